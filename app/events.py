@@ -14,6 +14,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.units import parse_bytes, parse_seconds
 
 from . import state
+from .jobs.fields import RequestError, number, price_from
 from .state import View
 from .views.frontier import FrontierData
 
@@ -201,15 +202,36 @@ def on_word(view: View, data: FrontierData, word: Any) -> View:
 
 
 def on_share(view: View, data: FrontierData, value: Any) -> View:
-    """Headroom in percent."""
-    if not is_number(value) or not 0 <= value <= 90:
-        return view
-    return replace(view, headroom=round(value / 100, 4))
+    """The view with a headroom in percent; an empty field is the usual one.
+
+    Raises:
+        NotUnderstoodError: it is no number, or out of bounds.
+    """
+    share = _typed_number(value, "headroom")
+    if share is None:
+        return replace(view, headroom=state.DEFAULT_HEADROOM)
+    if not 0 <= share <= 90:
+        raise NotUnderstoodError("between 0 and 90 %")
+    return replace(view, headroom=round(share / 100, 4))
 
 
 def on_price(view: View, data: FrontierData, value: Any) -> View:
-    """The view with a price of a device-hour; what is no price removes it."""
-    return replace(view, price=float(value) if is_number(value) and value > 0 else None)
+    """The view with a price of a device-hour; an empty field is an unknown one.
+
+    Raises:
+        NotUnderstoodError: it is no number, or out of bounds.
+    """
+    try:
+        return replace(view, price=price_from(value))
+    except RequestError as error:
+        raise NotUnderstoodError(str(error)) from error
+
+
+def _typed_number(value: Any, what: str) -> float | None:
+    try:
+        return number(value, what)
+    except RequestError as error:
+        raise NotUnderstoodError(str(error)) from error
 
 
 def on_options(view: View, data: FrontierData, value: Any) -> View:
@@ -236,8 +258,8 @@ def filtered(name: str) -> Callable[[View, FrontierData, Any], View]:
 
 
 EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
-    "budget": on_budget,
-    "target": on_target,
+    "budget-rest": on_budget,
+    "target-rest": on_target,
     "budget-text": on_budget_text,
     "target-text": on_target_text,
     "graph": on_click,

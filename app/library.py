@@ -17,6 +17,8 @@ from tensoropt.plan import Exploration, load_exploration
 from tensoropt.plan.device_sweep import FILE, folders_in
 from tensoropt.plan.verified import Verified, load_verified
 
+from .index import Curve, Head, Index
+
 READY_MADE = Path(__file__).parent / "data"
 CACHED = 8
 """Explorations kept in memory: a frontier of 20,000 points is about 100 MiB of Python objects."""
@@ -65,6 +67,7 @@ class Library:
         self._fixed = [Entry(f.name, f, "ready-made") for f in folders_in(ready_made)]
         self._jobs = jobs
         self._opened = opened
+        self._index = Index()
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[Path, int], Exploration] = OrderedDict()
         if opened is not None and not any(folders_in(opened)):
@@ -90,6 +93,14 @@ class Library:
         raise UnknownExplorationError(
             f"there is no exploration called '{key[:80]}' here any more; pick one from the list above"
         )
+
+    def head_of(self, entry: Entry) -> Head:
+        """What an exploration is of, without opening it; its fault where it cannot be read."""
+        return self._index.head(entry.folder)
+
+    def curve_of(self, entry: Entry) -> Curve:
+        """The points of an exploration as numbers; none where they cannot be read."""
+        return self._index.curve(entry.folder)
 
     def model_name(self, source: str) -> str:
         """What people call a model: its upload's or the zoo's name, or the last part of its file's."""
@@ -121,9 +132,24 @@ class Library:
             if (folder, stamp) in self._cache:
                 self._cache.move_to_end((folder, stamp))
                 return self._cache[folder, stamp]
-        found = load_exploration(folder)
+        found = _checked(load_exploration(folder), folder)
         with self._lock:
             self._cache[folder, stamp] = found
             while len(self._cache) > CACHED:
                 self._cache.popitem(last=False)
         return found
+
+
+def _checked(found: Exploration, folder: Path) -> Exploration:
+    """The exploration, if its pages can be drawn; raises :class:`TensorOptError` otherwise."""
+    try:
+        str(found.cluster["name"]), len(found.cluster["devices"])
+        if min(float(kind["memory_bytes"]) for kind in found.cluster["kinds"]) <= 0:
+            raise ValueError("a device without memory")
+        if any(not 0 <= point.space < len(found.spaces) for point in found.all_points):
+            raise ValueError("a point of no space")
+    except (KeyError, TypeError, ValueError) as error:
+        raise TensorOptError(
+            f"{folder.name} is damaged ({type(error).__name__}: {error}); explore again"
+        ) from error
+    return found

@@ -13,7 +13,10 @@ import logging
 from typing import Any
 
 from dash import Dash
+from dash.exceptions import DependencyException
 from flask import Flask, Response, request
+
+from .state import PAGES
 
 LOG = logging.getLogger("tensoropt_app")
 MAX_UPLOAD_BYTES = 512 * 2**20
@@ -34,6 +37,15 @@ POLICY = "; ".join(
         "form-action 'self'",
     )
 )
+CATCH_ALL = "/<path:path>"
+"""Dash's rule for addresses that are no other rule's."""
+NOWHERE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Not found · TensorOpt</title>
+<meta name="viewport" content="width=device-width"><style>:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 15vh auto; max-width: 32em; padding: 0 16px; }</style>
+<h1>There is no such page</h1>
+<p>The dashboard has four: <a href="/explore">Explore</a>, <a href="/frontier">Frontier</a>,
+<a href="/plan">Plan</a> and <a href="/export">Export</a>.</p></html>
+"""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -79,6 +91,19 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
             fault = callback_fault(request.get_data(cache=True), known)
             return _refused(400, fault) if fault else None
         return None
+
+    @server.before_request
+    def nowhere() -> Response | None:
+        # Dash answers every address that nothing else takes with its page.
+        rule = request.url_rule.rule if request.url_rule is not None else ""
+        if rule == CATCH_ALL and request.path.strip("/") not in PAGES:
+            return Response(NOWHERE, status=404, mimetype="text/html")
+        return None
+
+    @server.errorhandler(DependencyException)
+    def no_such_script(_: DependencyException) -> Response:
+        # Whoever asks for a script that no component has made the address up: not worth a traceback.
+        return _refused(404, "there is no such script")
 
     @server.after_request
     def harden(response: Response) -> Response:

@@ -11,9 +11,11 @@ from dash import Dash, html, set_props
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from tensoropt.errors import TensorOptError
+from tensoropt.version import __version__
 
 from . import downloads
 from .context import Context
+from .delivery import deliver, prepare
 from .jobs.manager import JobManager
 from .library import Library
 from .pages import shell
@@ -22,6 +24,7 @@ from .safety import LOG, is_loopback, protect
 
 TITLE = "TensorOpt"
 PORT = 8050
+ALIVE = "/alive"
 
 
 def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bool = False) -> Dash:
@@ -43,9 +46,16 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         on_error=_said,
     )
     app.layout = lambda: shell.layout(context)
+
+    @app.server.get(ALIVE)
+    def alive() -> dict[str, str]:
+        """Asked every few seconds by pages that are open; another version makes them load again."""
+        return {"version": __version__}
+
     shell.register(app, context)
     downloads.register(app, context)
     protect(app, any_host=any_host)
+    deliver(app)
     return app
 
 
@@ -96,12 +106,14 @@ def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = PO
     beyond = not is_loopback(host)
     jobs = JobManager()
     library = Library(folder, jobs.results, names=jobs.uploads.names)
+    app = create_app(library, jobs, any_host=beyond)
     try:
-        server = listen(create_app(library, jobs, any_host=beyond), host, port)
+        server = listen(app, host, port)
     except TensorOptError:
         jobs.close()
         raise
     address = f"http://{_shown(host)}:{server.server_port}/"
+    prepare(app)
     say(f"TensorOpt dashboard: {address}  (Ctrl-C ends it)")
     if beyond:
         say(

@@ -28,16 +28,51 @@ window.dash_clientside = window.dash_clientside || {};
     return pairs.length ? "?" + pairs.join("&") : "";
   }
 
-  // After which a question about the jobs is asked again though the last one has no answer.
-  const JOBS_PATIENCE_MS = 30000;
+  // After which a question about the jobs is asked again though the last one has no answer: an answer that was
+  // dropped must not stop the list, and a slow server must be heard at last.
+  const LEAST_PATIENCE_MS = 4000;
+  let patience = LEAST_PATIENCE_MS;
+
+  const STEP_MS = 1000; // changes closer together are one step of the browser's history
+  let wrote = 0;
+
+  // Dash hears of addresses that it wrote itself only.
+  window.addEventListener("popstate", () => {
+    const { pathname, search } = window.location;
+    window.dash_clientside.set_props("url", { pathname, search });
+  });
 
   window.dash_clientside.tensoropt = {
+    // What the browser's tab says: which page, and of what.
+    title: function (page, key, groups) {
+      const items = (groups || []).flatMap((group) => group.items || []);
+      const label = (items.find((item) => item.value === key) || {}).label;
+      const name = page ? page[0].toUpperCase() + page.slice(1) : "";
+      document.title = [name, page === "explore" ? "" : label, "TensorOpt"].filter(Boolean).join(" · ");
+      return SAME();
+    },
+
+    // What a person zoomed into, kept while the plot is drawn anew; nothing once all is shown again.
+    zoom: function (moved, kept) {
+      const plot = document.querySelector("#graph .js-plotly-plot");
+      const names = Object.keys(moved || {});
+      if (!plot || !plot._fullLayout || !names.some((n) => /^[xy]axis\./.test(n))) return SAME();
+      if (names.some((n) => n.endsWith("autorange"))) return null;
+      const { xaxis, yaxis, uirevision } = plot._fullLayout;
+      return { x: xaxis.range.slice(), y: yaxis.range.slice(), of: uirevision };
+    },
+
     // Each second, but one question at a time: a browser drops the answer to a question that was asked again, so
     // that a server slower than the clock would never be heard.
     ask: function (ticks, told, asked) {
-      const open = asked && told !== asked.n;
-      if (open && Date.now() - asked.at < JOBS_PATIENCE_MS) return SAME();
-      return { n: ticks, at: Date.now() };
+      const now = Date.now();
+      if (asked && told !== asked.n) {
+        if (now - asked.at < patience) return SAME();
+        patience *= 2;
+      } else if (asked) {
+        patience = LEAST_PATIENCE_MS;
+      }
+      return { n: ticks, at: now };
     },
 
     scheme: function (clicks, chosen) {
@@ -82,8 +117,13 @@ window.dash_clientside = window.dash_clientside || {};
       const search = query(state);
       const here = window.location.pathname + search;
       if (window.location.pathname + window.location.search !== here) {
-        window.history.replaceState(window.history.state, "", here);
+        // A place to come back to: not the page's own first words, nor every step of what goes on quickly.
+        const now = Date.now();
+        const step = wrote && now - wrote > STEP_MS;
+        window.history[step ? "pushState" : "replaceState"](window.history.state, "", here);
+        wrote = now;
       }
+      wrote = wrote || Date.now();
       return [search, "/explore" + search, "/frontier" + search, "/plan" + search, "/export" + search];
     },
   };
@@ -114,6 +154,15 @@ window.dash_clientside = window.dash_clientside || {};
     send();
     return SAME();
   };
+
+  // The server is there again: what had no answer is asked once more, jobs included.
+  window.addEventListener("tensoropt-back", () => {
+    waiting = 0;
+    patience = LEAST_PATIENCE_MS;
+    pressed += 1;
+    window.dash_clientside.set_props("key", { data: { step: 0, word: "", n: pressed } });
+    window.dash_clientside.set_props("asked", { data: { n: -pressed, at: Date.now() } });
+  });
 
   document.addEventListener("keydown", (event) => {
     if (document.documentElement.dataset.page !== "frontier") return;

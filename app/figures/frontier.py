@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,20 @@ def frontier_figure(data: FrontierData, view: View, scheme: str) -> Json:
         *selection_traces(data, view, colours),
     ]
     return {"data": traces, "layout": _layout(data, view, on_line, colours)}
+
+
+def zoomed(figure: Json, zoom: Any) -> Json:
+    """The plot with what a person zoomed into, where the axes are still those.
+
+    Plotly itself keeps a zoom only while the ranges that it is given stay the same; lines below the frontier
+    change them.
+    """
+    if isinstance(zoom, Mapping) and zoom.get("of") == figure["layout"]["uirevision"]:
+        for name in ("x", "y"):
+            ends = zoom.get(name)
+            if isinstance(ends, list) and len(ends) == 2 and all(isinstance(e, (int, float)) for e in ends):
+                figure["layout"][f"{name}axis"]["range"] = ends
+    return figure
 
 
 def _banded(data: FrontierData, view: View) -> bool:
@@ -232,12 +246,12 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         colours,
         xaxis={
             **_axis(f"memory per device, {data.units.memory.name}", colours),
-            "type": _scale(view.log_x),
+            **_scale(view.log_x),
             "range": _range(xs.min(), right, view.log_x),
         },
         yaxis={
             **_axis(f"time per step, {data.units.time.name}", colours),
-            "type": _scale(view.log_y),
+            **_scale(view.log_y),
             "range": _range(low_y, ys.max(), view.log_y, above=0.1 if view.marks else 0.05),
         },
         dragmode="zoom",
@@ -252,8 +266,9 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
     )
 
 
-def _scale(log: bool) -> str:
-    return "log" if log else "linear"
+def _scale(log: bool) -> Json:
+    # With a format, Plotly writes ticks between powers of ten as 20 and 30; without one, as a small 2 and 3.
+    return {"type": "log", "tickformat": ",~r"} if log else {"type": "linear"}
 
 
 def _axis(title: str, colours: Palette) -> Json:

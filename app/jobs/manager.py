@@ -26,6 +26,8 @@ from .uploads import Uploads
 from .worker import data_folder, run
 
 SAVE_EVERY_S = 1.0
+KEPT_S = 600.0
+"""For so long a forgotten job can be brought back."""
 MOST_RUNNING = 2
 """Jobs at a time; one that measures this machine's ranks runs alone, or its figures would be wrong."""
 
@@ -60,6 +62,12 @@ class JobManager:
         self._running: dict[str, _Running] = {}
         self._jobs: dict[str, Job] = {}
         self._closed = False
+        self.forgotten_folder = self.root / "forgotten"
+        self._forgotten: dict[str, tuple[Job, float]] = {}
+        # Left by a dashboard that was killed: nobody can bring it back any more.
+        for child in self.forgotten_folder.glob("*"):
+            if time.time() - child.stat().st_ctime > KEPT_S:
+                shutil.rmtree(child, ignore_errors=True)
         for child in self.folder.iterdir():
             job = read_job(child)
             if job is not None:
@@ -137,16 +145,50 @@ class JobManager:
         kill_tree(running.process.pid)
 
     def forget(self, id: str) -> None:
-        """Delete a job that has ended, with its folder."""
+        """Take a job that has ended out of the list; :meth:`restore` brings it back for a while."""
         with self._lock:
             job = self._jobs.get(id)
             if job is None or job.active:
                 return
+            try:
+                self.forgotten_folder.mkdir(exist_ok=True)
+                (self.folder / id).rename(self.forgotten_folder / id)
+            except OSError as error:
+                raise TensorOptError(
+                    f"'{job.title}' is not forgotten: {self.folder / id} cannot be moved ({error.strerror})"
+                ) from error
             del self._jobs[id]
-        shutil.rmtree(self.folder / id, ignore_errors=True)
+            self._forgotten[id] = (job, time.time())
+        self._delete_forgotten(KEPT_S)
+
+    def forgotten(self) -> list[Job]:
+        """Jobs that :meth:`restore` can bring back, the last one first."""
+        self._delete_forgotten(KEPT_S)
+        with self._lock:
+            found = sorted(self._forgotten.values(), key=lambda item: item[1], reverse=True)
+            return [job for job, _ in found]
+
+    def restore(self, id: str) -> None:
+        """Bring a forgotten job back, with its folder; nothing for one that is not known."""
+        with self._lock:
+            job, _ = self._forgotten.pop(id, (None, 0.0))
+            if job is None:
+                return
+            (self.forgotten_folder / id).rename(self.folder / id)
+            self._jobs[id] = job
+
+    def _delete_forgotten(self, kept_s: float) -> None:
+        """Delete what was forgotten longer ago."""
+        with self._lock:
+            old = [id for id, (_, since) in self._forgotten.items() if time.time() - since >= kept_s]
+            for id in old:
+                del self._forgotten[id]
+        for id in old:
+            shutil.rmtree(self.forgotten_folder / id, ignore_errors=True)
 
     def close(self) -> None:
-        """End what runs; called when the server ends."""
+        """End what runs, and delete what was forgotten; called when the server ends."""
+        self._delete_forgotten(0.0)
         with self._lock:
             self._closed = True
             running = list(self._running.values())

@@ -11,17 +11,14 @@ from typing import Any, Protocol
 
 from tensoropt.cluster import list_clusters, list_devices, list_links, load_cluster
 from tensoropt.cluster.files import cluster_from
-from tensoropt.errors import TensorOptError
 from tensoropt.planners import ENTRIES
 from tensoropt.zoo import list_models
 
+from . import fields
+from .fields import RequestError
+
 CLUSTER_FILE = "cluster.json"
 MOST_RANKS = 64
-MOST_DEVICES = 1024
-
-
-class RequestError(TensorOptError):
-    """A form that cannot be started; says which field and what would do."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,23 @@ class Hardware:
         """Whether it is ranks of this machine, which are measured."""
         return self.name == "local"
 
+    @property
+    def title(self) -> str:
+        """What people read: the preset, and what was changed of it."""
+        if self.is_local:
+            return f"cpu:{self.per_node}"
+        plain = Hardware.of(self.name)
+        found = [self.name]
+        if (self.kind, self.per_node) != (plain.kind, plain.per_node):
+            found.append(f"{self.per_node} × {self.kind}")
+        if self.nodes != plain.nodes:
+            found.append(f"{self.nodes} nodes")
+        links = {"inside": (self.inside, plain.inside), "between nodes": (self.between, plain.between)}
+        found += [f"{link} {where}" for where, (link, usual) in links.items() if link and link != usual]
+        if self.price != plain.price and self.price is not None:
+            found.append(f"at {self.price:g} per device-hour")
+        return ", ".join(found)
+
     def argument(self, folder: Path) -> str:
         """What follows ``--cluster``; an edited cluster is written into ``folder`` first.
 
@@ -90,9 +104,10 @@ class Hardware:
 
     def described(self) -> dict[str, Any]:
         """In the format of a cluster file."""
-        if self.nodes * self.per_node > MOST_DEVICES:
+        if self.nodes * self.per_node > fields.MOST_DEVICES:
             raise RequestError(
-                f"{self.nodes} nodes of {self.per_node} are more than {MOST_DEVICES} devices; take fewer"
+                f"{self.nodes} nodes of {self.per_node} are more than {fields.MOST_DEVICES} devices; "
+                "take fewer"
             )
         device: dict[str, Any] = {"kind": self.kind, "count": self.per_node}
         if self.price is not None:
@@ -122,6 +137,14 @@ class Wanted(Protocol):
         ...
 
 
+IN_TITLE = {
+    "--mode": "{}", "--optimizer": "{}", "--dtype": "{}", "--dim": "{}", "--output": "up to {}",
+    "--micro-batches": "{} micro-batches", "--epsilon": "gap {}", "--max-points": "{} points kept",
+}  # fmt: skip
+"""How an option reads in a title, where its own name would say less."""
+USUAL_GAP = ("--epsilon", "0.001")
+
+
 @dataclass(frozen=True)
 class Request:
     """One exploration to run.
@@ -143,11 +166,17 @@ class Request:
 
     @property
     def title(self) -> str:
-        """What people read: the model, where, and on how many devices."""
-        where = f"cpu:{self.hardware.per_node}" if self.hardware.is_local else self.hardware.name
-        nodes = f" × {self.hardware.nodes}" if self.hardware.nodes > 1 else ""
-        sizes = f", {self.devices} devices" if self.devices else ""
-        return f"{self.label} on {where}{nodes}{sizes}"
+        """What people read: the model, where, and all that is not at its default."""
+        found = [f"{self.label} on {self.hardware.title}"]
+        if self.devices:
+            found.append(f"on {self.devices} devices")
+        for name, value in zip(self.options[::2], self.options[1::2], strict=True):
+            if (name, value) == USUAL_GAP:
+                continue
+            found.append(IN_TITLE.get(name, f"{name.removeprefix('--')} {{}}").format(value))
+        if self.planners:
+            found.append(f"beside {', '.join(self.planners)}")
+        return " · ".join(found)
 
     @property
     def measures(self) -> bool:
@@ -217,7 +246,7 @@ def hardware_from(form: Mapping[str, Any]) -> Hardware:
     """
     name = form.get("cluster")
     if name == "local":
-        return Hardware("local", "CPU", _count(form.get("per_node"), "ranks", MOST_RANKS), 1, "", "")
+        return Hardware("local", "CPU", fields.count(form.get("per_node"), "ranks", MOST_RANKS), 1, "", "")
     if name not in list_clusters():
         raise RequestError("choose a cluster from the list")
     kind = form.get("kind")
@@ -226,15 +255,14 @@ def hardware_from(form: Mapping[str, Any]) -> Hardware:
     for field in ("inside", "between"):
         if form.get(field) and form[field] not in list_links():
             raise RequestError("choose links from the list")
-    price = form.get("price")
     return Hardware(
         name=str(name),
         kind=str(kind),
-        per_node=_count(form.get("per_node"), "devices per node", MOST_DEVICES),
-        nodes=_count(form.get("nodes"), "nodes", MOST_DEVICES),
+        per_node=fields.count(form.get("per_node"), "devices per node", fields.MOST_DEVICES),
+        nodes=fields.count(form.get("nodes"), "nodes", fields.MOST_DEVICES),
         inside=str(form.get("inside") or ""),
         between=str(form.get("between") or ""),
-        price=float(price) if isinstance(price, (int, float)) and price > 0 else None,
+        price=fields.price_from(form.get("price")),
     )
 
 
@@ -258,10 +286,9 @@ def request_from(form: Mapping[str, Any], uploads: Mapping[str, tuple[Path, str]
         label = source.removeprefix("zoo:")
         if label not in {m.name for m in list_models()}:
             raise RequestError("choose a model from the list, or upload an ONNX file")
-        options = []
-        if form.get("batch") not in (None, ""):
-            options = ["--batch", str(_count(form["batch"], "the batch", 10**6))]
-    planners, devices = planners_from(form.get("planners")), _devices(form.get("devices"))
+        batch = fields.batch(form.get("batch"))
+        options = [] if batch is None else ["--batch", str(batch)]
+    planners, devices = planners_from(form.get("planners")), fields.device_counts(form.get("devices"))
     if planners and devices:
         raise RequestError(
             "planners run beside one number of devices; leave either them or the numbers of devices empty"
@@ -284,12 +311,9 @@ LOSSES = ("auto", "cross_entropy", "mean", "mse")
 def _onnx_options(form: Mapping[str, Any], training: bool) -> list[str]:
     """``--dim``, ``--output`` and ``--loss`` of an uploaded file."""
     options = []
-    # Checked against a pattern, as the words become arguments of a command line: none may begin with a dash.
-    for dim in _words(form.get("dims")):
-        if not re.fullmatch(r"[A-Za-z_][\w.\-]{0,60}(\[\d\])?=[1-9]\d{0,8}", dim):
-            raise RequestError(f"'{dim[:80]}' is not a size of an input's dim; write for example batch=8")
+    for dim in fields.dims(form.get("dims")):
         options += ["--dim", dim]
-    for tensor in _words(form.get("outputs")):
+    for tensor in fields.words(form.get("outputs")):
         if not re.fullmatch(r"[\w./:]{1,120}", tensor) or tensor.startswith("-"):
             raise RequestError(f"'{tensor[:80]}' is not the name of a tensor of the file")
         options += ["--output", tensor]
@@ -309,42 +333,13 @@ def _search_options(form: Mapping[str, Any]) -> list[str]:
         # Defaults are left out, so that the command that people copy stays short.
         if value != values[0]:
             options += [f"--{name}", value]
-    micro = str(form.get("micro") or "auto").replace(" ", "")
-    if not re.fullmatch(rf"auto|{NUMBERS}", micro):
-        raise RequestError(f"micro-batches '{micro[:40]}' are neither auto nor a list such as 1,2,4")
+    micro = fields.micro_batches(form.get("micro"))
     if micro != "auto":
         options += ["--micro-batches", micro]
-    epsilon = form.get("epsilon")
-    if epsilon not in (None, ""):
-        if not isinstance(epsilon, (int, float)) or isinstance(epsilon, bool) or not 0 <= epsilon < 100:
-            raise RequestError("the allowed gap is between 0 and 100 %; 0.1 is the usual one, 0 is exact")
+    epsilon = fields.epsilon(form.get("epsilon"))
+    if epsilon is not None:
         options += ["--epsilon", f"{epsilon / 100:.6g}"]
-    if form.get("max_points") not in (None, ""):
-        points = _count(form["max_points"], "points kept", 10**6)
-        if points < 2:
-            raise RequestError("points kept: at least 2")
+    points = fields.max_points(form.get("max_points"))
+    if points is not None:
         options += ["--max-points", str(points)]
     return options
-
-
-NUMBERS = r"[1-9]\d{0,4}(,[1-9]\d{0,4}){0,15}"
-
-
-def _devices(value: Any) -> str:
-    text = str(value or "").replace(" ", "")
-    if text and not re.fullmatch(rf"auto|{NUMBERS}", text):
-        raise RequestError(f"numbers of devices '{text[:40]}' are neither auto nor a list such as 1,2,4")
-    return text
-
-
-def _count(value: Any, what: str, most: int) -> int:
-    # JSON's true is an int to Python, and NaN is unequal to itself.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value % 1:
-        raise RequestError(f"{what}: give a whole number")
-    if not 1 <= value <= most:
-        raise RequestError(f"{what}: between 1 and {most:,}")
-    return int(value)
-
-
-def _words(value: Any) -> list[str]:
-    return [w for w in re.split(r"[,\s]+", str(value or "")) if w][:32]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import dash_mantine_components as dmc
 from dash import Dash, dcc, html
@@ -14,8 +14,8 @@ from ..jobs.manager import JobManager
 from ..jobs.request import CHOICES, LOSSES
 from ..safety import MAX_UPLOAD_BYTES
 from ..views.jobs import models
-from . import explore_callbacks
-from .parts import CLEAR, aria, panel, planner_choice
+from . import explore_callbacks, job_list
+from .parts import CLEAR, aria, number_field, panel, planner_choice
 
 COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
 
@@ -30,7 +30,7 @@ def layout(context: Context) -> Any:
             html.H1("Explore", className="unseen"),
             dcc.Interval(id="tick", interval=1000),
             html.Div(
-                [form, html.Div([panel(html.Div(id="jobs"), title="Jobs")], className="stack")],
+                [form, html.Div([panel(job_list.layout(), title="Jobs")], className="stack jobs-column")],
                 className="explore-columns",
             ),
         ]
@@ -41,16 +41,22 @@ def _model(jobs: JobManager) -> Any:
     return panel(
         dmc.Select(
             id="model", label="Model", data=models(jobs.uploads.known()), value="zoo:gpt2-tiny",
-            searchable=True, allowDeselect=False, nothingFoundMessage="no model by that name",
+            searchable=True, clearSearchOnFocus=True, allowDeselect=False,
+            nothingFoundMessage="no model by that name",
         ),
         html.P(id="model-said", className="hint"),
-        dcc.Upload(
-            html.Div(["Drop an ONNX file here, or ", html.Span("choose one", className="linklike")]),
-            id="upload", className="upload", max_size=MAX_UPLOAD_BYTES, multiple=False, accept=".onnx",
+        html.Div(
+            dcc.Upload(
+                html.Div(["Drop an ONNX file here, or ", html.Span("choose one", className="linklike")]),
+                id="upload", className="upload", max_size=MAX_UPLOAD_BYTES, min_size=1, multiple=False,
+                accept=".onnx",
+            ),
+            id="upload-place",
+            **cast(Any, {"data-most-bytes": str(MAX_UPLOAD_BYTES)}),
         ),
         html.Div(id="upload-said", **aria(live="polite")),
         html.Div(
-            dmc.NumberInput(id="batch", label="Batch", min=1, placeholder="the model's own", w=180),
+            number_field("batch", "Batch", placeholder="the model's own", w=180),
             id="zoo-fields",
             className="fields",
         ),
@@ -89,6 +95,7 @@ def _cluster() -> Any:
     return panel(
         dmc.Select(
             id="cluster", label="Preset", value="dgx-h100", allowDeselect=False, searchable=True,
+            clearSearchOnFocus=True,
             data=[
                 {"group": "Here", "items": [{"value": "local", "label": "local: CPU ranks of this machine"}]},
                 {"group": "Presets", "items": [{"value": n, "label": n} for n in names]},
@@ -98,10 +105,10 @@ def _cluster() -> Any:
             [
                 dmc.Select(
                     id="kind", label="Device", data=list(list_devices()), searchable=True, w=170,
-                    allowDeselect=False,
+                    clearSearchOnFocus=True, allowDeselect=False,
                 ),
-                dmc.NumberInput(id="per-node", label="per node", min=1, value=8, w=100),
-                dmc.NumberInput(id="nodes", label="Nodes", min=1, value=1, w=90),
+                number_field("per-node", "per node", value="8", w=100),
+                number_field("nodes", "Nodes", value="1", w=90),
             ],
             className="row fields",
         ),
@@ -111,10 +118,7 @@ def _cluster() -> Any:
                            clearButtonProps=CLEAR),
                 dmc.Select(id="between", label="between nodes", data=links, clearable=True, w=170,
                            clearButtonProps=CLEAR),
-                dmc.NumberInput(
-                    id="device-price", label="Price per device-hour", min=0, placeholder="unknown", w=170,
-                    decimalScale=4,
-                ),
+                number_field("device-price", "Price per device-hour", placeholder="unknown", w=170),
             ],
             className="row fields",
         ),
@@ -143,8 +147,8 @@ def _options() -> Any:
         html.Div(
             [
                 dmc.TextInput(id="micro", label="Micro-batches", value="auto", w=130),
-                dmc.NumberInput(id="epsilon", label="Allowed gap, %", value=0.1, min=0, step=0.1, w=130),
-                dmc.NumberInput(id="max-points", label="Points kept", min=2, placeholder="all", w=120),
+                number_field("epsilon", "Allowed gap, %", value="0.1", w=130),
+                number_field("max-points", "Points kept", placeholder="all", w=120),
                 dmc.TextInput(
                     id="devices", label="Also on fewer devices", placeholder="auto, or 1,2,4", w=170
                 ),
@@ -162,7 +166,7 @@ def _start() -> Any:
             dmc.Button("Explore", id="start", size="md"),
             html.Div(id="start-said", className="grow", **aria(live="polite")),
         ],
-        className="row",
+        className="row start-bar",
     )
 
 

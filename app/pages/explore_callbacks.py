@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, html, no_update
 
 from tensoropt.cluster import list_clusters
 from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
 
 from ..context import Context
+from ..jobs.fields import CHECKS, faults
 from ..jobs.manager import JobManager
 from ..jobs.request import Hardware, hardware_from, request_from
-from ..views.jobs import JobCard, job_card, model_words, models
-from . import parts
-from .parts import aria, copyable, empty, note
+from ..views.jobs import model_words, models
+from . import job_list, parts
+from .parts import note
 
 FORM = {
     "model": "model", "batch": "batch", "dims": "dims", "cluster": "cluster", "kind": "kind",
@@ -28,11 +27,10 @@ FORM = {
     "outputs": "outputs",
 }  # fmt: skip
 """Field of the form -> id of its control."""
-SHOWN_JOBS = 30
 
 
 def register(app: Dash, context: Context) -> None:
-    _register_jobs(app, context)
+    job_list.register(app, context)
     if context.jobs is not None:
         _register_form(app, context.jobs)
 
@@ -46,13 +44,22 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
     def preset(name: Any) -> Any:
         """A preset fills the fields; they may be edited then."""
         if name == "local":
-            return None, len(available_cores()), 1, None, None, "", *[True] * 5
+            return None, str(len(available_cores())), "1", None, None, "", *[True] * 5
         if name not in list_clusters():
             return (no_update,) * 11
         found = Hardware.of(name)
-        price = "" if found.price is None else found.price
-        filled = (found.kind, found.per_node, found.nodes, found.inside or None, found.between or None, price)
-        return *filled, *[False] * 5
+        price = "" if found.price is None else f"{found.price:g}"
+        links = found.inside or None, found.between or None
+        return found.kind, str(found.per_node), str(found.nodes), *links, price, *[False] * 5
+
+    @app.callback(
+        *(Output(FORM[name], "error") for name in CHECKS),
+        *(Input(FORM[name], "value") for name in CHECKS),
+    )
+    def check(*values: Any) -> Any:
+        """The rule that what was typed breaks, beside it."""
+        found = faults(dict(zip(CHECKS, values, strict=True)))
+        return tuple(found[name] or None for name in CHECKS)
 
     @app.callback(Output("cluster-said", "children"), *(Input(FORM[n], "value") for n in _CLUSTER))
     def say(*values: Any) -> Any:
@@ -114,92 +121,10 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
             job = jobs.submit(request)
         except TensorOptError as error:
             return note(str(error), "error")
-        return note(f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}.")
+        words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
+        # On a narrow screen the list stands below the form.
+        link = html.A("Show it", href=f"#job-{job.id}")
+        return html.Div([words, link], className="note note-info", role="status")
 
 
 _CLUSTER = ("cluster", "kind", "per_node", "nodes", "inside", "between", "price")
-
-
-def _register_jobs(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("jobs", "children"),
-        Output("finished", "data"),
-        Output("told", "data"),
-        Input("asked", "data"),
-        Input("page", "data"),
-        Input({"job": ALL, "do": ALL}, "n_clicks"),
-        State("finished", "data"),
-    )
-    def report(question: Any, page: Any, clicks: Any, finished: Any) -> Any:
-        """Every second while the page is shown; the list of explorations follows what has finished."""
-        asked = ctx.triggered_id
-        # A button that has just been made fires as well, without a click.
-        if context.jobs is not None and isinstance(asked, dict) and any(t["value"] for t in ctx.triggered):
-            if asked.get("do") == "cancel":
-                context.jobs.cancel(str(asked.get("job")))
-            elif asked.get("do") == "forget":
-                context.jobs.forget(str(asked.get("job")))
-        jobs = context.jobs.jobs() if context.jobs is not None else []
-        done = [j.id for j in jobs if j.state == "done"]
-        news = no_update if done == finished else done
-        number = question.get("n") if isinstance(question, dict) else None
-        if page != "explore":
-            return no_update, news, number
-        if not jobs:
-            return empty("No jobs yet", "Choose a model and a cluster, then press Explore."), news, number
-        now = time.time()
-        assert context.jobs is not None
-        manager, left = context.jobs, context.jobs.results()
-        cards = []
-        for job in jobs[:SHOWN_JOBS]:
-            keys = tuple(key for key, _ in left if key.startswith(f"job-{job.id}"))
-            cards.append(_card(job_card(job, now, keys), manager.log(job.id)))
-        return cards, news, number
-
-
-def _card(job: JobCard, log: str) -> Any:
-    buttons: list[Any] = []
-    if job.results:
-        words = "open the frontier" if len(job.results) == 1 else f"open {len(job.results)} frontiers"
-        buttons.append(dcc.Link(words, href=f"/frontier?x={job.results[-1]}", className="open"))
-    if job.active:
-        buttons.append(_button("cancel", job.id))
-    else:
-        buttons.append(_button("forget", job.id))
-    stages = [
-        html.Div(
-            [
-                html.Span(stage.name, className="stage-name"),
-                dmc.Progress(
-                    value=100 * stage.share, size="sm", **aria(label=f"{stage.name}: {stage.words}")
-                ),
-                html.Span(stage.words, className="muted small"),
-            ],
-            className="stage",
-        )
-        for stage in job.stages
-    ]
-    return html.Article(
-        [
-            html.Div(
-                [html.Strong(job.title), html.Span(job.words, className=f"state state-{job.state}"),
-                 html.Span(className="grow"), *buttons],
-                className="row tight",
-            ),
-            note(job.error, "error"),
-            *stages,
-            html.Details(
-                [
-                    html.Summary("log and command"),
-                    copyable(job.command, "the command", f"job-command-{job.id}"),
-                    html.Pre(log or "nothing yet", className="log", tabIndex=0),
-                ]
-            ),
-        ],
-        className="job",
-        key=job.id,
-    )  # fmt: skip
-
-
-def _button(what: str, job: str) -> Any:
-    return dmc.Button(what, id={"job": job, "do": what}, size="compact-xs", variant="default")

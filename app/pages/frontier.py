@@ -9,9 +9,10 @@ import dash_mantine_components as dmc
 from dash import Dash, dcc, html
 
 from ..context import Context
+from ..figures import frontier as drawing
 from ..figures.palette import GRAPH_CONFIG
 from . import frontier_callbacks, planners
-from .parts import CLEAR, aria, panel
+from .parts import CLEAR, aria, number_field, panel
 
 OPTIONS = (
     ("log_x", "log memory"),
@@ -20,6 +21,14 @@ OPTIONS = (
     ("band", "certificate"),
     ("marks", "planners"),
 )
+
+PLACES = {
+    "dots": [drawing.FITS, drawing.OVER],
+    "selected": drawing.SELECTED,
+    "budget": drawing.BUDGET,
+    "target": drawing.TARGET,
+}
+"""Where the browser finds what a slider moves before the server is asked."""
 
 
 def layout(context: Context) -> Any:
@@ -30,6 +39,9 @@ def layout(context: Context) -> Any:
             dcc.Store(id="handled"),
             dcc.Store(id="filled"),
             dcc.Store(id="fired"),
+            dcc.Store(id="places", data=PLACES),
+            dcc.Store(id="zoom"),
+            *(dcc.Store(id=f"{name}-{what}") for name in ("budget", "target") for what in ("slid", "rest")),
             html.Div(
                 [
                     html.Div(
@@ -127,12 +139,9 @@ def _limits() -> Any:
         _limit("target", "Time target"),
         html.Div(
             [
-                dmc.NumberInput(
-                    id="headroom", label="Headroom, %", min=0, max=90, step=1, size="xs", value=5, w=104
-                ),
-                dmc.NumberInput(
-                    id="price", label="Price per device-hour", min=0, step=0.1, size="xs", w=150,
-                    placeholder="unknown", decimalScale=4,
+                number_field("headroom", "Headroom, %", value="5", size="xs", w=104, debounce=True),
+                number_field(
+                    "price", "Price per device-hour", size="xs", w=150, placeholder="unknown", debounce=True
                 ),
             ],
             className="row",

@@ -45,7 +45,10 @@ def register(app: Dash, context: Context) -> None:
 BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
 )  # fmt: skip
-FIELDS = ("budget", "target", "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices")
+LIMITS = ("budget", "target")
+FIELDS = (*LIMITS, "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices")
+TYPED = ("budget-text", "target-text", "headroom", "price")
+"""Controls whose text may break a rule, which is said beside them."""
 SECOND = {"graph": events.on_click, "points": events.on_row}
 """Controls that pick the compared point while clicks compare."""
 
@@ -54,14 +57,28 @@ def _register_events(app: Dash, context: Context) -> None:
     inputs = [
         Input("url", "search"),
         Input("exploration", "value"),
-        *(Input(name, "value") for name in FIELDS),
-        *(Input(f"{name}-text", fired) for name in ("budget", "target") for fired in ("n_submit", "n_blur")),
+        *(Input(f"{name}-rest", "data") for name in LIMITS),
+        *(Input(name, "value") for name in FIELDS if name not in LIMITS),
+        *(Input(f"{name}-text", fired) for name in LIMITS for fired in ("n_submit", "n_blur")),
         Input("graph", "clickData"),
         Input("points", "cellClicked"),
         Input("points", "eventData"),
         Input("key", "data"),
         *(Input(name, "n_clicks") for name in BUTTONS),
     ]
+
+    for name in LIMITS:
+        # While a slider is dragged the browser alone answers; it asks the server when the slider rests.
+        app.clientside_callback(
+            ClientsideFunction("limits", name),
+            Output(f"{name}-slid", "data"),
+            Input(name, "value"),
+            State("filled", "data"),
+            State("places", "data"),
+            State(name, "max"),
+            State(name, "step"),
+            prevent_initial_call=True,
+        )
 
     app.clientside_callback(
         ClientsideFunction("tensoropt", "fired"),
@@ -73,8 +90,7 @@ def _register_events(app: Dash, context: Context) -> None:
 
     @app.callback(
         Output("state", "data"),
-        Output("budget-text", "error"),
-        Output("target-text", "error"),
+        *(Output(name, "error") for name in TYPED),
         Output("answered", "data"),
         Output("handled", "data"),
         inputs,
@@ -95,7 +111,7 @@ def _register_events(app: Dash, context: Context) -> None:
         if kept is None or "url" in fired:
             opened = _from_url(context, values[0])
             news = no_update if kept is not None and opened == view_of(kept) else stored(opened)
-            return news, None, None, _number(fired.get("key")), now
+            return news, *[None] * len(TYPED), _number(fired.get("key")), now
         view = view_of(kept)
         if fired.get("exploration"):
             view = _opened(context, state.open_exploration(view, str(fired["exploration"])))
@@ -106,7 +122,8 @@ def _register_events(app: Dash, context: Context) -> None:
         return (
             # Not written when nothing changed, or controls that follow the state would fire in a circle.
             no_update if view == view_of(kept) else stored(view),
-            *(errors.get(name) for name in typed),
+            # What is wrong stays said until its field is changed, by a person or by the view that it follows.
+            *(errors.get(name) if name in fired or view != view_of(kept) else no_update for name in TYPED),
             _number(fired.get("key")),
             now,
         )
@@ -218,7 +235,7 @@ def _register_controls(app: Dash, context: Context) -> None:
             *(no_update if old == wanted[n] else wanted[n] for n, old in zip(controls, values, strict=True)),
             *(no_update if old == ranges[n] else ranges[n] for n, old in zip(scales, limits, strict=True)),
             *(data.filters()[n.removeprefix("filter-")] for n in filters),
-            {f"{n}.value": wanted[n] for n in controls},
+            {f"{n}.value": wanted[n] for n in controls} | {f"{n}-rest.data": wanted[n] for n in LIMITS},
         )
 
 
@@ -236,8 +253,8 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
         values[f"{name}-text"] = "" if limit is None else unit.text(limit).replace(",", "")
     values |= {
         "exploration": view.exploration,
-        "headroom": round(100 * view.headroom, 2),
-        "price": "" if view.price is None else view.price,
+        "headroom": f"{round(100 * view.headroom, 2):g}",
+        "price": "" if view.price is None else f"{view.price:.10g}",
         "options": events.options_of(view),
         "filter-mesh": view.mesh or None,
         "filter-micro": view.micro or None,
@@ -247,6 +264,14 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
 
 
 def _register_plot(app: Dash, context: Context) -> None:
+    app.clientside_callback(
+        ClientsideFunction("tensoropt", "zoom"),
+        Output("zoom", "data"),
+        Input("graph", "relayoutData"),
+        State("zoom", "data"),
+        prevent_initial_call=True,
+    )
+
     @app.callback(
         Output("graph", "figure"),
         Output("points", "rowData"),
@@ -259,8 +284,9 @@ def _register_plot(app: Dash, context: Context) -> None:
         State("state", "data"),
         State("drawn", "data"),
         State("points", "columnDefs"),
+        State("zoom", "data"),
     )
-    def draw(frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, columns: Any) -> Any:
+    def draw(frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, columns: Any, zoom: Any) -> Any:
         key = [frame, scheme]
         view = view_of(kept)
         data = context.frontier(view) if page == "frontier" and kept else None
@@ -268,7 +294,7 @@ def _register_plot(app: Dash, context: Context) -> None:
         # once.
         if data is None or drawn == key:
             return (no_update,) * 5
-        figure = drawing.frontier_figure(data, view, str(scheme))
+        figure = drawing.zoomed(drawing.frontier_figure(data, view, str(scheme)), zoom)
         rows = table_rows(data, view)
         count = f"{len(rows):,} of {plural(len(data), 'point')}"
         return figure, rows, _column_units(columns, data, view), count, key

@@ -31,6 +31,15 @@ def planner_choice(id: str, label: str, chosen: Sequence[str] = ()) -> Any:
     )  # fmt: skip
 
 
+def number_field(id: str, label: str, *, value: str = "", placeholder: str = "", **more: Any) -> Any:
+    """A field for a number, which keeps what was typed.
+
+    Not Mantine's NumberInput: it drops letters as they are typed, so that 1e9 becomes 19, and moves what is
+    out of bounds to the next bound; here the rule is said instead.
+    """
+    return dmc.TextInput(id=id, label=label, value=value, placeholder=placeholder, **more)
+
+
 def panel(*children: Any, title: str = "", id: str = "", names: str = "") -> html.Section:
     """A titled card."""
     head = [html.H2(title, className="panel-title")] if title else []

@@ -11,9 +11,10 @@ from tensoropt.errors import TensorOptError
 from tensoropt.report.detail import recorded_of
 
 from ..context import Context
+from ..jobs.fields import RequestError
 from ..jobs.manager import JobManager
 from ..jobs.record import Job
-from ..jobs.request import Beside, RequestError, planners_from
+from ..jobs.request import Beside, planners_from
 from ..state import View
 from ..views.library import title_of
 from ..views.planners import planner_rows

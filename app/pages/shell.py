@@ -38,6 +38,7 @@ def layout(context: Context) -> Any:
         dcc.Store(id="finished"),
         dcc.Store(id="asked"),
         dcc.Store(id="told"),
+        dcc.Store(id="titled"),
         dcc.Store(id="chosen-scheme", storage_type="local"),
     ]
     pages = {
@@ -51,6 +52,7 @@ def layout(context: Context) -> Any:
             *stores,
             html.A("Skip to content", href="#content", className="skip"),
             _header(),
+            html.Div(id="connection", role="alert", hidden=True, className="note note-error connection"),
             html.Div(id="problem", role="alert", **aria(live="assertive")),
             html.Main(
                 [html.Div(body, id=f"page-{name}", className="page") for name, body in pages.items()],
@@ -83,6 +85,7 @@ def _header() -> html.Header:
                 id="exploration",
                 data=[],
                 searchable=True,
+                clearSearchOnFocus=True,
                 allowDeselect=False,
                 placeholder="no exploration yet",
                 nothingFoundMessage="nothing by that name",
@@ -119,6 +122,13 @@ def register(app: Dash, context: Context) -> None:
         Input("tick", "n_intervals"),
         State("told", "data"),
         State("asked", "data"),
+    )
+    browser(
+        "title",
+        Output("titled", "data"),
+        Input("page", "data"),
+        Input("exploration", "value"),
+        Input("exploration", "data"),
     )
     browser("answered", Output("queued", "data"), Input("answered", "data"), prevent_initial_call=True)
     browser(

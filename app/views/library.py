@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
-
-from tensoropt.plan.device_sweep import FILE
 
 from ..library import Entry, Library
 
 GROUPS = {"opened": "Opened", "job": "Jobs", "ready-made": "Ready-made"}
-_titles: dict[tuple[Path, int], str] = {}
 
 
 def title_of(library: Library, entry: Entry) -> str:
-    """``gpt2 on dgx-h100``; the folder's name when its file cannot be read."""
-    try:
-        file = entry.folder / FILE
-        key = (file, file.stat().st_mtime_ns)
-        if key not in _titles:
-            data = json.loads(file.read_text(encoding="utf-8"))
-            model = library.model_name(str(data["model"]["source"]))
-            _titles[key] = f"{model} on {data['cluster']['name']}"
-        return _titles[key]
-    except (OSError, ValueError, KeyError, TypeError):
-        return entry.key
+    """``gpt2 on dgx-h100``; the folder's name, and that it is damaged, when its file cannot be read."""
+    head = library.head_of(entry)
+    if head.fault:
+        return f"{entry.folder.name} (cannot be read)"
+    return f"{library.model_name(head.source)} on {head.cluster}"
 
 
 def choices(library: Library) -> list[dict[str, Any]]:
-    """Grouped options for a select; equal titles are told apart by their key."""
+    """Grouped options for a select; equal titles are told apart by what differs, else by their key."""
     entries = library.entries()
     titles = [title_of(library, e) for e in entries]
+    alike: dict[str, list[Entry]] = {}
+    for entry, title in zip(entries, titles, strict=True):
+        alike.setdefault(title, []).append(entry)
+    apart = {e.key: words for some in alike.values() for e, words in _apart(library, some).items()}
     found: dict[str, list[dict[str, str]]] = {}
     for entry, title in zip(entries, titles, strict=True):
-        label = title if titles.count(title) == 1 else f"{title} ({entry.key.removeprefix('opened-')})"
+        label = f"{title}{apart.get(entry.key, '')}"
         found.setdefault(GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
     return [{"group": group, "items": items} for group, items in found.items()]
+
+
+def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
+    """What is added to the title that all of these have: settings that differ, the key where none does."""
+    if len(entries) < 2:
+        return {}
+    settings = {e: library.head_of(e).settings for e in entries}
+    values = [dict(pairs) for pairs in settings.values()]
+    differing = [n for n in values[0] if len({v.get(n) for v in values}) > 1]
+    words = {
+        e: "".join(f" · {n.replace('_', '-')} {v}" for n, v in pairs if n in differing and v)
+        for e, pairs in settings.items()
+    }
+    told = list(words.values())
+    for entry, said in words.items():
+        if not said or told.count(said) > 1:
+            words[entry] = f"{said} ({entry.key.removeprefix('opened-')})"
+    return words

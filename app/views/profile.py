@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import Exploration
-from tensoropt.plan.device_sweep import Cell, Profile, profile, same_step
+from tensoropt.plan.device_sweep import Cell, Curve, profile_of
 
-from ..library import Library
+from ..library import Entry, Library
 from ..state import View
-from .frontier import FrontierData, money, price_of, step_cost, unit_for
+from .frontier import money, unit_for
 from .units import Units
 
 
@@ -42,57 +41,55 @@ class ProfileTable:
 
 def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
     """The table for the view's model; None while only one number and kind of devices is known."""
-    known = _alike(library, view.exploration)
-    found = profile([exploration for _, exploration in known])
-    if len(found.rows) < 2:
-        return None
-    return _worded(found, known, view)
-
-
-def _alike(library: Library, key: str) -> list[tuple[str, Exploration]]:
-    """The explorations of the same step, the one called ``key`` first."""
     try:
-        chosen = library.load(key)
+        chosen = library.load(view.exploration)
     except TensorOptError:
-        return []
-    found = [(key, chosen)]
-    for entry in library.entries():
-        if entry.key == key:
-            continue
-        try:
-            other = library.load(entry.key)
-        except TensorOptError:  # its own page says what is wrong with it
-            continue
-        if same_step(other) == same_step(chosen):
-            found.append((entry.key, other))
-    return found
-
-
-def _worded(found: Profile, known: list[tuple[str, Exploration]], view: View) -> ProfileTable:
-    units, chosen = Units.of(known[0][1]), FrontierData.of(known[0][1])
-    data = [FrontierData.of(exploration) for _, exploration in known]
+        return None
+    entries = _alike(library, library.entry(view.exploration))
+    if not entries or entries[0].key != view.exploration:
+        return None
+    # From the index: none of the others is opened for it.
+    heads = [library.head_of(entry) for entry in entries]
+    found = [library.curve_of(entry) for entry in entries]
+    curves = [
+        Curve(int(curve.devices[0]), head.kind, curve.memory, curve.time)
+        for head, curve in zip(heads, found, strict=True)
+    ]
+    table = profile_of(curves)
+    if len(table.rows) < 2:
+        return None
+    units, own = Units.of(chosen), (curves[0].devices, curves[0].kind)
 
     def cell(of: Cell | None, budget: float) -> ProfileCell | None:
         if of is None:
             return None
-        cost = step_cost(data[of.exploration], of.point, price_of(data[of.exploration], view))
+        price = heads[of.exploration].price if view.price is None else view.price
+        devices = int(found[of.exploration].devices[of.point])
         shown = View(
-            exploration=known[of.exploration][0],
+            exploration=entries[of.exploration].key,
             point=of.point,
             budget_bytes=float(round(budget)),
             headroom=view.headroom,
             price=view.price,
         )
-        return ProfileCell(units.time.text(of.time_s), "" if cost is None else money(cost), shown)
+        cost = "" if price is None else money(of.time_s / 3600.0 * devices * price)
+        return ProfileCell(units.time.text(of.time_s), cost, shown)
 
     return ProfileTable(
-        tuple(unit_for(b).text(b) for b in found.budgets_bytes),
+        tuple(unit_for(b).text(b) for b in table.budgets_bytes),
         tuple(
             ProfileRow(
                 f"{row.devices} × {row.kind}",
-                tuple(cell(c, b) for c, b in zip(row.cells, found.budgets_bytes, strict=True)),
-                (row.devices, row.kind) == (chosen.exploration.devices, chosen.device),
+                tuple(cell(c, b) for c, b in zip(row.cells, table.budgets_bytes, strict=True)),
+                (row.devices, row.kind) == own,
             )
-            for row in found.rows
+            for row in table.rows
         ),
     )
+
+
+def _alike(library: Library, chosen: Entry) -> list[Entry]:
+    """The explorations of the same step that have points, the chosen one first."""
+    step = library.head_of(chosen).step
+    others = [e for e in library.entries() if e != chosen and library.head_of(e).step == step]
+    return [e for e in (chosen, *others) if len(library.curve_of(e).memory)]

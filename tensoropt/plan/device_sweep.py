@@ -100,30 +100,57 @@ def profile(explorations: Sequence[Exploration], columns: int = BUDGETS) -> Prof
     Budgets are spread evenly over the logarithm of memory, from what the leanest plan of all needs to what
     the fattest needs; what plans need on each number of devices differs by factors.
     """
-    curves: dict[tuple[int, str], list[tuple[float, float, int, int]]] = {}
-    for number, found in enumerate(explorations):
+    return profile_of([Curve.of(found) for found in explorations], columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A frontier as numbers: bytes ascending, seconds descending, on ``devices`` of a ``kind``."""
+
+    devices: int
+    kind: str
+    memory: np.ndarray
+    time: np.ndarray
+
+    @classmethod
+    def of(cls, found: Exploration) -> Curve:
+        """The frontier of an exploration."""
         # The kind that limits memory names the row, as budgets are per device.
         kind = min(found.cluster["kinds"], key=lambda k: k["memory_bytes"])["name"]
-        rows = curves.setdefault((found.devices, str(kind)), [])
-        rows += [(p.memory_bytes, p.time_s, number, i) for i, p in enumerate(found.points)]
-    sizes = [memory for rows in curves.values() for memory, *_ in rows]
-    budgets = np.geomspace(min(sizes), max(sizes), columns) if sizes else np.array([])
+        return cls(
+            found.devices,
+            str(kind),
+            np.array([p.memory_bytes for p in found.points]),
+            np.array([p.time_s for p in found.points]),
+        )
+
+
+def profile_of(curves: Sequence[Curve], columns: int = BUDGETS) -> Profile:
+    """:func:`profile` of frontiers as numbers; a cell's ``exploration`` is the place in ``curves``."""
+    known = [(number, curve) for number, curve in enumerate(curves) if len(curve.memory)]
+    sizes = np.concatenate([curve.memory for _, curve in known]) if known else np.array([])
+    budgets = np.geomspace(sizes.min(), sizes.max(), columns) if len(sizes) else np.array([])
+    alike: dict[tuple[int, str], list[tuple[int, Curve]]] = {}
+    for number, curve in enumerate(curves):
+        alike.setdefault((curve.devices, curve.kind), []).append((number, curve))
     return Profile(
         tuple(map(float, budgets)),
         tuple(
-            Row(devices, kind, tuple(_fastest(rows, float(budget)) for budget in budgets))
-            for (devices, kind), rows in sorted(curves.items())
+            Row(devices, kind, tuple(_fastest(some, float(budget)) for budget in budgets))
+            for (devices, kind), some in sorted(alike.items(), key=lambda item: item[0])
         ),
     )
 
 
-def _fastest(rows: Sequence[tuple[float, float, int, int]], budget_bytes: float) -> Cell | None:
-    # The ends of the budgets are memories of points, which geomspace may miss by a rounding.
-    fitting = [row for row in rows if row[0] <= budget_bytes * (1 + 1e-9)]
-    if not fitting:
-        return None
-    _, time_s, number, point = min(fitting, key=lambda row: (row[1], row[0]))
-    return Cell(time_s, number, point)
+def _fastest(curves: Sequence[tuple[int, Curve]], budget_bytes: float) -> Cell | None:
+    best: tuple[float, float, int, int] | None = None
+    for number, curve in curves:
+        # The ends of the budgets are memories of points, which geomspace may miss by a rounding.
+        point = int(np.searchsorted(curve.memory, budget_bytes * (1 + 1e-9), side="right")) - 1
+        if point >= 0:
+            found = (float(curve.time[point]), float(curve.memory[point]), number, point)
+            best = found if best is None else min(best, found)
+    return None if best is None else Cell(best[0], best[2], best[3])
 
 
 def member(sweep: Sequence[Exploration], devices: int) -> Exploration:

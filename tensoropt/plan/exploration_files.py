@@ -17,7 +17,7 @@ import numpy as np
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.export import write_frontier_csv
-from tensoropt.plan.files import written_together
+from tensoropt.plan.files import check_size, written_together
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.point import Point
@@ -72,6 +72,8 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
             f"{folder} holds no exploration (no {DESCRIBED}); run `tensoropt explore` with --out"
         )
     try:
+        for one in (file, folder / INDICES):
+            check_size(one)
         data = json.loads(file.read_text(encoding="utf-8"))
         if data.get("schema") != SCHEMA:
             raise TensorOptError(f"{file} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")

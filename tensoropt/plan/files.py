@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tensoropt.errors import TensorOptError
+
+MOST_BYTES = 2**30
+"""Unpacked, of a file of an exploration: about a hundred times what the largest of ours holds. A small file
+that was made to unpack into more than a machine's memory must not take the process with it."""
+
+
+def unpacked(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """The content of a gzip'd file.
+
+    Raises:
+        TensorOptError: it is larger than ``most_bytes``; it is not read further.
+        OSError, EOFError, zlib.error: it cannot be read, or is damaged.
+    """
+    with gzip.open(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise TensorOptError(f"{path} unpacks into more than {most_bytes // 2**20} MiB; it is not read")
+    return content
+
+
+def check_size(path: Path, most_bytes: int = MOST_BYTES) -> None:
+    """Refuse a file of more than ``most_bytes``, counting what a zip archive unpacks into.
+
+    Raises:
+        TensorOptError: it is larger.
+        OSError, zipfile.BadZipFile: it cannot be read, or is damaged.
+    """
+    size = path.stat().st_size
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    if size > most_bytes:
+        raise TensorOptError(f"{path} holds more than {most_bytes // 2**20} MiB; it is not read")
 
 
 @contextlib.contextmanager

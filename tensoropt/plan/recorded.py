@@ -23,6 +23,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
+from tensoropt.plan.files import unpacked
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits
@@ -162,7 +163,7 @@ def load_recorded(path: Path) -> Recorded:
         TensorOptError: it is of another version, or damaged.
     """
     try:
-        data = json.loads(gzip.decompress(path.read_bytes()))
+        data = json.loads(unpacked(path))
         if data.get("schema") != SCHEMA:
             raise TensorOptError(f"{path} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")
         if _is_old(data):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,3 +86,23 @@ def test_no_value_of_a_control_breaks_the_view(control: str, value: object) -> N
     assert View.from_data(view.to_data()) == view
     assert view.point is not None
     assert 0 <= view.point < len(DATA)
+
+
+@pytest.mark.parametrize(
+    ("event", "typed"),
+    [
+        (events.on_share, "-5"), (events.on_share, "91"), (events.on_share, "five"), (events.on_price, "-1"),
+        (events.on_price, "0"), (events.on_price, "1e9"), (events.on_price, "nan"), (events.on_price, True),
+        (events.on_price, "٣"),
+    ],
+)  # fmt: skip
+def test_what_breaks_a_rule_is_said_and_not_corrected(event: Any, typed: Any) -> None:
+    with pytest.raises(events.NotUnderstoodError):
+        event(VIEW, DATA, typed)
+
+
+def test_numbers_are_taken_as_they_are_typed() -> None:
+    assert events.on_price(VIEW, DATA, "1e3").price == 1000.0
+    assert events.on_price(VIEW, DATA, " 2.5 ").price == 2.5
+    assert events.on_price(replace(VIEW, price=3.0), DATA, "").price is None
+    assert events.on_share(VIEW, DATA, "12.5").headroom == 0.125

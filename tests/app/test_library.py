@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples_app import exploration
+from samples_app import exploration, space
+from tensoropt_app.index import _curve as curve
 from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.state import View
 from tensoropt_app.views.detail import detail_of
@@ -14,6 +18,7 @@ from tensoropt_app.views.library import choices, title_of
 from tensoropt_app.views.profile import devices_by_memory
 
 from tensoropt.errors import TensorOptError
+from tensoropt.plan import load_exploration as load
 
 
 def test_the_ready_made_exploration_is_there_and_can_be_read() -> None:
@@ -73,6 +78,22 @@ def test_equal_titles_are_told_apart(tmp_path: Path) -> None:
     assert len(set(labels)) == len(labels)
 
 
+def test_equal_titles_say_what_differs(tmp_path: Path) -> None:
+    found = exploration()
+    for name, changes in (
+        ("a", {}),
+        ("b", {"dtype": "bfloat16"}),
+        ("c", {"dtype": "bfloat16", "epsilon": 0.1}),
+    ):
+        replace(found, settings={**found.settings, **changes}).save(tmp_path / name)
+    labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
+    assert labels[:3] == [
+        "gpt2-tiny on dgx-h100 · epsilon 0.001",
+        "gpt2-tiny on dgx-h100 · dtype bfloat16 · epsilon 0.001",
+        "gpt2-tiny on dgx-h100 · dtype bfloat16 · epsilon 0.1",
+    ]
+
+
 def test_an_upload_is_called_by_its_own_name(tmp_path: Path) -> None:
     found = exploration()
     source = str(tmp_path / "uploads" / "upload-1.onnx")
@@ -80,3 +101,85 @@ def test_an_upload_is_called_by_its_own_name(tmp_path: Path) -> None:
     library = Library(tmp_path, names=lambda: {source: "mine.onnx"})
     assert title_of(library, library.entry("opened-a")) == "mine.onnx on dgx-h100"
     assert Library(tmp_path).model_name(source) == "upload-1.onnx"
+
+
+def _nested(folder: Path) -> None:
+    (folder / "exploration.json").write_text("[" * 200_000)
+
+
+def _without_cluster(folder: Path) -> None:
+    data = json.loads((folder / "exploration.json").read_text())
+    (folder / "exploration.json").write_text(json.dumps({**data, "cluster": {}}))
+
+
+def _of_other_types(folder: Path) -> None:
+    data = json.loads((folder / "exploration.json").read_text())
+    (folder / "exploration.json").write_text(json.dumps({**data, "settings": [1], "points": {"a": 1}}))
+
+
+def _bomb(folder: Path) -> None:
+    data = json.loads((folder / "exploration.json").read_text())
+    (folder / "exploration.json").write_text(json.dumps({**data, "recorded": True}))
+    with gzip.open(folder / "recorded.json.gz", "wb") as file:
+        for _ in range(1100):
+            file.write(bytes(2**20))
+
+
+@pytest.mark.parametrize("damage", [_nested, _without_cluster, _of_other_types, _bomb])
+def test_a_folder_that_cannot_be_read_stays_alone(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """It is named in the list, refused in words when chosen, and others show what they showed."""
+    for name, devices in (("good", 2), ("better", 4), ("bad", 8)):
+        exploration(spaces=[space((devices,))]).save(tmp_path / name)
+    damage(tmp_path / "bad")
+    library = Library(tmp_path)
+    labels = [item["label"] for group in choices(library) for item in group["items"]]
+    assert "gpt2-tiny on dgx-h100 (good)" in labels
+    if damage is not _bomb:  # whose list entry reads nothing of it
+        assert "bad (cannot be read)" in labels
+    with pytest.raises(TensorOptError, match=r"bad.*(damaged|is not read)"):
+        library.load("opened-bad")
+    table = devices_by_memory(library, View(exploration="opened-good"))
+    assert table is not None
+    assert {"2 × H100-80GB", "4 × H100-80GB"} <= {row.label for row in table.rows}
+
+
+def test_lists_and_tables_open_no_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more of them than are kept open, every toggle would read them all again."""
+    for number in range(12):
+        exploration(spaces=[space((number + 1,))]).save(tmp_path / f"run{number:02d}")
+    opened: list[Path] = []
+    monkeypatch.setattr(
+        "tensoropt_app.library.load_exploration", lambda folder: opened.append(folder) or load(folder)
+    )
+    read: list[Path] = []
+    monkeypatch.setattr("tensoropt_app.index._curve", lambda file: read.append(file) or curve(file))
+    library = Library(tmp_path)
+    for _ in range(3):
+        choices(library)
+        table = devices_by_memory(library, View(exploration="opened-run00"))
+    assert table is not None
+    assert len(table.rows) == 12
+    assert [folder.name for folder in opened] == ["run00"]
+    assert len(read) == 12
+    exploration(spaces=[space((40,))]).save(tmp_path / "run05")
+    table = devices_by_memory(library, View(exploration="opened-run00"))
+    assert table is not None
+    assert table.rows[-1].label == "40 × H100-80GB"
+
+
+def test_the_index_knows_what_the_files_say(tmp_path: Path) -> None:
+    """Read in part where a file is as we write it, as a whole where somebody wrote it anew."""
+    found = exploration(spaces=[space((2, 4)), space((3,))])
+    found.save(tmp_path / "a")
+    found.save(tmp_path / "b")
+    file = tmp_path / "b" / "exploration.json"
+    file.write_text(json.dumps(dict(reversed(json.loads(file.read_text()).items())), indent=1))
+    library = Library(tmp_path)
+    first, second, *_ = library.entries()
+    assert library.head_of(first) == library.head_of(second)
+    assert library.head_of(first).kind == "H100-80GB"
+    for entry in (first, second):
+        curve = library.curve_of(entry)
+        assert curve.memory.tolist() == [p.memory_bytes for p in found.points]
+        assert curve.time.tolist() == [p.time_s for p in found.points]
+        assert curve.devices.tolist() == [8] * 8

@@ -66,7 +66,7 @@ def test_the_standalone_page_fetches_nothing(client: FlaskClient) -> None:
 )  # fmt: skip
 def test_downloads_come_from_the_exploration_only(client: FlaskClient, path: str) -> None:
     answer = client.get(f"/download/{path}")
-    assert answer.status_code == 404 or b"react-entry-point" in answer.data
+    assert answer.status_code == 404
     assert b"root:" not in answer.data
 
 
@@ -84,6 +84,31 @@ def test_pages_may_load_from_this_server_only(client: FlaskClient) -> None:
     policy = client.get("/").headers["Content-Security-Policy"]
     assert "default-src 'self'" in policy
     assert "http" not in policy
+
+
+@pytest.mark.parametrize("path", ["/", "/explore", "/frontier/", "/plan", "/export?x=opened-a"])
+def test_pages_are_found(client: FlaskClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 200
+    assert "react-entry-point" in answer.text
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/frontier/a", "/assets/", "/_dash-component-suites/../"])
+def test_an_address_of_nothing_is_not_found(client: FlaskClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert "There is no such page" in answer.text
+    assert "Content-Security-Policy" in answer.headers
+
+
+@pytest.mark.parametrize("path", ["x/y.js", "dash/nope.js", "dash/../../etc/passwd", "dash/dcc/async-no.js"])
+def test_a_script_of_nobody_is_not_found_without_a_traceback(
+    client: FlaskClient, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = client.get(f"/_dash-component-suites/{path}")
+    assert answer.status_code == 404
+    assert answer.json == {"error": "there is no such script"}
+    assert not caplog.records
 
 
 def test_a_request_that_is_too_large_is_refused_before_it_is_read(client: FlaskClient) -> None:

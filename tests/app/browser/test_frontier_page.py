@@ -109,6 +109,35 @@ def test_a_budget_selects_the_fastest_plan_and_greys_the_rest(site: Any, opened:
     page.wait_for_selector("#card-title:text-matches('Point 4 of 8')")
 
 
+def test_a_drag_is_answered_in_the_browser_and_asks_the_server_when_it_rests(
+    site: Any, opened: Callable[..., Any]
+) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&point=7")), "Point 7 of 8")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.post_data or ""))
+    thumb, track = page.locator("#budget [role=slider]"), page.locator("#budget").bounding_box()
+    box = thumb.bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] / 2, y)
+    page.mouse.down()
+    for step in range(100):
+        page.mouse.move(track["x"] + track["width"] * (0.9 - 0.004 * step), y)
+    page.wait_for_function(f"({RING})() < 80")  # before the mouse is let go
+    page.mouse.up()
+    page.wait_for_selector("#card-title:text-matches('Point [3-5] of 8')")
+    page.wait_for_function("location.search.includes('budget=')")
+    assert 1 <= sum('"output":"..state.data' in body for body in asked) < 8
+    before = select_title(page)
+    page.click("#pick-fastest")
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
+    thumb.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowRight")  # back where it was: nothing is asked twice
+    page.keyboard.press("Home")
+    page.wait_for_selector("text=/No plan fits/")
+    assert before != select_title(page)
+
+
 @pytest.mark.slow
 def test_twenty_thousand_points_follow_the_slider(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-long&point=19999")), "Point 19999")
@@ -134,6 +163,60 @@ def test_axes_lines_and_filters_are_in_the_url(site: Any, opened: Callable[..., 
     page.wait_for_function("location.search.includes('logx=1') && location.search.includes('lines=1')")
     again = drawn(opened(page.url, beside=page))
     assert again.evaluate("document.querySelector('#graph .js-plotly-plot').layout.xaxis.type") == "log"
+
+
+RANGES = """() => {
+  const l = document.querySelector('#graph .js-plotly-plot')._fullLayout;
+  return [...l.xaxis.range, ...l.yaxis.range];
+}"""
+TICKS = (
+    "[...document.querySelectorAll('#graph .xtick text')].map(e => Number(e.textContent.replace(',', '')))"
+)
+
+
+def test_a_zoom_stays_and_ticks_of_a_log_axis_ascend(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&point=1")))
+    box = page.locator("#graph").bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 400, box["y"] + 250, steps=5)
+    page.mouse.up()
+    page.wait_for_function(f"({RANGES})()[1] < 60")
+    zoomed = page.evaluate(RANGES)
+    page.click("text=compute / network")
+    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data[4].visible === true")
+    page.click("#scheme-button")
+    page.wait_for_function("document.documentElement.dataset.scheme === 'dark'")
+    page.click("#pick-fastest")
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
+    page.wait_for_timeout(500)
+    assert page.evaluate(RANGES) == pytest.approx(zoomed)
+    page.click("text=log memory")
+    page.wait_for_function(
+        "document.querySelector('#graph .js-plotly-plot')?._fullLayout.xaxis.type === 'log'"
+    )
+    page.wait_for_function(f"({TICKS}).length > 2")
+    ticks = page.evaluate(TICKS)
+    assert ticks == sorted(set(ticks))
+
+
+def test_back_goes_back_and_the_tab_says_where(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&point=1")), "Point 1 of 8")
+    page.wait_for_function("document.title.startsWith('Frontier · gpt2-tiny on dgx-h100')")
+    for button, point in (("fastest", 7), ("leanest", 0)):
+        page.wait_for_timeout(1200)  # what follows at once is one step
+        page.click(f"#pick-{button}")
+        page.wait_for_selector(f"#card-title:text-matches('Point {point} of 8')")
+        page.wait_for_function(f"location.search.includes('point={point}')")
+    page.click("#nav-plan")
+    page.wait_for_function("document.title.startsWith('Plan · gpt2-tiny')")
+    page.go_back()
+    page.wait_for_function("document.documentElement.dataset.page === 'frontier'")
+    for point in (7, 1):
+        page.go_back()
+        page.wait_for_selector(f"#card-title:text-matches('Point {point} of 8')")
+    page.go_forward()
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
 
 
 def test_an_exploration_that_is_gone_is_said(site: Any, opened: Callable[..., Any]) -> None:

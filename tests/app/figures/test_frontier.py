@@ -82,3 +82,20 @@ def test_other_planners_are_marks_of_their_own_shape() -> None:
 def test_no_plot_offers_to_upload_itself() -> None:
     assert "sendChartToCloud" in GRAPH_CONFIG["modeBarButtonsToRemove"]
     assert GRAPH_CONFIG["displaylogo"] is False
+
+
+def test_ticks_of_logarithmic_axes_are_whole_numbers() -> None:
+    layout = figure(View(log_x=True))["layout"]
+    assert layout["xaxis"]["tickformat"] == ",~r"
+    assert "tickformat" not in layout["yaxis"]
+
+
+@pytest.mark.parametrize("odd", [None, 3, {"of": "x"}, {"x": [1, 2]}])
+def test_a_zoom_is_kept_while_the_axes_are_the_same(odd: object) -> None:
+    plain = figure(View(lines=True))
+    zoom = {"x": [20, 40], "y": [300, 600], "of": figure(View())["layout"]["uirevision"]}
+    kept = drawing.zoomed(figure(View(lines=True)), zoom)["layout"]
+    assert (kept["xaxis"]["range"], kept["yaxis"]["range"]) == ([20, 40], [300, 600])
+    other = drawing.zoomed(figure(View(log_x=True)), zoom)
+    assert other == figure(View(log_x=True))
+    assert drawing.zoomed(figure(View(lines=True)), odd) == plain

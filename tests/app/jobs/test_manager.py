@@ -62,6 +62,27 @@ def test_a_job_leaves_its_result_and_its_history(managed: Callable[[Any], JobMan
     assert not folder.exists()
 
 
+def test_a_forgotten_job_can_be_brought_back(
+    managed: Callable[[Any], JobManager], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = managed(workers_app.quick)
+    first, second = (until(manager, manager.submit(REQUEST).id, ended) for _ in range(2))
+    (_, folder), *_ = manager.results()
+    for job in (first, second):
+        manager.forget(job.id)
+    assert (manager.jobs(), manager.results()) == ([], [])
+    assert manager.forgotten() == [second, first]
+    for id in (second.id, "../jobs", second.id):
+        manager.restore(id)
+    assert manager.jobs() == [second]
+    assert len(load_exploration(folder).points) == 8
+    monkeypatch.setattr("tensoropt_app.jobs.manager.KEPT_S", 0.0)
+    assert manager.forgotten() == []
+    manager.restore(first.id)
+    assert manager.jobs() == [second]
+    assert not any(manager.forgotten_folder.iterdir())
+
+
 def test_a_job_that_fails_says_why(managed: Callable[[Any], JobManager]) -> None:
     manager = managed(workers_app.failing)
     job = until(manager, manager.submit(REQUEST).id, ended)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensoropt_app.jobs.fields import faults
 from tensoropt_app.jobs.request import (
     CHOICES,
     Beside,
@@ -102,7 +103,7 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
     uploads = {"upload-1": (tmp_path / "x.onnx", "mine.onnx")}
     request = request_from({**FORM, "model": "upload-1", "dims": "batch=8, x[0]=4"}, uploads)
     assert request.model == str(tmp_path / "x.onnx")
-    assert request.title == "mine.onnx on dgx-h100"
+    assert request.title == "mine.onnx on dgx-h100 · batch=8 · x[0]=4"
     assert request.options[:4] == ("--dim", "batch=8", "--dim", "x[0]=4")
 
 
@@ -118,7 +119,7 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
         ({"inside": "string"}, "choose links from the list"),
         ({"per_node": 0}, "devices per node: between 1 and"),
         ({"per_node": 2.5}, "whole number"),
-        ({"per_node": float("nan")}, "whole number"),
+        ({"per_node": float("nan")}, "is no number"),
         ({"nodes": 10**9}, "nodes: between 1 and"),
         ({"micro": "1;rm -rf"}, "neither auto nor a list"),
         ({"epsilon": 300}, "between 0 and 100 %"),
@@ -173,3 +174,39 @@ def test_an_edited_cluster_is_data(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "cluster.json").read_text())["devices"] == [
         {"kind": "H100-80GB", "count": 4}
     ]
+
+
+@pytest.mark.parametrize(
+    ("field", "typed", "rule"),
+    [
+        ("batch", "-5", "between 1 and"), ("batch", "2.5", "whole number"), ("batch", "many", "no number"),
+        ("per_node", "0", "between 1 and 1,024"), ("nodes", "", "whole number"), ("price", "1e9", "at most"),
+        ("price", "-1", "more than 0"), ("epsilon", "100", "between 0 and 100"),
+        ("max_points", "1", "at least 2"), ("micro", "two", "neither auto"),
+        ("devices", "-1", "neither auto"), ("dims", "batch", "for example"),
+    ],
+)  # fmt: skip
+def test_the_rule_is_said_and_nothing_is_corrected(field: str, typed: str, rule: str) -> None:
+    assert not any(faults(FORM).values())
+    found = faults({**FORM, field: typed})
+    assert rule in found.pop(field)
+    assert not any(found.values())
+
+
+def test_numbers_may_be_text(tmp_path: Path) -> None:
+    found = words(tmp_path, batch="1e3", per_node="4", nodes="1", price="2.5", epsilon="0.5", max_points="50")
+    options = parser().parse_args(found)
+    assert (options.batch, options.epsilon, options.max_points) == (1000, 0.005, 50)
+    assert load_cluster(found[3]).price_per_hour == 10.0
+
+
+def test_a_title_says_what_is_not_as_usual() -> None:
+    def title(**changes: Any) -> str:
+        return request_from({**FORM, **changes}, {}).title
+
+    assert title() == "gpt2-tiny on dgx-h100"
+    assert title(batch="8", dtype="bfloat16") == "gpt2-tiny on dgx-h100 · batch 8 · bfloat16"
+    assert title(nodes="4", between="IB-400G") == "gpt2-tiny on dgx-h100, 4 nodes, IB-400G between nodes"
+    assert title(kind="A100-80GB", per_node="4").startswith("gpt2-tiny on dgx-h100, 4 × A100-80GB")
+    assert title(planners=["zero"], micro="1,2").endswith("1,2 micro-batches · beside zero")
+    assert title(devices="1,2").endswith("· on 1,2 devices")

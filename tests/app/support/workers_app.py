@@ -36,3 +36,12 @@ def failing(arguments: list[str], log: str, messages: Connection, parent: int) -
 
 def dying(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
     sys.exit(9)
+
+
+def ticking(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
+    """Says something new ten times a second until the dashboard ends."""
+    for tick in range(6000):
+        with open(log, "a") as file:
+            file.write(f"line {tick}\n")
+        messages.send(("progress", ("search", tick, 6000, f"step {tick}")))
+        time.sleep(0.1)

@@ -1,0 +1,105 @@
+"""How answers travel: compressed where the browser takes that, and kept by it as long as they can't change.
+
+Dash's own way to do this is Flask-Compress, which compresses a script again for every request and brings
+two more codecs along; gzip of the standard library is enough, here and through a tunnel to another machine.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import threading
+from collections import OrderedDict
+
+from dash import Dash
+from flask import Flask, Response, request
+
+SUITES = "/_dash-component-suites/"
+"""Where the components' scripts are: of one version each, they never change while the server runs."""
+LEAST_BYTES = 1024
+"""Below this, a packet holds an answer anyway."""
+BEST, QUICK = 9, 1
+"""Levels of gzip: for scripts, which are compressed once; for what every request makes anew."""
+KEPT = 64
+"""Scripts kept compressed, about 3 MiB together."""
+TEXT = re.compile(r"text/|application/(json|javascript|manifest\+json|x-ndjson)|image/svg\+xml")
+
+
+class _Compressed:
+    """Scripts as they were compressed, by their address; safe between threads."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, address: str, body: bytes) -> bytes:
+        sign = hash(body)
+        with self._lock:
+            found = self._kept.get(address)
+        if found is not None and found[0] == sign:
+            return found[1]
+        packed = gzip.compress(body, BEST, mtime=0)
+        with self._lock:
+            self._kept[address] = (sign, packed)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return packed
+
+
+def deliver(app: Dash) -> None:
+    """Compress answers, and say how long a browser may keep them."""
+    server: Flask = app.server
+    scripts = _Compressed()
+
+    @server.after_request
+    def pack(response: Response) -> Response:
+        if request.method not in ("GET", "HEAD", "POST") or response.status_code != 200:
+            return response
+        if request.path.startswith(SUITES):
+            if response.cache_control.max_age:
+                response.cache_control.immutable = True  # its address names its version
+            else:
+                response.cache_control.no_cache = True  # asked for again, answered by 304
+        if response.is_streamed and not response.direct_passthrough:
+            return response
+        if not TEXT.match(response.mimetype or "") or response.headers.get("Content-Encoding"):
+            return response
+        response.vary.add("Accept-Encoding")
+        if not request.accept_encodings["gzip"]:
+            return response
+        response.direct_passthrough = False
+        body = response.get_data()
+        if len(body) < LEAST_BYTES:
+            return response
+        fixed = request.path.startswith(SUITES)
+        tag, _ = response.get_etag()
+        response.set_data(scripts.of(request.path, body) if fixed else gzip.compress(body, QUICK, mtime=0))
+        response.headers["Content-Encoding"] = "gzip"
+        if tag:
+            # Weak: the same script in other bytes. Dash compares the strong one only.
+            response.set_etag(tag, weak=True)
+            response.make_conditional(request)
+        return response
+
+
+def prepare(app: Dash) -> threading.Thread:
+    """Compress what every page loads, beside everything else, before the first page asks for it."""
+
+    def fetch() -> None:
+        client = app.server.test_client()
+        headers = {"Accept-Encoding": "gzip"}
+        page = client.get("/", headers=headers)
+        text = gzip.decompress(page.data).decode() if page.headers.get("Content-Encoding") else page.text
+        for address in (*re.findall(rf'src="({SUITES}[^"]+)"', text), *LATER):
+            client.get(address, headers=headers).close()
+
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    return thread
+
+
+LATER = (
+    f"{SUITES}plotly/package_data/plotly.min.js",
+    f"{SUITES}dash_ag_grid/async-community.js",
+)
+"""What components load once they are drawn."""

@@ -1,0 +1,233 @@
+"""Part of the explore page: the jobs, what they do, and what can be done with them.
+
+A card is made once. Afterwards only the parts of it that say something new are sent, so that what a person
+opened, selected or reached with the keyboard stays as it is while the job goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import ALL, Dash, Input, Output, Patch, State, ctx, dcc, html, no_update, set_props
+
+from ..context import Context
+from ..jobs.manager import JobManager
+from ..views.jobs import JobCard, job_card
+from .parts import aria, copyable, empty, note
+
+SHOWN_JOBS = 30
+
+
+def layout() -> Any:
+    """Where the cards go, and what the page knows of them."""
+    return html.Div(
+        [
+            html.Div(id="forgotten", **aria(live="polite")),
+            html.Div(id="jobs"),
+            dcc.Store(id="acted"),
+            dcc.Store(id="shown-jobs"),
+            dcc.Store(id="shown-forgotten"),
+        ]
+    )
+
+
+def register(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("acted", "data"), Input({"job": ALL, "do": ALL}, "n_clicks"), prevent_initial_call=True
+    )
+    def act(_: Any) -> Any:
+        """A button of a card. Alone, so that no other answer is dropped for it."""
+        asked = ctx.triggered_id
+        # A button that has just been made fires as well, without a click.
+        clicked = isinstance(asked, dict) and any(t["value"] for t in ctx.triggered)
+        if context.jobs is None or not clicked or str(asked.get("do")) not in ACTIONS:
+            return no_update
+        ACTIONS[str(asked["do"])](context.jobs, str(asked.get("job")))
+        return time.time()
+
+    @app.callback(
+        Output("finished", "data"),
+        Output("told", "data"),
+        Input("asked", "data"),
+        Input("acted", "data"),
+        State("finished", "data"),
+    )
+    def tell(question: Any, _: Any, finished: Any) -> Any:
+        """Every second: which jobs are done, so that the list of explorations follows."""
+        jobs = context.jobs.jobs() if context.jobs is not None else []
+        done = [job.id for job in jobs if job.state == "done"]
+        number = question.get("n") if isinstance(question, dict) else None
+        return no_update if done == finished else done, number
+
+    @app.callback(
+        Output("forgotten", "children"),
+        Output("shown-forgotten", "data"),
+        Input("told", "data"),
+        Input("page", "data"),
+        State("shown-forgotten", "data"),
+    )
+    def undo(_: Any, page: Any, shown: Any) -> Any:
+        """The last job that was forgotten, to be brought back."""
+        gone = context.jobs.forgotten() if context.jobs is not None and page == "explore" else []
+        now = [job.id for job in gone]
+        if now == (shown or []):
+            return no_update, no_update
+        if not gone:
+            return None, now
+        words = f"Forgotten: {gone[0].title}. It is deleted in ten minutes."
+        row = html.Div([html.Span(words), _button("restore", gone[0].id, "Undo")], className="row tight")
+        return html.Div(row, className="note note-info"), now
+
+    @app.callback(
+        Output("jobs", "children"),
+        Output("shown-jobs", "data"),
+        Input("told", "data"),
+        Input("page", "data"),
+        State("shown-jobs", "data"),
+    )
+    def show(_: Any, page: Any, shown: Any) -> Any:
+        """The cards, or what is new of them."""
+        if page != "explore":
+            return no_update, no_update
+        if context.jobs is None or not (cards := _cards(context.jobs)):
+            nothing = empty("No jobs yet", "Choose a model and a cluster, then press Explore.")
+            return (no_update, no_update) if shown == {} else (nothing, {})
+        now = {card.id: _signs(card, log) for card, log in cards}
+        known = shown if isinstance(shown, Mapping) else {}
+        made = {card.id: (card, log) for card, log in cards}
+        listed = _relisted(list(known), list(now), lambda id: _card(*made[id]))
+        for card, log in cards:
+            for part, sign in now[card.id].items() if card.id in known else ():
+                if sign != known[card.id].get(part):
+                    set_props({"card": card.id, "part": part}, {"children": PARTS[part](card, log)})
+        return listed, no_update if now == known else now
+
+
+def _relisted(known: list[str], now: list[str], make: Callable[[str], Any]) -> Any:
+    """The change of a list of cards: those that stay keep their place in the document, and what is open."""
+    if known == now:
+        return no_update
+    stay = [id for id in known if id in now]
+    if not stay or stay != [id for id in now if id in known]:
+        return [make(id) for id in now]
+    patch = Patch()
+    for place in reversed(range(len(known))):
+        if known[place] not in now:
+            del patch[place]
+    for place, id in enumerate(now):
+        if id not in known:
+            patch.insert(place, make(id))
+    return patch
+
+
+ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
+    "cancel": lambda jobs, id: jobs.cancel(id),
+    "forget": lambda jobs, id: jobs.forget(id),
+    "restore": lambda jobs, id: jobs.restore(id),
+}
+"""By the button that asks for it."""
+
+
+def _cards(manager: JobManager) -> list[tuple[JobCard, str]]:
+    """(card, end of its log), newest first."""
+    now, left = time.time(), manager.results()
+    found = []
+    for job in manager.jobs()[:SHOWN_JOBS]:
+        keys = tuple(key for key, _ in left if key.startswith(f"job-{job.id}"))
+        found.append((job_card(job, now, keys), manager.log(job.id)))
+    return found
+
+
+def _signs(card: JobCard, log: str) -> dict[str, str]:
+    """What tells whether a part of a card says something new, by part."""
+    return {
+        "state": f"{card.state} {card.words}",
+        "buttons": f"{card.active} {' '.join(card.results)}",
+        "fault": card.error,
+        "stages": " ".join(f"{s.name} {s.words}" for s in card.stages),
+        # Its end tells it apart: logs only grow.
+        "log": f"{len(log)} {log[-40:]}",
+    }
+
+
+def _state(card: JobCard, _: str) -> Any:
+    return html.Span(card.words, className=f"state state-{card.state}")
+
+
+def _buttons(card: JobCard, _: str) -> Any:
+    buttons: list[Any] = []
+    if card.results:
+        words = "open the frontier" if len(card.results) == 1 else f"open {len(card.results)} frontiers"
+        buttons.append(dcc.Link(words, href=f"/frontier?x={card.results[-1]}", className="open"))
+    return [*buttons, _button("cancel" if card.active else "forget", card.id)]
+
+
+def _fault(card: JobCard, _: str) -> Any:
+    return note(card.error, "error")
+
+
+def _stages(card: JobCard, _: str) -> Any:
+    return [
+        html.Div(
+            [
+                html.Span(stage.name, className="stage-name"),
+                dmc.Progress(
+                    value=100 * stage.share, size="sm", **aria(label=f"{stage.name}: {stage.words}")
+                ),
+                html.Span(stage.words, className="muted small"),
+            ],
+            className="stage",
+        )
+        for stage in card.stages
+    ]
+
+
+def _log(_: JobCard, log: str) -> Any:
+    return log or "nothing yet"
+
+
+PARTS: dict[str, Callable[[JobCard, str], Any]] = {
+    "state": _state,
+    "buttons": _buttons,
+    "fault": _fault,
+    "stages": _stages,
+    "log": _log,
+}
+"""What of a card changes while its job goes on, and what draws it."""
+
+
+def _card(card: JobCard, log: str) -> Any:
+    def part(name: str, of: Any = html.Div, **more: Any) -> Any:
+        return of(PARTS[name](card, log), id={"card": card.id, "part": name}, **more)
+
+    return html.Article(
+        [
+            html.Div(
+                [
+                    html.Strong(card.title),
+                    part("state", html.Span),
+                    html.Span(className="grow"),
+                    part("buttons", className="row tight"),
+                ],
+                className="row tight",
+            ),
+            part("fault"),
+            part("stages"),
+            html.Details(
+                [
+                    html.Summary("log and command"),
+                    copyable(card.command, "the command", f"job-command-{card.id}"),
+                    part("log", html.Pre, className="log", tabIndex=0),
+                ]
+            ),
+        ],
+        className="job",
+        id=f"job-{card.id}",
+    )
+
+
+def _button(what: str, job: str, words: str = "") -> Any:
+    return dmc.Button(words or what, id={"job": job, "do": what}, size="compact-xs", variant="default")

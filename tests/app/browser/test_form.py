@@ -1,0 +1,117 @@
+"""The form of the explore page under hands that type what they should not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import workers_app
+from site_app import Site, running
+
+
+@pytest.fixture
+def quick(explorations: Path, tmp_path: Path) -> Iterator[Site]:
+    """A dashboard whose jobs end at once."""
+    with running(tmp_path / "home", explorations, workers_app.quick) as found:
+        yield found
+
+
+def filled(page: Any) -> Any:
+    """Wait until the preset has filled the form."""
+    page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
+    return page
+
+
+def test_a_rule_is_said_and_nothing_typed_is_corrected(quick: Site, opened: Callable[..., Any]) -> None:
+    page = filled(opened(quick.url("explore")))
+    for control, typed, rule in (
+        ("batch", "-5", "the batch: between 1 and 1,000,000"),
+        ("device-price", "1e9", "more than 0, at most 1,000,000"),
+        ("epsilon", "lots", "'lots' is no number"),
+    ):
+        page.fill(f"#{control}", "")
+        page.type(f"#{control}", typed)
+        page.keyboard.press("Tab")
+        page.wait_for_selector(f".mantine-InputWrapper-error:has-text({rule!r})")
+        assert page.input_value(f"#{control}") == typed
+    page.click("#start")
+    page.wait_for_selector("#start-said .note-error")
+    assert quick.jobs.jobs() == []
+    for control, typed in (("batch", "8"), ("device-price", "2.5"), ("epsilon", "")):
+        page.fill(f"#{control}", typed)
+    page.wait_for_selector(".mantine-InputWrapper-error", state="detached")
+    page.click("#start")
+    page.wait_for_selector("#start-said:has-text('started')")
+    assert "8" in quick.jobs.jobs()[0].arguments
+
+
+def test_headroom_and_price_beside_the_plot_say_their_rule(quick: Site, opened: Callable[..., Any]) -> None:
+    page = opened(quick.url(query="x=opened-small&point=2"))
+    page.wait_for_selector("#card-title")
+    for control, typed, rule in (
+        ("headroom", "95", "between 0 and 90"), ("price", "1e9", "at most 1,000,000"),
+    ):  # fmt: skip
+        page.fill(f"#{control}", typed)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f".mantine-InputWrapper-error:has-text({rule!r})")
+    page.fill("#headroom", "20")
+    page.keyboard.press("Enter")
+    page.wait_for_function("location.search.includes('headroom=0.2')")
+    assert "price" not in page.url
+
+
+@pytest.mark.parametrize("control", ["model", "cluster", "exploration"])
+def test_typing_into_a_select_begins_anew(quick: Site, opened: Callable[..., Any], control: str) -> None:
+    page = filled(opened(quick.url("explore")))
+    page.wait_for_function("document.querySelector('#exploration').value !== ''")
+    before = page.input_value(f"#{control}")
+    page.click(f"#{control}")
+    typed = {"model": "mlp", "cluster": "local", "exploration": "long"}[control]
+    page.keyboard.type(typed)
+    assert page.input_value(f"#{control}") == typed
+    page.keyboard.press("Escape")
+    page.keyboard.press("Tab")
+    page.wait_for_function(f"document.querySelector('#{control}').value === {before!r}")
+
+
+def test_a_refused_file_says_why(
+    quick: Site, opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensoropt_app.pages.explore.MAX_UPLOAD_BYTES", 1000)
+    page = filled(opened(quick.url("explore")))
+    for name, size, said in (
+        ("notes.txt", 10, "'notes.txt' is not taken: only files that end in .onnx are"),
+        ("large.onnx", 2000, "'large.onnx' is not taken: it has 2,000 bytes, at most 1,000 bytes are taken"),
+        ("empty.onnx", 0, "'empty.onnx' is empty"),
+    ):
+        (tmp_path / name).write_bytes(bytes(size))
+        page.set_input_files("#upload input[type=file]", tmp_path / name)
+        page.wait_for_selector(f"#upload-said .note-error:has-text({said!r})")
+    (tmp_path / "good.onnx").write_bytes(b"something")
+    page.set_input_files("#upload input[type=file]", tmp_path / "good.onnx")
+    page.wait_for_selector("#upload-said:has-text('good.onnx is here')")
+    page.wait_for_selector("#upload-said .note-error", state="detached")
+
+
+SEEN = """selector => {
+  const box = document.querySelector(selector)?.getBoundingClientRect();
+  return Boolean(box) && box.top >= 0 && box.bottom <= window.innerHeight;
+}"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
+def test_the_button_and_the_job_it_starts_are_in_view(
+    quick: Site, opened: Callable[..., Any], width: int, height: int
+) -> None:
+    page = filled(opened(quick.url("explore"), viewport={"width": width, "height": height}))
+    assert page.evaluate(SEEN, "#start")
+    page.evaluate("window.scrollTo(0, 300)")
+    assert page.evaluate(SEEN, "#start")
+    page.click("#start")
+    page.wait_for_selector(".job .state-done")
+    job = quick.jobs.jobs()[0].id
+    if width < 900:
+        page.click("#start-said >> text=Show it")
+    page.wait_for_function(SEEN, arg=f"#job-{job} strong")

@@ -1,0 +1,93 @@
+"""The list of jobs under a person's hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import workers_app
+from site_app import Site, running
+from tensoropt_app.jobs.request import Hardware, Request
+
+REQUEST = Request("zoo:mlp", "mlp", Hardware.of("dgx-h100"))
+
+
+@pytest.fixture
+def ticking(explorations: Path, tmp_path: Path) -> Iterator[Site]:
+    """A dashboard whose jobs say something new ten times a second and never end."""
+    with running(tmp_path / "home", explorations, workers_app.ticking) as found:
+        yield found
+
+
+def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Callable[..., Any]) -> None:
+    for _ in range(2):
+        ticking.jobs.submit(REQUEST)
+    page = opened(ticking.url("explore"))
+    page.wait_for_selector(".job .stage")
+    page.click(".job summary >> nth=0")
+    page.focus(".job details .log >> nth=0")
+    page.evaluate("for (const e of document.querySelectorAll('.job, .job details, .log')) e.mine = true")
+    for _ in range(2):
+        log = page.inner_text(".job details .log >> nth=0")
+        page.wait_for_function(
+            "t => document.querySelector('.job details .log').innerText !== t", arg=log, timeout=10_000
+        )
+    assert page.evaluate("document.querySelector('.job details').open")
+    assert page.evaluate("[...document.querySelectorAll('.job, .job details, .log')].every(e => e.mine)")
+    assert page.evaluate("document.activeElement.className") == "log"
+    ticking.jobs.submit(REQUEST)  # a new card comes before them
+    page.wait_for_function("document.querySelectorAll('.job').length === 3")
+    assert page.evaluate("document.querySelectorAll('.job details')[1].open")
+    assert page.evaluate("document.activeElement.className") == "log"
+
+
+def test_jobs_go_on_after_another_page_was_loaded_whole(ticking: Site, opened: Callable[..., Any]) -> None:
+    ticking.jobs.submit(REQUEST)
+    for name in ("frontier", "plan", "export"):
+        page = opened(ticking.url(name, "x=opened-small&point=1"))
+        page.wait_for_selector("#card-title", state="attached")
+        page.click("#nav-explore")
+        words = page.inner_text(".job .stage .small")
+        for _ in range(2):
+            page.wait_for_function(
+                "t => document.querySelector('.job .stage .small').innerText !== t", arg=words, timeout=8_000
+            )
+            words = page.inner_text(".job .stage .small")
+        page.close()
+
+
+def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(
+    ticking: Site, opened: Callable[..., Any]
+) -> None:
+    ticking.jobs.submit(REQUEST)
+    page = opened(ticking.url("explore"))
+    page.wait_for_selector(".job .stage")
+
+    def lose(route: Any) -> None:
+        if '"output":"..finished.data' in (route.request.post_data or "") and not lost:
+            lost.append(route)  # never answered
+        else:
+            route.continue_()
+
+    lost: list[Any] = []
+    page.route("**/_dash-update-component*", lose)
+    while not lost:
+        page.wait_for_timeout(200)
+    words = page.inner_text(".job .stage .small")
+    page.wait_for_function(
+        "t => document.querySelector('.job .stage .small').innerText !== t", arg=words, timeout=15_000
+    )
+    page.unroute_all(behavior="ignoreErrors")
+
+
+def test_forget_can_be_undone(ticking: Site, opened: Callable[..., Any]) -> None:
+    job = ticking.jobs.submit(REQUEST)
+    page = opened(ticking.url("explore"))
+    page.click(".job button:has-text('cancel')")
+    page.click(".job button:has-text('forget')")
+    page.wait_for_selector("text=No jobs yet")
+    page.click("#forgotten:has-text('Forgotten: mlp on dgx-h100') >> button:has-text('Undo')")
+    page.wait_for_selector(f"#job-{job.id} .state-cancelled")
+    page.wait_for_function("document.querySelector('#forgotten').innerText === ''")

@@ -23,8 +23,7 @@ IN_VIEW = 2.5
 """The capacity line is in view while it is at most this many times the largest point (log: squared)."""
 SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram")
 HOVER = (
-    "<b>point %{customdata[0]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>"
-    "mesh %{customdata[1]} · %{customdata[2]} micro-batch(es)<extra></extra>"
+    "<b>point %{customdata[0]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>%{customdata[1]}<extra></extra>"
 )
 
 Json = dict[str, Any]
@@ -93,11 +92,16 @@ def _dots(data: FrontierData, rows: np.ndarray, kind: str, colour: str, size: in
         "mode": "markers",
         "name": name,
         "marker": {"color": colour, "size": size},
-        "customdata": [[int(i), data.mesh[i], int(data.micro[i])] for i in rows],
+        "customdata": [[int(i), _wrapped(data.exploration.names[i])] for i in rows],
         "hovertemplate": _hover(data),
         "showlegend": False,
         **_xy(data, rows, data.time),
     }
+
+
+def _wrapped(name: str) -> str:
+    """A plan's name on lines that a tooltip has room for."""
+    return name.replace(" · ", "<br>")
 
 
 def _hover(data: FrontierData) -> str:
@@ -137,9 +141,9 @@ def _planner_marks(data: FrontierData, kept: np.ndarray, colours: Palette) -> Js
         "textposition": _beside_marks(data, rows, labels),
         "textfont": {"color": colours.ink, "size": 12},
         "customdata": [
-            [int(i), data.mesh[i], int(data.micro[i]), planner_title(data.planner[i])] for i in rows
+            [int(i), _wrapped(data.exploration.names[i]), planner_title(data.planner[i])] for i in rows
         ],
-        "hovertemplate": "<b>%{customdata[3]}</b><br>" + _hover(data),
+        "hovertemplate": "<b>%{customdata[2]}</b><br>" + _hover(data),
         "showlegend": False,
         **_xy(data, rows, data.time),
     }

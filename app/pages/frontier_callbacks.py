@@ -17,7 +17,6 @@ from ..figures.palette import palette
 from ..state import View
 from ..views import assumptions, profile
 from ..views.frontier import (
-    DETAILED_ROWS,
     FrontierData,
     filter_sentence,
     limit_sentence,
@@ -314,7 +313,6 @@ def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View)
     }
     hidden = {
         "cost": price_of(data, view) is None,
-        "split": len(data) > DETAILED_ROWS,
         "planner": bool(data.on_frontier.all()),
         "devices": len(data.filters()["devices"]) < 2,
     }
@@ -383,6 +381,7 @@ def card(context: Context, data: FrontierData, view: View) -> Any:
     found = point_card(data, view, view.point, context.verified(view)[0])
     return [
         html.H2(found.title, className="panel-title", id="card-title"),
+        html.P(found.name, className="plan-name"),
         big(found, found.dominant),
         facts([(f.label, f.value) for f in found.facts]),
     ]

@@ -114,9 +114,8 @@ def headline(context: Context, data: FrontierData, view: View, detail: Any) -> A
     found = point_card(data, view, view.point, context.verified(view)[0])
     told = {f.label: f.value for f in found.facts}
     facts = [f"{label} {told[label]}" for label in ("mesh", "micro-batches", "verified") if label in told]
-    if data.exploration.all_points[view.point].pipeline is not None:
-        facts.insert(1, told["split by"])  # its stages and their schedule
     return [
+        html.P(found.name, className="plan-name"),
         big(found, detail.headline() if detail is not None else found.dominant, wide=True),
         html.P(" · ".join([found.title, *facts]), className="hint"),
     ]

@@ -11,7 +11,6 @@ import numpy as np
 
 from tensoropt.frontier import knee
 from tensoropt.plan import Exploration, Point
-from tensoropt.plan.frontier_table import split_words
 
 from ..state import View
 from .units import Unit, Units, at_most, digits, percent, plural
@@ -259,8 +258,6 @@ def mark_sentence(data: FrontierData) -> str:
 
 
 TABLE_LIMIT = 25_000
-DETAILED_ROWS = 2000
-"""Words for every point of a longer frontier would cost seconds; a point's card has them."""
 
 
 def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
@@ -269,7 +266,6 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
     usable = data.usable_bytes(view)
     price = price_of(data, view)
     kept = np.flatnonzero(data.passing(view))
-    detailed = len(data) <= DETAILED_ROWS
     rows = []
     for row in kept[:TABLE_LIMIT]:
         index = int(data.index[row])
@@ -285,7 +281,7 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
                 "mesh": data.mesh[row],
                 "micro": int(data.micro[row]),
                 "devices": int(data.devices[row]),
-                "split": split_words(data.exploration, index) if detailed else "",
+                "name": data.exploration.names[index],
                 "gap": _proof(point),
                 "fits": bool(point.memory_bytes <= usable),
                 "planner": planner_title(point.planner),

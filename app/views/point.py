@@ -41,12 +41,14 @@ class PointCard:
 
     Attributes:
         title: ``Point 17 of 201``.
+        name: what people call its plan.
         memory, time: the two figures that matter, with units.
         verdict: whether it fits the device, in words; ``fits`` says so to a program.
         dominant: what most of the memory and of the time goes into.
     """
 
     title: str
+    name: str
     memory: str
     time: str
     fits: bool
@@ -91,6 +93,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         facts.insert(0, Fact("planner", planner_title(point.planner)))
     return PointCard(
         title=f"Point {row} of {len(data)}" + (f" · {', '.join(marks)}" if marks else ""),
+        name=data.exploration.names[row],
         memory=unit.text(point.memory_bytes),
         time=time.text(point.time_s),
         fits=fits,
@@ -163,6 +166,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
         *(_changed(label, x, y, unit.text) for label, x, y in (sizes[0],)),
         *(_changed(label, x, y, time.text) for label, x, y in times),
         *(_changed(label, x, y, unit.text) for label, x, y in sizes[1:]),
+        *_words("plan", data.exploration.names[row], data.exploration.names[other]),
         *_words("mesh", data.mesh[row], data.mesh[other]),
         *_words("micro-batches", str(data.micro[row]), str(data.micro[other])),
         *_words("devices", str(data.devices[row]), str(data.devices[other])),

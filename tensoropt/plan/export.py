@@ -28,10 +28,10 @@ FURTHER_COLUMNS = (
     "additive_memory_bytes", "additive_time_s", "exposed_s", "hidden_s", "idle_s", "parameters_bytes",
     "gradients_bytes", "optimizer_bytes", "kept_bytes", "transient_bytes", "measured_share", "fitted_share",
     "data_sheet_share", *(f"{name}_bytes" for name in TERMS), "host_s", "host_bound",
-    "stages", "schedule", "cuts",
+    "stages", "schedule", "cuts", "name",
 )  # fmt: skip
-"""The last three are of pipelines, and empty elsewhere: how many stages, the schedule, and with which
-operators further stages begin."""
+"""Three are of pipelines, and empty elsewhere: how many stages, the schedule, and with which operators
+further stages begin. The name is what people call such a plan (:mod:`tensoropt.plan.plan_names`)."""
 ALLOCATOR_COLUMNS = tuple(f"allocator_{name}_bytes" for name in ALLOCATOR)
 """Behind these where process memory is counted."""
 
@@ -60,7 +60,7 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
                 repr(p.idle_s), *(round(m) for m in p.memory),
                 *(repr(p.sources.get(s, 0.0)) for s in ("measured", "fitted", "data sheet")),
                 *(round(p.terms.get(name, 0)) for name in TERMS), repr(p.host_s), str(p.host_bound).lower(),
-                *_pipeline(p),
+                *_pipeline(p), exploration.names[i],
                 *((round(p.allocator[name]) if p.allocator else "" for name in ALLOCATOR) if told else ()),
             ]
         )  # fmt: skip

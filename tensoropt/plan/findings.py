@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from tensoropt.plan.plan import ModelInfo
+from tensoropt.plan.plan_names import plan_names
 from tensoropt.plan.point import Point, knee_index
 from tensoropt.plan.space import Space
 
@@ -50,6 +51,11 @@ class Findings:
         """The frontier's points, then what other planners found that is not among them."""
         known = {p.identity for p in self.points}
         return (*self.points, *(p for p in self.others if p.identity not in known))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What people call the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
+        return plan_names(self.all_points, self.spaces)
 
     @property
     def devices(self) -> int:

@@ -9,9 +9,8 @@ import numpy as np
 
 from tensoropt.console import columns
 from tensoropt.plan.findings import Findings
+from tensoropt.plan.plan_names import UNSPLIT
 
-UNSPLIT = ("none", "partial", "partial_grad")
-"""Labels of a mesh axis along which an operator splits none of its loops."""
 SHOWN = 20
 """Rows of a printed frontier: a screenful."""
 HEADER = [

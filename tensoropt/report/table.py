@@ -106,6 +106,7 @@ def point_lines(exploration: Exploration, index: int) -> list[str]:
     return [
         f"point {index} of {len(exploration.points)}: {format_bytes(p.memory_bytes)} per device, "
         f"{format_seconds(p.time_s)} per step",
+        f"  {exploration.names[index]}",
         f"  mesh {space.mesh.label}, {space.micro_batches} micro-batch(es); operators split by: "
         f"{split_words(exploration, index)}",
         "  memory: " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size),
@@ -131,6 +132,7 @@ def points_data(exploration: Exploration, indices: Sequence[int] | None = None) 
         rows.append(
             {
                 "point": i,
+                "name": exploration.names[i],
                 "memory_bytes": round(p.memory_bytes),
                 "time_s": p.time_s,
                 "devices": int(np.prod(space.mesh.shape)) if space.mesh.shape else 1,

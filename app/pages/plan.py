@@ -77,9 +77,9 @@ def _picture() -> Any:
 
 
 def _operators() -> Any:
-    def number(field: str, name: str, width: int = 128) -> dict[str, Any]:
+    def number(field: str, name: str, width: int = 128, tip: str = "") -> dict[str, Any]:
         return {
-            "field": field, "headerName": name, "type": "rightAligned", "width": width,
+            "field": field, "headerName": name, "headerTooltip": tip, "type": "rightAligned", "width": width,
             "valueFormatter": {"function": "params.value == null ? '' : d3.format(',.3r')(params.value)"},
         }  # fmt: skip
 
@@ -105,9 +105,12 @@ def _operators() -> Any:
                     {"field": "axes", "headerName": "axis → dim", "flex": 1, "minWidth": 180,
                      "tooltipField": "axes"},
                     {"field": "options", "headerName": "options", "width": 150, "tooltipField": "options"},
-                    number("memory", "memory"),
-                    number("compute", "compute"),
-                    number("communication", "communication", 172),
+                    number("memory", "memory", 122,
+                           tip="parameters, gradients, optimizer state; below, what else is at the peak"),
+                    number("compute", "compute", 120, tip="forward and backward, without what runs again"),
+                    number("communication", "communication", 164, tip="waited for or hidden"),
+                    number("kept", "keeps", 108,
+                           tip="for backward, of one micro-batch; the total has what is alive at the peak"),
                     {"field": "source", "headerName": "figures", "width": 110},
                 ],
                 rowData=[],

@@ -20,6 +20,7 @@ from ..views.picture import ASPECT, NARROW_ASPECT, picture
 from ..views.plan import (
     Bar,
     Segment,
+    beside_rows,
     changed_operators,
     device_bars,
     memory_bar,
@@ -188,17 +189,19 @@ def _register_operators(app: Dash, context: Context) -> None:
         Output("plan-picture", "elements"),
         Output("plan-picture", "stylesheet"),
         Output("plan-legend", "children"),
+        Output("operators", "dashGridOptions", allow_duplicate=True),
         Input("pick", "data"),
         Input("page", "data"),
         Input("scheme", "data"),
         State("operators", "columnDefs"),
+        State("operators", "dashGridOptions"),
         State("narrow", "data"),
         prevent_initial_call=True,
     )
-    def draw(pick: Any, page: Any, scheme: Any, columns: Any, narrow: Any) -> Any:
+    def draw(pick: Any, page: Any, scheme: Any, columns: Any, options: Any, narrow: Any) -> Any:
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
-            return (no_update,) * 5
+            return (no_update,) * 6
         detail, _ = _detail(context, data, view.point)
         rows = operator_rows(data.exploration, view.point, detail)
         aspect = NARROW_ASPECT if narrow else ASPECT
@@ -213,16 +216,31 @@ def _register_operators(app: Dash, context: Context) -> None:
                 "memory": unit.of(o.memory_bytes) if detail is not None else None,
                 "compute": time.of(o.compute_s) if detail is not None else None,
                 "communication": time.of(o.communication_s) if detail is not None else None,
+                "kept": unit.of(o.kept_bytes) if detail is not None else None,
                 "source": o.source,
             }
             for o in rows
         ]
-        units = {"memory": unit.name, "compute": time.name, "communication": time.name}
+        units = {"memory": unit.name, "compute": time.name, "communication": time.name, "kept": unit.name}
+        titles = {"kept": "keeps"}
         heads = [
-            {**c, "headerName": f"{c['field']}, {units[c['field']]}"} if c["field"] in units else c
+            {**c, "headerName": f"{titles.get(c['field'], c['field'])}, {units[c['field']]}"}
+            if c["field"] in units
+            else c
             for c in columns
         ]
-        return cells, heads, elements(found), stylesheet(str(scheme)), _legend(found.legend, str(scheme))
+        below = [
+            {
+                "group": share.title,
+                "memory": unit.of(share.memory_bytes) or None,
+                "compute": time.of(share.compute_s) or None,
+                "communication": time.of(share.communication_s) or None,
+            }
+            for share in beside_rows(data.exploration, view.point, detail)
+        ]
+        options = {**options, "pinnedBottomRowData": below}
+        legend = _legend(found.legend, str(scheme))
+        return cells, heads, elements(found), stylesheet(str(scheme)), legend, options
 
     @app.callback(
         Output("operators", "dashGridOptions"),

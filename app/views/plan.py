@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.plan import Exploration
+from tensoropt.report.rows import Share
 from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
@@ -108,7 +109,13 @@ def step_bar(data: FrontierData, row: int) -> Bar:
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator group of a plan; sizes in bytes and seconds, 0 where not known."""
+    """One operator group of a plan; sizes in bytes and seconds, 0 where not known.
+
+    Attributes:
+        memory_bytes: parameters, gradients and optimizer state, which last through the step.
+        kept_bytes: for backward, of one micro-batch.
+        compute_s, communication_s: without what is computed again.
+    """
 
     group: str
     module: str
@@ -119,6 +126,7 @@ class OperatorRow:
     compute_s: float
     communication_s: float
     source: str
+    kept_bytes: float = 0.0
 
 
 def axes_words(configuration: Mapping[str, str]) -> str:
@@ -132,7 +140,8 @@ def axes_words(configuration: Mapping[str, str]) -> str:
 def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tuple[OperatorRow, ...]:
     """The operators in the model's order; without details only what the plan itself says."""
     if detail is not None:
-        return tuple(_detailed(o) for o in detail.operators)
+        shares = detail.shares()[0]
+        return tuple(_detailed(o, share) for o, share in zip(detail.operators, shares, strict=True))
     plan = exploration.plan(row)
     groups = exploration.spaces[exploration.all_points[row].space].groups
     found = []
@@ -150,18 +159,43 @@ def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tup
     return tuple(found)
 
 
-def _detailed(o: Any) -> OperatorRow:
-    memory = o.parameters_bytes + o.gradients_bytes + o.state_bytes + o.kept_bytes
+TOTAL = "total"
+
+
+def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share, ...]:
+    """What the operators' rows leave of memory, compute and communication, and the total: the headline's.
+
+    Nothing without details, or where rows are stages or devices of different loads.
+    """
+    point = exploration.all_points[row]
+    if detail is None or point.carried is not None:
+        return ()
+    operators, beside = detail.shares()
+    process = Share(KIND_TITLES[PROCESS], sum(point.terms.values()), 0.0, 0.0)
+    rows = [
+        share
+        for share in (*beside, process)
+        # A rounding of what adds up to nothing is no row.
+        if share.compute_s or share.communication_s or abs(share.memory_bytes) > 0.5
+    ]
+    columns = zip(
+        *((s.memory_bytes, s.compute_s, s.communication_s) for s in (*operators, *rows)), strict=True
+    )
+    return (*rows, Share(TOTAL, *map(sum, columns)))
+
+
+def _detailed(o: Any, share: Share) -> OperatorRow:
     return OperatorRow(
         group=o.group,
         module=o.module,
         members=len(o.members),
         axes=axes_words(o.configuration),
         options=option_words(o.options),
-        memory_bytes=float(memory),
-        compute_s=float(o.forward_s + o.backward_s),
-        communication_s=float(o.communication_s),
+        memory_bytes=float(share.memory_bytes),
+        compute_s=float(share.compute_s),
+        communication_s=float(share.communication_s),
         source=str(o.source),
+        kept_bytes=float(o.kept_bytes),
     )
 
 

@@ -38,7 +38,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
     found = opened(options.dir)
     told = show(found, options.point, **wanted)
-    lines = [*point_lines(found, told.point), "", *detail_lines(told, options.top)]
+    summed = found.all_points[told.point].carried is None
+    lines = [*point_lines(found, told.point), "", *detail_lines(told, options.top, summed=summed)]
     if options.trace:
         write_trace(told.trace(), options.trace)
         lines.append(

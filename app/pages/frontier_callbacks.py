@@ -18,6 +18,7 @@ from ..state import View
 from ..views import assumptions, profile
 from ..views.frontier import (
     FrontierData,
+    count_words,
     filter_sentence,
     limit_sentence,
     mark_sentence,
@@ -26,7 +27,6 @@ from ..views.frontier import (
 )
 from ..views.library import choices
 from ..views.point import point_card
-from ..views.units import plural
 from . import planners
 from .parts import empty, facts, note, plain_table, visible
 from .points import big, difference_table
@@ -171,11 +171,8 @@ def _from_url(context: Context, search: Any) -> View:
 
 
 def _opened(context: Context, view: View) -> View:
-    try:
-        found = context.exploration(view)
-    except TensorOptError:
-        return view  # the page says what is wrong with it
-    return state.with_point(view, found) if found is not None and found.points else view
+    data = context.frontier(view)
+    return view if data is None else state.with_point(view, data)  # the page says what is wrong with it
 
 
 def _register_controls(app: Dash, context: Context) -> None:
@@ -269,7 +266,7 @@ def _register_plot(app: Dash, context: Context) -> None:
             return (no_update,) * 5
         figure = drawing.frontier_figure(data, view, str(scheme))
         rows = table_rows(data, view)
-        count = f"{len(rows):,} of {plural(len(data), 'point')}"
+        count = count_words(data, view)
         return figure, rows, _column_units(columns, data, view), count, key
 
     @app.callback(

@@ -173,7 +173,7 @@ def difference(data: FrontierData, view: View) -> Any:
         difference_table(data, view),
         html.H3(f"{plural(len(changed), 'operator')} split otherwise"),
         html.Div(
-            plain_table(["operator", "module", f"point {view.other}", f"point {view.point}"], rows),
+            plain_table(["operator", "module", data.label(view.other), data.label(view.point)], rows),
             className="scroll tall",
         ),
         html.P(f"{more} more are not listed; strategies.csv has all of them.", className="hint")

@@ -63,9 +63,16 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     unit, time = data.units.memory, data.units.time
     capacity = data.capacity_bytes
     usable = data.usable_bytes(view)
-    fits = point.memory_bytes <= usable
+    over_budget = view.budget_bytes is not None and point.memory_bytes > view.budget_bytes
+    fits = point.memory_bytes <= usable and not over_budget
     share = point.memory_bytes / capacity
-    if fits:
+    if over_budget and point.memory_bytes <= usable:
+        assert view.budget_bytes is not None
+        verdict = (
+            f"Over the budget of {unit.text(view.budget_bytes)} by "
+            f"{unit.text(point.memory_bytes - view.budget_bytes)}; a {data.device} itself would have room."
+        )
+    elif fits:
         verdict = f"Fits a {data.device}: uses {percent(share)} of its {unit_for(capacity).text(capacity)}."
     else:
         verdict = (
@@ -73,7 +80,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
             f"{percent(view.headroom)} headroom."
         )
     cost = step_cost(data, row, price_of(data, view))
-    marks = [word for word, at in _special(data) if at == row]
+    marks = [word for word, at in data.special(view).items() if at == row]
     hidden = f", {time.text(point.hidden_s)} hidden" if hides(point) else ""
     facts = [
         Fact("mesh", f"{data.mesh[row]} ({plural(int(data.devices[row]), 'device')})"),
@@ -92,7 +99,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     if point.planner != FRONTIER:
         facts.insert(0, Fact("planner", planner_title(point.planner)))
     return PointCard(
-        title=f"Point {row} of {len(data)}" + (f" · {', '.join(marks)}" if marks else ""),
+        title=data.title(row) + (f" · {', '.join(marks)}" if marks else ""),
         name=data.exploration.names[row],
         memory=unit.text(point.memory_bytes),
         time=time.text(point.time_s),
@@ -113,13 +120,6 @@ def proof_words(point: Point) -> str:
     if point.gap is None:
         return "none claimed"
     return "exact" if point.exact else f"at most {at_most(point.gap)} above the additive bound"
-
-
-def _special(data: FrontierData) -> tuple[tuple[str, int], ...]:
-    rows = data.on_frontier.nonzero()[0]
-    if not len(rows):
-        return ()
-    return (("leanest", int(rows[0])), ("knee", data.knee), ("fastest", int(rows[-1])))
 
 
 def dominant_words(exploration: Exploration, row: int) -> str:

@@ -54,7 +54,7 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
             devices *= size
         rows.append(
             [
-                i, round(p.memory_bytes), repr(p.time_s), devices, space.mesh.label, space.micro_batches,
+                i + 1, round(p.memory_bytes), repr(p.time_s), devices, space.mesh.label, space.micro_batches,
                 repr(p.compute_s), repr(p.communication_s), str(p.exact).lower(), _gap(p), p.planner,
                 round(p.additive_memory_bytes), repr(p.additive_time_s), repr(p.exposed_s), repr(p.hidden_s),
                 repr(p.idle_s), *(round(m) for m in p.memory),
@@ -90,7 +90,7 @@ def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) ->
     axes = max((len(s.mesh.names) for s in exploration.spaces), default=0)
     header = ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
     rows = []
-    for i, point in enumerate(exploration.points):
+    for i, point in enumerate(exploration.points, 1):
         plan = plan_of(exploration, point)
         if plan.pipeline is not None:
             rows += [[i, *row] for row in _stage_rows(plan, axes)]

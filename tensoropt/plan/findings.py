@@ -57,6 +57,17 @@ class Findings:
         """What people call the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
         return plan_names(self.all_points, self.spaces)
 
+    def title(self, index: int) -> str:
+        """``point 17 of 201``: points of the frontier are counted from 1 to N in order of memory, everywhere;
+        of others the planner, and which of its plans: ``zero 2 of 5``."""
+        if index < len(self.points):
+            return f"point {index + 1} of {len(self.points)}"
+        planner = self.all_points[index].planner
+        own = [
+            i for i in range(len(self.points), len(self.all_points)) if self.all_points[i].planner == planner
+        ]
+        return f"{planner} {own.index(index) + 1} of {len(own)}"
+
     @property
     def devices(self) -> int:
         """How many devices the cluster has; 0 where nothing was searched."""

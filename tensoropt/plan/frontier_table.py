@@ -95,7 +95,7 @@ def table_rows(found: Findings, indices: Sequence[int]) -> list[list[str]]:
         space = found.spaces[p.space]
         rows.append(
             [
-                str(i),
+                str(i + 1),
                 f"{p.memory_bytes / size_bytes:.2f}",
                 f"{p.time_s / time_s:.2f}",
                 f"{p.compute_s / time_s:.2f}",

@@ -45,7 +45,7 @@ class Detail:
     """All about one point of a frontier.
 
     Attributes:
-        point: its number.
+        point: its index in ``all_points``; people count from 1.
         operators, edges: what each group of operators, and each resharding, takes.
         timeline, memory_curve: one rank's step in time.
         overlap: what is assumed to run beside what, in words.
@@ -65,7 +65,7 @@ class Detail:
         counts = (
             f"{len(self.operators)} operators, {len(self.edges)} reshardings, {len(self.timeline)} events"
         )
-        return f"Detail of point {self.point} ({counts})\n{self.headline()}"
+        return f"Detail of point {self.point + 1} ({counts})\n{self.headline()}"
 
     @property
     def peak(self) -> MemoryAt:
@@ -109,7 +109,7 @@ class Detail:
 
     def trace(self) -> dict[str, Any]:
         """Chrome's trace format, which Perfetto opens too."""
-        return chrome_trace(self.timeline, self.memory_curve, f"point {self.point}", self.overlap)
+        return chrome_trace(self.timeline, self.memory_curve, f"point {self.point + 1}", self.overlap)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain data."""

@@ -19,6 +19,13 @@ def test_the_card_says_memory_time_and_whether_it_fits() -> None:
     assert "76.0 GiB are left after 5 % headroom" in over.verdict
 
 
+def test_what_is_over_a_budget_does_not_fit() -> None:
+    card = point_card(DATA, View(budget_bytes=25 * GIB), 2)
+    assert not card.fits
+    assert card.verdict.startswith("Over the budget of 25.0 GiB by 5.00 GiB")
+    assert point_card(DATA, View(budget_bytes=35 * GIB), 2).title == "Point 3 of 8 · fastest"
+
+
 def test_what_dominates_is_named() -> None:
     lean = exploration([point(GIB, 1.0, memory=(0.1 * GIB, 0, 0, 0.9 * GIB, 0))])
     assert "kept activations (90 %)" in dominant_words(lean, 0)

@@ -12,7 +12,7 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
 from .frontier import FRONTIER, FrontierData, money, planner_title, price_of, step_cost, unit_for
-from .units import at_most, percent, plural, signed
+from .units import Units, at_most, percent, plural, signed
 from .verified import of_point, verified_words
 
 KIND_TITLES = {
@@ -89,7 +89,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         Fact("communication", time.text(point.communication_s) + hidden),
         Fact("split by", split_words(data.exploration, row)),
         Fact("figures", source_words(dict(point.sources)) or "—"),
-        Fact("proof", proof_words(point)),
+        Fact("proven", proof_words(point, data.units)),
     ]
     if cost is not None:
         facts.append(Fact("price", money(cost)))
@@ -115,11 +115,19 @@ def hides(point: Point) -> bool:
     return point.hidden_s > 1e-6 * point.time_s
 
 
-def proof_words(point: Point) -> str:
-    """What is proven of a point in the additive model; of placed plans nothing is."""
+def proof_words(point: Point, units: Units) -> str:
+    """What is proven of a point, which is of the sums that the search adds up; of placed plans nothing is."""
     if point.gap is None:
-        return "none claimed"
-    return "exact" if point.exact else f"at most {at_most(point.gap)} above the additive bound"
+        return "nothing: its planner is a heuristic, or the search was one here"
+    memory, time = units.memory.text(point.additive_memory_bytes), units.time.text(point.additive_time_s)
+    if point.exact:
+        better = "no plan searched is faster with no more memory, nor leaner and no slower"
+    else:
+        better = f"it takes at most {at_most(point.gap)} longer than any plan searched with no more memory"
+    return (
+        f"{better}, by the sums that the search adds up ({memory} and {time} for this one). The figures "
+        "above are simulated: peaks and waits are in them, and nothing is proven of them."
+    )
 
 
 def dominant_words(exploration: Exploration, row: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, State, ctx, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
 
 from tensoropt.errors import TensorOptError
 
@@ -25,6 +25,8 @@ from ..views.plan import (
     device_bars,
     memory_bar,
     operator_rows,
+    picture_rows,
+    recomputation_difference,
     step_bar,
 )
 from ..views.point import point_card
@@ -40,6 +42,7 @@ MOST_CHANGED = 60
 def register(app: Dash, context: Context) -> None:
     _register_figures(app, context)
     _register_operators(app, context)
+    _register_picture(app)
 
 
 def _detail(context: Context, data: FrontierData, point: int) -> tuple[Any, str]:
@@ -169,8 +172,17 @@ def difference(data: FrontierData, view: View) -> Any:
     changed = changed_operators(data.exploration, view.point, view.other)
     rows = [list(row) for row in changed[:MOST_CHANGED]]
     more = len(changed) - len(rows)
+    again = recomputation_difference(data.exploration, view.point, view.other)
+    where = {
+        "only there": f"only in {data.label(view.other)}",
+        "only here": f"only in {data.label(view.point)}",
+    }
     return [
         difference_table(data, view),
+        html.H3("Blocks recomputed"),
+        plain_table(["", ""], [[where.get(title, title), blocks] for title, blocks in again])
+        if again
+        else html.P("None, in either plan.", className="hint"),
         html.H3(f"{plural(len(changed), 'operator')} split otherwise"),
         html.Div(
             plain_table(["operator", "module", data.label(view.other), data.label(view.point)], rows),
@@ -205,7 +217,9 @@ def _register_operators(app: Dash, context: Context) -> None:
         detail, _ = _detail(context, data, view.point)
         rows = operator_rows(data.exploration, view.point, detail)
         aspect = NARROW_ASPECT if narrow else ASPECT
-        found = picture(rows, graph_edges(data.exploration, detail), aspect)
+        drawn = picture_rows(data.exploration, view.point, detail)
+        found = picture(drawn, graph_edges(data.exploration, detail), aspect)
+        node_of = {group: node.key for node in found.nodes for group in node.groups}
         unit, time = data.units.memory, data.units.time
         cells = [
             {
@@ -218,6 +232,7 @@ def _register_operators(app: Dash, context: Context) -> None:
                 "communication": time.of(o.communication_s) if detail is not None else None,
                 "kept": unit.of(o.kept_bytes) if detail is not None else None,
                 "source": o.source,
+                "node": node_of.get(o.group, ""),
             }
             for o in rows
         ]
@@ -226,6 +241,9 @@ def _register_operators(app: Dash, context: Context) -> None:
         heads = [
             {**c, "headerName": f"{titles.get(c['field'], c['field'])}, {units[c['field']]}"}
             if c["field"] in units
+            # ONNX files know no modules.
+            else {**c, "hide": not any(o.module for o in rows)}
+            if c["field"] == "module"
             else c
             for c in columns
         ]
@@ -260,7 +278,7 @@ def _register_operators(app: Dash, context: Context) -> None:
             return options, no_update, no_update
         if key is None:
             return options, {}, ""
-        return options, {"module": {"filterType": "text", "type": "startsWith", "filter": key}}, f"in {key}"
+        return options, {"node": {"filterType": "text", "type": "equals", "filter": key}}, f"in {key}"
 
     @app.callback(
         Output("plan-picture", "stylesheet", allow_duplicate=True),
@@ -280,6 +298,31 @@ def _register_operators(app: Dash, context: Context) -> None:
                 mark = {"background-color": colours.select, "color": colours.surface}
                 base.append({"selector": f'node[id = "{data["id"]}"]', "style": mark})
         return base
+
+
+def _register_picture(app: Dash) -> None:
+    """What needs no server: zoom, search and tooltips of the graph."""
+
+    def browser(name: str, *signature: Any) -> None:
+        app.clientside_callback(ClientsideFunction("picture", name), *signature, prevent_initial_call=True)
+
+    browser(
+        "zoom",
+        Output("picture-fit", "title"),
+        *(Input(f"picture-{name}", "n_clicks") for name in ("fit", "in", "out")),
+    )
+    browser(
+        "find",
+        Output("picture-found", "children"),
+        Input("picture-search", "value"),
+        Input("plan-picture", "elements"),
+    )
+    browser(
+        "tip",
+        Output("picture-tip", "title"),
+        Input("plan-picture", "mouseoverNodeData"),
+        Input("plan-picture", "mouseoverEdgeData"),
+    )
 
 
 def _legend(legend: tuple[tuple[str, int], ...], scheme: str) -> Any:

@@ -26,7 +26,7 @@ from .views.frontier import FrontierData
 
 def address(key: str, what: str, point: int | None) -> str:
     """Where a file of an exploration is found."""
-    return f"/download/{quote(key, safe='')}/{what}?point={point or 0}"
+    return f"/download/{quote(key, safe='')}/{what}?point={(point or 0) + 1}"
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,20 @@ def register(app: Dash, context: Context) -> None:
 
     @app.server.get("/download/<key>/<what>")
     def download(key: str, what: str) -> Response:
-        point = request.args.get("point", "0")
+        point = request.args.get("point", "1")
         if what not in MAKERS or not re.fullmatch(r"[0-9]{1,9}", point):
             return _words(404, "there is no such file")
         try:
             found = context.library.load(key)
         except TensorOptError as error:
             return _words(404, str(error))
-        if int(point) >= len(found.all_points):
-            count = len(found.all_points)
+        if not 1 <= int(point) <= len(found.all_points):
+            count = len(found.points)
             return _words(404, f"there is no point {int(point)}; this exploration has {count}")
         media, make = MAKERS[what]
         try:
             model = context.library.model_name(found.model.source)
-            text = make(Asked(found, model, int(point), context.library.verified(key)))
+            text = make(Asked(found, model, int(point) - 1, context.library.verified(key)))
         except (NoDetailError, TensorOptError) as error:
             return _words(409, str(error))
         headers = {"Content-Disposition": f'attachment; filename="{what}"'}

@@ -70,7 +70,7 @@ def on_budget(view: View, data: FrontierData, value: Any) -> View:
         view.budget_bytes, budget_range(data), data.units.memory.factor, budget
     ):
         return view
-    return state.set_budget(view, data.exploration, budget)
+    return state.set_budget(view, data, budget)
 
 
 def on_target(view: View, data: FrontierData, value: Any) -> View:
@@ -78,7 +78,7 @@ def on_target(view: View, data: FrontierData, value: Any) -> View:
     target = _slid(value, target_range(data), data.units.time.factor, view.target_s)
     if target == view.target_s or _beyond(view.target_s, target_range(data), data.units.time.factor, target):
         return view
-    return state.set_target(view, data.exploration, target)
+    return state.set_target(view, data, target)
 
 
 def _beyond(old: float | None, limits: tuple[float, float, float], factor: float, new: float | None) -> bool:
@@ -134,7 +134,7 @@ def _typed(view: View, data: FrontierData, value: Any, what: str) -> View:
     if wanted == old or (wanted and old and unit.text(wanted) == unit.text(old)):
         return view
     change = state.set_budget if what == "memory" else state.set_target
-    return change(view, data.exploration, wanted)
+    return change(view, data, wanted)
 
 
 def on_click(view: View, data: FrontierData, value: Any, second: bool = False) -> View:
@@ -147,7 +147,7 @@ def on_click(view: View, data: FrontierData, value: Any, second: bool = False) -
         row = _row(custom[0], data) if isinstance(custom, list) and custom else None
         # The first hit that is a point: rings around a selection carry no row.
         if row is not None:
-            return state.compare(view, row) if second else state.select(view, data.exploration, row)
+            return state.compare(view, row) if second else state.select(view, data, row)
     return view
 
 
@@ -158,7 +158,7 @@ def on_row(view: View, data: FrontierData, value: Any, second: bool = False) -> 
     row = _row(inner.get("rowId", inner.get("row")), data) if isinstance(inner, Mapping) else None
     if row is None:
         return view
-    return state.compare(view, row) if second else state.select(view, data.exploration, row)
+    return state.compare(view, row) if second else state.select(view, data, row)
 
 
 def _row(value: Any, data: FrontierData) -> int | None:
@@ -177,7 +177,7 @@ def on_key(view: View, data: FrontierData, value: Any) -> View:
         return on_word(view, data, value.get("word"))
     step = value.get("step")
     return (
-        state.select(view, data.exploration, data.neighbour(view, step))
+        state.select(view, data, data.neighbour(view, step))
         if is_number(step) and isinstance(step, int)
         else view
     )
@@ -185,7 +185,6 @@ def on_key(view: View, data: FrontierData, value: Any) -> View:
 
 def on_word(view: View, data: FrontierData, word: Any) -> View:
     """``leanest``, ``knee``, ``fastest``: a point; ``compare``, ``swap``, ``clear``: the second point."""
-    rows = data.on_frontier.nonzero()[0]
     if word == "swap":
         return state.swapped(view)
     if word == "clear":
@@ -193,12 +192,8 @@ def on_word(view: View, data: FrontierData, word: Any) -> View:
     if word == "compare":
         # The selected point stays behind as the second one; the next click or arrow moves on from it.
         return replace(view, other=view.point) if view.point is not None else view
-    points = {"leanest": int(rows[0]), "knee": data.knee, "fastest": int(rows[-1])} if len(rows) else {}
-    return (
-        state.select(view, data.exploration, points[word])
-        if isinstance(word, str) and word in points
-        else view
-    )
+    points = data.special(view)
+    return state.select(view, data, points[word]) if isinstance(word, str) and word in points else view
 
 
 def on_share(view: View, data: FrontierData, value: Any) -> View:
@@ -252,7 +247,14 @@ def filtered(name: str) -> Callable[[View, FrontierData, Any], View]:
 
     def on_filter(view: View, data: FrontierData, value: Any) -> View:
         wanted: dict[str, Any] = {name: value if value in data.filters()[name] else ""}
-        return replace(view, **wanted)
+        changed = replace(view, **wanted)
+        if changed == view:
+            return view
+        # Limits select among what the filters keep; without one, a point that is filtered out gives way.
+        changed = state.repicked(changed, data)
+        if changed.point is None or data.passing(changed)[changed.point]:
+            return changed
+        return state.select(changed, data, data.special(changed).get("knee", changed.point))
 
     return on_filter
 

@@ -39,13 +39,14 @@ def standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()
     columns = {
         "point": "point", "memory": f"memory, {size}", "time": f"time, {time}", "compute": f"compute, {time}",
         "network": f"network, {time}", "mesh": "mesh", "micro": "micro-batches", "gap": "proof",
-        "planner": "planner",
+        "planner": "planner", "name": "plan",
     }  # fmt: skip
     head = "".join(f"<th scope=col>{escape(text)}" for text in columns.values())
     # Evenly thinned rather than cut off, so that the table covers the whole frontier.
     step = max(1, -(-len(rows) // SHOWN_ROWS))
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(row[name]))}" for name in columns) for row in rows[::step]
+        "<tr>" + "".join(f"<td>{escape('' if row[name] is None else str(row[name]))}" for name in columns)
+        for row in rows[::step]
     )
     said = "".join(f"<li>{escape(f.label)}: {escape(f.value)}" for f in assumptions(data, view, verified))
     thinned = f"<p>Every {step}th of {len(rows):,} points is listed." if step > 1 else ""

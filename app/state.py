@@ -6,11 +6,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import Exploration
 from tensoropt.units import parse_bytes, parse_seconds
 
 PAGES = ("explore", "frontier", "plan", "export")
@@ -69,6 +68,8 @@ class View:
                 continue
             if isinstance(value, bool):
                 value = int(value)
+            if name in ("point", "other"):
+                value += 1  # people count from 1
             written[_IN_URL[name]] = _number(value) if isinstance(value, float) else value
         return urlencode(written)
 
@@ -81,6 +82,9 @@ class View:
         for name, key in _IN_URL.items():
             if key in pairs:
                 found[name] = _clean(name, pairs[key])
+                if name in ("point", "other") and found[name] is not None:
+                    # People count from 1, and there is no point 0.
+                    found[name] = found[name] - 1 if found[name] else None
         return cls(**found)
 
 
@@ -131,26 +135,30 @@ def _positive(value: float | None) -> float | None:
 # -- changes ------------------------------------------------------------------------------------------
 
 
-def with_point(view: View, exploration: Exploration) -> View:
-    """The view with a point that exists: the one named, else what the limits select, else the knee."""
-    count = len(exploration.all_points)
+class Rows(Protocol):
+    """What is asked of a frontier here: :class:`.views.frontier.FrontierData`, which knows of views."""
+
+    def __len__(self) -> int: ...
+
+    def picked(self, view: View) -> int | None:
+        """The row that the limits select."""
+
+    def special(self, view: View) -> Mapping[str, int]:
+        """Rows by name, the knee among them."""
+
+
+def with_point(view: View, data: Rows) -> View:
+    """The view with a point that exists: the one named, else what the limits select, else the knee of what
+    the filters keep."""
+    count = len(data)
     point = view.point if view.point is not None and view.point < count else None
     other = view.other if view.other is not None and view.other < count else None
     if point is None:
-        point = picked(view, exploration)
+        point = data.picked(view)
     if point is None:
-        point = exploration.index(knee_point=True)
+        free = replace(view, budget_bytes=None, target_s=None)
+        point = {**data.special(View()), **data.special(free)}.get("knee", 0)
     return replace(view, point=point, other=other if other != point else None)
-
-
-def picked(view: View, exploration: Exploration) -> int | None:
-    """The point that the limits select (fastest within both, leanest for a time alone), or None."""
-    if view.budget_bytes is None and view.target_s is None:
-        return None
-    try:
-        return exploration.index(memory_bytes=view.budget_bytes, time_s=view.target_s)
-    except TensorOptError:
-        return None
 
 
 def open_exploration(view: View, key: str) -> View:
@@ -162,26 +170,27 @@ def open_exploration(view: View, key: str) -> View:
     return View(exploration=key, **kept)
 
 
-def set_budget(view: View, exploration: Exploration, budget_bytes: float | None) -> View:
+def set_budget(view: View, data: Rows, budget_bytes: float | None) -> View:
     """A memory budget, which replaces a time target, selects the fastest point that fits."""
     changed = replace(view, budget_bytes=budget_bytes, target_s=None)
-    return _repicked(changed, exploration)
+    return repicked(changed, data)
 
 
-def set_target(view: View, exploration: Exploration, target_s: float | None) -> View:
+def set_target(view: View, data: Rows, target_s: float | None) -> View:
     """A time target, which replaces a memory budget, selects the leanest point that is fast enough."""
     changed = replace(view, target_s=target_s, budget_bytes=None)
-    return _repicked(changed, exploration)
+    return repicked(changed, data)
 
 
-def _repicked(view: View, exploration: Exploration) -> View:
-    point = picked(view, exploration)
-    return view if point is None else select(view, exploration, point)
+def repicked(view: View, data: Rows) -> View:
+    """The view with what its limits select, if they select anything."""
+    point = data.picked(view)
+    return view if point is None else select(view, data, point)
 
 
-def select(view: View, exploration: Exploration, point: int) -> View:
+def select(view: View, data: Rows, point: int) -> View:
     """A point, as close to the one asked for as there is."""
-    point = min(max(point, 0), len(exploration.all_points) - 1)
+    point = min(max(point, 0), len(data) - 1)
     return replace(view, point=point, other=None if view.other == point else view.other)
 
 

@@ -67,7 +67,7 @@ def show(
     """Why a point costs what it costs: its operators, reshardings, timeline and memory curve.
 
     Args:
-        point: its number; without it the point that :func:`choose` would take.
+        point: its index in ``all_points``, from 0; without it the point that :func:`choose` would take.
 
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without its costs.

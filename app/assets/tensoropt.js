@@ -22,7 +22,8 @@ window.dash_clientside = window.dash_clientside || {};
     Object.keys(IN_URL).forEach((name) => {
       const value = state.view[name];
       if (value === null || value === undefined || value === defaults[name]) return;
-      const written = typeof value === "boolean" ? Number(value) : value;
+      const counted = name === "point" || name === "other"; // people count from 1
+      const written = typeof value === "boolean" ? Number(value) : counted ? value + 1 : value;
       pairs.push(IN_URL[name] + "=" + encodeURIComponent(written));
     });
     return pairs.length ? "?" + pairs.join("&") : "";

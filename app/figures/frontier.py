@@ -22,10 +22,7 @@ GL_FROM = 2000
 IN_VIEW = 2.5
 """The capacity line is in view while it is at most this many times the largest point (log: squared)."""
 SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram")
-HOVER = (
-    "<b>point %{customdata[0]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>"
-    "mesh %{customdata[1]} · %{customdata[2]} micro-batch(es)<extra></extra>"
-)
+HOVER = "<b>%{customdata[2]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>%{customdata[1]}<extra></extra>"
 
 Json = dict[str, Any]
 
@@ -107,11 +104,16 @@ def _dots(data: FrontierData, rows: np.ndarray, kind: str, colour: str, size: in
         "mode": "markers",
         "name": name,
         "marker": {"color": colour, "size": size},
-        "customdata": [[int(i), data.mesh[i], int(data.micro[i])] for i in rows],
+        "customdata": [[int(i), _wrapped(data.exploration.names[i]), data.label(int(i))] for i in rows],
         "hovertemplate": _hover(data),
         "showlegend": False,
         **_xy(data, rows, data.time),
     }
+
+
+def _wrapped(name: str) -> str:
+    """A plan's name on lines that a tooltip has room for."""
+    return name.replace(" · ", "<br>")
 
 
 def _hover(data: FrontierData) -> str:
@@ -150,10 +152,8 @@ def _planner_marks(data: FrontierData, kept: np.ndarray, colours: Palette) -> Js
         "text": labels,
         "textposition": _beside_marks(data, rows, labels),
         "textfont": {"color": colours.ink, "size": 12},
-        "customdata": [
-            [int(i), data.mesh[i], int(data.micro[i]), planner_title(data.planner[i])] for i in rows
-        ],
-        "hovertemplate": "<b>%{customdata[3]}</b><br>" + _hover(data),
+        "customdata": [[int(i), _wrapped(data.exploration.names[i]), data.label(int(i))] for i in rows],
+        "hovertemplate": _hover(data),
         "showlegend": False,
         **_xy(data, rows, data.time),
     }
@@ -198,7 +198,8 @@ def _beside_marks(data: FrontierData, rows: np.ndarray, labels: Sequence[str]) -
 def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[Json]:
     """Knee, compared point, selected point."""
     return [
-        _ring(data, data.knee, colours.muted, "knee", 13, "circle-open") | {"hoverinfo": "skip"},
+        _ring(data, data.special(view).get("knee"), colours.muted, "knee", 13, "circle-open")
+        | {"hoverinfo": "skip"},
         _ring(data, view.other, colours.other, "compared", 15, "diamond-open"),
         _ring(data, view.point, colours.select, "selected", 17, "circle-open"),
     ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensoropt.units import format_bytes
+
 from ..views.picture import MOST_COLOURS, Picture
 from .palette import palette
 
@@ -16,25 +18,35 @@ def elements(found: Picture) -> list[Json]:
         {
             "data": {
                 "id": n.key,
-                "label": n.label,
+                "label": n.label + (f" · {n.stage}" if n.stage else ""),
+                "tip": list(n.tip),
                 "axes": n.axes + (" (mostly)" if n.mixed else ""),
                 "groups": list(n.groups),
                 "colour": n.colour,
             },
             "position": {"x": n.x, "y": n.y},
-            "classes": "mixed" if n.mixed else "",
+            "classes": " ".join([*["mixed"] * n.mixed, *["again"] * (n.again > 0)]),
         }
         for n in found.nodes
     ]
     edges = [
-        {"data": {"source": a, "target": b}, "classes": "resharded" if resharded else ""}
-        for a, b, resharded in found.edges
+        {
+            "data": {
+                "source": e.source,
+                "target": e.target,
+                "tip": list(e.tip),
+                "bytes": format_bytes(e.bytes) if e.bytes else "",
+            },
+            "classes": "resharded" if e.resharded else "",
+        }
+        for e in found.edges
     ]
     return nodes + edges
 
 
 def stylesheet(scheme: str) -> list[Json]:
-    """Boxes with their names inside; resharded edges are thick, mixed boxes have a dashed border."""
+    """Boxes with their names inside; resharded edges are thick, mixed boxes have a dashed border, recomputed
+    ones a double one."""
     colours = palette(scheme)
     fills = [
         {
@@ -63,6 +75,7 @@ def stylesheet(scheme: str) -> list[Json]:
             },
         },
         *fills,
+        {"selector": "node.again", "style": {"border-style": "double", "border-width": 6}},
         {"selector": "node.mixed", "style": {"border-style": "dashed"}},
         {
             "selector": "edge",
@@ -74,6 +87,13 @@ def stylesheet(scheme: str) -> list[Json]:
                 "arrow-scale": 0.8,
                 "curve-style": "straight",
                 "opacity": 0.7,
+                "label": "data(bytes)",
+                "font-size": 9,
+                "min-zoomed-font-size": 7,
+                "color": colours.muted,
+                "text-background-color": colours.surface,
+                "text-background-opacity": 0.85,
+                "text-background-padding": "1px",
             },
         },
         {
@@ -81,7 +101,7 @@ def stylesheet(scheme: str) -> list[Json]:
             "style": {"width": 3.5, "line-color": colours.select, "target-arrow-color": colours.select},
         },
         {
-            "selector": "node:selected, node.linked",
+            "selector": "node:selected, node.linked, node.found",
             "style": {"background-color": colours.select, "color": colours.surface},
         },
     ]

@@ -23,7 +23,10 @@ LOG_TAIL = 20_000
 
 @dataclass(frozen=True)
 class Stage:
-    """Progress of one stage of the pipeline; ``began`` and ``last`` (its latest report) since the epoch."""
+    """Progress of one stage of the pipeline; ``began`` and ``last`` (its latest report) since the epoch.
+
+    ``spent_s``: what it took in earlier parts of a sweep, each of which passes all stages.
+    """
 
     name: str
     done: int
@@ -31,6 +34,7 @@ class Stage:
     what: str
     began: float
     last: float
+    spent_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,16 @@ class Job:
         return self.state in ACTIVE
 
     def progressed(self, stage: str, done: int, total: int, what: str, now: float) -> Job:
-        """The job after a report of its pipeline; a stage that comes again goes on."""
+        """The job after a report of its pipeline; a stage that comes again goes on, or begins anew where it
+        was over: then other stages ran meanwhile, whose time is not its own."""
         earlier = [s for s in self.stages if s.name != stage]
-        began = next((s.began for s in self.stages if s.name == stage), now)
-        return replace(self, stages=(*earlier, Stage(stage, done, total, what, began, now)))
+        began, spent = now, 0.0
+        for known in self.stages:
+            if known.name == stage:
+                again = known is not self.stages[-1] and (known.done >= known.total or done < known.done)
+                began = now if again else known.began
+                spent = known.spent_s + (known.last - known.began if again else 0.0)
+        return replace(self, stages=(*earlier, Stage(stage, done, total, what, began, now, spent)))
 
     def save(self, folder: Path) -> None:
         """Write it into its folder; raises :class:`TensorOptError` if that fails."""

@@ -43,6 +43,7 @@ def body(context: Context, data: FrontierData, view: View) -> Any:
             html.Div(
                 [
                     panel(
+                        html.P(card.name, className="plan-name"),
                         html.P(f"{card.memory} per device, {card.time} per step. {card.verdict}"),
                         html.Ul(links, className="files"),
                         title=card.title,

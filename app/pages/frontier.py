@@ -201,7 +201,7 @@ def _columns() -> list[dict[str, Any]]:
         {"field": "mesh", "headerName": "mesh", "width": 84},
         number("micro", "micro", 76, "d"),
         number("devices", "devices", 86, "d"),
-        {"field": "split", "headerName": "operators split by", "flex": 1, "minWidth": 190},
+        {"field": "name", "headerName": "plan", "flex": 1, "minWidth": 190, "tooltipField": "name"},
         {"field": "gap", "headerName": "proof", "width": 86},
         {"field": "planner", "headerName": "planner", "width": 100},
         {**number("cost", "per 1,000 steps", 124), "hide": True},

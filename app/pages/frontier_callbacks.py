@@ -17,8 +17,8 @@ from ..figures.palette import palette
 from ..state import View
 from ..views import assumptions, profile
 from ..views.frontier import (
-    DETAILED_ROWS,
     FrontierData,
+    count_words,
     filter_sentence,
     limit_sentence,
     mark_sentence,
@@ -27,7 +27,6 @@ from ..views.frontier import (
 )
 from ..views.library import choices
 from ..views.point import point_card
-from ..views.units import plural
 from . import planners
 from .parts import empty, facts, note, plain_table, visible
 from .points import big, difference_table
@@ -189,11 +188,8 @@ def _from_url(context: Context, search: Any) -> View:
 
 
 def _opened(context: Context, view: View) -> View:
-    try:
-        found = context.exploration(view)
-    except TensorOptError:
-        return view  # the page says what is wrong with it
-    return state.with_point(view, found) if found is not None and found.points else view
+    data = context.frontier(view)
+    return view if data is None else state.with_point(view, data)  # the page says what is wrong with it
 
 
 def _register_controls(app: Dash, context: Context) -> None:
@@ -296,7 +292,7 @@ def _register_plot(app: Dash, context: Context) -> None:
             return (no_update,) * 5
         figure = drawing.zoomed(drawing.frontier_figure(data, view, str(scheme)), zoom)
         rows = table_rows(data, view)
-        count = f"{len(rows):,} of {plural(len(data), 'point')}"
+        count = count_words(data, view)
         return figure, rows, _column_units(columns, data, view), count, key
 
     @app.callback(
@@ -340,7 +336,6 @@ def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View)
     }
     hidden = {
         "cost": price_of(data, view) is None,
-        "split": len(data) > DETAILED_ROWS,
         "planner": bool(data.on_frontier.all()),
         "devices": len(data.filters()["devices"]) < 2,
     }
@@ -409,6 +404,7 @@ def card(context: Context, data: FrontierData, view: View) -> Any:
     found = point_card(data, view, view.point, context.verified(view)[0])
     return [
         html.H2(found.title, className="panel-title", id="card-title"),
+        html.P(found.name, className="plan-name"),
         big(found, found.dominant),
         facts([(f.label, f.value) for f in found.facts]),
     ]

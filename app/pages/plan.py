@@ -60,27 +60,67 @@ def _graph(name: str) -> Any:
 
 
 def _picture() -> Any:
+    buttons = [
+        dmc.Button(text, id=f"picture-{name}", size="compact-xs", variant="default", **cast(Any, label))
+        for name, text, label in (
+            ("fit", "fit", {"aria-label": "Show the whole graph"}),
+            ("in", "+", {"aria-label": "Zoom in"}),
+            ("out", "−", {"aria-label": "Zoom out"}),
+        )
+    ]
+    search = dmc.TextInput(
+        id="picture-search", placeholder="find in the graph", size="xs", w=200, debounce=200,
+        **cast(Any, {"aria-label": "Find in the graph"}),
+    )  # fmt: skip
+    hint = "double border: computed again in backward; dashed: not all its operators alike; thick: resharded"
     return html.Div(
-        cyto.Cytoscape(
-            id="plan-picture",
-            elements=[],
-            stylesheet=[],
-            layout={"name": "preset", "fit": True, "padding": 12},
-            style={"width": "100%", "height": "430px"},
-            autoungrabify=True,
-            boxSelectionEnabled=False,
-            minZoom=0.15,
-            maxZoom=2.5,
-        ),
+        [
+            html.Div(
+                [search, html.Span(id="picture-found", className="muted small"), html.Span(className="grow"),
+                 *buttons],
+                className="row tight above",
+            ),
+            _graph_picture(),
+            html.P(hint, className="hint"),
+        ]
+    )  # fmt: skip
+
+
+def _graph_picture() -> Any:
+    return html.Div(
+        [
+            cyto.Cytoscape(
+                id="plan-picture",
+                elements=[],
+                stylesheet=[],
+                layout={"name": "preset", "fit": True, "padding": 12},
+                style={"width": "100%", "height": "430px"},
+                autoungrabify=True,
+                boxSelectionEnabled=False,
+                minZoom=0.15,
+                maxZoom=2.5,
+                # The wheel is the page's.
+                userZoomingEnabled=False,
+                clearOnUnhover=True,
+            ),
+            html.Div(id="picture-tip", className="tip", role="tooltip", hidden=True),
+        ],
         className="picture",
     )
 
 
+FIGURE = (
+    "params.value == null ? '' : params.value === 0 ? '0' : "
+    "Math.abs(params.value) < 0.001 ? '< 0.001' : d3.format(',.3r')(params.value)"
+)
+"""Three figures; what is next to nothing is not written out to its eighth digit."""
+
+
 def _operators() -> Any:
-    def number(field: str, name: str, width: int = 128) -> dict[str, Any]:
+    def number(field: str, name: str, width: int = 128, tip: str = "") -> dict[str, Any]:
         return {
-            "field": field, "headerName": name, "type": "rightAligned", "width": width,
-            "valueFormatter": {"function": "params.value == null ? '' : d3.format(',.3r')(params.value)"},
+            "field": field, "headerName": name, "headerTooltip": tip, "type": "rightAligned", "width": width,
+            "valueFormatter": {"function": FIGURE},
         }  # fmt: skip
 
     return html.Div(
@@ -102,13 +142,18 @@ def _operators() -> Any:
                     {"field": "group", "headerName": "operator", "width": 190, "pinned": "left"},
                     {"field": "module", "headerName": "module", "flex": 1, "minWidth": 180,
                      "tooltipField": "module"},
-                    {"field": "axes", "headerName": "axis → dim", "flex": 1, "minWidth": 180,
+                    {"field": "axes", "headerName": "split by", "flex": 1, "minWidth": 180,
                      "tooltipField": "axes"},
-                    {"field": "options", "headerName": "options", "width": 150, "tooltipField": "options"},
-                    number("memory", "memory"),
-                    number("compute", "compute"),
-                    number("communication", "communication", 172),
+                    {"field": "options", "headerName": "stored in shards", "width": 170,
+                     "tooltipField": "options"},
+                    number("memory", "memory", 122,
+                           tip="parameters, gradients, optimizer state; below, what else is at the peak"),
+                    number("compute", "compute", 120, tip="forward and backward, without what runs again"),
+                    number("communication", "communication", 164, tip="waited for or hidden"),
+                    number("kept", "keeps", 108,
+                           tip="for backward, of one micro-batch; the total has what is alive at the peak"),
                     {"field": "source", "headerName": "figures", "width": 110},
+                    {"field": "node", "hide": True, "filter": "agTextColumnFilter"},
                 ],
                 rowData=[],
                 getRowId="params.data.group",

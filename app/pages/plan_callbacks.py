@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, State, ctx, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
 
 from tensoropt.errors import TensorOptError
 
@@ -20,10 +20,13 @@ from ..views.picture import ASPECT, NARROW_ASPECT, picture
 from ..views.plan import (
     Bar,
     Segment,
+    beside_rows,
     changed_operators,
     device_bars,
     memory_bar,
     operator_rows,
+    picture_rows,
+    recomputation_difference,
     step_bar,
 )
 from ..views.point import point_card
@@ -39,6 +42,7 @@ MOST_CHANGED = 60
 def register(app: Dash, context: Context) -> None:
     _register_figures(app, context)
     _register_operators(app, context)
+    _register_picture(app)
 
 
 def _detail(context: Context, data: FrontierData, point: int) -> tuple[Any, str]:
@@ -114,9 +118,8 @@ def headline(context: Context, data: FrontierData, view: View, detail: Any) -> A
     found = point_card(data, view, view.point, context.verified(view)[0])
     told = {f.label: f.value for f in found.facts}
     facts = [f"{label} {told[label]}" for label in ("mesh", "micro-batches", "verified") if label in told]
-    if data.exploration.all_points[view.point].pipeline is not None:
-        facts.insert(1, told["split by"])  # its stages and their schedule
     return [
+        html.P(found.name, className="plan-name"),
         big(found, detail.headline() if detail is not None else found.dominant, wide=True),
         html.P(" · ".join([found.title, *facts]), className="hint"),
     ]
@@ -169,11 +172,20 @@ def difference(data: FrontierData, view: View) -> Any:
     changed = changed_operators(data.exploration, view.point, view.other)
     rows = [list(row) for row in changed[:MOST_CHANGED]]
     more = len(changed) - len(rows)
+    again = recomputation_difference(data.exploration, view.point, view.other)
+    where = {
+        "only there": f"only in {data.label(view.other)}",
+        "only here": f"only in {data.label(view.point)}",
+    }
     return [
         difference_table(data, view),
+        html.H3("Blocks recomputed"),
+        plain_table(["", ""], [[where.get(title, title), blocks] for title, blocks in again])
+        if again
+        else html.P("None, in either plan.", className="hint"),
         html.H3(f"{plural(len(changed), 'operator')} split otherwise"),
         html.Div(
-            plain_table(["operator", "module", f"point {view.other}", f"point {view.point}"], rows),
+            plain_table(["operator", "module", data.label(view.other), data.label(view.point)], rows),
             className="scroll tall",
         ),
         html.P(f"{more} more are not listed; strategies.csv has all of them.", className="hint")
@@ -189,21 +201,25 @@ def _register_operators(app: Dash, context: Context) -> None:
         Output("plan-picture", "elements"),
         Output("plan-picture", "stylesheet"),
         Output("plan-legend", "children"),
+        Output("operators", "dashGridOptions", allow_duplicate=True),
         Input("pick", "data"),
         Input("page", "data"),
         Input("scheme", "data"),
         State("operators", "columnDefs"),
+        State("operators", "dashGridOptions"),
         State("narrow", "data"),
         prevent_initial_call=True,
     )
-    def draw(pick: Any, page: Any, scheme: Any, columns: Any, narrow: Any) -> Any:
+    def draw(pick: Any, page: Any, scheme: Any, columns: Any, options: Any, narrow: Any) -> Any:
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
-            return (no_update,) * 5
+            return (no_update,) * 6
         detail, _ = _detail(context, data, view.point)
         rows = operator_rows(data.exploration, view.point, detail)
         aspect = NARROW_ASPECT if narrow else ASPECT
-        found = picture(rows, graph_edges(data.exploration, detail), aspect)
+        drawn = picture_rows(data.exploration, view.point, detail)
+        found = picture(drawn, graph_edges(data.exploration, detail), aspect)
+        node_of = {group: node.key for node in found.nodes for group in node.groups}
         unit, time = data.units.memory, data.units.time
         cells = [
             {
@@ -214,16 +230,35 @@ def _register_operators(app: Dash, context: Context) -> None:
                 "memory": unit.of(o.memory_bytes) if detail is not None else None,
                 "compute": time.of(o.compute_s) if detail is not None else None,
                 "communication": time.of(o.communication_s) if detail is not None else None,
+                "kept": unit.of(o.kept_bytes) if detail is not None else None,
                 "source": o.source,
+                "node": node_of.get(o.group, ""),
             }
             for o in rows
         ]
-        units = {"memory": unit.name, "compute": time.name, "communication": time.name}
+        units = {"memory": unit.name, "compute": time.name, "communication": time.name, "kept": unit.name}
+        titles = {"kept": "keeps"}
         heads = [
-            {**c, "headerName": f"{c['field']}, {units[c['field']]}"} if c["field"] in units else c
+            {**c, "headerName": f"{titles.get(c['field'], c['field'])}, {units[c['field']]}"}
+            if c["field"] in units
+            # ONNX files know no modules.
+            else {**c, "hide": not any(o.module for o in rows)}
+            if c["field"] == "module"
+            else c
             for c in columns
         ]
-        return cells, heads, elements(found), stylesheet(str(scheme)), _legend(found.legend, str(scheme))
+        below = [
+            {
+                "group": share.title,
+                "memory": unit.of(share.memory_bytes) or None,
+                "compute": time.of(share.compute_s) or None,
+                "communication": time.of(share.communication_s) or None,
+            }
+            for share in beside_rows(data.exploration, view.point, detail)
+        ]
+        options = {**options, "pinnedBottomRowData": below}
+        legend = _legend(found.legend, str(scheme))
+        return cells, heads, elements(found), stylesheet(str(scheme)), legend, options
 
     @app.callback(
         Output("operators", "dashGridOptions"),
@@ -243,7 +278,7 @@ def _register_operators(app: Dash, context: Context) -> None:
             return options, no_update, no_update
         if key is None:
             return options, {}, ""
-        return options, {"module": {"filterType": "text", "type": "startsWith", "filter": key}}, f"in {key}"
+        return options, {"node": {"filterType": "text", "type": "equals", "filter": key}}, f"in {key}"
 
     @app.callback(
         Output("plan-picture", "stylesheet", allow_duplicate=True),
@@ -263,6 +298,31 @@ def _register_operators(app: Dash, context: Context) -> None:
                 mark = {"background-color": colours.select, "color": colours.surface}
                 base.append({"selector": f'node[id = "{data["id"]}"]', "style": mark})
         return base
+
+
+def _register_picture(app: Dash) -> None:
+    """What needs no server: zoom, search and tooltips of the graph."""
+
+    def browser(name: str, *signature: Any) -> None:
+        app.clientside_callback(ClientsideFunction("picture", name), *signature, prevent_initial_call=True)
+
+    browser(
+        "zoom",
+        Output("picture-fit", "title"),
+        *(Input(f"picture-{name}", "n_clicks") for name in ("fit", "in", "out")),
+    )
+    browser(
+        "find",
+        Output("picture-found", "children"),
+        Input("picture-search", "value"),
+        Input("plan-picture", "elements"),
+    )
+    browser(
+        "tip",
+        Output("picture-tip", "title"),
+        Input("plan-picture", "mouseoverNodeData"),
+        Input("plan-picture", "mouseoverEdgeData"),
+    )
 
 
 def _legend(legend: tuple[tuple[str, int], ...], scheme: str) -> Any:

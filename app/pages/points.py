@@ -34,5 +34,5 @@ def difference_table(data: FrontierData, view: View) -> Any:
     rows = [[d.label, d.first, d.second, d.change] for d in differences(data, view.other, view.point)]
     if not rows:
         return html.P("Both points have the same figures.", className="hint")
-    head = ["", f"point {view.other}", f"point {view.point}", "change"]
+    head = ["", data.label(view.other), data.label(view.point), "change"]
     return html.Div(plain_table(head, rows, numbers=(1, 2, 3)), className="scroll compare")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tensoropt.errors import TensorOptError
@@ -27,11 +29,22 @@ def detail_of(exploration: Exploration, point: int) -> Any:
     return module.detail(exploration, point)
 
 
-def graph_edges(exploration: Exploration, detail: Any) -> list[tuple[str, str, bool]]:
-    """(from group, to group, whether the tensor is resharded on the way) of every edge between groups.
+@dataclass(frozen=True)
+class GraphEdge:
+    """What goes from one operator group to another.
 
-    Explorations without their graph know no edges.
+    Attributes:
+        tensors: name -> (bytes of the whole tensor, its shape and dtype in words).
     """
+
+    source: str
+    target: str
+    resharded: bool = False
+    tensors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+
+def graph_edges(exploration: Exploration, detail: Any) -> list[GraphEdge]:
+    """Every edge between groups; explorations without their graph know none."""
     recorded = getattr(exploration, "recorded", None)
     if recorded is None:
         return []
@@ -39,16 +52,19 @@ def graph_edges(exploration: Exploration, detail: Any) -> list[tuple[str, str, b
         {(e.producer, e.consumer) for e in detail.edges if e.bytes > 0} if detail is not None else set()
     )
     grouped = recorded.grouped
-    producer, group_of = grouped.atoms.graph.producer, grouped.group_of
-    found: dict[tuple[str, str], bool] = {}
+    graph, group_of = grouped.atoms.graph, grouped.group_of
+    producer = graph.producer
+    found: dict[tuple[str, str], dict[str, tuple[int, str]]] = {}
     for group in grouped.groups:
         for op in group.operators:
             for tensor in op.inputs():
                 maker = producer.get(tensor)
                 if maker is not None and group_of[maker.name].name != group.name:
                     pair = (group_of[maker.name].name, group.name)
-                    found[pair] = pair in resharded
-    return [(a, b, r) for (a, b), r in found.items()]
+                    of = graph.tensors[tensor]
+                    words = f"{tensor} [{', '.join(map(str, of.shape))}] {of.dtype}"
+                    found.setdefault(pair, {})[tensor] = (of.bytes, words)
+    return [GraphEdge(a, b, (a, b) in resharded, tensors) for (a, b), tensors in found.items()]
 
 
 def curve_of(detail: Any) -> tuple[list[float], dict[str, list[float]]]:

@@ -11,7 +11,6 @@ import numpy as np
 
 from tensoropt.frontier import knee
 from tensoropt.plan import Exploration, Point
-from tensoropt.plan.frontier_table import split_words
 
 from ..state import View
 from .units import Unit, Units, at_most, digits, percent, plural
@@ -102,13 +101,48 @@ class FrontierData:
     @cached_property
     def on_frontier(self) -> np.ndarray:
         """Per row whether it is a point of the search's own, as bools."""
-        return np.array([name == FRONTIER for name in self.planner])
+        # Not what another run of the search found, which planners were compared with.
+        known = np.arange(len(self)) < len(self.exploration.points)
+        return known & np.array([name == FRONTIER for name in self.planner])
 
-    @cached_property
-    def knee(self) -> int:
-        """Row of the knee."""
-        rows = np.flatnonzero(self.on_frontier)
-        return int(rows[knee(_Points(self.memory[rows], self.time[rows]))]) if len(rows) else 0
+    def title(self, row: int) -> str:
+        """``Point 17 of 201``; of a mark its planner, and which of its plans: ``ZeRO 2 of 5``."""
+        words = self.exploration.title(row)
+        planner = self.planner[row]
+        if row < len(self.exploration.points):
+            return words.capitalize()
+        return words.replace(planner, planner_title(planner), 1)
+
+    def label(self, row: int) -> str:
+        """The title, without how many there are."""
+        title = self.title(row).rpartition(" of ")[0]
+        return title.replace("Point", "point", 1) if row < len(self.exploration.points) else title
+
+    def allowed(self, view: View) -> np.ndarray:
+        """Numbers of the frontier's rows that the filters keep and that lie within budget and target."""
+        keep = self.passing(view) & self.on_frontier
+        if view.budget_bytes is not None:
+            keep &= self.memory <= view.budget_bytes
+        if view.target_s is not None:
+            keep &= self.time <= view.target_s
+        found: np.ndarray = np.flatnonzero(keep)
+        return found
+
+    def special(self, view: View) -> dict[str, int]:
+        """Rows that have a name: ``leanest``, ``knee``, ``fastest`` of those that are allowed; empty without
+        any."""
+        rows = self.allowed(view)
+        if not len(rows):
+            return {}
+        middle = int(rows[knee(_Points(self.memory[rows], self.time[rows]))])
+        return {"leanest": int(rows[0]), "knee": middle, "fastest": int(rows[-1])}
+
+    def picked(self, view: View) -> int | None:
+        """The row that the limits select: the fastest within a budget, the leanest within a time alone; None
+        without a limit, or where nothing is within it."""
+        if view.budget_bytes is None and view.target_s is None:
+            return None
+        return self.special(view).get("leanest" if view.budget_bytes is None else "fastest")
 
     @cached_property
     def trimmed(self) -> bool:
@@ -203,7 +237,9 @@ def money(amount: float) -> str:
 def limit_sentence(data: FrontierData, view: View) -> str:
     """What the limits do to this frontier, in words; "" where everything fits."""
     unit, time = data.units.memory, data.units.time
-    rows = np.flatnonzero(data.on_frontier)
+    rows = np.flatnonzero(data.passing(view) & data.on_frontier)
+    if not len(rows):
+        return ""  # filter_sentence says why
     smallest, fastest = float(data.memory[rows].min()), float(data.time[rows].min())
     if view.budget_bytes is not None and smallest > view.budget_bytes:
         return f"No plan fits {unit.text(view.budget_bytes)}; the smallest needs {unit.text(smallest)}."
@@ -258,9 +294,16 @@ def mark_sentence(data: FrontierData) -> str:
     )
 
 
+def count_words(data: FrontierData, view: View) -> str:
+    """``36 of 201 points, 12 plans of other planners``: points are the frontier's, as everywhere."""
+    kept = data.passing(view)
+    points, marks = int((kept & data.on_frontier).sum()), int((kept & ~data.on_frontier).sum())
+    whole = int(data.on_frontier.sum())
+    words = plural(whole, "point") if points == whole else f"{points:,} of {plural(whole, 'point')}"
+    return words + (f", {plural(marks, 'plan')} of other planners" if marks else "")
+
+
 TABLE_LIMIT = 25_000
-DETAILED_ROWS = 2000
-"""Words for every point of a longer frontier would cost seconds; a point's card has them."""
 
 
 def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
@@ -269,7 +312,6 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
     usable = data.usable_bytes(view)
     price = price_of(data, view)
     kept = np.flatnonzero(data.passing(view))
-    detailed = len(data) <= DETAILED_ROWS
     rows = []
     for row in kept[:TABLE_LIMIT]:
         index = int(data.index[row])
@@ -277,7 +319,7 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
         rows.append(
             {
                 "id": str(index),
-                "point": index,
+                "point": index + 1 if index < len(data.exploration.points) else None,
                 "memory": _round(unit.of(point.memory_bytes)),
                 "time": _round(time.of(point.time_s)),
                 "compute": _round(time.of(point.compute_s)),
@@ -285,7 +327,7 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
                 "mesh": data.mesh[row],
                 "micro": int(data.micro[row]),
                 "devices": int(data.devices[row]),
-                "split": split_words(data.exploration, index) if detailed else "",
+                "name": data.exploration.names[index],
                 "gap": _proof(point),
                 "fits": bool(point.memory_bytes <= usable),
                 "planner": planner_title(point.planner),

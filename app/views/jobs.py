@@ -62,7 +62,7 @@ def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
     for stage in job.stages:
         # Only the last stage's clock runs on; others stopped at their last report.
         running = job.state == "running" and stage.name == last and stage.done < stage.total
-        seconds = (now if running else stage.last) - stage.began
+        seconds = stage.spent_s + (now if running else stage.last) - stage.began
         share = 1.0 if stage.total <= 0 else min(stage.done / stage.total, 1.0)
         lines.append(
             StageLine(

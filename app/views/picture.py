@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tensoropt.units import format_bytes
+
+from .detail import GraphEdge
 from .layers import layers, positions
 from .plan import OperatorRow
+from .units import plural
 
 MOST_NODES = 96
 """More boxes cannot be read on one screen (and 5,000 nodes were measured to pan at 374 ms a frame)."""
@@ -25,6 +29,9 @@ class Node:
         groups: the operator groups in it.
         axes: the configuration most of them have; ``mixed`` says that others differ.
         colour: number of that configuration, ``MOST_COLOURS`` for the rare ones.
+        again: how many of its groups are computed again in backward.
+        stage: of a pipeline, "" without one.
+        tip: all there is to say of it, a line each.
     """
 
     key: str
@@ -35,26 +42,38 @@ class Node:
     colour: int
     x: float
     y: float
+    again: int = 0
+    stage: str = ""
+    tip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Link:
+    """What goes from one node to another, in bytes of whole tensors; ``tip`` as of nodes."""
+
+    source: str
+    target: str
+    resharded: bool
+    bytes: int
+    tip: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Nodes, edges between their keys (a resharding is marked), and what the colours mean."""
+    """Nodes, links between them, and what the colours mean."""
 
     nodes: tuple[Node, ...]
-    edges: tuple[tuple[str, str, bool], ...]
+    edges: tuple[Link, ...]
     legend: tuple[tuple[str, int], ...]
     depth: int
 
 
-def picture(
-    rows: Sequence[OperatorRow], edges: Iterable[tuple[str, str, bool]], aspect: float = ASPECT
-) -> Picture:
+def picture(rows: Sequence[OperatorRow], edges: Iterable[GraphEdge], aspect: float = ASPECT) -> Picture:
     """Collapse to as many module levels as stay under :data:`MOST_NODES` nodes, and place them.
 
     Args:
         rows: operators in the model's order.
-        edges: (from group, to group, whether the tensor is resharded on the way).
+        edges: between the rows' groups.
         aspect: wanted width by height.
     """
     depth = _depth(rows)
@@ -63,9 +82,13 @@ def picture(
     for o in rows:
         inside.setdefault(module_of[o.group], []).append(o)
     joined: dict[tuple[str, str], bool] = {}
-    for a, b, resharded in edges:
-        if a in module_of and b in module_of and module_of[a] != module_of[b]:
-            joined[module_of[a], module_of[b]] = joined.get((module_of[a], module_of[b]), False) or resharded
+    sent: dict[tuple[str, str], dict[str, tuple[int, str]]] = {}
+    for edge in edges:
+        a, b = module_of.get(edge.source), module_of.get(edge.target)
+        if a is not None and b is not None and a != b:
+            joined[a, b] = joined.get((a, b), False) or edge.resharded
+            # A tensor that several operators of a module read goes there once.
+            sent.setdefault((a, b), {}).update(edge.tensors)
     kinds = Counter(o.axes for o in rows)
     # Colours go to the commonest configurations; more than a few cannot be told apart.
     numbers = {axes: i for i, (axes, _) in enumerate(kinds.most_common(MOST_COLOURS))}
@@ -73,6 +96,9 @@ def picture(
     ordered = layers(list(inside), joined) if joined else [[key] for key in inside]
     place = positions(ordered, aspect=aspect, step=STEP, spread=SPREAD)
     nodes = []
+    writes: dict[str, dict[str, tuple[int, str]]] = {}
+    for (a, _), tensors in sent.items():
+        writes.setdefault(a, {}).update(tensors)
     for key, members in inside.items():
         axes = Counter(o.axes for o in members)
         top = axes.most_common(1)[0][0]
@@ -80,13 +106,53 @@ def picture(
         nodes.append(
             Node(
                 key, _label(key), tuple(o.group for o in members), top, len(axes) > 1,
-                numbers.get(top, MOST_COLOURS), x, y,
+                numbers.get(top, MOST_COLOURS), x, y, sum(o.recomputed for o in members), _stage(members),
+                _node_tip(key, members, writes.get(key, {})),
             )
         )  # fmt: skip
     legend = [*numbers.items()]
     if len(kinds) > MOST_COLOURS:
         legend.append((f"{len(kinds) - MOST_COLOURS} rarer ones", MOST_COLOURS))
-    return Picture(tuple(nodes), tuple((a, b, r) for (a, b), r in joined.items()), tuple(legend), depth)
+    links = tuple(_link(a, b, resharded, sent[a, b]) for (a, b), resharded in joined.items())
+    return Picture(tuple(nodes), links, tuple(legend), depth)
+
+
+MOST_TENSORS = 4
+"""Tensors that a tooltip names; how many more there are is said."""
+
+
+def _tensor_lines(tensors: Mapping[str, tuple[int, str]]) -> tuple[str, ...]:
+    lines = [f"{words}, {format_bytes(size)}" for size, words in tensors.values()]
+    more = len(lines) - MOST_TENSORS
+    return (*lines[:MOST_TENSORS], *((f"and {plural(more, 'more tensor')}",) if more > 0 else ()))
+
+
+def _node_tip(
+    key: str, members: Sequence[OperatorRow], writes: Mapping[str, tuple[int, str]]
+) -> tuple[str, ...]:
+    axes = Counter(o.axes for o in members)
+    again = sum(o.recomputed for o in members)
+    return (
+        key,
+        f"{plural(len(members), 'operator')}: "
+        + "; ".join(f"{words} ({count})" if len(axes) > 1 else words for words, count in axes.most_common(3)),
+        *((f"{again} of them computed again in backward",) if again else ()),
+        *(("hands on:", *_tensor_lines(writes)) if writes else ()),
+    )
+
+
+def _link(source: str, target: str, resharded: bool, tensors: Mapping[str, tuple[int, str]]) -> Link:
+    whole = sum(size for size, _ in tensors.values())
+    head = f"{source} → {target}" + (", resharded on the way" if resharded else "")
+    return Link(source, target, resharded, whole, (head, *_tensor_lines(tensors)))
+
+
+def _stage(members: Sequence[OperatorRow]) -> str:
+    """The stages that a module's operators are in: ``stage 1``, or ``stages 0, 1``."""
+    found = sorted(
+        {o.axes.split(",")[0].removeprefix("stage ") for o in members if o.axes.startswith("stage ")}
+    )
+    return "" if not found else f"{'stage' if len(found) == 1 else 'stages'} {', '.join(found)}"
 
 
 def _key(o: OperatorRow, depth: int) -> str:

@@ -12,7 +12,7 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
 from .frontier import FRONTIER, FrontierData, money, planner_title, price_of, step_cost, unit_for
-from .units import at_most, percent, plural, signed
+from .units import Units, at_most, percent, plural, signed
 from .verified import of_point, verified_words
 
 KIND_TITLES = {
@@ -41,12 +41,14 @@ class PointCard:
 
     Attributes:
         title: ``Point 17 of 201``.
+        name: what people call its plan.
         memory, time: the two figures that matter, with units.
         verdict: whether it fits the device, in words; ``fits`` says so to a program.
         dominant: what most of the memory and of the time goes into.
     """
 
     title: str
+    name: str
     memory: str
     time: str
     fits: bool
@@ -61,9 +63,16 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     unit, time = data.units.memory, data.units.time
     capacity = data.capacity_bytes
     usable = data.usable_bytes(view)
-    fits = point.memory_bytes <= usable
+    over_budget = view.budget_bytes is not None and point.memory_bytes > view.budget_bytes
+    fits = point.memory_bytes <= usable and not over_budget
     share = point.memory_bytes / capacity
-    if fits:
+    if over_budget and point.memory_bytes <= usable:
+        assert view.budget_bytes is not None
+        verdict = (
+            f"Over the budget of {unit.text(view.budget_bytes)} by "
+            f"{unit.text(point.memory_bytes - view.budget_bytes)}; a {data.device} itself would have room."
+        )
+    elif fits:
         verdict = f"Fits a {data.device}: uses {percent(share)} of its {unit_for(capacity).text(capacity)}."
     else:
         verdict = (
@@ -71,7 +80,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
             f"{percent(view.headroom)} headroom."
         )
     cost = step_cost(data, row, price_of(data, view))
-    marks = [word for word, at in _special(data) if at == row]
+    marks = [word for word, at in data.special(view).items() if at == row]
     hidden = f", {time.text(point.hidden_s)} hidden" if hides(point) else ""
     facts = [
         Fact("mesh", f"{data.mesh[row]} ({plural(int(data.devices[row]), 'device')})"),
@@ -80,7 +89,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         Fact("communication", time.text(point.communication_s) + hidden),
         Fact("split by", split_words(data.exploration, row)),
         Fact("figures", source_words(dict(point.sources)) or "—"),
-        Fact("proof", proof_words(point)),
+        Fact("proven", proof_words(point, data.units)),
     ]
     if cost is not None:
         facts.append(Fact("price", money(cost)))
@@ -90,7 +99,8 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     if point.planner != FRONTIER:
         facts.insert(0, Fact("planner", planner_title(point.planner)))
     return PointCard(
-        title=f"Point {row} of {len(data)}" + (f" · {', '.join(marks)}" if marks else ""),
+        title=data.title(row) + (f" · {', '.join(marks)}" if marks else ""),
+        name=data.exploration.names[row],
         memory=unit.text(point.memory_bytes),
         time=time.text(point.time_s),
         fits=fits,
@@ -105,18 +115,19 @@ def hides(point: Point) -> bool:
     return point.hidden_s > 1e-6 * point.time_s
 
 
-def proof_words(point: Point) -> str:
-    """What is proven of a point in the additive model; of placed plans nothing is."""
+def proof_words(point: Point, units: Units) -> str:
+    """What is proven of a point, which is of the sums that the search adds up; of placed plans nothing is."""
     if point.gap is None:
-        return "none claimed"
-    return "exact" if point.exact else f"at most {at_most(point.gap)} above the additive bound"
-
-
-def _special(data: FrontierData) -> tuple[tuple[str, int], ...]:
-    rows = data.on_frontier.nonzero()[0]
-    if not len(rows):
-        return ()
-    return (("leanest", int(rows[0])), ("knee", data.knee), ("fastest", int(rows[-1])))
+        return "nothing: its planner is a heuristic, or the search was one here"
+    memory, time = units.memory.text(point.additive_memory_bytes), units.time.text(point.additive_time_s)
+    if point.exact:
+        better = "no plan searched is faster with no more memory, nor leaner and no slower"
+    else:
+        better = f"it takes at most {at_most(point.gap)} longer than any plan searched with no more memory"
+    return (
+        f"{better}, by the sums that the search adds up ({memory} and {time} for this one). The figures "
+        "above are simulated: peaks and waits are in them, and nothing is proven of them."
+    )
 
 
 def dominant_words(exploration: Exploration, row: int) -> str:
@@ -163,6 +174,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
         *(_changed(label, x, y, unit.text) for label, x, y in (sizes[0],)),
         *(_changed(label, x, y, time.text) for label, x, y in times),
         *(_changed(label, x, y, unit.text) for label, x, y in sizes[1:]),
+        *_words("plan", data.exploration.names[row], data.exploration.names[other]),
         *_words("mesh", data.mesh[row], data.mesh[other]),
         *_words("micro-batches", str(data.micro[row]), str(data.micro[other])),
         *_words("devices", str(data.devices[row]), str(data.devices[other])),

@@ -47,7 +47,7 @@ def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[st
     rows = [(row, of_point(data, row, verified)) for row in range(len(data))] if verified else []
     known = [(row, found) for row, found in rows if found is not None]
     lines = [
-        f"point {row}: {verified_words(found, data)} ({found.checked_on})"
+        f"{data.label(row)}: {verified_words(found, data)} ({found.checked_on})"
         for row, found in known[:MOST_LISTED]
     ]
     if len(known) > MOST_LISTED:

@@ -14,7 +14,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     """What the verb takes."""
     add_folder(verb)
     point = verb.add_mutually_exclusive_group()
-    point.add_argument("--point", type=int, metavar="N", help="its number; default: the fastest")
+    point.add_argument("--point", type=int, metavar="N", help="its number, from 1; default: the fastest")
     point.add_argument("--memory", metavar="24GiB", help="the fastest within this much per device")
     point.add_argument("--time", metavar="0.5", help="the leanest within this time per step (seconds, 500ms)")
     point.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
@@ -37,14 +37,19 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.saved import opened, show
 
     found = opened(options.dir)
-    told = show(found, options.point, **wanted)
-    lines = [*point_lines(found, told.point), "", *detail_lines(told, options.top)]
+    if options.point is not None and not 1 <= options.point <= len(found.points):
+        raise TensorOptError(
+            f"there is no point {options.point}; the frontier has points 1 to {len(found.points)}"
+        )
+    told = show(found, None if options.point is None else options.point - 1, **wanted)
+    summed = found.all_points[told.point].carried is None
+    lines = [*point_lines(found, told.point), "", *detail_lines(told, options.top, summed=summed)]
     if options.trace:
         write_trace(told.trace(), options.trace)
         lines.append(
             f"trace written to {options.trace}; open it at https://ui.perfetto.dev or chrome://tracing"
         )
-    data = {**told.to_dict(), "headline": told.headline(), "trace": options.trace}
+    data = {**told.to_dict(), "point": told.point + 1, "headline": told.headline(), "trace": options.trace}
     return Answer(data, "\n".join(lines))
 
 

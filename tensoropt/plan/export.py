@@ -28,10 +28,10 @@ FURTHER_COLUMNS = (
     "additive_memory_bytes", "additive_time_s", "exposed_s", "hidden_s", "idle_s", "parameters_bytes",
     "gradients_bytes", "optimizer_bytes", "kept_bytes", "transient_bytes", "measured_share", "fitted_share",
     "data_sheet_share", *(f"{name}_bytes" for name in TERMS), "host_s", "host_bound",
-    "stages", "schedule", "cuts",
+    "stages", "schedule", "cuts", "name",
 )  # fmt: skip
-"""The last three are of pipelines, and empty elsewhere: how many stages, the schedule, and with which
-operators further stages begin."""
+"""Three are of pipelines, and empty elsewhere: how many stages, the schedule, and with which operators
+further stages begin. The name is what people call such a plan (:mod:`tensoropt.plan.plan_names`)."""
 ALLOCATOR_COLUMNS = tuple(f"allocator_{name}_bytes" for name in ALLOCATOR)
 """Behind these where process memory is counted."""
 
@@ -54,13 +54,13 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
             devices *= size
         rows.append(
             [
-                i, round(p.memory_bytes), repr(p.time_s), devices, space.mesh.label, space.micro_batches,
+                i + 1, round(p.memory_bytes), repr(p.time_s), devices, space.mesh.label, space.micro_batches,
                 repr(p.compute_s), repr(p.communication_s), str(p.exact).lower(), _gap(p), p.planner,
                 round(p.additive_memory_bytes), repr(p.additive_time_s), repr(p.exposed_s), repr(p.hidden_s),
                 repr(p.idle_s), *(round(m) for m in p.memory),
                 *(repr(p.sources.get(s, 0.0)) for s in ("measured", "fitted", "data sheet")),
                 *(round(p.terms.get(name, 0)) for name in TERMS), repr(p.host_s), str(p.host_bound).lower(),
-                *_pipeline(p),
+                *_pipeline(p), exploration.names[i],
                 *((round(p.allocator[name]) if p.allocator else "" for name in ALLOCATOR) if told else ()),
             ]
         )  # fmt: skip
@@ -90,7 +90,7 @@ def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) ->
     axes = max((len(s.mesh.names) for s in exploration.spaces), default=0)
     header = ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
     rows = []
-    for i, point in enumerate(exploration.points):
+    for i, point in enumerate(exploration.points, 1):
         plan = plan_of(exploration, point)
         if plan.pipeline is not None:
             rows += [[i, *row] for row in _stage_rows(plan, axes)]

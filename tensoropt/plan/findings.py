@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from tensoropt.plan.plan import ModelInfo
+from tensoropt.plan.plan_names import plan_names
 from tensoropt.plan.point import Point, knee_index
 from tensoropt.plan.space import Space
 
@@ -50,6 +51,22 @@ class Findings:
         """The frontier's points, then what other planners found that is not among them."""
         known = {p.identity for p in self.points}
         return (*self.points, *(p for p in self.others if p.identity not in known))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What people call the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
+        return plan_names(self.all_points, self.spaces)
+
+    def title(self, index: int) -> str:
+        """``point 17 of 201``: points of the frontier are counted from 1 to N in order of memory, everywhere;
+        of others the planner, and which of its plans: ``zero 2 of 5``."""
+        if index < len(self.points):
+            return f"point {index + 1} of {len(self.points)}"
+        planner = self.all_points[index].planner
+        own = [
+            i for i in range(len(self.points), len(self.all_points)) if self.all_points[i].planner == planner
+        ]
+        return f"{planner} {own.index(index) + 1} of {len(own)}"
 
     @property
     def devices(self) -> int:

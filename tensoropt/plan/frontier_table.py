@@ -9,9 +9,8 @@ import numpy as np
 
 from tensoropt.console import columns
 from tensoropt.plan.findings import Findings
+from tensoropt.plan.plan_names import UNSPLIT
 
-UNSPLIT = ("none", "partial", "partial_grad")
-"""Labels of a mesh axis along which an operator splits none of its loops."""
 SHOWN = 20
 """Rows of a printed frontier: a screenful."""
 HEADER = [
@@ -96,7 +95,7 @@ def table_rows(found: Findings, indices: Sequence[int]) -> list[list[str]]:
         space = found.spaces[p.space]
         rows.append(
             [
-                str(i),
+                str(i + 1),
                 f"{p.memory_bytes / size_bytes:.2f}",
                 f"{p.time_s / time_s:.2f}",
                 f"{p.compute_s / time_s:.2f}",

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 
 from tensoropt.console import columns
 from tensoropt.plan.exploration import Exploration
-from tensoropt.report.rows import Detail
+from tensoropt.report.rows import Detail, Share
 from tensoropt.simulate.recording import EdgeRow, OperatorRow, host_words
 from tensoropt.units import format_bytes, format_seconds
 
 
-def detail_lines(detail: Detail, top: int) -> list[str]:
-    """Headline, breakdown, and the operators and reshardings that cost most."""
+def detail_lines(detail: Detail, top: int, *, summed: bool = True) -> list[str]:
+    """Headline, breakdown, and the operators and reshardings that cost most.
+
+    Args:
+        summed: also what operators and what is beside them add up to; not of placed plans and pipelines,
+            whose devices do different things.
+    """
     step = detail.step
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in detail.sources.items() if share)
     lines = [
@@ -27,6 +32,8 @@ def detail_lines(detail: Detail, top: int) -> list[str]:
     ]
     operators = sorted(detail.operators, key=_seconds, reverse=True)
     lines += ["", _counted("operators that take longest", top, len(operators)), _operators(operators[:top])]
+    if summed:
+        lines += ["", "all of it", _shares(detail)]
     edges = sorted(detail.edges, key=lambda e: e.seconds, reverse=True)
     if edges:
         lines += ["", _counted("reshardings that take longest", top, len(edges)), _edges(edges[:top])]
@@ -53,6 +60,28 @@ def _operators(rows: Sequence[OperatorRow]) -> str:
             ]
         )  # fmt: skip
     return columns(table, left=(0, 1, 2, 8))
+
+
+def _shares(detail: Detail) -> str:
+    """What all operators together and what is beside them take, and the total, which is the headline."""
+    operators, beside = detail.shares()
+    sums = [
+        [sum(figures) for figures in zip(*map(_figures, rows), strict=True)]
+        for rows in (operators, (*operators, *beside))
+    ]
+    table = [["", "memory", "compute", "comm."]]
+    for title, figures in (
+        (f"{len(operators)} operators", sums[0]),
+        *((share.title, _figures(share)) for share in beside if any(abs(x) > 1e-12 for x in _figures(share))),
+        ("total", sums[1]),
+    ):
+        memory, compute_s, sent_s = figures
+        table.append([title, format_bytes(memory), format_seconds(compute_s), format_seconds(sent_s)])
+    return columns(table, left=(0,))
+
+
+def _figures(share: Share) -> tuple[float, float, float]:
+    return share.memory_bytes, share.compute_s, share.communication_s
 
 
 def _consumer(row: EdgeRow) -> str:

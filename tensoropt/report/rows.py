@@ -19,13 +19,33 @@ from tensoropt.simulate.recording import (
 )
 from tensoropt.units import format_bytes, format_seconds
 
+BESIDE = ("recomputation", "gradient reduction", "optimizer")
+"""What takes time beside single operators."""
+AGAIN = "again"
+"""The phase of what is computed and gathered a second time."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of a point's totals is of one operator, or of something beside all operators.
+
+    Attributes:
+        memory_bytes: at the peak; of an operator what lasts: parameters, gradients, optimizer state.
+        compute_s, communication_s: of one step; without what is computed again, which is a share of its own.
+    """
+
+    title: str
+    memory_bytes: float
+    compute_s: float
+    communication_s: float
+
 
 @dataclass(frozen=True, repr=False)
 class Detail:
     """All about one point of a frontier.
 
     Attributes:
-        point: its number.
+        point: its index in ``all_points``; people count from 1.
         operators, edges: what each group of operators, and each resharding, takes.
         timeline, memory_curve: one rank's step in time.
         overlap: what is assumed to run beside what, in words.
@@ -45,16 +65,51 @@ class Detail:
         counts = (
             f"{len(self.operators)} operators, {len(self.edges)} reshardings, {len(self.timeline)} events"
         )
-        return f"Detail of point {self.point} ({counts})\n{self.headline()}"
+        return f"Detail of point {self.point + 1} ({counts})\n{self.headline()}"
 
     @property
     def peak(self) -> MemoryAt:
         """The moment of the largest memory."""
         return max(self.memory_curve, key=lambda at: at.total)
 
+    def shares(self) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
+        """(of every operator, of what is beside them): together the step's compute, communication and peak.
+
+        Read off the timeline, so that nothing is counted twice and nothing is left out.
+        """
+        names = {row.group for row in self.operators}
+        seconds: dict[str, list[float]] = {}
+        for event in self.timeline:
+            if event.phase == AGAIN:
+                of = "recomputation"
+            elif event.group in names:
+                of = event.group
+            else:
+                of = "optimizer" if event.phase == "optimizer" else "gradient reduction"
+            # A group may be called as one of these is: operators are asked for by their own key.
+            key = f"operator {of}" if of == event.group and event.phase != AGAIN else of
+            spent = seconds.setdefault(key, [0.0, 0.0])
+            spent[event.lane != COMPUTE] += event.duration_s
+        operators = tuple(
+            Share(
+                row.group,
+                row.parameters_bytes + row.gradients_bytes + row.state_bytes,
+                *seconds.pop(f"operator {row.group}", (0.0, 0.0)),
+            )
+            for row in self.operators
+        )
+        peak = self.peak
+        lasting = peak.parameters + peak.gradients + peak.optimizer
+        return operators, (
+            *(Share(title, 0.0, *seconds[title]) for title in BESIDE if title in seconds),
+            Share("other state", lasting - sum(share.memory_bytes for share in operators), 0.0, 0.0),
+            Share("kept activations", peak.kept, 0.0, 0.0),
+            Share("buffers in flight", peak.transient, 0.0, 0.0),
+        )
+
     def trace(self) -> dict[str, Any]:
         """Chrome's trace format, which Perfetto opens too."""
-        return chrome_trace(self.timeline, self.memory_curve, f"point {self.point}", self.overlap)
+        return chrome_trace(self.timeline, self.memory_curve, f"point {self.point + 1}", self.overlap)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain data."""

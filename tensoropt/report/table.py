@@ -104,8 +104,9 @@ def point_lines(exploration: Exploration, index: int) -> list[str]:
     space = exploration.spaces[p.space]
     kinds = (*zip(MEMORY_KINDS, p.memory, strict=True), *p.terms.items())
     return [
-        f"point {index} of {len(exploration.points)}: {format_bytes(p.memory_bytes)} per device, "
+        f"{exploration.title(index)}: {format_bytes(p.memory_bytes)} per device, "
         f"{format_seconds(p.time_s)} per step",
+        f"  {exploration.names[index]}",
         f"  mesh {space.mesh.label}, {space.micro_batches} micro-batch(es); operators split by: "
         f"{split_words(exploration, index)}",
         "  memory: " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size),
@@ -130,7 +131,8 @@ def points_data(exploration: Exploration, indices: Sequence[int] | None = None) 
         space = exploration.spaces[p.space]
         rows.append(
             {
-                "point": i,
+                "point": i + 1,
+                "name": exploration.names[i],
                 "memory_bytes": round(p.memory_bytes),
                 "time_s": p.time_s,
                 "devices": int(np.prod(space.mesh.shape)) if space.mesh.shape else 1,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples_app import GIB, exploration
+from samples_app import GIB, exploration, point, space
 from tensoropt_app import events
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
@@ -63,6 +63,32 @@ def test_a_click_selects_or_compares() -> None:
     assert events.on_click(VIEW, DATA, click).point == 6
     assert events.on_click(VIEW, DATA, click, second=True).other == 6
     assert events.on_row(VIEW, DATA, {"rowId": "6"}).point == 6
+
+
+def test_limits_and_names_honour_the_filters_and_a_budget() -> None:
+    spaces = (space((8,)), space((2, 4)))
+    data = FrontierData.of(
+        exploration([point((i + 1) * GIB, 10.0 - i, space=i % 2) for i in range(6)], spaces)
+    )
+    view = View(exploration="x", point=0, mesh="8")  # rows 0, 2 and 4
+    assert events.on_word(view, data, "fastest").point == 4
+    assert events.on_budget_text(view, data, "4.5 GiB").point == 2
+    assert events.on_target_text(view, data, "7.5").point == 4
+    within = events.on_budget_text(view, data, "3.5 GiB")
+    assert events.on_word(within, data, "fastest").point == 2
+    assert events.on_word(within, data, "knee").point in (0, 2)
+    # The fastest within a budget that all are in is the fastest.
+    assert events.on_budget_text(view, data, "100 GiB").point == events.on_word(view, data, "fastest").point
+    # A filter that leaves out the selected point selects another, a limit again what is within it.
+    other = events.EVENTS["filter-mesh"](within, data, "2x4")
+    assert (other.point, data.mesh[other.point]) == (1, "2x4")
+    free = events.EVENTS["filter-mesh"](replace(view, point=4), data, "2x4")
+    assert data.mesh[free.point] == "2x4"
+
+
+def test_nothing_within_the_limits_leaves_the_selection() -> None:
+    view = View(exploration="x", point=4, budget_bytes=5 * GIB)
+    assert events.on_word(view, DATA, "fastest") == view
 
 
 anything = st.recursive(

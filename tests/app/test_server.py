@@ -37,7 +37,7 @@ def client(dash: Any) -> FlaskClient:
 
 
 def test_the_plan_and_the_tables_are_those_of_the_command_line(client: FlaskClient, tmp_path: Path) -> None:
-    answer = client.get("/download/opened-a/plan.json?point=3")
+    answer = client.get("/download/opened-a/plan.json?point=4")
     (tmp_path / "plan.json").write_bytes(answer.data)
     assert load_plan(tmp_path / "plan.json").predicted.memory_bytes == 40 * 2**30
     assert 'filename="plan.json"' in answer.headers["Content-Disposition"]
@@ -49,7 +49,7 @@ def test_the_plan_and_the_tables_are_those_of_the_command_line(client: FlaskClie
 
 
 def test_the_standalone_page_fetches_nothing(client: FlaskClient) -> None:
-    text = client.get("/download/opened-a/frontier.html?point=2").text
+    text = client.get("/download/opened-a/frontier.html?point=3").text
     assert "Plotly.newPlot" in text
     assert "<script src" not in text
     assert "<link" not in text.split("<script>")[0]
@@ -59,7 +59,8 @@ def test_the_standalone_page_fetches_nothing(client: FlaskClient) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "opened-a/plan.json?point=8", "opened-a/plan.json?point=-1", "opened-a/plan.json?point=1e3",
+        "opened-a/plan.json?point=9", "opened-a/plan.json?point=0", "opened-a/plan.json?point=-1",
+        "opened-a/plan.json?point=1e3",
         "opened-a/exploration.json", "opened-b/plan.json", "..%2F..%2Fetc/plan.json",
         "opened-a/..%2Fpoints.npz",
     ],

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from samples_app import GIB, exploration
 from tensoropt_app import state
 from tensoropt_app.state import View
+from tensoropt_app.views.frontier import FrontierData
 
 views = st.builds(
     View,
@@ -38,7 +39,7 @@ def test_a_link_restores_everything(view: View) -> None:
 
 
 def test_the_url_holds_only_what_differs_from_the_defaults() -> None:
-    assert View(exploration="a", point=3, log_x=True).to_query() == "x=a&point=3&logx=1"
+    assert View(exploration="a", point=3, log_x=True).to_query() == "x=a&point=4&logx=1"
 
 
 def test_a_url_written_by_hand_may_have_units() -> None:
@@ -70,14 +71,14 @@ def test_a_page_can_hold_nothing_that_breaks_the_view(data: dict[str, object]) -
 
 
 def test_without_a_point_the_knee_is_shown() -> None:
-    found = exploration()
-    assert state.with_point(View(), found).point == found.index(knee_point=True)
-    assert state.with_point(View(point=99), found).point == found.index(knee_point=True)
+    found = FrontierData.of(exploration())
+    assert state.with_point(View(), found).point == found.exploration.knee
+    assert state.with_point(View(point=99), found).point == found.exploration.knee
     assert state.with_point(View(point=3, other=3), found).other is None
 
 
 def test_a_budget_selects_the_fastest_point_that_fits_and_a_target_the_leanest_that_is_fast_enough() -> None:
-    found = exploration()
+    found = FrontierData.of(exploration())
     view = state.set_budget(View(), found, 35 * GIB)
     assert (view.point, view.budget_bytes, view.target_s) == (2, 35 * GIB, None)
     view = state.set_target(view, found, 0.45)
@@ -85,7 +86,7 @@ def test_a_budget_selects_the_fastest_point_that_fits_and_a_target_the_leanest_t
 
 
 def test_a_budget_that_nothing_fits_leaves_the_selection() -> None:
-    found = exploration()
+    found = FrontierData.of(exploration())
     view = state.set_budget(View(point=5), found, GIB)
     assert (view.point, view.budget_bytes) == (5, GIB)
 
@@ -96,8 +97,13 @@ def test_another_exploration_keeps_how_things_are_drawn() -> None:
 
 
 def test_the_compared_point_is_never_the_selected_one() -> None:
-    found = exploration()
+    found = FrontierData.of(exploration())
     view = state.compare(View(point=2), 5)
     assert state.swapped(view) == View(point=5, other=2)
     assert state.select(view, found, 5) == View(point=5)
     assert state.compare(view, 2).other is None
+
+
+def test_people_count_points_from_one() -> None:
+    assert View.from_query("point=1&other=8") == View(point=0, other=7)
+    assert View.from_query("point=0").point is None

@@ -127,7 +127,7 @@ def test_it_is_exported(explored: Exploration, tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [(row["mesh"], row["micro_batches"], row["devices"]) for row in rows] == [("pp2x2", "4", "4")] * 2
     with open(tmp_path / "strategies.csv", newline="", encoding="utf-8") as file:
-        own = [list(row.values())[1:] for row in csv.DictReader(file) if row["point"] == "0"]
+        own = [list(row.values())[1:] for row in csv.DictReader(file) if row["point"] == "1"]
     first, second = "layers.0.weight=R/P; layers.1.weight=R/P", "layers.2.weight=R/P; layers.3.weight=R/P"
     assert own == [
         ["stage 0", "0", "", first], ["linear", "0", "d0", ""], ["linear_1", "0", "d0", ""],

@@ -68,7 +68,7 @@ def test_it_is_exported(explored, tmp_path):
         first = next(csv.DictReader(file))
     assert (first["mesh"], first["planner"], first["devices"]) == ("placed on 2", "somebody else", "2")
     with open(tmp_path / "strategies.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["point"] == "0"]
+        rows = [row for row in csv.DictReader(file) if row["point"] == "1"]
     assert {row["options"].split(",")[0] for row in rows} == {"device 0", "device 1"}
 
 

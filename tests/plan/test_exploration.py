@@ -74,7 +74,7 @@ def test_the_csv_has_its_fixed_columns_and_falls_strictly(found: Exploration, tm
     rows = read(tmp_path / "f.csv")
     assert ",".join(FIXED_COLUMNS) == FIXED
     assert (tmp_path / "f.csv").read_text().startswith(FIXED + ",")
-    assert [int(r["point"]) for r in rows] == [0, 1, 2, 3]
+    assert [int(r["point"]) for r in rows] == [1, 2, 3, 4]
     memory, time_s = [int(r["memory_bytes"]) for r in rows], [float(r["time_s"]) for r in rows]
     assert memory == sorted(set(memory))
     assert time_s == sorted(set(time_s), reverse=True)
@@ -89,7 +89,7 @@ def test_the_strategies_csv_has_a_column_per_axis(found: Exploration, tmp_path: 
     assert list(rows[0]) == ["point", "operator", "axis_0", "axis_1", "options"]
     assert len(rows) == 4 * 2
     assert rows[0] | {"options": ""} == {
-        "point": "0", "operator": "linear", "axis_0": "rows", "axis_1": "", "options": ""
+        "point": "1", "operator": "linear", "axis_0": "rows", "axis_1": "", "options": ""
     }  # fmt: skip
     assert "weight=S(0)" in rows[0]["options"]
 

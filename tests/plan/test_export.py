@@ -52,7 +52,7 @@ def check(exploration: Exploration, rows: list[dict[str, str]]) -> None:
         plan = exploration.plan(i)
         told = plan.predicted
         assert list(row) == [*FIXED_COLUMNS, *FURTHER_COLUMNS]
-        assert row["point"] == str(i)
+        assert row["point"] == str(i + 1)
         assert row["mesh"] == ("pp" if plan.pipeline is not None else "") + "x".join(
             map(str, plan.mesh.shape)
         )
@@ -141,10 +141,10 @@ def test_strategies_name_what_every_axis_splits_and_what_is_stored(tmp_path: Pat
     rows = read(tmp_path / "strategies.csv")
     assert list(rows[0]) == ["point", "operator", "axis_0", "axis_1", "options"]
     assert [(r["point"], r["operator"]) for r in rows] == [
-        ("0", "linear"), ("0", "loss"), ("1", "linear"), ("1", "loss"),
+        ("1", "linear"), ("1", "loss"), ("2", "linear"), ("2", "loss"),
     ]  # fmt: skip
     for row in rows:
-        plan = exploration.plan(int(row["point"]))
+        plan = exploration.plan(int(row["point"]) - 1)
         labels = list(plan.operators[row["operator"]].axes.values())
         assert [row["axis_0"], row["axis_1"]][: len(labels)] == labels
         assert not any([row["axis_0"], row["axis_1"]][len(labels) :])

@@ -182,3 +182,17 @@ def test_strategies_without_a_place_on_the_new_cluster_are_named(folder):
         _, again = tensoropt.api.recost(found, cluster="dgx-a100", store=store)
     assert all(r.time_s is None for r in again)
     assert {r.reason.split(" is not")[0] for r in again} <= {"mesh 4", "mesh 2x2"}
+
+
+def test_operators_and_what_is_beside_them_add_up_to_the_headline(loaded, details):
+    for index, told in details:
+        point = loaded.points[index]
+        operators, beside = told.shares()
+        assert len(operators) == len(told.operators)
+        every = (*operators, *beside)
+        assert sum(s.compute_s for s in every) == pytest.approx(point.compute_s, rel=1e-9)
+        assert sum(s.communication_s for s in every) == pytest.approx(point.communication_s, rel=1e-9)
+        assert sum(s.memory_bytes for s in every) == pytest.approx(sum(point.memory), rel=1e-12)
+        assert "total" in "\n".join(detail_lines(told, 3))
+        assert "total" not in "\n".join(detail_lines(told, 3, summed=False))
+    assert any(share.compute_s for _, told in details for share in told.shares()[1])

@@ -82,7 +82,7 @@ def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said) 
 
 def test_points_as_data_use_the_words_of_the_csv() -> None:
     rows = points_data(small_exploration())
-    assert [r["point"] for r in rows] == [0, 1, 2, 3]
+    assert [r["point"] for r in rows] == [1, 2, 3, 4]
     assert rows[0]["memory_bytes"] == 10 * MIB
     assert rows[1]["devices"] == 2
 

@@ -178,14 +178,14 @@ def test_cancel_ends_the_job_and_its_children(endless: Any, opened: Callable[...
 
 @pytest.mark.slow
 def test_two_people_do_not_get_in_each_others_way(endless: Any, opened: Callable[..., Any]) -> None:
-    first = opened(endless.url(query="x=opened-small&point=1"))
-    second = opened(endless.url(query="x=opened-small&point=6"))
+    first = opened(endless.url(query="x=opened-small&point=2"))
+    second = opened(endless.url(query="x=opened-small&point=7"))
     for page, point in ((first, 1), (second, 6)):
-        page.wait_for_selector(f"#card-title:text-matches('Point {point} of 8')")
+        page.wait_for_selector(f"#card-title:text-matches('Point {point + 1} of 8')")
     first.focus("#plot")
     first.keyboard.press("ArrowRight")
-    first.wait_for_selector("#card-title:text-matches('Point 2 of 8')")
-    assert "Point 6 of 8" in second.inner_text("#card-title")
+    first.wait_for_selector("#card-title:text-matches('Point 3 of 8')")
+    assert "Point 7 of 8" in second.inner_text("#card-title")
     for page in (first, second):
         page.click("#nav-explore")
         form(page)

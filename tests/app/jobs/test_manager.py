@@ -14,6 +14,7 @@ import workers_app
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.jobs.record import Job, read_job
 from tensoropt_app.jobs.request import Hardware, Request
+from tensoropt_app.views.jobs import job_card
 
 from tensoropt.plan import load_exploration
 
@@ -154,3 +155,19 @@ def test_the_folder_is_private(managed: Callable[[Any], JobManager]) -> None:
     manager = managed(workers_app.quick)
     assert manager.root.stat().st_mode & 0o077 == 0
     assert manager.uploads.folder.stat().st_mode & 0o077 == 0
+
+
+def test_the_parts_of_a_sweep_add_up_each_stages_own_time() -> None:
+    """Each number of devices passes all stages: the time of the others between is not a stage's own."""
+    job = Job("j", "t", ("explore",), state="running", started=0.0)
+    reports = [
+        ("devices", 0, 2, 0.0), ("capture", 0, 1, 0.0), ("capture", 1, 1, 2.0), ("search", 0, 1, 2.0),
+        ("search", 1, 1, 12.0), ("devices", 1, 2, 12.0), ("capture", 0, 1, 12.0), ("capture", 1, 1, 15.0),
+        ("search", 0, 1, 15.0), ("search", 1, 1, 35.0), ("devices", 2, 2, 35.0),
+    ]  # fmt: skip
+    for stage, done, total, now in reports:
+        job = job.progressed(stage, done, total, "", now)
+    said = {line.name: line.words for line in job_card(replace(job, state="done", ended=35.0), 99.0).stages}
+    assert "· 5.0 s ·" in said["capture"]
+    assert "· 30 s ·" in said["search"]
+    assert "· 35 s ·" in said["devices"]

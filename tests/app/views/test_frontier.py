@@ -8,6 +8,7 @@ from samples_app import GIB, exploration, long_exploration, point, space
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import (
     FrontierData,
+    count_words,
     filter_sentence,
     limit_sentence,
     mark_sentence,
@@ -81,3 +82,27 @@ def test_a_long_frontier_stays_whole() -> None:
     data = FrontierData.of(long_exploration(20_000))
     assert len(table_rows(data, View())) == 20_000
     assert np.all(np.diff(data.memory) > 0)
+
+
+def test_there_is_one_count_of_points_and_they_are_counted_from_one() -> None:
+    marks = [
+        point((i + 1) * GIB, 2.0, planner=name, choice=(0, 0, 0, i))
+        for i, name in enumerate(("zero", "zero", "frontier"))
+    ]
+    data = FrontierData.of(exploration(others=tuple(marks)))
+    assert [data.title(row) for row in (0, 7, 8, 9)] == [
+        "Point 1 of 8", "Point 8 of 8", "ZeRO 1 of 2", "ZeRO 2 of 2"
+    ]  # fmt: skip
+    assert count_words(data, View()) == "8 points, 3 plans of other planners"
+    assert count_words(data, View(marks=False, mesh="8")) == "0 of 8 points"
+    assert [row["point"] for row in table_rows(data, View())] == [*range(1, 9), None, None, None]
+    # What another run of the search found is no point of this frontier: the fastest is a point of it.
+    assert data.special(View())["fastest"] == 7
+    assert data.special(View(budget_bytes=25 * GIB)) == {"leanest": 0, "knee": 0, "fastest": 1}
+
+
+def test_sentences_speak_of_what_the_filters_keep() -> None:
+    points = [point(10 * GIB, 1.0), point(20 * GIB, 0.5, space=1)]
+    data = FrontierData.of(exploration(points, (space((8,)), space((2, 4)))))
+    assert limit_sentence(data, View(budget_bytes=15 * GIB, mesh="2x4")).endswith("smallest needs 20.0 GiB.")
+    assert limit_sentence(data, View(budget_bytes=15 * GIB)) == ""

@@ -19,6 +19,23 @@ def test_the_card_says_memory_time_and_whether_it_fits() -> None:
     assert "76.0 GiB are left after 5 % headroom" in over.verdict
 
 
+def test_what_is_over_a_budget_does_not_fit() -> None:
+    card = point_card(DATA, View(budget_bytes=25 * GIB), 2)
+    assert not card.fits
+    assert card.verdict.startswith("Over the budget of 25.0 GiB by 5.00 GiB")
+    assert point_card(DATA, View(budget_bytes=35 * GIB), 2).title == "Point 3 of 8 · fastest"
+
+
+def test_what_is_proven_is_said_of_the_sums_and_not_of_the_simulated_figures() -> None:
+    """The sums of the search may be half of what the simulator finds."""
+    one = point(30 * GIB, 0.6, additive_memory_bytes=15 * GIB, additive_time_s=0.5, exact=False, gap=1e-6)
+    data = FrontierData.of(exploration([one]))
+    said = {f.label: f.value for f in point_card(data, View(), 0).facts}["proven"]
+    assert "it takes at most 0.001 % longer than any plan searched with no more memory" in said
+    assert "by the sums that the search adds up (15.0 GiB and 500 ms for this one)" in said
+    assert "nothing is proven of them" in said
+
+
 def test_what_dominates_is_named() -> None:
     lean = exploration([point(GIB, 1.0, memory=(0.1 * GIB, 0, 0, 0.9 * GIB, 0))])
     assert "kept activations (90 %)" in dominant_words(lean, 0)

@@ -47,7 +47,7 @@ def test_the_assumptions_name_the_points_that_ran() -> None:
     assert verified_lines(DATA, ()) == (NOT_YET,)
     said = [f.value for f in assumptions(DATA, View(), (found(),)) if f.label == "predicted / measured"]
     assert len(said) == 1
-    assert said[0].startswith("point 2: 33.0 GiB tracked")
+    assert said[0].startswith("point 3: 33.0 GiB tracked")
     damaged = assumptions(DATA, View(), (), "verified.json is damaged")
     assert "verified.json is damaged" in [f.value for f in damaged]
 

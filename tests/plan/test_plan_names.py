@@ -1,0 +1,133 @@
+"""Names of plans, read off what axes split and how parameters are stored."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensoropt.pipeline.schedules import SCHEDULES as KNOWN
+from tensoropt.plan.export import FIXED_COLUMNS, write_frontier_csv
+from tensoropt.plan.plan import MeshInfo
+from tensoropt.plan.plan_names import DATA, OTHER, SCHEDULES, TENSOR, WHOLE, plan_names, what_it_does
+from tensoropt.plan.point import Point
+from tensoropt.plan.space import Space
+from tensoropt.report.table import point_lines, points_data
+from tests.plan.explorations import point, small_exploration
+
+COLUMNS, DOWN = ["rows", "out_features"], ["rows", "in_features"]
+
+
+def group(configurations: list[list[str]], options: list[list[Any]], micro: str = "rows") -> dict[str, Any]:
+    parameters = [f"p{i}" for i in range(len(options[0][0]))]
+    return {"micro": micro, "members": [], "parameters": parameters, "configurations": configurations,
+            "options": options}  # fmt: skip
+
+
+def space(groups: dict[str, Any], shape: tuple[int, ...] = (8, 2), **more: Any) -> Space:
+    fields: dict[str, Any] = {"micro_batches": 4, "hubs": {}, "shared": {}, "keys": {}}
+    return Space(mesh=MeshInfo(shape=shape, names=("a", "b")[: len(shape)]), groups=groups, **fields | more)
+
+
+def name(of: Space, choice: tuple[int, ...], options: tuple[int, ...]) -> str:
+    return plan_names([point(1.0, 1.0, 0, choice=choice, options=options)], [of])[0]
+
+
+def options_on(first: str) -> list[list[list[str]]]:
+    """Whole, and in shards on the first axis by each of ZeRO's stages."""
+    return [[["R/P", "R/P", first]], *([[m, "S(0)", first]] for m in ("held/P", "held", "R/P"))]
+
+
+def test_megatrons_split_is_named_as_people_name_it() -> None:
+    inner = group([COLUMNS], [options_on("S(0)")])
+    norm = group([["rows", "none"]], [options_on("R")])
+    of = space({"up": inner, "down": group([DOWN], [options_on("S(1)")]), "norm": norm})
+    assert name(of, (0, 0, 0), (0, 0, 0)) == "DP 8 · TP 2 · 4 micro-batches"
+    assert name(of, (0, 0, 0), (1, 1, 1)) == "DP 8 · ZeRO-1 · TP 2 · 4 micro-batches"
+    assert name(of, (0, 0, 0), (2, 2, 2)) == "DP 8 · ZeRO-2 · TP 2 · 4 micro-batches"
+    assert name(of, (0, 0, 0), (3, 3, 3)) == "DP 8 · ZeRO-3 · TP 2 · 4 micro-batches"
+    assert name(of, (0, 0, 0), (3, 1, 0)) == "DP 8 · ZeRO-1 1/3, ZeRO-3 1/3 · TP 2 · 4 micro-batches"
+
+
+def test_operators_split_otherwise_are_counted_in_brackets() -> None:
+    data = group([["rows"], ["out_features"], ["rows.1"], ["none"]], [[[]]] * 4)
+    of = space({str(i): data for i in range(5)}, (4,), micro_batches=1)
+    assert name(of, (0,) * 5, (0,) * 5) == "DP 4"
+    assert name(of, (0, 0, 0, 1, 3), (0,) * 5) == "DP 4 (TP 1/4)"
+    assert name(of, (0, 1, 1, 2, 3), (0,) * 5) == "TP 4 (DP 1/4, other dims 1/4)"
+    assert name(of, (2, 3, 3, 3, 3), (0,) * 5) == "other dims 4"
+    assert name(of, (3,) * 5, (0,) * 5) == "4 alike"
+
+
+def test_two_axes_along_the_batch_are_one_word() -> None:
+    of = space({"g": group([["rows", "rows"]], [[[]]])}, (2, 4))
+    assert name(of, (0,), (0,)) == "DP 2×4 · 4 micro-batches"
+
+
+def test_recomputed_blocks_are_counted_of_those_that_may_be() -> None:
+    plain = group([["rows"]], [[[]]])
+    of = space(
+        dict.fromkeys("abc", plain), (8,), regions={"a": "h.0", "b": "h.0", "c": "h.1"}, micro_batches=1
+    )
+    assert name(of, (1, 1, 0), (0, 0, 0)) == "DP 8 · 1/2 blocks recomputed"
+    assert name(of, (1, 1, 1), (0, 0, 0)) == "DP 8 · 2/2 blocks recomputed"
+
+
+def test_tied_parameters_count_where_a_copy_serves_the_step() -> None:
+    layouts = [["R/P", "R/P"], ["held", "S(0)"], ["R/P", "S(0)"]]
+    of = space({"g": group([["rows"]], [[[]]])}, (8,), shared={"tied": layouts}, micro_batches=1)
+    assert name(of, (0, 0), (0, 0)) == "DP 8"
+    assert name(of, (0, 1), (0, 0)) == "DP 8 · ZeRO-2"
+    # Plain shards may be what a split lookup reads.
+    assert name(of, (0, 2), (0, 0)) == "DP 8"
+
+
+def test_one_device_has_no_axes() -> None:
+    of = space({"g": group([[]], [[[["R"]]]])}, (), micro_batches=2)
+    assert name(of, (0,), (0,)) == "one device · 2 micro-batches"
+
+
+@pytest.mark.parametrize(
+    ("label", "batch", "kind"),
+    [("rows.0", "rows.0", DATA), ("rows.1", "rows.0", OTHER), ("out_features.2", "rows.0", TENSOR),
+     ("in_features@S(0)", "rows.0", TENSOR), ("heads", "batch0", TENSOR), ("partial", "d0", WHOLE),
+     ("partial_grad", "partial_grad", DATA), ("none", "none", WHOLE)],
+)  # fmt: skip
+def test_what_a_label_does(label: str, batch: str, kind: int) -> None:
+    assert what_it_does(label, batch) == kind
+
+
+def test_pipelines_say_their_parts_and_their_schedule() -> None:
+    stage = {"begins": "", "groups": {"up": ["rows", "rows"], "arrive.x": ["rows", "none"]},
+             "stored": {"w": ["held/P", "S(0)"]}, "recomputed": []}  # fmt: skip
+    record = {"operators": {"up": {}}, "recomputed": ["h.0"],
+              "pipeline": {"schedule": "1f1b", "stages": [stage] * 4}}  # fmt: skip
+    of = Space(MeshInfo(shape=(4, 8), names=("stage", "gpu")), 8, {}, {}, {}, {})
+    made: Point = replace(point(1.0, 1.0, 0, choice=(), options=()), pipeline=record)
+    assert plan_names([made], [of]) == ("DP 8 · ZeRO-1 · 1 block recomputed · 8 micro-batches · PP 4 1F1B",)
+    record["pipeline"] = {"schedule": "interleaved_1f1b", "stages": [stage] * 8}
+    assert plan_names([made], [of])[0].endswith("PP 4 interleaved 1F1B (8 stages)")
+    alone = Space(MeshInfo(shape=(2,), names=("stage",)), 2, {}, {}, {}, {})
+    single = {**stage, "groups": {"up": ["rows"]}, "stored": {"w": ["R"]}}
+    record |= {"pipeline": {"schedule": "gpipe", "stages": [single] * 2}, "recomputed": []}
+    assert plan_names([made], [alone]) == ("2 micro-batches · PP 2 GPipe",)
+
+
+def test_every_schedule_has_a_short_title() -> None:
+    assert set(SCHEDULES) == set(KNOWN)
+
+
+def test_it_is_the_same_everywhere(tmp_path: Path) -> None:
+    found = small_exploration()
+    write_frontier_csv(found, tmp_path / "frontier.csv")
+    with open(tmp_path / "frontier.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[: len(FIXED_COLUMNS)] == list(FIXED_COLUMNS)
+    assert [row["name"] for row in rows] == list(found.names)
+    assert [row["name"] for row in points_data(found)] == list(found.names)
+    for i, named in enumerate(found.names):
+        assert named in "\n".join(point_lines(found, i))
+    assert len(set(found.names)) == 4

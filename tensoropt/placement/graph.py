@@ -217,10 +217,9 @@ def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, Axi
         raise PlanError(f"{micro_batches} micro-batches are refused: {refusal}; use 1") from None
     tensors = graph.atoms.graph.tensors
     for name, code in batch_placements(graph).items():
-        if code == 0 and tensors[name].shape[0] % micro_batches:
+        if code == 0 and (samples := tensors[name].shape[0]) % micro_batches:
             raise PlanError(
-                f"{micro_batches} micro-batches do not divide the {tensors[name].shape[0]} samples of {name}; "
-                "use a divisor"
+                f"{micro_batches} micro-batches do not divide the {samples} samples of {name}; use a divisor"
             )
     return found
 
@@ -328,9 +327,7 @@ class _GraphBuilder:
         self._outputs()
         codes = {} if self.micro_batches == 1 else self._batch_codes()
         operators = tuple(self.operators)
-        return PlacedGraph(
-            self.graph, dict(self.splits), operators, self.holder, self.micro_batches, codes
-        )
+        return PlacedGraph(self.graph, dict(self.splits), operators, self.holder, self.micro_batches, codes)
 
     def _batch_codes(self) -> dict[str, int]:
         return {

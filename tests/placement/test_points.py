@@ -23,7 +23,7 @@ from tests.planners.problems import frontier, small
 def explored() -> Exploration:
     """A frontier of gpt2 on two devices with one placed point among the others and one in it."""
     question = small("gpt2")
-    graph = question.placing
+    graph = question.placing()
     half = Placement.in_order([2 * i // graph.problem.size for i in range(graph.problem.size)], 2)
     found = simulated_answer(question, "by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
     other = replace(found.point, planner="somebody else", memory_bytes=1.0, time_s=1e9)
@@ -41,7 +41,7 @@ def test_it_survives_saving(explored, tmp_path):
 def test_its_figures_are_the_simulators(explored):
     point, question = explored.others[0], small("gpt2")
     strategy = placed_strategy(explored.plan_of(point), question.prepared.graph)
-    simulated = simulate_placement(question.placing.problem, strategy.placement)
+    simulated = simulate_placement(question.placing().problem, strategy.placement)
     assert point.time_s == simulated.time_s
     assert point.memory_bytes == max(simulated.peak_bytes)
     assert point.compute_s + point.exposed_s + point.idle_s == pytest.approx(point.time_s)

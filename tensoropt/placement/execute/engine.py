@@ -24,7 +24,8 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
     """Runs a placed plan in one process per device, or in one process with all devices.
 
     Of several micro-batches the forwards run one after another in the model's call, the backwards likewise in
-    ``backward()``. A call that is followed by a backward returns the loss alone then. A buffer that a step changes is up to date where it is used, and everywhere after :meth:`sync_buffers`.
+    ``backward()``. A training graph gives the loss alone then. A buffer that a step changes is up to date
+    where it is used, and everywhere after :meth:`sync_buffers`.
 
     Args:
         strategy: the plan.
@@ -106,7 +107,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         self._begin(0)
         # All ranks take part in broadcasts, in the order of the model's outputs.
         names = self.source.outputs
-        # As of other plans with micro-batches: what a training step returns beside its loss is not handed out.
+        # As of other plans with micro-batches: the loss alone is handed out in training.
         names = names[:1] if count > 1 and self.training else names
         outputs = tuple(self._output(name, made, inputs) for name in names)
         self.transport.finish()

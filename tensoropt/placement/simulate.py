@@ -135,18 +135,23 @@ def simulate_placement(
     if problem.micro_batches == 1:
         return _StepSimulation(problem, placement, enforced).simulate()
     step = repeat_problem(problem), repeat_placement(placement, problem.micro_batches)
-    simulated = _StepSimulation(*step, enforced).simulate()
+    simulated = _StepSimulation(*step, enforced, of_one=problem.size).simulate()
     first = tuple(t for t in simulated.transfers if t.tensor < len(problem.tensors))
     return SimulatedPlacement(problem, placement, simulated.timeline, first)
 
 
 @dataclass
 class _StepSimulation:
-    """The tasks of one step, and where each operator and message stands among them."""
+    """The tasks of one step, and where each operator and message stands among them.
+
+    Attributes:
+        of_one: with several micro-batches how many operators each of them has; else 0.
+    """
 
     problem: PlacementProblem
     placement: Placement
     enforced: bool
+    of_one: int = 0
     tasks: list[Task] = field(default_factory=list)
     forward: dict[int, int] = field(default_factory=dict)
     backward: dict[int, int] = field(default_factory=dict)
@@ -285,7 +290,7 @@ class _StepSimulation:
         name = self.problem.names[operator]
         self.tasks.append(
             Task(
-                name=name,
+                name=self._label(name, operator),
                 duration_s=seconds,
                 resources=(device_name(device),),
                 after=tuple(dict.fromkeys(after)),
@@ -301,7 +306,7 @@ class _StepSimulation:
         source, target = ends if phase == "send" else ends[::-1]
         self.tasks.append(
             Task(
-                name=tensor.name,
+                name=self._label(tensor.name, tensor.producer),
                 duration_s=devices.transfer_s(tensor.bytes, source, target),
                 resources=devices.lanes_of(source, target),
                 after=tuple(dict.fromkeys(after)),
@@ -309,6 +314,10 @@ class _StepSimulation:
                 group=self.problem.names[tensor.producer],
             )
         )
+
+    def _label(self, name: str, operator: int) -> str:
+        """What is shown of an operator's, or its tensor's, task: of several micro-batches which, too."""
+        return f"{name} of micro-batch {operator // self.of_one}" if self.of_one else name
 
     # -- memory -----------------------------------------------------------------------------------
 

@@ -49,6 +49,8 @@ def test_devices_work_at_once_by_hand() -> None:
     assert simulated.time_s == pytest.approx(11.5)
     assert simulated.busy_s == pytest.approx((6.5, 6.0))
     assert simulated.transfers == ((0, 0, 1, False), (0, 1, 0, True))  # of one micro-batch
+    sent = [e.task.name for e in simulated.timeline.events if e.task.phase == "send"]
+    assert sent == ["a of micro-batch 0", "a of micro-batch 1"]
     # One after another they would take 2 * 8 + 0.5.
     assert simulate_placement(chain(), APART).time_s == pytest.approx(8.5)
 

@@ -254,7 +254,7 @@ def test_messages_and_memory_on_fake_ranks(costs: CostSource, name: str, count: 
         strategy, prediction = predicted(loaded, costs, seed, 3, count)
         found = check_on_fake_ranks(loaded, strategy, "adam")
         assert unlike(prediction, found.collectives_issued) == []
-        # A message is there for more or fewer operators than simulated; measured 0.975 to 1.002.
+        # A message is there for more or fewer operators than simulated; measured 0.971 to 1.002.
         assert found.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=0.04)
 
 

@@ -166,7 +166,7 @@ class PlacedExecutable(Executable):
 
     @property
     def micro_batches(self) -> int:
-        return 1
+        return self.strategy.micro_batches
 
     @property
     def mesh_text(self) -> str:

@@ -5,6 +5,8 @@ its strategies; what it reads is cut for them (``split``), what they make is put
 the reader is cut the same way. A parameter of a split group, or of several groups, is an operator of its
 own (``variable``) that hands out itself or its shards. After FastT (Yi et al., Middleware 2020, section 5.2),
 whose split and concatenation nodes these are.
+
+With several micro-batches an operator is what runs for one of them, as many times. Groups are not split then.
 """
 
 from __future__ import annotations
@@ -15,10 +17,16 @@ from enum import StrEnum
 from math import prod
 from typing import NamedTuple
 
-from tensoropt.errors import TensorOptError
-from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, local_shape
+from tensoropt.errors import PlanError, TensorOptError
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, local_shape
 from tensoropt.ops.localise import localise
-from tensoropt.sharding.configurations import Configuration, fits
+from tensoropt.sharding.configurations import (
+    Configuration,
+    MicroBatchRefused,
+    batch_placements,
+    fits,
+    micro_batch_strategies,
+)
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
@@ -81,9 +89,10 @@ class PlacedOperator:
         name: unique; a group's own name where it is whole.
         reads, writes: in the graph's order.
         group: of groups and pieces.
-        configuration: of groups and pieces, on the mesh (1, number of pieces).
+        configuration: of groups and pieces, on the mesh (micro-batches, number of pieces).
         index, count: which piece.
         parameters: those that live with it.
+        micro_batches: how often it runs in a step.
     """
 
     name: str
@@ -95,11 +104,12 @@ class PlacedOperator:
     index: int = 0
     count: int = 1
     parameters: tuple[str, ...] = ()
+    micro_batches: int = 1
 
     @property
     def mesh(self) -> tuple[int, int]:
-        """The mesh that a split group's pieces make: one micro-batch, one axis of pieces."""
-        return (1, self.count)
+        """The mesh that micro-batches and a split group's pieces make."""
+        return (self.micro_batches, self.count)
 
 
 @dataclass(frozen=True)
@@ -110,18 +120,24 @@ class PlacedGraph:
         groups: the graph below.
         splits: which of its groups are split, and how.
         holder: parameter -> the operator it lives with.
+        micro_batches: in how many pieces the batch is run, one after another.
+        batch_codes: with several of them, per tensor that groups make the atom along which micro-batches cut
+            it; negative where each makes a whole one, or a term of a sum.
     """
 
     groups: GroupGraph
     splits: Splits
     operators: tuple[PlacedOperator, ...]
     holder: Mapping[str, str]
+    micro_batches: int = 1
+    batch_codes: Mapping[str, int] = field(default_factory=dict)
 
     def shape(self, value: Value) -> tuple[int, ...]:
-        """The sizes of a value."""
+        """The sizes of a value, in one micro-batch."""
         atoms = self.groups.atoms.atoms[value.tensor]
         if value.code is WHOLE or value.code < 0:
-            return local_shape(atoms, (-1,), (1,))
+            code = self.batch_codes.get(value.tensor, REPLICATE)
+            return local_shape(atoms, (code,), (self.micro_batches,))
         return local_shape(atoms, (value.code,), (value.count,), (value.index,))
 
     def bytes(self, value: Value) -> int:
@@ -167,23 +183,55 @@ def _divides(graph: GroupGraph, group: Group, strategy: AxisStrategy, count: int
     return fits(graph.atoms, group, (group.unsplit, strategy), (1, count))
 
 
-def placed_graph(graph: GroupGraph, splits: Mapping[str, tuple[str, int]] | None = None) -> PlacedGraph:
-    """The placed graph of a model, with some groups split.
+def placed_graph(
+    graph: GroupGraph, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
+) -> PlacedGraph:
+    """The placed graph of a model, with some groups split, or the batch in micro-batches.
 
     Args:
         splits: group name -> (label, number of pieces), as :class:`GroupSplit` or as plain tuples.
+        micro_batches: how many; their samples follow one another.
 
     Raises:
         TensorOptError: there is no such group, or it cannot be split so; says how it can.
+        PlanError: the model cannot run in so many micro-batches, or operators are split as well.
     """
-    return _GraphBuilder(graph, {name: GroupSplit(*how) for name, how in (splits or {}).items()}).build()
+    if micro_batches > 1 and splits:
+        first = next(iter(splits))
+        raise PlanError(
+            f"a placed plan of {micro_batches} micro-batches cannot cut operators into pieces as well, but "
+            f"{first} is cut; use 1 micro-batch, or leave operators whole"
+        )
+    micro = _batch_strategies(graph, micro_batches)
+    cut = {name: GroupSplit(*how) for name, how in (splits or {}).items()}
+    return _GraphBuilder(graph, cut, micro, micro_batches).build()
+
+
+def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, AxisStrategy]:
+    """Per group how its operators follow the batch from micro-batch to micro-batch."""
+    if micro_batches == 1:
+        return {group.name: group.unsplit for group in graph.groups}
+    try:
+        found = micro_batch_strategies(graph)
+    except MicroBatchRefused as refusal:
+        raise PlanError(f"{micro_batches} micro-batches are refused: {refusal}; use 1") from None
+    tensors = graph.atoms.graph.tensors
+    for name, code in batch_placements(graph).items():
+        if code == 0 and (samples := tensors[name].shape[0]) % micro_batches:
+            raise PlanError(
+                f"{micro_batches} micro-batches do not divide the {samples} samples of {name}; use a divisor"
+            )
+    return found
 
 
 class _GraphBuilder:
     """The operators made so far, and which values exist by then."""
 
-    def __init__(self, graph: GroupGraph, splits: Splits):
+    def __init__(
+        self, graph: GroupGraph, splits: Splits, micro: Mapping[str, AxisStrategy], micro_batches: int
+    ):
         self.graph, self.splits = graph, splits
+        self.micro, self.micro_batches = micro, micro_batches
         self.configurations: dict[str, Configuration] = {}
         self.operators: list[PlacedOperator] = []
         self.codes: dict[tuple[str, str], int] = {}
@@ -224,13 +272,12 @@ class _GraphBuilder:
         return self.splits[group.name].pieces if group.name in self.splits else 1
 
     def configuration(self, group: Group) -> Configuration:
-        """On the mesh (1, pieces)."""
+        """On the mesh (micro-batches, pieces)."""
         if group.name not in self.configurations:
-            # The micro-batch axis comes first; a placed plan has one micro-batch.
-            whole = strategy = group.unsplit
+            strategy = group.unsplit
             if group.name in self.splits:
                 strategy = self._strategy(group, *self.splits[group.name])
-            self.configurations[group.name] = Configuration(group, (whole, strategy))
+            self.configurations[group.name] = Configuration(group, (self.micro[group.name], strategy))
         return self.configurations[group.name]
 
     def _strategy(self, group: Group, label: str, count: int) -> AxisStrategy:
@@ -278,13 +325,31 @@ class _GraphBuilder:
                     self._variable(name)
             self._group(group)
         self._outputs()
-        return PlacedGraph(self.graph, dict(self.splits), tuple(self.operators), self.holder)
+        codes = {} if self.micro_batches == 1 else self._batch_codes()
+        operators = tuple(self.operators)
+        return PlacedGraph(self.graph, dict(self.splits), operators, self.holder, self.micro_batches, codes)
+
+    def _batch_codes(self) -> dict[str, int]:
+        return {
+            name: self.micro[group.name].placements[name]
+            for group in self.graph.groups
+            for name in group.writes
+        }
 
     def _variable(self, name: str) -> None:
         operator = f"variable {name}"
         self.holder[name] = operator
         writes = self.wanted[name]
-        self.operators.append(PlacedOperator(operator, OperatorKind.VARIABLE, (), writes, parameters=(name,)))
+        self.operators.append(
+            PlacedOperator(
+                operator,
+                OperatorKind.VARIABLE,
+                (),
+                writes,
+                parameters=(name,),
+                micro_batches=self.micro_batches,
+            )
+        )
         self.made.update(writes)
 
     def _group(self, group: Group) -> None:
@@ -310,6 +375,7 @@ class _GraphBuilder:
                     index,
                     count,
                     own,
+                    self.micro_batches,
                 )
             )
             self.made.update(writes)

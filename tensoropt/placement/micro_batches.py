@@ -16,12 +16,14 @@ from tensoropt.placement.problem import PlacedTensor, Placement, PlacementProble
 from tensoropt.types import Floats
 
 
-def repeat_problem(problem: PlacementProblem, count: int) -> PlacementProblem:
-    """The problem of a step of ``count`` micro-batches, from that of one.
+def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
+    """The problem of a step of one batch in which everything is there once for each of its micro-batches.
 
     Operator ``o`` of micro-batch ``i`` is operator ``i * n + o``, and so with tensors. What is stored, and
     the optimizer's step over it, is there once, with the first micro-batch.
     """
+
+    count = problem.micro_batches
 
     def each(values: Floats) -> Floats:
         return np.concatenate([values] * count)
@@ -53,6 +55,7 @@ def repeat_problem(problem: PlacementProblem, count: int) -> PlacementProblem:
             tuple(i * size + o for i in copies for o in operators) for operators in problem.together
         ),
         pinned=tuple((i * size + o, allowed) for i in copies for o, allowed in problem.pinned),
+        micro_batches=1,
     )
 
 

@@ -30,7 +30,8 @@ class PlacedStrategy:
     Attributes:
         graph: operators and what flows between them.
         placement: operator ``i`` of the graph is operator ``i`` here.
-        transfers: in an order in which every device takes part: one that all devices' orders agree with.
+        transfers: of one micro-batch, in an order in which every device takes part: one that all devices'
+            orders agree with.
     """
 
     graph: PlacedGraph
@@ -41,6 +42,11 @@ class PlacedStrategy:
     def devices(self) -> int:
         """How many devices the placement is for."""
         return len(self.placement.forward)
+
+    @property
+    def micro_batches(self) -> int:
+        """In how many pieces the batch is run, one after another."""
+        return self.graph.micro_batches
 
     def device_of(self, operator: PlacedOperator) -> int:
         """The device that an operator lies on."""
@@ -70,6 +76,7 @@ def placed_to_dict(strategy: PlacedStrategy) -> dict[str, Any]:
     """As plain data, for other processes."""
     placement = strategy.placement
     return {
+        "micro_batches": strategy.micro_batches,
         "splits": {name: list(how) for name, how in strategy.graph.splits.items()},
         "device": list(placement.device),
         "forward": [list(order) for order in placement.forward],
@@ -88,7 +95,8 @@ def placed_from_dict(data: Mapping[str, Any], groups: GroupGraph) -> PlacedStrat
     )
     splits = {name: (label, int(count)) for name, (label, count) in data["splits"].items()}
     transfers = tuple(ValueTransfer(*transfer) for transfer in data["transfers"])
-    return PlacedStrategy(placed_graph(groups, splits), placement, transfers)
+    graph = placed_graph(groups, splits, int(data["micro_batches"]))
+    return PlacedStrategy(graph, placement, transfers)
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,6 @@ class PlacedPart:
 
 def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedPart:
     """A simulated placement as a plan file holds it."""
-    assert simulated.micro_batches == 1, "a plan file holds a placement with one micro-batch"
     place, tensors = simulated.placement, graph.groups.atoms.graph.tensors
     order = {o: i for row in place.forward for i, o in enumerate(row)}
     backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
@@ -145,7 +152,7 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
     """
     if plan.placed is None:
         raise PlanError(f"this plan of {plan.planner} splits operators over a mesh; it places none")
-    graph = placed_graph(groups, plan.placed.splits)
+    graph = placed_graph(groups, plan.placed.splits, plan.micro_batches)
     names = [op.name for op in graph.operators]
     for name in names:
         if name not in plan.operators:

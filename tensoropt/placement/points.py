@@ -24,14 +24,14 @@ from tensoropt.simulate.timeline import joined, length_s
 OVERLAP = "messages run beside computing; those that share a lane queue"
 
 
-def placed_space(cluster: Cluster, keys: Mapping[str, str]) -> Space:
-    """The space that placed points belong to, a row of devices.
+def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int = 1) -> Space:
+    """The space that placed points of so many micro-batches belong to, a row of devices.
 
     Args:
         keys: parameter name in the graph -> the model's own name.
     """
     mesh = MeshInfo(shape=(cluster.device_count,), names=("device",), placed=True)
-    return Space(mesh=mesh, micro_batches=1, groups={}, hubs={}, shared={}, keys=dict(keys))
+    return Space(mesh=mesh, micro_batches=micro_batches, groups={}, hubs={}, shared={}, keys=dict(keys))
 
 
 def placed_point(
@@ -47,7 +47,7 @@ def placed_point(
     step = _step(simulated)
     sends: Counter[tuple[tuple[int, int], int]] = Counter()
     for tensor, source, target, _ in simulated.transfers:
-        sends[(source, target), simulated.problem.tensors[tensor].bytes] += 1
+        sends[(source, target), simulated.problem.tensors[tensor].bytes] += simulated.micro_batches
     additive = [0.0] * simulated.problem.devices.count
     for operator, device in enumerate(simulated.placement.device):
         additive[device] += simulated.problem.step_bytes(operator)
@@ -98,7 +98,7 @@ def _sources(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, flo
     found[graph.prices.compute()[0].source] += sum(simulated.busy_s)
     for tensor, source, target, _ in simulated.transfers:
         size = simulated.problem.tensors[tensor].bytes
-        seconds = simulated.problem.devices.transfer_s(size, source, target)
+        seconds = simulated.micro_batches * simulated.problem.devices.transfer_s(size, source, target)
         found[graph.prices.links.pair_source(source, target)] += seconds
     whole = sum(found.values()) or 1.0
     return {name: seconds / whole for name, seconds in found.items() if seconds}
@@ -137,6 +137,7 @@ def _lane(resources: Sequence[str]) -> str:
 
 def _rows(graph: PricedGraph, simulated: SimulatedPlacement) -> list[OperatorRow]:
     problem, source = simulated.problem, graph.prices.compute()[0].source
+    count = simulated.micro_batches
     sent: dict[str, float] = defaultdict(float)
     for event in simulated.timeline.events:
         if event.task.phase.startswith("send"):
@@ -155,8 +156,8 @@ def _rows(graph: PricedGraph, simulated: SimulatedPlacement) -> list[OperatorRow
                 state_bytes=int(problem.optimizer_bytes[i]),
                 kept_bytes=int(problem.step_bytes(i) - problem.stored_bytes[i]),
                 transient_bytes=int(max(problem.forward_peak_bytes[i], problem.backward_peak_bytes[i])),
-                forward_s=float(problem.forward_s[i, device]),
-                backward_s=float(problem.backward_s[i, device]),
+                forward_s=count * float(problem.forward_s[i, device]),
+                backward_s=count * float(problem.backward_s[i, device]),
                 communication_s=sent[op.name],
                 source=source,
             )

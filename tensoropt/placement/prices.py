@@ -70,7 +70,7 @@ class PlacedPrices:
         self.tensors = graph.atoms.graph.tensors
         self.training = costs.training
         self.optimizer = costs.settings.optimizer
-        self._works: dict[tuple[str, str, int], _Work] = {}
+        self._works: dict[tuple[str, str, int, int], _Work] = {}
         self._seconds: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._splits: dict[str, tuple[GroupSplit, ...]] = {}
 
@@ -132,9 +132,16 @@ class PlacedPrices:
             self._splits[group.name] = split_choices(self.graph, group, self.cluster.device_count)
         return self._splits[group.name]
 
-    def price(self, splits: Mapping[str, tuple[str, int]] | None = None) -> PricedGraph:
-        """The placed graph with these splits, priced. Measures what is not known yet."""
-        limits, graph = self.limits, placed_graph(self.graph, splits)
+    def price(
+        self, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
+    ) -> PricedGraph:
+        """The placed graph with these splits, or so many micro-batches, priced. Measures what is not known
+        yet.
+
+        Raises:
+            PlanError: the model cannot run so, see :func:`.graph.placed_graph`.
+        """
+        limits, graph = self.limits, placed_graph(self.graph, splits, micro_batches)
         found = {op.name: self._work(op) for op in graph.operators if op.group is not None}
         self.costs.measure({w.work.key: w.work for w in found.values()})
         for one in found.values():
@@ -157,7 +164,7 @@ class PlacedPrices:
         assert op.group is not None
         assert op.configuration is not None
         # Pieces of one split are priced alike, whichever of them it is.
-        key = (op.group.name, str(op.configuration.strategies[1].label), op.count)
+        key = (op.group.name, str(op.configuration.strategies[1].label), *op.mesh)
         if key not in self._works:
             work = workload(self.graph, op.configuration, op.mesh)
             self._works[key] = _Work(work, self.costs.facts_of(work))
@@ -221,7 +228,7 @@ class PricedGraph:
 
     def split(self, splits: Splits) -> PricedGraph:
         """The same model with these groups split, beside those that are, or anew."""
-        return self.prices.price({**self.graph.splits, **splits})
+        return self.prices.price({**self.graph.splits, **splits}, self.graph.micro_batches)
 
 
 def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
@@ -266,6 +273,7 @@ def _problem(prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work
         tensors=_tensors(prices, graph, works),
         devices=prices.devices,
         training=prices.training,
+        micro_batches=graph.micro_batches,
     )
 
 

@@ -2,8 +2,8 @@
 
 Both are numbers only, so that random graphs serve as well as models.
 An operator here is whatever is placed as one: a group of the model's operators, a piece of one, what cuts
-or joins pieces, or a variable that several operators read. It runs forward once and backward once per step,
-both on its device, because its parameters and what it keeps for backward lie there.
+or joins pieces, or a variable that several operators read. It runs forward once and backward once per
+micro-batch, both on its device, because its parameters and what it keeps for backward lie there.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ class PlacementProblem:
             all operators of a device at once. None for nothing.
         together: sets of operators that must share a device.
         pinned: operator -> the devices it may lie on.
+        micro_batches: into how many the batch of a step is cut. Seconds and bytes of operators and tensors
+            are those of one of them; what is stored, and the optimizer's step, is there once.
     """
 
     names: tuple[str, ...]
@@ -135,8 +137,10 @@ class PlacementProblem:
     handed_peak_bytes: Floats | None = None
     together: tuple[tuple[int, ...], ...] = ()
     pinned: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    micro_batches: int = 1
 
     def __post_init__(self) -> None:
+        assert self.micro_batches >= 1, "a step has at least one micro-batch"
         for tensor in self.tensors:
             # All planners rely on the operators' numbers being a topological order.
             if any(reader <= tensor.producer for reader in tensor.readers):
@@ -173,7 +177,8 @@ class PlacementProblem:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def step_bytes(self, operator: int) -> float:
-        """Bytes that an operator adds to its device for a whole step: what is stored and what is kept.
+        """Bytes that an operator adds to its device for a whole step: what is stored, and what is kept of all
+        micro-batches, whose forwards all run before the first backward.
 
         This is the planners' additive estimate; a tensor kept by its producer or by readers beside it counts
         once, at the producer. The simulator follows lifetimes instead.
@@ -181,11 +186,8 @@ class PlacementProblem:
         # At the producer, since it lies somewhere whichever readers keep it; copies on other devices are not
         # counted.
         tensors = (self.tensors[t] for t in self.made[operator])
-        return float(
-            self.stored_bytes[operator]
-            + self.kept_bytes[operator]
-            + sum(t.bytes for t in tensors if t.kept_by and not t.stored)
-        )
+        kept = self.kept_bytes[operator] + sum(t.bytes for t in tensors if t.kept_by and not t.stored)
+        return float(self.stored_bytes[operator] + self.micro_batches * kept)
 
 
 @dataclass(frozen=True)

@@ -54,15 +54,19 @@ class SimulatedPlacement:
 
     Attributes:
         timeline: all tasks with their place in time, and what each takes and gives back of memory.
-        transfers: in the order in which they start; each once for every micro-batch.
-        micro_batches: how often every operator runs.
+        transfers: of one micro-batch, in the order in which those of the first one start; the others follow
+            in the same order.
     """
 
     problem: PlacementProblem
     placement: Placement
     timeline: Timeline
     transfers: tuple[TensorTransfer, ...]
-    micro_batches: int = 1
+
+    @property
+    def micro_batches(self) -> int:
+        """How often every operator runs, and every transfer is sent."""
+        return self.problem.micro_batches
 
     @property
     def time_s(self) -> float:
@@ -116,35 +120,38 @@ class SimulatedPlacement:
 
 
 def simulate_placement(
-    problem: PlacementProblem, placement: Placement, *, enforced: bool = True, micro_batches: int = 1
+    problem: PlacementProblem, placement: Placement, *, enforced: bool = True
 ) -> SimulatedPlacement:
     """One training step of a placement in time: who runs and sends when, and what is alive meanwhile.
 
     Args:
         enforced: False lets every device take what is ready first, as frameworks do that know no order
             (FastT, section 6.3, compares the two); the placement's orders are then only ties.
-        micro_batches: how many the batch is cut into; the problem's figures are those of one of them.
 
     Raises:
         PlanError: the placement is not one of this problem, or its orders wait for each other.
     """
     placement.check(problem)
-    assert micro_batches >= 1, "a step has at least one micro-batch"
-    if micro_batches == 1:
+    if problem.micro_batches == 1:
         return _StepSimulation(problem, placement, enforced).simulate()
-    step = repeat_problem(problem, micro_batches), repeat_placement(placement, micro_batches)
-    simulated = _StepSimulation(*step, enforced).simulate()
-    transfers = (t._replace(tensor=t.tensor % len(problem.tensors)) for t in simulated.transfers)
-    return SimulatedPlacement(problem, placement, simulated.timeline, tuple(transfers), micro_batches)
+    step = repeat_problem(problem), repeat_placement(placement, problem.micro_batches)
+    simulated = _StepSimulation(*step, enforced, of_one=problem.size).simulate()
+    first = tuple(t for t in simulated.transfers if t.tensor < len(problem.tensors))
+    return SimulatedPlacement(problem, placement, simulated.timeline, first)
 
 
 @dataclass
 class _StepSimulation:
-    """The tasks of one step, and where each operator and message stands among them."""
+    """The tasks of one step, and where each operator and message stands among them.
+
+    Attributes:
+        of_one: with several micro-batches how many operators each of them has; else 0.
+    """
 
     problem: PlacementProblem
     placement: Placement
     enforced: bool
+    of_one: int = 0
     tasks: list[Task] = field(default_factory=list)
     forward: dict[int, int] = field(default_factory=dict)
     backward: dict[int, int] = field(default_factory=dict)
@@ -283,7 +290,7 @@ class _StepSimulation:
         name = self.problem.names[operator]
         self.tasks.append(
             Task(
-                name=name,
+                name=self._label(name, operator),
                 duration_s=seconds,
                 resources=(device_name(device),),
                 after=tuple(dict.fromkeys(after)),
@@ -299,7 +306,7 @@ class _StepSimulation:
         source, target = ends if phase == "send" else ends[::-1]
         self.tasks.append(
             Task(
-                name=tensor.name,
+                name=self._label(tensor.name, tensor.producer),
                 duration_s=devices.transfer_s(tensor.bytes, source, target),
                 resources=devices.lanes_of(source, target),
                 after=tuple(dict.fromkeys(after)),
@@ -307,6 +314,10 @@ class _StepSimulation:
                 group=self.problem.names[tensor.producer],
             )
         )
+
+    def _label(self, name: str, operator: int) -> str:
+        """What is shown of an operator's, or its tensor's, task: of several micro-batches which, too."""
+        return f"{name} of micro-batch {operator // self.of_one}" if self.of_one else name
 
     # -- memory -----------------------------------------------------------------------------------
 

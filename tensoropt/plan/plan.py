@@ -27,6 +27,9 @@ from tensoropt.units import format_bytes, format_seconds
 SCHEMA = "tensoropt.plan/1"
 PIPELINED_SCHEMA = "tensoropt.plan/2"
 """Of plans with a pipeline, which earlier versions cannot run; others stay readable by them."""
+PLACED_MICRO_SCHEMA = "tensoropt.plan/3"
+"""Of placed plans of several micro-batches, which earlier versions would run as one batch."""
+SCHEMAS = (SCHEMA, PIPELINED_SCHEMA, PLACED_MICRO_SCHEMA)
 STAGE_AXIS = "stage"
 """The name of a mesh axis along which the stages of a pipeline lie."""
 
@@ -117,7 +120,7 @@ class PlacedInfo(_Strict):
 
     Attributes:
         splits: group -> (loop dim, number of pieces).
-        transfers: in the one order in which all devices take part in them.
+        transfers: of one micro-batch, in the one order in which all devices take part in them.
         peak_bytes: per device.
     """
 
@@ -220,7 +223,9 @@ class Plan(_Strict):
     """
 
     # An alias, since pydantic's BaseModel has a method called schema.
-    schema_: Literal["tensoropt.plan/1", "tensoropt.plan/2"] = Field("tensoropt.plan/1", alias="schema")
+    schema_: Literal["tensoropt.plan/1", "tensoropt.plan/2", "tensoropt.plan/3"] = Field(
+        "tensoropt.plan/1", alias="schema"
+    )
     planner: str
     model: ModelInfo
     cluster: dict[str, Any]
@@ -371,9 +376,10 @@ class Plan(_Strict):
         return facts_html(f"Plan of {self.model.source or 'a model'} by {self.planner}", self.facts())
 
 
-def placed_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+def placed_fields(record: Mapping[str, Any], micro_batches: int) -> dict[str, Any]:
     """The fields of a plan that the record of a placed point says (:mod:`tensoropt.placement.points`)."""
     return {
+        "schema": SCHEMA if micro_batches == 1 else PLACED_MICRO_SCHEMA,
         "operators": {n: OperatorPlan(**o) for n, o in record["operators"].items()},
         "parameters": {n: ParameterPlan(**p) for n, p in record["parameters"].items()},
         "hubs": {},
@@ -411,11 +417,10 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise PlanError(f"{path} is not a plan: line {error.lineno}: {error.msg}") from error
-    if not isinstance(data, dict) or data.get("schema") not in (SCHEMA, PIPELINED_SCHEMA):
+    if not isinstance(data, dict) or data.get("schema") not in SCHEMAS:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise PlanError(
-            f"{path} is not a plan: its schema is {found!r}, not '{SCHEMA}' or '{PIPELINED_SCHEMA}'"
-        )
+        known = " or ".join(f"'{schema}'" for schema in SCHEMAS)
+        raise PlanError(f"{path} is not a plan: its schema is {found!r}, not {known}")
     try:
         return Plan.model_validate(data)
     except ValidationError as error:

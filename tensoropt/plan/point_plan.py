@@ -24,7 +24,7 @@ def plan_of(found: Findings, point: Point) -> Plan:
     """The plan of a point of one of the exploration's spaces; neither model nor search is needed."""
     space = found.spaces[point.space]
     if point.placed is not None:
-        fields = placed_fields(point.placed)
+        fields = placed_fields(point.placed, space.micro_batches)
     elif point.pipeline is not None:
         fields = pipelined_fields(point.pipeline)
     else:

@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tensoropt.errors import TensorOptError
-from tensoropt.planners.results import best_of, best_pipelines, plan_of, simulated_answer
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.results import (
+    SimulatedPoint,
+    best_of,
+    best_pipelines,
+    best_placements,
+    plan_of,
+)
 
 if TYPE_CHECKING:
+    from tensoropt.placement.prices import PricedGraph
     from tensoropt.plan import Plan
-    from tensoropt.planners.results import SimulatedPoint
+    from tensoropt.planners.placed.common.answer import PlacedAnswer
     from tensoropt.planners.task import PlanningTask
 
 
@@ -38,12 +46,14 @@ class Entry:
         about: one line.
         kind: ``sharded``, ``pipelined`` or ``placed``.
         solves: by CP-SAT, which an extra brings.
+        one_batch: of a placing method that cuts no batch into micro-batches, why.
     """
 
     name: str
     about: str
     kind: str = "sharded"
     solves: bool = False
+    one_batch: str = ""
 
     def points(
         self, task: PlanningTask, memory_limit_bytes: float | None, seed: int
@@ -62,12 +72,31 @@ class Entry:
         if self.kind == "pipelined":
             answers = module.pipelines(task.staging, memory_limit_bytes, seed)
             return best_pipelines(task, self.name, answers, memory_limit_bytes)
-        graph = task.placing
-        if hasattr(module, "place_split"):
-            graph, answer = module.place_split(graph, memory_limit_bytes, seed)
-        else:
-            answer = module.place(graph.problem, memory_limit_bytes, seed)
-        return (simulated_answer(task, self.name, graph, answer),)
+
+        def place(graph: PricedGraph) -> tuple[PricedGraph, PlacedAnswer]:
+            if hasattr(module, "place_split"):
+                split: tuple[PricedGraph, PlacedAnswer] = module.place_split(graph, memory_limit_bytes, seed)
+                return split
+            return graph, module.place(graph.problem, memory_limit_bytes, seed)
+
+        counts = self._counts(task)
+        points = best_placements(task, self.name, place, memory_limit_bytes, counts)
+        if counts == task.placed_counts:
+            return points
+        note = f"runs one micro-batch only: {self.one_batch}"
+        return tuple(SimulatedPoint(point, (*notes, note)) for point, notes in points)
+
+    def _counts(self, task: PlanningTask) -> tuple[int, ...]:
+        """The micro-batch counts that a placing method is asked for."""
+        if not self.one_batch:
+            return task.placed_counts
+        if 1 not in task.placed_counts:
+            listed = ", ".join(map(str, task.placed_counts))
+            raise UnsuitableError(
+                f"{self.name} runs one micro-batch only: {self.one_batch}; asked for {listed}, "
+                "allow 1 as well or use another planner"
+            )
+        return (1,)
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
         found = self.points(task, memory_limit_bytes, seed)
@@ -108,7 +137,12 @@ ENTRIES = {
         Entry("m_etf", "Baechi m-ETF: earliest task first, under caps of memory", "placed"),
         Entry("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program", "placed"),
         Entry("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots", "placed"),
-        Entry("os_dpos", "FastT OS-DPOS: DPOS, cutting operators of the critical path", "placed"),
+        Entry(
+            "os_dpos",
+            "FastT OS-DPOS: DPOS, cutting operators of the critical path",
+            "placed",
+            one_batch="operators that are cut into pieces are not run in micro-batches as well",
+        ),
         Entry(
             "pesto",
             "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)",
@@ -126,6 +160,7 @@ ENTRIES = {
             "NetSplit as published, where operators may share a device",
             "placed",
             solves=True,
+            one_batch="its program, kept as published, schedules every operator once in a step",
         ),
     )
 }

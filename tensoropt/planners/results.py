@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from tensoropt.errors import InfeasibleError
+from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.placement import SimulatedPlacement, simulate_placement
 from tensoropt.placement.points import placed_point
@@ -13,6 +13,7 @@ from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan.evaluate import CHUNK, evaluate
 from tensoropt.plan.point import Point, reduce_points
+from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer
 from tensoropt.planners.placed.common.answer import PlacedAnswer
 from tensoropt.planners.task import PlanningTask, Selection
@@ -118,17 +119,46 @@ def simulated_answer(
     """A placement as the simulator sees it, with what its planner says of it."""
     simulated = simulate_placement(graph.problem, answer.placement)
     notes = (*answer.notes, *slower_than_expected(answer, simulated), *graph.prices.limits.notes)
-    # The row of devices that placed points belong to is the last space, see PlanningTask.base.
-    space = len(task.base.spaces) - 1
+    space = task.placed_space(simulated.micro_batches)
     return SimulatedPoint(placed_point(graph, simulated, planner=planner, space=space, notes=notes), notes)
+
+
+def best_placements(
+    task: PlanningTask,
+    planner: str,
+    place: Callable[[PricedGraph], tuple[PricedGraph, PlacedAnswer]],
+    limit: float | None,
+    counts: Sequence[int],
+) -> tuple[SimulatedPoint, ...]:
+    """What remains of a method's placements, one for each micro-batch count, as :func:`best_of` has it.
+
+    Args:
+        place: the method on a graph: what it made of that, and its answer.
+
+    Raises:
+        TensorOptError: it refuses all counts; the refusal of the last.
+    """
+    simulated: list[SimulatedPoint] = []
+    refusals: dict[int, TensorOptError] = {}
+    for count in counts:
+        try:
+            graph, answer = place(task.placing(count))
+        except (InfeasibleError, UnsuitableError) as refusal:
+            refusals[count] = refusal
+            continue
+        simulated.append(simulated_answer(task, planner, graph, answer))
+    if not simulated:
+        raise refusals[counts[-1]]
+    told = tuple(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items())
+    return tuple(SimulatedPoint(point, (*notes, *told)) for point, notes in _best(planner, simulated, limit))
 
 
 def slower_than_expected(answer: PlacedAnswer, simulated: SimulatedPlacement) -> tuple[str, ...]:
     """A note with the busiest link where the simulated step is longer than the method expected, else
-    nothing.
+    nothing. Methods expect a step of one micro-batch.
     """
     expected = answer.expected_s
-    if expected is None or simulated.time_s <= expected * (1 + NOTABLE):
+    if expected is None or simulated.micro_batches > 1 or simulated.time_s <= expected * (1 + NOTABLE):
         return ()
     lane, busy = simulated.busiest_lane
     return (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tensoropt.cluster import Cluster
@@ -47,8 +46,9 @@ class PlanningTask:
         prepared: the captured, grouped model.
         spaces: one per mesh and micro-batch count.
         base: an exploration of the same model; it knows how to write plans. Where placing planners are asked
-            its last space is theirs.
+            its last spaces are theirs, one for each of ``placed_counts``.
         placed: what operators cost on single devices; None where no placing planner is asked.
+        placed_counts: into how many micro-batches placing planners may cut the batch.
         staged: the same for methods that cut the model into stages; None where none is asked.
     """
 
@@ -58,13 +58,21 @@ class PlanningTask:
     base: Exploration
     placed: PlacedPrices | None = None
     staged: PipelineTask | None = None
+    placed_counts: tuple[int, ...] = (1,)
+    _placing: dict[int, PricedGraph] = field(default_factory=dict, repr=False, compare=False)
 
-    @cached_property
-    def placing(self) -> PricedGraph:
-        """The model as placing planners see it, with nothing split."""
+    def placing(self, micro_batches: int = 1) -> PricedGraph:
+        """The model as placing planners see it, with nothing split, in so many micro-batches."""
         if self.placed is None:
             raise TensorOptError("this task was made without prices for placing planners")
-        return self.placed.price()
+        if micro_batches not in self._placing:
+            self._placing[micro_batches] = self.placed.price(micro_batches=micro_batches)
+        return self._placing[micro_batches]
+
+    def placed_space(self, micro_batches: int) -> int:
+        """The number of the space that plans of so many micro-batches belong to."""
+        first = len(self.base.spaces) - len(self.placed_counts)
+        return first + self.placed_counts.index(micro_batches)
 
     @property
     def staging(self) -> PipelineTask:

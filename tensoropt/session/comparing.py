@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from tensoropt.costs.source import CostSource
+from tensoropt.graph import Tensor
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import reduce_points, unbeaten
+from tensoropt.plan.problem import micro_batch_counts
 from tensoropt.planners.compare import compare
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.registry import Entry
@@ -42,6 +44,7 @@ def with_planners(
     # Store and ranks are opened only for planners that price anew, and closed after all have run.
     with ExitStack() as stack:
         kinds, prices, staged = {entry.kind for entry in entries}, None, None
+        counts: tuple[int, ...] = (1,)
         costs = _costs(session, searched, stack) if kinds - {"sharded"} else searched.costs
         if "pipelined" in kinds:
             staged = PipelineTask(
@@ -51,9 +54,12 @@ def with_planners(
         if "placed" in kinds:
             graph, constraints = searched.problem.graph, session.settings.constraints
             prices = PlacedPrices(graph, session.cluster, costs, constraints)
-            spaces = (*exploration.spaces, placed_space(session.cluster, {t.name: str(t.key) for t in keys}))
-            exploration = replace(exploration, spaces=spaces)
-        question = PlanningTask(searched.problem, session.cluster, tables, exploration, prices, staged)
+            counts, names = micro_batch_counts(searched.problem, session.settings), _names(keys)
+            placed = (placed_space(session.cluster, names, count) for count in counts)
+            exploration = replace(exploration, spaces=(*exploration.spaces, *placed))
+        question = PlanningTask(
+            searched.problem, session.cluster, tables, exploration, prices, staged, counts
+        )
         seed = exploration.model.seed
         rows, others = compare(question, entries, limits, frontier, seed, session.progress)
     others = certified(searched.spaces, others)
@@ -67,6 +73,11 @@ def with_planners(
         comparison=tuple(row.to_dict() for row in rows),
         recorded=record_used(searched, exploration.spaces, (*frontier, *others)),
     )
+
+
+def _names(parameters: Sequence[Tensor]) -> dict[str, str]:
+    """Per parameter of the graph the model's own name."""
+    return {tensor.name: str(tensor.key) for tensor in parameters}
 
 
 def _costs(session: Session, searched: Searched, stack: ExitStack) -> CostSource:

@@ -55,7 +55,7 @@ def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
     """What a plan file says of itself."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
     if plan.placed is not None:
-        rows += result_rows(graph, plan.devices)
+        rows += result_rows(graph, plan.devices, plan.micro_batches)
     peaks = plan.pipeline.peak_bytes if plan.pipeline is not None else ()
     # A tracker sees tensors, not what a process takes beside them.
     return Prediction(rows, plan.predicted.tensor_bytes, plan.predicted.time_s, of_places=peaks)
@@ -107,10 +107,12 @@ def _works_of(strategy: Strategy) -> dict[str, Workload]:
     }
 
 
-def result_rows(graph: GroupGraph, devices: int) -> Rows:
-    """How ranks of a placed plan all get the model's results: from where they are made."""
+def result_rows(graph: GroupGraph, devices: int, micro_batches: int = 1) -> Rows:
+    """How ranks of a placed plan all get the model's results: from where they are made, those of all
+    micro-batches at once. In training with several of these the loss is the only one."""
     source = graph.atoms.graph
-    made = [source.tensors[name] for name in source.outputs if source.tensors[name].kind == "activation"]
+    names = source.outputs[:1] if micro_batches > 1 and source.training else source.outputs
+    made = [source.tensors[name] for name in names if source.tensors[name].kind == "activation"]
     sizes = Counter(tensor.bytes for tensor in made) if devices > 1 else Counter()
     return [{"kind": "broadcast", "axes": [0], "bytes": size, "count": n} for size, n in sizes.items()]
 
@@ -122,9 +124,10 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
     transfers = tuple(ValueTransfer(tensors[t].name, i, j, back) for t, i, j, back in simulated.transfers)
     sends = Counter(((i, j), tensors[t].bytes) for t, i, j, _ in simulated.transfers)
     rows: Rows = [
-        {"kind": "send", "axes": list(pair), "bytes": size, "count": n} for (pair, size), n in sends.items()
+        {"kind": "send", "axes": list(pair), "bytes": size, "count": n * simulated.micro_batches}
+        for (pair, size), n in sends.items()
     ]
-    rows += result_rows(graph.graph.groups, simulated.problem.devices.count)
+    rows += result_rows(graph.graph.groups, simulated.problem.devices.count, simulated.micro_batches)
     strategy = PlacedStrategy(graph.graph, placement, transfers)
     return strategy, Prediction(rows, simulated.memory_bytes, simulated.time_s)
 

@@ -63,7 +63,8 @@ def verify_random(
         dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
         onnx: what an ONNX file leaves open.
         where: as for :func:`tensoropt.verify.verify_plans`.
-        placed: random placements instead, some operators in pieces, in random orders.
+        placed: random placements instead, some operators in pieces or the batch in micro-batches, in random
+            orders.
         pipeline: pipelines only, of so many places; by default a third of the strategies are pipelines of any
             degree, where the model can be cut.
         store: of measurements that predictions need; by default that of this machine.
@@ -83,7 +84,7 @@ def verify_random(
     progress("capture", 1, 1, source)
     if placed:
         drawn: Callable[[CostSource], Sequence[Predicted]] = functools.partial(
-            _placements, loaded, target, count, seed
+            _placements, loaded, problem, target, count, seed
         )
     else:
         drawn = functools.partial(_strategies, loaded, problem, target, count, seed, pipeline)
@@ -138,13 +139,19 @@ def _strategies(
 
 
 def _placements(
-    loaded: CapturedModel, cluster: Cluster, count: int, seed: int, costs: CostSource
+    loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int, costs: CostSource
 ) -> list[Predicted]:
-    """Random placements of a model, which take prices to put their transfers in order, and what to expect."""
+    """Random placements of a model, which take prices to put their transfers in order, and what to expect.
+
+    Some operators are in pieces, or the batch is in micro-batches.
+    """
     rng, devices = random.Random(seed), cluster.device_count
+    counts = micro_batch_counts(problem, Settings())
     prices = PlacedPrices(loaded.graph, cluster, costs)
     drawn: list[Predicted] = []
     for _ in range(count):
-        graph = prices.price(random_splits(loaded.graph, devices, rng))
+        micro = rng.choice(counts)
+        splits = random_splits(loaded.graph, devices, rng) if micro == 1 else None
+        graph = prices.price(splits, micro)
         drawn.append(predict_placed(graph, random_placement(graph.graph, devices, rng)))
     return drawn

@@ -27,18 +27,18 @@ def spec(name: str, **more: Any) -> ModelSpec:
 
 
 def strategy_of(loaded: CapturedModel, mesh: tuple[Any, ...], seed: int) -> AnyStrategy:
-    """A random strategy on a mesh; on no mesh a random placement on all ranks; where a schedule comes first,
-    a
-    pipeline: ``("1f1b", micro-batches, places, axes...)``."""
-    if not mesh:
-        return random_placed(loaded.graph, dist.get_world_size(), random.Random(seed))
+    """A random strategy on a mesh; on no mesh, or for ``("placed", micro-batches)``, a random placement on
+    all ranks; where a schedule comes first, a pipeline: ``("1f1b", micro-batches, places, axes...)``."""
+    if not mesh or mesh[0] == "placed":
+        micro = mesh[1] if mesh else 1
+        return random_placed(loaded.graph, dist.get_world_size(), random.Random(seed), micro_batches=micro)
     if is_pipeline(mesh):
         return random_pipeline(loaded.graph, mesh[1:], mesh[0], random.Random(seed), 0.3)
     return random_strategy(loaded.graph, mesh, micro_strategies(loaded.graph, mesh[0]), random.Random(seed))
 
 
 def is_pipeline(mesh: tuple[Any, ...]) -> bool:
-    return bool(mesh) and isinstance(mesh[0], str)
+    return bool(mesh) and isinstance(mesh[0], str) and mesh[0] != "placed"
 
 
 def whole(value: Any) -> torch.Tensor:

@@ -35,22 +35,28 @@ def chain() -> PlacementProblem:
     )
 
 
+def in_two() -> PlacementProblem:
+    return replace(chain(), micro_batches=2)
+
+
 APART = Placement.in_order([0, 1], 2)
 
 
 def test_devices_work_at_once_by_hand() -> None:
     # a 0-1, 1-2; sent 1-2, 2-3; b 2-3, 3-4.
     # b back 4-6, 6-8; gradients sent 6-7, 8-9; a back 7-9, 9-11, update.
-    simulated = simulate_placement(chain(), APART, micro_batches=2)
+    simulated = simulate_placement(in_two(), APART)
     assert simulated.time_s == pytest.approx(11.5)
     assert simulated.busy_s == pytest.approx((6.5, 6.0))
-    assert simulated.transfers == ((0, 0, 1, False), (0, 0, 1, False), (0, 1, 0, True), (0, 1, 0, True))
+    assert simulated.transfers == ((0, 0, 1, False), (0, 1, 0, True))  # of one micro-batch
+    sent = [e.task.name for e in simulated.timeline.events if e.task.phase == "send"]
+    assert sent == ["a of micro-batch 0", "a of micro-batch 1"]
     # One after another they would take 2 * 8 + 0.5.
     assert simulate_placement(chain(), APART).time_s == pytest.approx(8.5)
 
 
 def test_memory_of_micro_batches_in_flight_by_hand() -> None:
-    simulated = simulate_placement(chain(), APART, micro_batches=2)
+    simulated = simulate_placement(in_two(), APART)
     # Device 0 at 1-2 s: a of both (10 + 10), what both keep (5 + 5), and at 8-9 s two gradients instead of a.
     assert simulated.peak_bytes[0] == 400 + 20 + 10
     # Device 1 at 4-6 s: two copies of a and what b keeps, both for backward, and the first gradient of a.
@@ -66,19 +72,25 @@ def test_one_device_does_everything_so_often(seed: int, count: int) -> None:
     problem = random_problem(seed)
     home = Placement.in_order([0] * problem.size, problem.devices.count)
     computed = float((problem.forward_s + problem.backward_s)[:, 0].sum())
-    simulated = simulate_placement(replace(problem, together=(), pinned=()), home, micro_batches=count)
+    problem = replace(problem, together=(), pinned=(), micro_batches=count)
+    simulated = simulate_placement(problem, home)
     assert simulated.time_s == pytest.approx(count * computed + float(problem.update_s[:, 0].sum()))
 
 
 @given(st.integers(0, 10**6))
 def test_one_micro_batch_is_the_problem_itself(seed: int) -> None:
     problem = random_problem(seed)
-    again = repeat_problem(problem, 1)
+    again = repeat_problem(problem)
     assert (again.names, again.tensors) == (problem.names, problem.tensors)
     assert (again.together, again.pinned) == (problem.together, problem.pinned)
 
 
 def test_an_operator_stays_where_it_may_lie_in_every_micro_batch() -> None:
-    problem = repeat_problem(replace(chain(), pinned=((1, (1,)),)), 2)
+    problem = repeat_problem(replace(in_two(), pinned=((1, (1,)),)))
     assert problem.pinned == ((1, (1,)), (3, (1,)))
     repeat_placement(APART, 2).check(problem)
+
+
+def test_what_is_kept_of_all_micro_batches_counts_for_a_step() -> None:
+    assert chain().step_bytes(0) == 400 + 5 + 10
+    assert in_two().step_bytes(0) == 400 + 2 * (5 + 10)

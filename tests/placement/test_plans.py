@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from tensoropt.errors import PlanError
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.plans import placed_strategy, plan_part
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
-from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted
+from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted, load_plan
 from tensoropt.plan.problem import prepare_graph
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
@@ -95,3 +97,25 @@ def test_orders_count_from_nought(tmp_path) -> None:
     operators = {**plan.operators, first: plan.operators[first].model_copy(update={"order": 9})}
     with pytest.raises(PlanError, match="does not count"):
         placed_strategy(plan.model_copy(update={"operators": operators}), graph.prices.graph)
+
+
+def test_a_plan_of_several_micro_batches_cuts_no_operator(tmp_path) -> None:
+    graph = priced(tmp_path)
+    plan = plan_of(graph).model_copy(update={"micro_batches": 2})
+    with pytest.raises(PlanError, match="2 micro-batches cannot cut operators into pieces as well"):
+        placed_strategy(plan, graph.prices.graph)
+
+
+def test_an_older_plan_has_one_micro_batch(tmp_path) -> None:
+    """Placed plans of earlier versions say so themselves, and keep their schema, which these read."""
+    graph = priced(tmp_path)
+    plan = plan_of(graph)
+    plan.save(tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text())["schema"] == "tensoropt.plan/1"
+    assert placed_strategy(load_plan(tmp_path / "plan.json"), graph.prices.graph).micro_batches == 1
+
+
+def test_an_unknown_schema_is_refused_with_those_that_are_known(tmp_path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"schema": "tensoropt.plan/9"}))
+    with pytest.raises(PlanError, match=r"'tensoropt.plan/9', not '.*/1' or '.*/2' or '.*/3'"):
+        load_plan(tmp_path / "plan.json")

@@ -12,6 +12,7 @@ from tensoropt.placement.plans import placed_strategy
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.frontier_table import split_words
+from tensoropt.plan.plan import Plan
 from tensoropt.planners.placed.common.answer import PlacedAnswer
 from tensoropt.planners.results import simulated_answer
 from tensoropt.report.detail import detail
@@ -23,7 +24,7 @@ from tests.planners.problems import frontier, small
 def explored() -> Exploration:
     """A frontier of gpt2 on two devices with one placed point among the others and one in it."""
     question = small("gpt2")
-    graph = question.placing
+    graph = question.placing()
     half = Placement.in_order([2 * i // graph.problem.size for i in range(graph.problem.size)], 2)
     found = simulated_answer(question, "by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
     other = replace(found.point, planner="somebody else", memory_bytes=1.0, time_s=1e9)
@@ -41,13 +42,39 @@ def test_it_survives_saving(explored, tmp_path):
 def test_its_figures_are_the_simulators(explored):
     point, question = explored.others[0], small("gpt2")
     strategy = placed_strategy(explored.plan_of(point), question.prepared.graph)
-    simulated = simulate_placement(question.placing.problem, strategy.placement)
+    simulated = simulate_placement(question.placing().problem, strategy.placement)
     assert point.time_s == simulated.time_s
     assert point.memory_bytes == max(simulated.peak_bytes)
     assert point.compute_s + point.exposed_s + point.idle_s == pytest.approx(point.time_s)
     assert point.exposed_s + point.hidden_s == pytest.approx(point.communication_s)
     assert sum(count for *_, count in point.collectives) == len(simulated.transfers)
     assert sum(point.sources.values()) == pytest.approx(1.0)
+
+
+def test_its_figures_are_those_of_all_micro_batches():
+    question = small("gpt2", ((2,),), (1, 2))
+    points = {}
+    for count in (1, 2):
+        graph = question.placing(count)
+        size = graph.problem.size
+        half = Placement.in_order([2 * i // size for i in range(size)], 2)
+        points[count] = simulated_answer(question, "by hand", graph, PlacedAnswer(half)).point
+        plan = question.base.plan_of(points[count])
+        assert plan.micro_batches == count
+        strategy = placed_strategy(Plan.model_validate_json(plan.to_json()), question.prepared.graph)
+        assert (strategy.micro_batches, strategy.placement.device) == (count, half.device)
+        sent = sum(n for *_, n in points[count].collectives)
+        assert sent == count * len(strategy.transfers)
+        table = points[count].placed["rows"]
+        once = float(graph.problem.forward_s[0, 0])
+        assert table[0]["forward_s"] == pytest.approx(count * once)
+    assert points[1].space != points[2].space
+    assert points[1].identity != points[2].identity
+    kept = [sum(row["kept_bytes"] for row in points[count].placed["rows"]) for count in (1, 2)]
+    # Values that do not follow the batch, such as those of positions, are there once for each.
+    assert kept[0] <= kept[1] < 1.2 * kept[0]
+    names = {event[0] for event in points[2].placed["events"] if event[4] == "forward"}
+    assert {name.rsplit(" ", 1)[1] for name in names} == {"0", "1"}
 
 
 def test_it_is_explained(explored):

@@ -57,7 +57,7 @@ def small(
         spaces=(
             *(s.names for s in spaces),
             *staged.spaces,
-            placed_space(cluster, spaces[0].names.keys),
+            *(placed_space(cluster, spaces[0].names.keys, count) for count in counts),
         ),
         model=ModelInfo(source=f"tests:{name}", fingerprint=graph.fingerprint),
         cluster=cluster.to_dict(),
@@ -66,7 +66,7 @@ def small(
         report={},
     )
     prices = PlacedPrices(prepared.graph, cluster, costs)
-    return PlanningTask(prepared, cluster, tuple(spaces), base, prices, staged)
+    return PlanningTask(prepared, cluster, tuple(spaces), base, prices, staged, counts)
 
 
 @cache

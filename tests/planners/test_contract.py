@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -21,6 +22,7 @@ from tests.planners.problems import frontier, searched, small
 
 CASES = [("two layers", ((2,),), (1,)), ("gpt2", ((2,),), (1,)), ("gpt2", ((4,), (2, 2)), (1, 2))]
 IDS = ["layers 2", "gpt2 2", "gpt2 4 and 2x2"]
+PLACED = [name for name, entry in ENTRIES.items() if entry.kind == "placed"]
 SHARDED = [name for name, entry in ENTRIES.items() if entry.kind == "sharded"]
 
 
@@ -54,6 +56,7 @@ def check_executable(plan, graph) -> None:
     else:
         found = placed_strategy(plan, graph)
         assert len(found.placement.device) == len(plan.operators)
+        assert found.micro_batches == plan.micro_batches
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
@@ -111,3 +114,41 @@ def test_nobody_beats_the_frontier_in_what_is_added_up(name):
         assert within
         fastest = min(p.additive_time_s for p in within)
         assert mine.additive_time_s >= fastest * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_placing_planners_run_every_count_or_say_why_not(name):
+    question = small("gpt2", ((2,),), (1, 2))
+    try:
+        found = planner(name).points(question, None, 0)
+    except UnsuitableError:  # Pesto, where it finds no balance
+        assert planner(name).one_batch
+        return
+    counts = {question.base.spaces[point.space].micro_batches for point, _ in found}
+    notes = {note for _, of_point in found for note in of_point}
+    told = {note for note in notes if note.startswith("runs one micro-batch only: ")}
+    if planner(name).one_batch:
+        assert counts == {1}
+        assert told
+    else:
+        assert counts <= {1, 2}
+        assert not told
+        # What is kept of both is there together, but what passes is half as large.
+        assert 2 in counts
+
+
+@pytest.mark.parametrize("name", [name for name in PLACED if planner(name).one_batch])
+def test_micro_batches_that_a_planner_cannot_have_are_refused(name):
+    question = replace(small("gpt2", ((2,),), (1, 2)), placed_counts=(2,))
+    with pytest.raises(UnsuitableError, match=f"{name} runs one micro-batch only: .* asked for 2, allow 1"):
+        planner(name)(question, None, 0)
+
+
+def test_the_schema_says_that_a_placed_plan_has_micro_batches():
+    question = small("gpt2", ((2,),), (1, 2))
+    found = {plan.micro_batches: plan for plan in planner("m_topo")(question, None, 0)}
+    assert found[2].schema_ == "tensoropt.plan/3"
+    assert all(plan.schema_ == "tensoropt.plan/1" for count, plan in found.items() if count == 1)
+    sent = sum(c.count for c in found[2].predicted.collectives)
+    assert found[2].placed is not None
+    assert sent == 2 * len(found[2].placed.transfers)

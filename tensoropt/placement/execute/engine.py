@@ -14,16 +14,18 @@ from tensoropt.placement.execute.cuts import Cut
 from tensoropt.placement.execute.lower import LoweredPart, StepContext, check_buffers, lower_part
 from tensoropt.placement.execute.order import Transfer, schedule_of
 from tensoropt.placement.execute.parameters import LocalDevices, PlacedParameters
-from tensoropt.placement.execute.tape import Place, Tape
+from tensoropt.placement.execute.tape import Place, Tape, TapedStep
 from tensoropt.placement.execute.transport import Alone, Arriving, Job, Transport
 from tensoropt.placement.graph import Value
 from tensoropt.placement.plans import PlacedStrategy
 
 
-class PlacedEngine(Engine[LoweredPart, Tape]):
+class PlacedEngine(Engine[LoweredPart, TapedStep]):
     """Runs a placed plan in one process per device, or in one process with all devices.
 
-    A buffer that a step changes is up to date where it is used, and everywhere after :meth:`sync_buffers`.
+    Of several micro-batches the forwards run one after another in the model's call, the backwards likewise in
+    ``backward()``. A training graph gives the loss alone then. A buffer that a step changes is up to date
+    where it is used, and everywhere after :meth:`sync_buffers`.
 
     Args:
         strategy: the plan.
@@ -72,9 +74,9 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
         self.buffers = {
             n: values[n].detach().to(self.runtime.device, copy=True) for n in self.lowered.buffers
         }
-        self.counts = (
-            TargetCounts(strategy.graph.groups, self.runtime.device) if self.lowered.counts else None
-        )
+        # The losses of micro-batches, or of pieces, divide by what counts in the whole batch.
+        counted = self.lowered.counts or strategy.micro_batches > 1
+        self.counts = TargetCounts(strategy.graph.groups, self.runtime.device) if counted else None
         self.after_backward: Callable[[], None] = lambda: None
         self._makers = {v: o for o, op in enumerate(strategy.graph.operators) for v in op.writes}
 
@@ -88,20 +90,33 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
     def _call(
         self, inputs: Sequence[torch.Tensor], *, training: bool, evaluating: bool
     ) -> tuple[torch.Tensor, ...]:
-        tape = Tape(self._anchor) if training else None
-        # Nodes find the tape in the context. A call that fails must not leave it to the next one.
-        self.context.tape = tape
-        try:
-            results = self._run_lowered(inputs, self.shards.leaves, evaluating=evaluating)
-        finally:
-            self.context.tape = None
-        made = dict(zip(self._lowered_for(evaluating).results, results, strict=True))
-        if not evaluating:
-            self._mutate(made)
+        count = self.strategy.micro_batches
+        tapes = [Tape(self._anchor) for _ in range(count)] if training else []
+        made: list[dict[Value, torch.Tensor]] = []
+        for index in range(count):
+            self._begin(index)
+            # Nodes find the tape in the context. A call that fails must not leave it to the next one.
+            self.context.tape = tapes[index] if training else None
+            try:
+                results = self._run_lowered(inputs, self.shards.leaves, evaluating=evaluating)
+            finally:
+                self.context.tape = None
+            made.append(dict(zip(self._lowered_for(evaluating).results, results, strict=True)))
+            if not evaluating:
+                self._mutate(made[-1])
+        self._begin(0)
         # All ranks take part in broadcasts, in the order of the model's outputs.
-        outputs = tuple(self._output(name, made, inputs) for name in self.source.outputs)
+        names = self.source.outputs
+        # As of other plans with micro-batches: the loss alone is handed out in training.
+        names = names[:1] if count > 1 and self.training else names
+        outputs = tuple(self._output(name, made, inputs) for name in names)
         self.transport.finish()
-        return outputs if tape is None else (self._defer(outputs[0], tape), *outputs[1:])
+        return (self._defer(outputs[0], TapedStep(tapes)), *outputs[1:]) if training else outputs
+
+    def _begin(self, micro_batch: int) -> None:
+        """From now on this micro-batch runs, forward or backward."""
+        self.runtime.micro_batch = micro_batch
+        self.context.numbered = micro_batch * self.schedule.transfers
 
     def _mutate(self, made: Mapping[Value, torch.Tensor]) -> None:
         """Give buffers their new values, or the parts of them that are made here. The old ones may still be
@@ -117,14 +132,20 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
                 self.buffers[name] = changed
 
     def _output(
-        self, name: str, made: Mapping[Value, torch.Tensor], inputs: Sequence[torch.Tensor]
+        self, name: str, made: Sequence[Mapping[Value, torch.Tensor]], inputs: Sequence[torch.Tensor]
     ) -> torch.Tensor:
+        """A result of the model, from what the micro-batches have made of it here."""
         tensor = self.source.tensors[name]
         if tensor.kind != "activation":
             return self._given(name, inputs)
         value = Value(name)
-        if value in made:
-            own = made[value].to(self.runtime.device)
+        if value in made[0]:
+            parts = [of[value] for of in made]
+            own = parts[0]
+            if len(parts) > 1:
+                # Each micro-batch's mean divides by the whole batch's count, so that losses add up.
+                own = torch.stack(parts).sum(0) if self.training else torch.cat(parts)
+            own = own.to(self.runtime.device)
         else:
             # A place for what the device that makes the output broadcasts.
             own = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.runtime.device)
@@ -158,9 +179,18 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
 
     # -- backward ---------------------------------------------------------------------------------
 
-    def _finish_backward(self, tape: Tape, gradient: torch.Tensor) -> None:
-        """Run the plan's backward, given the gradient of the loss."""
+    def _finish_backward(self, step: TapedStep, gradient: torch.Tensor) -> None:
+        """Run the plan's backward, micro-batch after micro-batch, given the gradient of the loss."""
         self.shards.accumulated.occupy()
+        for index, tape in enumerate(step.tapes):
+            self._begin(index)
+            self._backward_of(tape, gradient)
+        self._begin(0)
+        self.transport.finish()
+        self.shards.accumulated.finish()
+        self.after_backward()
+
+    def _backward_of(self, tape: Tape, gradient: torch.Tensor) -> None:
         loss = Value(self.source.outputs[0])
         if loss in self._makers and self._device_of(loss) in self.local.own:
             where = self._device_of(loss)
@@ -176,9 +206,6 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
                 for value in self.strategy.graph.operators[instruction].writes:
                     _take_in(tape, arriving.pop(value, ()))
                 tape.backward(instruction)
-        self.transport.finish()
-        self.shards.accumulated.finish()
-        self.after_backward()
 
     def _return(
         self, tape: Tape, transfer: Transfer, arriving: dict[Value, list[tuple[Place, Arriving]]]
@@ -196,10 +223,10 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
                 moved = self.context.move(gradient, self.local.devices[transfer.target])
                 tape.add((value, transfer.target), moved)
             else:
-                self.transport.send(transfer, gradient)
+                self.context.send(transfer, gradient)
         elif ends:
             where = self.local.devices[transfer.target]
-            message = self.transport.receive(transfer, shape, dtype, where)
+            message = self.context.receive(transfer, shape, dtype, where)
             arriving.setdefault(value, []).append(((value, transfer.target), message))
 
     # -- between steps ----------------------------------------------------------------------------

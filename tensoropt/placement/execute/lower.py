@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -37,13 +37,25 @@ class StepContext:
     Attributes:
         transport: carries values to other processes.
         regathered: keeps autograd from saving cast parameters.
-        tape: of this step; None where no backward follows.
+        tape: of this step's micro-batch; None where no backward follows.
+        numbered: how many transfers are numbered before those of the micro-batch that runs.
     """
 
     def __init__(self, transport: Transport, regathered: RegatheredParameters):
         self.transport = transport
         self.regathered = regathered
         self.tape: Tape | None = None
+        self.numbered = 0
+
+    def send(self, transfer: Transfer, value: torch.Tensor) -> None:
+        """Begin to send a value, or gradient, of the micro-batch that runs."""
+        self.transport.send(transfer.later(self.numbered), value)
+
+    def receive(
+        self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Arriving:
+        """Begin to receive one."""
+        return self.transport.receive(transfer.later(self.numbered), shape, dtype, device)
 
     def move(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A copy on another device."""
@@ -217,10 +229,10 @@ class _Lowering:
             move = functools.partial(self.context.move, device=self.local.devices[transfer.target])
             self.values[place] = self._border(move, "move", transfer)
         elif starts:
-            self._border(functools.partial(self.context.transport.send, transfer), "send", transfer)
+            self._border(functools.partial(self.context.send, transfer), "send", transfer)
         elif ends:
             receive = functools.partial(
-                self.context.transport.receive,
+                self.context.receive,
                 transfer,
                 self.strategy.graph.shape(transfer.value),
                 getattr(torch, self.source.tensors[transfer.value.tensor].dtype),

@@ -22,13 +22,16 @@ from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, take
 
 
 class Piece:
-    """Which piece of an operator this is; the :class:`~tensoropt.ops.context.ShardContext` of its
-    kernels. Pieces talk to nobody while they run."""
+    """Which piece of an operator this is, in the micro-batch that runs; the
+    :class:`~tensoropt.ops.context.ShardContext` of its kernels. Pieces talk to nobody while they run."""
 
-    def __init__(self, runtime: Runtime, index: int, count: int, device: torch.device):
+    def __init__(self, runtime: Runtime, op: PlacedOperator, device: torch.device):
         self.runtime, self.device = runtime, device
-        self.mesh = (1, count)
-        self.place: tuple[int, ...] = (0, index)
+        self.mesh, self.index = op.mesh, op.index
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        return (self.runtime.micro_batch, self.index)
 
     @property
     def seed(self) -> int:
@@ -39,7 +42,10 @@ class Piece:
         return self.runtime.step
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
-        return self.place[1] if 1 in axes else 0
+        found = 0
+        for axis in axes:
+            found = found * self.mesh[axis] + self.place[axis]
+        return found
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
         assert self.mesh[1] == 1 or 1 not in axes, "a piece that reduces with others is never made"
@@ -47,7 +53,7 @@ class Piece:
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """A count over the whole batch, taken before the step began."""
-        if self.mesh[1] == 1 or 1 not in axes:
+        if all(self.mesh[axis] == 1 for axis in axes):
             return value
         # Counted once per process, which may run several devices.
         return self.runtime.counts[name].to(value.device)
@@ -94,7 +100,7 @@ class _Building:
         self.device, self.evaluating = device, evaluating
         self.tensors = groups.atoms.graph.tensors
         self.atoms = groups.atoms.atoms
-        self.context = Piece(runtime, op.index, op.count, device)
+        self.context = Piece(runtime, op, device)
         self.graph = fx.Graph()
         self.known: dict[str, fx.Node] = {}
         self.counts = False
@@ -188,7 +194,7 @@ class _Building:
         assert self.op.configuration is not None
         layout = self.op.configuration.layout(name)
         tensor = self.tensors[name]
-        if self.op.count == 1 and tensor.kind != "constant":
+        if self.op.mesh == (1, 1) and tensor.kind != "constant":
             return whole
         spec = EdgeSpec(name, self.atoms[name], self.op.mesh, layout, layout, (), ())
         return add_function(

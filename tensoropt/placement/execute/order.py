@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tensoropt.errors import PlanError
 from tensoropt.placement.graph import Value
@@ -23,7 +23,8 @@ class Transfer:
     """A value, or with ``backward`` its gradient, from one device to another.
 
     Attributes:
-        number: its position among all transfers of a step, the same on every rank.
+        number: its position among all transfers of a step, the same on every rank; those of the first
+            micro-batch come first.
     """
 
     number: int
@@ -32,6 +33,10 @@ class Transfer:
     target: int
     backward: bool
 
+    def later(self, transfers: int) -> Transfer:
+        """The same of a later micro-batch, before which so many transfers are numbered."""
+        return replace(self, number=self.number + transfers) if transfers else self
+
 
 Instruction = int | Transfer
 """An operator's position in the graph, or a transfer."""
@@ -39,10 +44,18 @@ Instruction = int | Transfer
 
 @dataclass(frozen=True)
 class Schedule:
-    """A step: instructions in an order that all devices can follow."""
+    """A step: instructions in an order that all devices can follow.
+
+    With several micro-batches they follow ``forward`` once for each, then ``backward`` once for each. That
+    is one order again, so that nobody waits for ever.
+
+    Attributes:
+        transfers: how many there are in one micro-batch, forward and backward.
+    """
 
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
+    transfers: int = 0
 
 
 def schedule_of(strategy: PlacedStrategy) -> Schedule:
@@ -66,7 +79,7 @@ def schedule_of(strategy: PlacedStrategy) -> Schedule:
     backward = (
         _Ordering(strategy, [t for t in transfers if t.backward], backward=True).ordered() if training else ()
     )
-    return Schedule(forward, backward)
+    return Schedule(forward, backward, len(transfers))
 
 
 def _check(strategy: PlacedStrategy, given: Sequence[ValueTransfer]) -> None:

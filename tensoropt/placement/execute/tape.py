@@ -54,11 +54,10 @@ class _Made(torch.autograd.Function):
         return None, None, *(tape.take(place) for place in ctx.places)
 
 
-class Tape(DeferredStep):
-    """One step's graphs and gradients, from forward to backward."""
+class Tape:
+    """One micro-batch's graphs and gradients, from forward to backward."""
 
     def __init__(self, anchor: torch.Tensor):
-        super().__init__()
         self.anchor = anchor
         self._roots: dict[int, tuple[tuple[Place, ...], torch.Tensor]] = {}
         self._gradients: dict[Place, torch.Tensor] = {}
@@ -100,3 +99,11 @@ class Tape(DeferredStep):
         # Without any gradient nothing that this operator read can have one.
         if root is not None and any(place in self._gradients for place in places):
             torch.autograd.backward(root, torch.ones_like(root))
+
+
+class TapedStep(DeferredStep):
+    """A step from forward to backward: a tape for each micro-batch."""
+
+    def __init__(self, tapes: Sequence[Tape]):
+        super().__init__()
+        self.tapes = list(tapes)

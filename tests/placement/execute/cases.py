@@ -28,8 +28,10 @@ def opened(name: str, **more: Any) -> CapturedModel:
     return open_model(spec(name, **more))
 
 
-def placed(loaded: CapturedModel, seed: int, devices: int = 3, share: float = 0.4) -> PlacedStrategy:
-    return random_placed(loaded.graph, devices, random.Random(seed), share)
+def placed(
+    loaded: CapturedModel, seed: int, devices: int = 3, share: float = 0.4, micro_batches: int = 1
+) -> PlacedStrategy:
+    return random_placed(loaded.graph, devices, random.Random(seed), share, micro_batches)
 
 
 def in_one_process(loaded: CapturedModel, strategy: PlacedStrategy, seed: int = 0) -> PlacedEngine:

@@ -18,9 +18,12 @@ from tensoropt.verify.random_placements import (
 )
 
 
-def random_placed(groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3) -> PlacedStrategy:
-    """A random placement of a model, some of its groups cut."""
-    graph = placed_graph(groups, random_splits(groups, devices, rng, share))
+def random_placed(
+    groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3, micro_batches: int = 1
+) -> PlacedStrategy:
+    """A random placement of a model, some of its groups cut where it runs in one micro-batch."""
+    splits = random_splits(groups, devices, rng, share) if micro_batches == 1 else None
+    graph = placed_graph(groups, splits, micro_batches)
     return in_any_order(graph, random_placement(graph, devices, rng))
 
 

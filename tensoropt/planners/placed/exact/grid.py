@@ -22,8 +22,8 @@ ROUNDING = 1e-3
 class Grid:
     """Seconds as whole ticks.
 
-    A step is a chain of at most ``4 n + 1`` tasks (every operator forward and backward, a message before each
-    of them, an optimizer step), each shortened by less than a tick.
+    A step is a chain of at most ``4 n m + 1`` tasks (every operator forward and backward, a message before
+    each of them, for m micro-batches, and an optimizer step), each shortened by less than a tick.
     """
 
     tick_s: float
@@ -31,7 +31,7 @@ class Grid:
     @classmethod
     def of(cls, problem: PlacementProblem, bound_s: float) -> Grid:
         """The coarsest that shortens no step by more than :data:`ROUNDING`, given what one takes at least."""
-        return cls(ROUNDING * bound_s / (4 * problem.size + 1))
+        return cls(ROUNDING * bound_s / (4 * problem.size * problem.micro_batches + 1))
 
     def ticks(self, seconds: float) -> int:
         """Rounded down; 0 for what is impossible anyway, which no solution contains."""
@@ -42,7 +42,8 @@ class Grid:
 
 
 def lower_bound_s(problem: PlacementProblem) -> float:
-    """Seconds that no placement beats: the longest chain of operators, or all work spread evenly."""
+    """Seconds that no placement beats: the longest chain of operators, or all work spread evenly, that of all
+    micro-batches."""
     forward, backward = problem.forward_s.min(axis=1), problem.backward_s.min(axis=1)
     ahead, finish = forward.copy(), backward.copy()
     for reader in range(problem.size):
@@ -54,5 +55,6 @@ def lower_bound_s(problem: PlacementProblem) -> float:
         tensors = (problem.tensors[t] for t in problem.made[producer])
         gradients = [finish[r] for t in tensors if t.gradient for r in t.readers]
         finish[producer] += max([ahead[producer], *gradients])
-    work = (problem.forward_s + problem.backward_s + problem.update_s).min(axis=1).sum()
+    once = problem.micro_batches * (problem.forward_s + problem.backward_s)
+    work = (once + problem.update_s).min(axis=1).sum()
     return float(max(finish.max(initial=0.0), work / problem.devices.count))

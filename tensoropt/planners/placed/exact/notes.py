@@ -49,6 +49,7 @@ class Notes:
                 self._blocks(),
                 self._gap(),
                 self._effort(),
+                self._fill(),
                 self._own(),
             )
             if line
@@ -108,10 +109,21 @@ class Notes:
         )
         return f"solver {ended}; times rounded down by less than {ROUNDING:.1%}"
 
+    def _fill(self) -> str:
+        """What the program does not know of a step of several micro-batches."""
+        if (count := self.best.simulated.micro_batches) == 1 or self.proof.last is None:
+            return ""
+        return (
+            f"the program knows the work of {count} micro-batches and the schedule of one: how they fill and "
+            "drain the devices is simulated only"
+        )
+
     def _own(self) -> str:
         """Where the simulator sees the program's own answer otherwise than the program does."""
         outcome, own = self.proof.last, self.proof.own
         if outcome is None or own is None or outcome.placement is None:
+            return ""
+        if own.micro_batches > 1:  # of which the program schedules one, see _fill
             return ""
         says, simulated_s = outcome.time_s, own.time_s
         fits = "" if own.fits() else ", and it does not fit there"

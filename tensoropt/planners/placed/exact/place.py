@@ -29,6 +29,10 @@ from tensoropt.planners.placed.exact.settings import ExactSettings
 from tensoropt.planners.placed.exact.warm_start import starts
 from tensoropt.planners.solvers import cp_sat
 
+SHARE = 0.25
+"""Of a planner's seconds what a step of several micro-batches is given: several counts are asked for as a
+rule, and should not take several times as long together. An assumption."""
+
 
 def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> PlacementProblem:
     """The problem with a limit as its devices' capacity, where that is less."""
@@ -78,6 +82,8 @@ def place_exactly(problem: PlacementProblem, seed: int, settings: ExactSettings)
     """
     # Refused before the heuristics have run.
     cp_sat(settings.name)
+    if problem.micro_batches > 1:
+        settings = replace(settings, seconds=SHARE * settings.seconds)
     contraction = contracted(problem, settings.most_blocks)
     if settings.most_after_all is not None and len(contraction.groups) > settings.most_after_all:
         raise UnsuitableError(

@@ -10,6 +10,9 @@ different speed (:meth:`._send`); every variable counts once per device it is on
 missing: a device, and a lane of a link, does one thing at a time, a device's backward comes after its
 forward, and the optimizer's step after that.
 
+Of several micro-batches the program schedules one; a step is no shorter than that, nor than the work of all
+of them on any device or lane. How they fill and drain the devices is left to the simulator.
+
 Times are whole ticks, rounded down, so that a proven bound is one of the real problem; see :class:`.Grid`.
 """
 
@@ -59,6 +62,7 @@ class PlacementProgram(Variables):
         super().__init__(problem, grid, most_s, capacity_bytes)
         self.rules = rules
         self.busy: dict[Any, list[Any]] = defaultdict(list)
+        self.sending: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         self.firsts: dict[OrderKey, Any] = {}
         self._place()
         self._run()
@@ -174,6 +178,7 @@ class PlacementProgram(Variables):
         ticks = self.grid.ticks(devices.transfer_s(size, source, target))
         for lane in devices.lanes_of(source, target):
             self._occupy(lane, start, ticks, end, sent)
+            self.sending[lane].append((ticks, sent))
 
     def _keep(self) -> None:
         """What is stored and kept on a device fits it, every variable counted once per device; (5-18).
@@ -224,6 +229,8 @@ class PlacementProgram(Variables):
                 model.add_no_overlap(queue)
             for d in self.devices:
                 self._work(d, last)
+            if problem.micro_batches > 1:
+                self._work_of_lanes()
         self.derive(self.total, self._total_of(last))
         model.minimize(self.total)
 
@@ -238,12 +245,22 @@ class PlacementProgram(Variables):
         work = sum((grid.ticks(f) + grid.ticks(b)) * self.on[o][device] for o, (f, b) in enumerate(seconds))
         # Implied by the intervals as well, and a bound that the relaxation sees.
         self.model.add(self.last[device] >= work)
+        if problem.micro_batches > 1:
+            self.model.add(self.total >= problem.micro_batches * work + update)
+
+    def _work_of_lanes(self) -> None:
+        """The messages of all micro-batches, one after another at least."""
+        for sent in self.sending.values():
+            work = sum(ticks * literal for ticks, literal in sent)
+            self.model.add(self.total >= self.problem.micro_batches * work)
 
     def _last_of(self, times: Sequence[Any], device: int) -> Recipe:
         pairs = [(time, self.on[o][device]) for o, time in enumerate(times)]
         return lambda value: max((value(time) for time, on in pairs if value(on)), default=0)
 
     def _total_of(self, last: list[Any]) -> Recipe:
+        count = self.problem.micro_batches
+
         def total(value: Callable[[Any], int]) -> int:
             ends = [value(end) for end in last]
             if self.rules.exclusive:
@@ -251,9 +268,24 @@ class PlacementProgram(Variables):
                     updates = self.problem.update_s[:, d]
                     update = sum(self.grid.ticks(s) for o, s in enumerate(updates) if value(self.on[o][d]))
                     ends.append(value(self.last[d]) + update)
+                    if count > 1:
+                        ends.append(count * self._ticks_on(d, value) + update)
+                if count > 1:
+                    sending = self.sending.values()
+                    ends += [count * sum(t for t, on in sent if value(on)) for sent in sending]
             return max(ends)
 
         return total
+
+    def _ticks_on(self, device: int, value: Callable[[Any], int]) -> int:
+        """What a device computes, forward and backward, for one micro-batch."""
+        problem = self.problem
+        seconds = zip(problem.forward_s[:, device], problem.backward_s[:, device], strict=True)
+        return sum(
+            self.grid.ticks(forward) + self.grid.ticks(backward)
+            for on, (forward, backward) in zip(self.on, seconds, strict=True)
+            if value(on[device])
+        )
 
     # -- afterwards -------------------------------------------------------------------------------
 

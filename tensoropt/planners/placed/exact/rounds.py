@@ -59,12 +59,15 @@ class Rounds:
         self.settings, self.contraction, self.known, self.seed = settings, contraction, known, seed
         self.blocks = contraction.problem
         self.whole = self.blocks is contraction.whole
+        self.longest_s = self.blocks.micro_batches * _serial_s(self.blocks)
         self.hint = self._hint()
         self.floor_s = lower_bound_s(self.blocks)
         self.capacity = self.blocks.devices.capacity_bytes.astype(float)
         # Memory over time takes intervals for every tensor on every device: it is followed only where memory
         # is known to be tight. NetSplit as published has no such rule.
-        self.rules = replace(settings.rules, lifetimes=settings.rules.exclusive and self._tight())
+        # Of several micro-batches the program knows one, and not how the others' memory lies beside it.
+        follows = settings.rules.exclusive and self.blocks.micro_batches == 1
+        self.rules = replace(settings.rules, lifetimes=follows and self._tight())
         self.effort = settings.seconds * EFFORT_PER_SECOND
         self.end = time.monotonic() + settings.seconds
         self.tightened = self.cut = False
@@ -84,7 +87,9 @@ class Rounds:
                 seed=self.seed + number,
                 effort=self.effort if self._is_last_round() else self.effort / 2,
                 seconds=max(self.end - time.monotonic(), 0.0),
-                hint=self.hint,
+                # Once something is forbidden the hint may be no solution, and OR-tools 9.15 ends the process
+                # where it is given one and then finds that there is none ("heuristics.fixed_search").
+                hint=None if self.cut or self.tightened else self.hint,
                 found=found.append,
             )
             self.effort -= outcome.effort
@@ -98,8 +103,7 @@ class Rounds:
 
     def _program(self) -> PlacementProgram:
         grid = Grid.of(self.blocks, self.floor_s)
-        longest_s = self.hint.time_s if self.hint is not None else _serial_s(self.blocks)
-        return PlacementProgram(self.blocks, self.rules, grid, longest_s, self.capacity.tolist())
+        return PlacementProgram(self.blocks, self.rules, grid, self.longest_s, self.capacity.tolist())
 
     def _tight(self) -> bool:
         """Whether memory is known to exclude something faster than the best."""
@@ -108,7 +112,8 @@ class Rounds:
 
     def _is_last_round(self) -> bool:
         """Whether no other round is planned: the first leaves half the effort to one that knows lifetimes."""
-        return self.rules.lifetimes or not self.rules.exclusive or bool(np.isinf(self.capacity).all())
+        follows = self.rules.exclusive and self.blocks.micro_batches == 1
+        return self.rules.lifetimes or not follows or bool(np.isinf(self.capacity).all())
 
     def _next(self, program: PlacementProgram, proof: Proof) -> PlacementProgram:
         """The program of the next round, given a placement that the simulator sees otherwise."""
@@ -160,7 +165,8 @@ class Rounds:
         return max(proof.bound_s, min(outcome.bound_s, simulated_s))
 
     def _hint(self) -> SimulatedPlacement | None:
-        """The best known schedule that keeps to the rules; what is made of blocks is simulated whole, too."""
+        """The best known schedule that keeps to the rules, of one micro-batch as the program has it; what is
+        made of blocks is simulated whole, too."""
         best, rules = self.known.best, self.settings.rules
         simulated_ones = []
         for source, placement in starts(self.blocks, rules, self.seed):
@@ -178,7 +184,13 @@ class Rounds:
             for simulated in simulated_ones
             if simulated.fits() and obeys(self.blocks, simulated.placement.device, rules)
         )
-        return min(allowed, key=lambda simulated: simulated.time_s, default=None)
+        best_of_blocks = min(allowed, key=lambda simulated: simulated.time_s, default=None)
+        if best_of_blocks is None:
+            return None
+        one = replace(self.blocks, micro_batches=1)
+        hint = simulate_placement(one, best_of_blocks.placement)
+        self.longest_s = max(best_of_blocks.time_s, hint.time_s)
+        return hint
 
     def _simulate_found(self, found: list[Placement]) -> SimulatedPlacement | None:
         """The simulated step of the program's last and best placement; those before it are simulated as

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,16 +41,21 @@ class Rules:
 
 
 def lasting_bytes(problem: PlacementProblem, alpha: float | None = None) -> NDArray[np.float64]:
-    """(n,) what an operator itself stores and keeps, tensors aside; see ``Rules.alpha``."""
+    """(n,) what an operator itself stores, and keeps of all micro-batches, tensors aside; see
+    ``Rules.alpha``."""
     if not problem.training:
         return problem.stored_bytes
     state = problem.optimizer_bytes if alpha is None else alpha * problem.parameter_bytes
-    return problem.parameter_bytes + problem.gradient_bytes + state + problem.kept_bytes
+    kept = problem.micro_batches * problem.kept_bytes
+    return problem.parameter_bytes + problem.gradient_bytes + state + kept
 
 
 def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
-    """Those that are there between forward and backward, on every device that keeps them."""
-    return [tensor for tensor in problem.tensors if problem.training and tensor.kept_by]
+    """Those that are there between forward and backward, on every device that keeps them; as large as those
+    of all micro-batches together."""
+    count = problem.micro_batches
+    kept = (tensor for tensor in problem.tensors if problem.training and tensor.kept_by)
+    return [tensor if count == 1 else replace(tensor, bytes=count * tensor.bytes) for tensor in kept]
 
 
 def all_once_bytes(problem: PlacementProblem, rules: Rules) -> float:

@@ -19,7 +19,14 @@ from tensoropt.planners.placed.exact import solver as solver_module
 from tensoropt.planners.placed.exact.grid import Grid, lower_bound_s
 from tensoropt.planners.placed.exact.place import contracted
 from tensoropt.planners.placed.exact.program import PlacementProgram
-from tensoropt.planners.placed.exact.rules import Rules, fullest_share, obeys
+from tensoropt.planners.placed.exact.rules import (
+    Rules,
+    all_once_bytes,
+    fullest_share,
+    lasting_units,
+    obeys,
+    unit_bytes,
+)
 from tensoropt.planners.placed.exact.solver import solve
 from tensoropt.planners.placed.exact.warm_start import heuristics
 from tensoropt.planners.placed.netsplit import NetSplit
@@ -72,6 +79,32 @@ def test_the_optimum_is_that_of_exhaustive_search(seed):
     assert simulate_placement(problem, answer.placement).time_s <= best.time_s * ROUNDED
     assert lower_bound_s(problem) <= best.time_s * (1 + 1e-9)
     assert outcome_of(problem, Rules()).bound_s <= best.time_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", [0, 2, 4, 8])
+def test_the_optimum_of_several_micro_batches_is_that_of_exhaustive_search(seed):
+    """The program knows one of them and the work of all, the simulator the rest. With seed 2 nothing is left
+    in the end, where OR-tools ended the process while it had a hint."""
+    problem = replace(small(seed), micro_batches=3)
+    answer = netsplit.place(problem, None, 0, NetSplit(seconds=200))
+    best = best_play(problem)
+    assert simulate_placement(problem, answer.placement).time_s <= best.time_s * ROUNDED
+    assert lower_bound_s(problem) <= best.time_s * (1 + 1e-9)
+    assert outcome_of(problem, Rules()).bound_s <= best.time_s * (1 + 1e-9)
+    assert lower_bound_s(problem) > lower_bound_s(replace(problem, micro_batches=1))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_memory_of_all_micro_batches_keeps_the_rule(seed):
+    """What is stored, and kept of all of them, is never more than the simulated peak."""
+    problem, count = replace(small(seed), micro_batches=3), small(seed).devices.count
+    device = [o % count for o in range(problem.size)]
+    simulated = simulate_placement(problem, Placement.in_order(device, count))
+    peaks = np.array(simulated.peak_bytes)
+    held = lasting_units(problem, simulated.placement.device, Rules()) * unit_bytes(problem, Rules())
+    assert (held <= peaks * (1 + 1e-9)).all()
+    one = replace(problem, micro_batches=1)
+    assert all_once_bytes(problem, Rules()) > all_once_bytes(one, Rules()) or not problem.training
 
 
 @pytest.mark.parametrize("seed", range(6, 12))

@@ -257,7 +257,7 @@ class Gradients:
             self._count(name)
 
     def complete(self) -> None:
-        """No further gradient comes: those that have not are zero."""
+        """Those that have not come are zero: none comes any more, or what comes is added to it."""
         for name in self._absent:
             self.views[name].zero_()
             self.leaves[name].grad = self.views[name]

@@ -87,7 +87,8 @@ class StepParts:
         lasting_bytes: (n,) parameters, gradients and optimizer state.
         between_bytes: (n,) what a micro-batch has alive from the end of its forward until its backward
             begins.
-        within_bytes: (n,) the most that one has alive in forward or backward, workspace included.
+        forward_bytes, backward_bytes: (n,) the most that one has alive in forward, and in backward, workspace
+            included.
         end_bytes: (n,) the most that is alive behind the last backward.
     """
 
@@ -96,8 +97,14 @@ class StepParts:
     end_s: Floats
     lasting_bytes: Floats
     between_bytes: Floats
-    within_bytes: Floats
+    forward_bytes: Floats
+    backward_bytes: Floats
     end_bytes: Floats
+
+    @property
+    def within_bytes(self) -> Floats:
+        """(n,) the most that a micro-batch has alive in forward or backward."""
+        return np.maximum(self.forward_bytes, self.backward_bytes)
 
 
 @dataclass
@@ -375,7 +382,8 @@ class StepSimulator:
             end_s * host_bound,
             self.lasting.sum(axis=1),
             alive[end],
-            used[:last].max(axis=0) if last else none,
+            used[:end].max(axis=0) if end else none,
+            used[end:last].max(axis=0) if last > end else none,
             used[last:].max(axis=0) if count > last else none,
         )
 

@@ -95,11 +95,11 @@ class _Alive:
             if kind == "I":
                 return self._coming_back[stage]
             self.kept -= between + (self._coming_back[stage] if kind == "W" else 0.0)
-            return float(parts.backward_bytes[0]) - shared
+            return self._with_gradients(stage, float(parts.backward_bytes[0])) - shared
         split = self._split[stage]
         if kind == "I":
             self.kept -= between
-            return split.inputs_bytes - shared
+            return self._with_gradients(stage, split.inputs_bytes) - shared
         self.kept -= split.between_bytes
         return split.weights_bytes
 
@@ -119,6 +119,10 @@ class _Alive:
 
     def _room(self, receipt: Receipt) -> float:
         return self._coming_back[receipt.stage] if receipt.back else self._arriving[receipt.stage]
+
+    def _with_gradients(self, stage: int, needed: float) -> float:
+        """Bytes of a backward, which begins with all gradients that come back beside all that was kept."""
+        return max(needed, float(self._parts[stage].between_bytes[0]) + self._coming_back[stage])
 
     def _shared(self, stage: int) -> float:
         """What a stage is given by one of the same place, which has it as long."""

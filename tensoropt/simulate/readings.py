@@ -10,7 +10,6 @@ import numpy as np
 
 from tensoropt.costs.effects import Reading, WeightProduct
 from tensoropt.costs.variables import Variable
-from tensoropt.ops.families.stages import DEPART
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
@@ -119,7 +118,6 @@ class Readings:
                     again,
                     extent=f.gradient_extents.get(short),
                     product=self.product(group, name, work, f),
-                    departs=group.anchor.target == DEPART,
                 )
                 for (c, f, again), work in zip(looks, candidates.works(group), strict=True)
             ]

@@ -194,8 +194,6 @@ class StepSchedule:
             match when.what:
                 case "made":
                     return self.computed(when.phase, producer)
-                case "over":
-                    return self.last
                 case "end":
                     return self.forward_end if when == FORWARD_END else ends[when.number]
                 case "read":

@@ -6,6 +6,7 @@ backward of single micro-batches, and for what is sent and received between them
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ class StageEngine(ShardedEngine):
     Attributes:
         given: the model's inputs of the call that runs.
         outputs: what the model returns and this stage has made, per micro-batch.
+        gradients: of what departs, by place, as received for a micro-batch; each goes with the node that
+            takes it.
     """
 
     def __init__(self, part: Stage, strategy: Strategy, values: Mapping[str, torch.Tensor], runtime: Runtime):
@@ -44,6 +47,7 @@ class StageEngine(ShardedEngine):
         self.given: tuple[torch.Tensor, ...] = ()
         self.evaluating = False
         self.outputs: dict[int, tuple[torch.Tensor, ...]] = {}
+        self.gradients: dict[int, dict[int, torch.Tensor]] = {}
         # What is gathered ahead of the micro-batches whose backward is still to come.
         self._ahead_of: dict[int, Ahead] = {}
 
@@ -71,11 +75,21 @@ class StageEngine(ShardedEngine):
     def forward_of(self, micro_batch: int, arriving: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """What departs of one micro-batch; of the last stage its results."""
         self.runtime.micro_batch = micro_batch
+        # Autograd copies what comes to a leaf while somebody else has it. Behind a node of its own, which
+        # comes last in backward, the gradient of what arrived waits until nobody has.
+        arriving = [value.view_as(value) for value in arriving]
         found = self._micro_batch((*self.given, *arriving), self.evaluating)
         self._ahead_of[micro_batch], self.runtime.ahead = self.runtime.ahead, AT_THE_USE
         results, departing = found[: len(self.source.outputs)], found[len(self.source.outputs) :]
         self.outputs[micro_batch] = tuple(value.detach() for value in results)
+        for number, value in enumerate(departing):
+            if value.requires_grad:
+                value.register_hook(functools.partial(self._take_gradient, micro_batch, number))
         return departing or results
+
+    def _take_gradient(self, micro_batch: int, number: int, place: torch.Tensor) -> torch.Tensor:
+        """The gradient of something that departed, in the place of what autograd was called with."""
+        return self.gradients[micro_batch].pop(number)
 
     def begin_backward_of(self, micro_batch: int, *, last: bool) -> None:
         """The backward of a micro-batch begins, with ``last`` that of the last one to come."""
@@ -227,6 +241,8 @@ class RunningStage(PipelineStage):
             output_args=engine.shown(part.departing, arriving=False) or first,
             group=group,
         )
+        # Of what stands in the place of gradients there is nothing to check; shapes are known beforehand.
+        self._runtime_validate = False
 
     # -- without messages before the first step ------------------------------------------------------------
 
@@ -270,6 +286,15 @@ class RunningStage(PipelineStage):
         if self.has_backward and not self.is_last:
             self._make_room(self.grad_recv_info[bwd_chunk_id])
         return self._coming_back.of(bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        """What autograd is called with in the place of gradients, which it takes from the engine: whoever
+        calls it would have them until it is through."""
+        received = super()._retrieve_recv_grads(bwd_chunk_id)
+        for info in self.grad_recv_info[bwd_chunk_id]:
+            info.buffer = None
+        self.engine.gradients[bwd_chunk_id] = {n: one for n, one in enumerate(received) if one is not None}
+        return tuple(None if one is None else one.new_empty(()).expand(one.shape) for one in received)
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """Gradients from a stage of the same rank."""
@@ -326,6 +351,10 @@ class RunningStage(PipelineStage):
         # Its gradient is here, so that the next stage had what it was made of.
         self._going.came(bwd_chunk_id)
         self._coming_back.came(bwd_chunk_id)
+        if not self.is_last:
+            for value in self.fwd_cache[bwd_chunk_id][0]:
+                # The schedule has these until backward is over, and needs their nodes only.
+                value.data = value.new_empty(()).expand(value.shape)
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward and full_backward)
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self.engine.end_backward_of()
@@ -333,9 +362,6 @@ class RunningStage(PipelineStage):
             # Parameters need nothing but the groups; the rest would keep what came and what went.
             _, groups, _, _ = self.backward_state[bwd_chunk_id]
             self.backward_state[bwd_chunk_id] = (), groups, (), None
-        if not self.is_last:
-            for info in self.grad_recv_info[bwd_chunk_id]:
-                info.buffer = None
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """What is left of a micro-batch's backward: the gradients of parameters."""

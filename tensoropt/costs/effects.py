@@ -265,6 +265,8 @@ class Reading:
         extent: bytes of the storage where these are not the tensor's own; of a reader that of its gradient.
         product: of a linear operator that reads the tensor: that of its weight's gradient, beside which the
             tensor's may be reduced.
+        given: of a writer: another stage of a pipeline has made the tensor, and it is held until forward is
+            over.
     """
 
     layout: Layout
@@ -273,6 +275,7 @@ class Reading:
     lies_in: str = ""
     extent: int | None = None
     product: WeightProduct | None = None
+    given: bool = False
 
 
 class Keeps(Enum):

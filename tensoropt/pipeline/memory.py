@@ -69,7 +69,14 @@ class _Alive:
         self._asked = receipts(strategy.schedule, *shape)[place]
         self._taken = _taken(strategy.schedule, *shape)
         self._arriving = {n: arriving_bytes(strategy, n) for n in self.here}
-        self._back = {n: arriving_bytes(strategy, n, learning=True) for n in self.here}
+        # Some gradients of what arrived may lie in one storage, which is sent several times.
+        self._back = {
+            n: min(
+                arriving_bytes(strategy, n, learning=True),
+                float(stages[n].metrics.parts.given_back_bytes[0]),
+            )
+            for n in self.here
+        }
         self._coming_back = {n: departing_bytes(strategy, n, learning=True) for n in self.here}
         self._parts = {n: stages[n].metrics.parts for n in self.here}
         self._split: dict[int, SplitBackward] = {}

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from tensoropt.graph import DTYPE_BYTES
+from tensoropt.graph import Operator
 from tensoropt.ops.layouts import local_shape
 from tensoropt.plan.evaluate import Evaluation
 from tensoropt.sharding.groups import Group
@@ -46,51 +46,101 @@ def split_backward(strategy: Strategy, evaluation: Evaluation) -> SplitBackward:
     simulator = StepSimulator(evaluation.batch)
     kept, transient = (np.cumsum(changes[:, 0]) for changes in (simulator.kept, simulator.transient))
     between = float(evaluation.metrics.parts.between_bytes[0])
-    readers = [(group, size) for group in strategy.graph.groups if (size := waiting_bytes(strategy, group))]
+    of_group, weights_of = waiting_bytes(strategy), _weights(strategy)
+    groups = {group.name: group for group in strategy.graph.groups}
     waiting, most, needed = 0.0, between, between
+    of_parameters = _of_parameters_alone(strategy)
     for at in range(schedule.forward_end, schedule.last):
         moment = schedule.moments[at]
-        group = strategy.graph.group_of[moment.group] if moment.group else None
+        group = groups.get(moment.group)
         work = float(simulator.workspace[at, 0])
         if moment.kind == "compute" and group is not None:
             # The gradients of its parameters are not made now.
-            work = max(work - sum(_weights(strategy, group)), 0.0)
+            work = max(work - sum(weights_of.get(group.name, ())), 0.0)
+        if group is not None and group.name in of_parameters:
+            continue  # it has no part in the gradients of what arrived
         most = max(most, between + float(transient[at]) + work + waiting)
-        if moment.kind == "compute" and group is not None and (size := waiting_bytes(strategy, group)):
+        if moment.kind == "compute" and group is not None and (size := of_group.get(group.name)):
             if not waiting:
-                needed = float(kept[at])
+                needed = float(kept[at]) - _kept_behind(strategy, evaluation, group)
             waiting += size
     left = needed + waiting
     # Operator by operator: the gradient that waited goes once those of its parameters are made and added.
     gone, weights = 0.0, left
-    for group, size in readers:
-        weights = max(weights, left - gone + max(_weights(strategy, group)))
+    for name, size in of_group.items():
+        weights = max(weights, left - gone + max(weights_of[name]))
         gone += size
     return SplitBackward(most, left, weights)
 
 
-def _weights(strategy: Strategy, group: Group) -> list[float]:
-    """Bytes of the gradient of each trained parameter that a group reads."""
-    names = [n for n in (*group.parameters, *group.shared) if strategy.tensor(n).requires_grad]
-    return [
-        prod(local_shape(strategy.atoms(n), strategy.stored[n], strategy.mesh, None))
-        * DTYPE_BYTES[strategy.tensor(n).stored_dtype]
-        for n in names
-    ]
+def _kept_behind(strategy: Strategy, evaluation: Evaluation, group: Group) -> int:
+    """Bytes that a group keeps for those of its operators alone that come behind the last one with a
+    parameter."""
+    number = int(evaluation.choices[group.name][0])
+    facts = evaluation.batch.candidates.facts(group)[number]
+    with_parameters = {op.name for op in _learning(strategy)[1]}
+    last = max(n for n, op in enumerate(group.operators) if op.name in with_parameters)
+    if len(facts.calls) != len(group.operators) or last == len(group.operators) - 1:
+        return 0
+    before = facts.calls[last - 1].kept_bytes if last else 0
+    # Of what it made itself its results are for the others, the rest (statistics) for its own backward.
+    own = min(facts.calls[last].kept_bytes - before, _written(strategy, group, group.operators[last]))
+    return facts.kept_bytes - facts.calls[last].kept_bytes + own
 
 
-def waiting_bytes(strategy: Strategy, group: Group) -> int:
-    """Bytes of the gradients of a group's results that wait for those of its parameters to be made of them:
-    of every operator that reads a parameter."""
-    found = 0
-    learning = {n for n in (*group.parameters, *group.shared) if strategy.tensor(n).requires_grad}
-    for op in group.operators:
-        if learning.intersection(op.inputs()):
-            layouts = strategy.configurations[group.name].placed(
-                op.name, strategy.graph.atoms, strategy.mesh, None
-            )
-            found += sum(
-                prod(layouts.write_shape(number)) * strategy.tensor(name).element_bytes
-                for number, name in enumerate(op.outputs)
-            )
+def _weights(strategy: Strategy) -> dict[str, list[float]]:
+    """Per group the bytes of the gradients that operators give to parameters, or to what is made of
+    parameters alone."""
+    learning, with_parameters = _learning(strategy)
+    found: dict[str, list[float]] = {}
+    for op in with_parameters:
+        configuration = strategy.configurations[strategy.graph.group_of[op.name].name]
+        found.setdefault(configuration.group.name, []).extend(
+            prod(local_shape(strategy.atoms(n), configuration.layout(n), strategy.mesh, None))
+            * strategy.tensor(n).element_bytes
+            for n in op.inputs()
+            if n in learning
+        )
     return found
+
+
+def _of_parameters_alone(strategy: Strategy) -> frozenset[str]:
+    """The groups that read nothing but parameters and what is made of them."""
+    learning, _ = _learning(strategy)
+    return frozenset(g.name for g in strategy.graph.groups if g.writes and learning.issuperset(g.writes))
+
+
+def waiting_bytes(strategy: Strategy) -> dict[str, int]:
+    """Per group the bytes of the gradients of results that wait for those of parameters to be made of them.
+
+    They are those of every operator that reads a parameter, or what is made of parameters alone, beside
+    something else.
+    """
+    found: dict[str, int] = {}
+    for op in _learning(strategy)[1]:
+        group = strategy.graph.group_of[op.name]
+        found[group.name] = found.get(group.name, 0) + _written(strategy, group, op)
+    return found
+
+
+def _learning(strategy: Strategy) -> tuple[frozenset[str], tuple[Operator, ...]]:
+    """(trained parameters and what is made of them alone; the operators where these meet something else)."""
+    graph, found = strategy.graph.atoms.graph, list[Operator]()
+    fixed = {tensor.name for tensor in graph.tensors.values() if tensor.kind in ("buffer", "constant")}
+    learning = {tensor.name for tensor in graph.parameters if tensor.requires_grad}
+    for op in graph.operators:
+        if learning.intersection(op.inputs()):
+            if all(name in learning or name in fixed for name in op.inputs()):
+                learning.update(op.outputs)
+            else:
+                found.append(op)
+    return frozenset(learning), tuple(found)
+
+
+def _written(strategy: Strategy, group: Group, op: Operator) -> int:
+    """Bytes of what an operator of a group makes."""
+    layouts = strategy.configurations[group.name].placed(op.name, strategy.graph.atoms, strategy.mesh, None)
+    return sum(
+        prod(layouts.write_shape(number)) * strategy.tensor(name).element_bytes
+        for number, name in enumerate(op.outputs)
+    )

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensoropt.costs.effects import Reading, WeightProduct
 from tensoropt.costs.variables import Variable
+from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
@@ -107,6 +108,7 @@ class Readings:
                     again,
                     f.lies_in.get(short, ""),
                     f.extents.get(short),
+                    given=group.anchor.target == ARRIVE,
                 )
                 for c, f, again in looks
             ]

@@ -89,6 +89,8 @@ class StepParts:
             begins.
         forward_bytes, backward_bytes: (n,) the most that one has alive in forward, and in backward, workspace
             included.
+        given_back_bytes: (n,) of a stage the gradients of what another one gave it, when all are there; those
+            of several tensors may lie in one storage.
         end_bytes: (n,) the most that is alive behind the last backward.
     """
 
@@ -99,6 +101,7 @@ class StepParts:
     between_bytes: Floats
     forward_bytes: Floats
     backward_bytes: Floats
+    given_back_bytes: Floats
     end_bytes: Floats
 
     @property
@@ -375,6 +378,7 @@ class StepSimulator:
         schedule, alive = self.batch.schedule, self.kept + self.transient
         end, last, count = schedule.forward_end, schedule.last, len(schedule.moments)
         used = alive[:-1] + self.workspace[:-1]
+        given = schedule.given_back
         none = np.zeros(self.batch.count)
         return StepParts(
             np.stack([forward[i] * host_bound for i in chosen], axis=1),
@@ -384,6 +388,7 @@ class StepSimulator:
             alive[end],
             used[:end].max(axis=0) if end else none,
             used[end:last].max(axis=0) if last > end else none,
+            used[given] - self.kept[given] if given >= 0 else none,
             used[last:].max(axis=0) if count > last else none,
         )
 

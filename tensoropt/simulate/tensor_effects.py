@@ -201,8 +201,8 @@ class TensorEffects(MoveEffects):
         # Such a storage is counted elsewhere: with the tensor that it lies in, or with what the group keeps.
         keeps = bool(write.lies_in) or (write.kept and write.again == at.again)
         size = self.bytes(name, write.layout) if write.extent is None else write.extent
-        # The caller of the model holds its results until forward is over.
-        stays = not at.again and (leaves_model(self.graph, name) or not reads)
+        # The caller of the model holds its results until forward is over, and so it does what it was given.
+        stays = not at.again and (leaves_model(self.graph, name) or not reads or write.given)
         moves = self.steps(name, write.layout, source)[0]
         if moves:
             # The original lives during the move; it is workspace where nobody counts it otherwise.

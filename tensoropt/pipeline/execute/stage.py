@@ -7,7 +7,7 @@ backward of single micro-batches, and for what is sent and received between them
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -322,6 +322,12 @@ class RunningStage(PipelineStage):
         for messages in (self._coming, self._going, self._coming_back, self._going_back):
             messages.all_came()
 
+    @staticmethod
+    def _empty(values: Iterable[torch.Tensor]) -> None:
+        """Leave of tensors their shapes, and their places in autograd's graph, but not their memory."""
+        for value in values:
+            value.data = value.new_empty(()).expand(value.shape)
+
     # -- micro-batches ----------------------------------------------------------------------------------
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -332,10 +338,13 @@ class RunningStage(PipelineStage):
         found = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         for info in self.args_recv_info[fwd_chunk_id]:
             info.buffer = None
+        outputs, inputs = self.fwd_cache[fwd_chunk_id]
         if not self.has_backward:
             # Nobody comes back for it once it was sent.
-            outputs, _ = self.fwd_cache[fwd_chunk_id]
             self.fwd_cache[fwd_chunk_id] = outputs, []
+        elif not self.is_first:
+            # Operators that need them have them; the schedule wants their gradients only.
+            self._empty(inputs)
         return found
 
     def backward_one_chunk(
@@ -352,9 +361,8 @@ class RunningStage(PipelineStage):
         self._going.came(bwd_chunk_id)
         self._coming_back.came(bwd_chunk_id)
         if not self.is_last:
-            for value in self.fwd_cache[bwd_chunk_id][0]:
-                # The schedule has these until backward is over, and needs their nodes only.
-                value.data = value.new_empty(()).expand(value.shape)
+            # The schedule has these until backward is over, and needs their nodes only.
+            self._empty(self.fwd_cache[bwd_chunk_id][0])
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward and full_backward)
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self.engine.end_backward_of()

@@ -71,7 +71,6 @@ REDUCE_LAST, GATHER_ONCE = When("optimizer", "reduce"), When("optimizer", "unsha
 # Of a tensor.
 MADE, HUB, OUTPUT = (When("forward", what) for what in ("made", "hub", "output"))
 FORWARD_END = When("forward", "end")
-BACKWARD_END = When("backward", "over")
 MADE_AGAIN, HUB_AGAIN = When("again", "made"), When("again", "hub")
 OUTPUT_BACK, HUB_BACK, GRADIENT = (When("backward", what) for what in ("output", "hub", "made"))
 # Of a tensor's reader; see reader.
@@ -266,8 +265,8 @@ class Reading:
         extent: bytes of the storage where these are not the tensor's own; of a reader that of its gradient.
         product: of a linear operator that reads the tensor: that of its weight's gradient, beside which the
             tensor's may be reduced.
-        departs: the reader sends it to another stage of a pipeline, which holds it, and the gradient that
-            comes back, until the micro-batch's backward is over.
+        given: of a writer: another stage of a pipeline has made the tensor, and it is held until forward is
+            over.
     """
 
     layout: Layout
@@ -276,7 +275,7 @@ class Reading:
     lies_in: str = ""
     extent: int | None = None
     product: WeightProduct | None = None
-    departs: bool = False
+    given: bool = False
 
 
 class Keeps(Enum):

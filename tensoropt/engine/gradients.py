@@ -232,10 +232,13 @@ class Gradients:
         self.views[name] = gradient
         if shown is before:
             self.shown[name] = gradient
-        else:  # a DTensor takes 50 us to make
+        elif isinstance(shown, DTensor):  # which takes 50 us to make
             # The DTensor stays and gets other memory: the script may hold on to the very object.
-            local = shown.to_local() if isinstance(shown, DTensor) else shown
+            local = shown.to_local()
             local.data = gradient.view(local.shape)
+        else:
+            # With other memory it would still be a view of the old one, and keep that for good.
+            self.shown[name] = self.wrap(name, gradient)
 
     def _count(self, name: str) -> None:
         if self._eager:
@@ -257,7 +260,7 @@ class Gradients:
             self._count(name)
 
     def complete(self) -> None:
-        """No further gradient comes: those that have not are zero."""
+        """Those that have not come are zero: none comes any more, or what comes is added to it."""
         for name in self._absent:
             self.views[name].zero_()
             self.leaves[name].grad = self.views[name]

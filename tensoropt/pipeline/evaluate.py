@@ -4,16 +4,16 @@ micro-batches."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tensoropt.pipeline.costs import PipelinePrices
+from tensoropt.pipeline.memory import memory_of_actions, memory_of_places
 from tensoropt.pipeline.messages import (
     arriving_bytes,
     departing_bytes,
-    gradients_of_weights_bytes,
     sent_by_rank,
     stored_bytes,
 )
@@ -24,10 +24,6 @@ from tensoropt.plan.evaluate import Evaluation, evaluate_strategy
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.simulate.collectives import Collective
-
-HOLDS_SENDS = frozenset({"gpipe", "interleaved_1f1b", "zero_bubble", "zbv"})
-"""Schedules of PyTorch that let go of what they send at the end of a step only."""
-
 
 TOO_LARGE = "pipelines: some whose places need more than their devices have were left out"
 """What is noted of them."""
@@ -217,59 +213,3 @@ def _results_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
     tensors = strategy.graph.atoms.graph.tensors
     sizes = [tensors[name].bytes for name in strategy.graph.atoms.graph.outputs]
     return sum(prices.communication.time_s("broadcast", (0,), size) for size in sizes)
-
-
-def memory_of_places(
-    strategy: PipelinedStrategy, stages: Sequence[Evaluation], actions: Sequence[Sequence[Action]]
-) -> np.ndarray:
-    """(places, 5) the peak of a rank of each place by kind, the first of several."""
-    found = []
-    for place, own in enumerate(actions):
-        curve = np.array([kinds for _, kinds in memory_of_actions(strategy, stages, place, own)])
-        found.append(curve[curve.sum(axis=1).argmax()])
-    return np.array(found)
-
-
-def memory_of_actions(
-    strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int, actions: Sequence[Action]
-) -> Iterator[tuple[Action | None, np.ndarray]]:
-    """(5,) what a rank of a place has alive at most, by kind, in each of its actions, and behind the last
-    one.
-
-    Parameters, gradients and optimizer state of its stages last; what micro-batches keep between their
-    forward and their backward comes and goes; and an action has what it needs itself, beside what PyTorch's
-    schedules hold of what was sent.
-    """
-    numbers = strategy.stages_at(place)
-    lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
-    lasting[3:] = 0.0
-    kept = unfreed = last_back = 0.0
-    for action in actions:
-        number = action.stage
-        parts = stages[number].metrics.parts
-        between, within = float(parts.between_bytes[0]), float(parts.within_bytes[0])
-        # Of the first stage nothing is made apart: nobody waits for its gradient.
-        waiting = (
-            gradients_of_weights_bytes(strategy.stages[number]) if number and action.kind in "IW" else 0.0
-        )
-        if action.kind == "W":
-            kept -= between + waiting
-        elif action.kind == "B":
-            kept -= between
-        elif action.kind == "F":
-            last_back = 0.0
-        own = within + unfreed + last_back - (between if action.kind == "I" else 0.0)
-        yield action, lasting + np.array([0.0, 0.0, 0.0, kept, own])
-        if action.kind == "F":
-            kept += between
-        elif action.kind == "I":
-            # What backward keeps stays until the gradients of parameters are made of it.
-            kept += waiting
-        if action.kind in "BI":
-            back = arriving_bytes(strategy, number, learning=True)
-            if strategy.schedule in HOLDS_SENDS:
-                unfreed += back + departing_bytes(strategy, number)
-            else:
-                last_back = back  # until the next forward, or the next one goes
-    end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
-    yield None, lasting + np.array([0.0, 0.0, 0.0, 0.0, end])

@@ -63,25 +63,6 @@ def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int
     return prod(shape) * DTYPE_BYTES[strategy.tensor(name).stored_dtype]
 
 
-def gradients_of_weights_bytes(strategy: Strategy) -> int:
-    """Bytes of the gradients that wait for those of parameters to be made of them, where a schedule makes
-    these
-    apart: of the result of every operator that reads a parameter."""
-    found = 0
-    for group in strategy.graph.groups:
-        learning = {n for n in (*group.parameters, *group.shared) if strategy.tensor(n).requires_grad}
-        for op in group.operators:
-            if learning.intersection(op.inputs()):
-                layouts = strategy.configurations[group.name].placed(
-                    op.name, strategy.graph.atoms, strategy.mesh, None
-                )
-                found += sum(
-                    prod(layouts.write_shape(number)) * strategy.tensor(name).element_bytes
-                    for number, name in enumerate(op.outputs)
-                )
-    return found
-
-
 def sent_by_rank(
     strategy: PipelinedStrategy, rank: int, of_stage: Sequence[Mapping[Collective, int]]
 ) -> Counter[Collective]:

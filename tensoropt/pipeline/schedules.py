@@ -41,6 +41,8 @@ class Schedule:
         several: a place has several stages.
         apart: gradients of parameters are made apart from those of what a stage was given.
         back_and_forth: the second half of the stages comes back from the last place to the first.
+        waits: for what is sent, before it asks for the next forward or for the next gradient to be sent; the
+            others wait at the end of a step.
         order: (place, places, stages of a place, micro-batches) -> what the place computes, in order.
     """
 
@@ -49,6 +51,7 @@ class Schedule:
     several: bool = False
     apart: bool = False
     back_and_forth: bool = False
+    waits: bool = False
 
 
 def _gpipe(place: int, places: int, per_place: int, micro_batches: int) -> Iterator[Action]:
@@ -153,7 +156,7 @@ def _v(place: int, places: int, micro_batches: int) -> Iterator[Action]:
 
 SCHEDULES: dict[str, Schedule] = {
     "gpipe": Schedule("GPipe: all forwards, then all backwards", _gpipe),
-    "1f1b": Schedule("1F1B: a backward as early as possible", _one_forward_one_backward),
+    "1f1b": Schedule("1F1B: a backward as early as possible", _one_forward_one_backward, waits=True),
     "interleaved_1f1b": Schedule("1F1B with several stages to a place", _interleaved, several=True),
     "zero_bubble": Schedule(
         "gradients of parameters where places would wait", _zero_bubble, several=True, apart=True

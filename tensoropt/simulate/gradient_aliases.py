@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from tensoropt.costs.effects import Reading
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.tables import leaves_model
-from tensoropt.ops.families.stages import DEPART
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
 from tensoropt.simulate.candidates import Candidates
@@ -165,10 +164,6 @@ class GradientAliases:
         if self._found or not self._relations:
             return
         self._found = True
-        for group in self.graph.groups:
-            if group.anchor.target == DEPART:
-                # What comes back from another stage is held until backward is over.
-                self._end_of[group.name, group.reads[0]] = np.full(self.count, self.schedule.last)
         # Backward order is essential: _lies asks where the gradient comes from that a later group has handed
         # on.
         for group in reversed(self.graph.groups):

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensoropt.costs.effects import Reading, WeightProduct
 from tensoropt.costs.variables import Variable
-from tensoropt.ops.families.stages import DEPART
+from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
@@ -108,6 +108,7 @@ class Readings:
                     again,
                     f.lies_in.get(short, ""),
                     f.extents.get(short),
+                    given=group.anchor.target == ARRIVE,
                 )
                 for c, f, again in looks
             ]
@@ -119,7 +120,6 @@ class Readings:
                     again,
                     extent=f.gradient_extents.get(short),
                     product=self.product(group, name, work, f),
-                    departs=group.anchor.target == DEPART,
                 )
                 for (c, f, again), work in zip(looks, candidates.works(group), strict=True)
             ]

@@ -87,7 +87,10 @@ class StepParts:
         lasting_bytes: (n,) parameters, gradients and optimizer state.
         between_bytes: (n,) what a micro-batch has alive from the end of its forward until its backward
             begins.
-        within_bytes: (n,) the most that one has alive in forward or backward, workspace included.
+        forward_bytes, backward_bytes: (n,) the most that one has alive in forward, and in backward, workspace
+            included.
+        given_back_bytes: (n,) of a stage the gradients of what another one gave it, when all are there; those
+            of several tensors may lie in one storage.
         end_bytes: (n,) the most that is alive behind the last backward.
     """
 
@@ -96,8 +99,15 @@ class StepParts:
     end_s: Floats
     lasting_bytes: Floats
     between_bytes: Floats
-    within_bytes: Floats
+    forward_bytes: Floats
+    backward_bytes: Floats
+    given_back_bytes: Floats
     end_bytes: Floats
+
+    @property
+    def within_bytes(self) -> Floats:
+        """(n,) the most that a micro-batch has alive in forward or backward."""
+        return np.maximum(self.forward_bytes, self.backward_bytes)
 
 
 @dataclass
@@ -368,6 +378,7 @@ class StepSimulator:
         schedule, alive = self.batch.schedule, self.kept + self.transient
         end, last, count = schedule.forward_end, schedule.last, len(schedule.moments)
         used = alive[:-1] + self.workspace[:-1]
+        given = schedule.given_back
         none = np.zeros(self.batch.count)
         return StepParts(
             np.stack([forward[i] * host_bound for i in chosen], axis=1),
@@ -375,7 +386,9 @@ class StepSimulator:
             end_s * host_bound,
             self.lasting.sum(axis=1),
             alive[end],
-            used[:last].max(axis=0) if last else none,
+            used[:end].max(axis=0) if end else none,
+            used[end:last].max(axis=0) if last > end else none,
+            used[given] - self.kept[given] if given >= 0 else none,
             used[last:].max(axis=0) if count > last else none,
         )
 

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, cast
 from tensoropt.costs.effects import ARRIVED, FORWARD_END, Phase, When
 from tensoropt.costs.group_parts import Parts, parts_of
 from tensoropt.costs.tables import leaves_model
+from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.sharding.blocks import Blocks, find_blocks, needs_kept
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region
@@ -116,6 +117,12 @@ class StepSchedule:
         """Per group the parts of its forward."""
         return {group.name: parts_of(group) for group in self.graph.groups}
 
+    @cached_property
+    def given_back(self) -> int:
+        """Where backward comes to the first of what another stage has made; -1 where nothing is."""
+        arrivals = (group.name for group in self.graph.groups if group.anchor.target == ARRIVE)
+        return min((self.position("backward", "compute", name) for name in arrivals), default=-1)
+
     def position(self, phase: Phase, kind: Kind, group: str, tensor: str = "", part: int = 0) -> int:
         """The position of a moment; -1 for one that this step does not have."""
         return self.index.get(Moment(phase, kind, group, tensor, part), -1)
@@ -194,8 +201,6 @@ class StepSchedule:
             match when.what:
                 case "made":
                     return self.computed(when.phase, producer)
-                case "over":
-                    return self.last
                 case "end":
                     return self.forward_end if when == FORWARD_END else ends[when.number]
                 case "read":

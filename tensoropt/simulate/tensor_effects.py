@@ -17,7 +17,6 @@ from math import prod
 from typing import NamedTuple
 
 from tensoropt.costs.effects import (
-    BACKWARD_END,
     FORWARD_END,
     GRADIENT,
     HUB,
@@ -64,7 +63,6 @@ class StorageUser:
         moved: it reads a copy of its own, made when it is read.
         order: when it comes in forward, compared with other users.
         stays: it is no group: the storage is let go of when forward is over.
-        departs: it sends what it reads to another stage, and holds it until backward is over.
         through: of one that reads a view: the reader that made it, in whose copy the view lies where it has
             one; :data:`SOURCE` where the tensor's own group made it.
     """
@@ -77,7 +75,6 @@ class StorageUser:
     order: int
     stays: bool = False
     through: int = SOURCE
-    departs: bool = False
 
 
 class _Pass(NamedTuple):
@@ -156,7 +153,7 @@ class TensorEffects(MoveEffects):
         for number, read in enumerate(reads):
             moved = bool(self.steps(name, source, read.layout)[0])
             seen = read.kept, read.again, inside[number], moved, orders[number]
-            users.append(StorageUser(number, *seen, departs=read.departs))
+            users.append(StorageUser(number, *seen))
         effects = self._passed(name, write, source, reads, users, view_users, _FIRST)
         out, back = self.output(name, source) if leaves_model(self.graph, name) else (None, None)
         if out is not None:
@@ -204,8 +201,8 @@ class TensorEffects(MoveEffects):
         # Such a storage is counted elsewhere: with the tensor that it lies in, or with what the group keeps.
         keeps = bool(write.lies_in) or (write.kept and write.again == at.again)
         size = self.bytes(name, write.layout) if write.extent is None else write.extent
-        # The caller of the model holds its results until forward is over.
-        stays = not at.again and (leaves_model(self.graph, name) or not reads)
+        # The caller of the model holds its results until forward is over, and so it does what it was given.
+        stays = not at.again and (leaves_model(self.graph, name) or not reads or write.given)
         moves = self.steps(name, write.layout, source)[0]
         if moves:
             # The original lives during the move; it is workspace where nobody counts it otherwise.
@@ -260,10 +257,7 @@ class TensorEffects(MoveEffects):
         keeper = next((user for user in users if self._keeps(user, at)), None)
         if keeper is not None:
             found.append(Effect(reader(keeper.number, at.used), kept=size, transient=-size))
-            if any(user.departs and self._keeps(user, at) for user in users):
-                found.append(Effect(BACKWARD_END, kept=-size))
-            else:
-                found.append(Effect(reader(keeper.number, USED_BACK), after=True, kept=-size))
+            found.append(Effect(reader(keeper.number, USED_BACK), after=True, kept=-size))
         elif stays and self.training and name in self.graph.atoms.graph.mutations.values():
             # It takes the place of the buffer's last value, which its group's backward needs.
             found.append(Effect(GRADIENT, after=True, transient=-size))
@@ -303,11 +297,6 @@ class TensorEffects(MoveEffects):
         beside = self._reduced_beside(name, write, source, reads, inside)
         found, size, there = [], self.bytes(name, source), 0
         elsewhere = gradients.elsewhere or (False,) * len(reads)
-        for number, read in enumerate(reads):
-            if read.departs:
-                came = self._gradient_bytes(name, read)
-                found.append(Effect(reader(number, USED_BACK), after=True, transient=came))
-                found.append(Effect(BACKWARD_END, transient=-came))
         for number, end in gradients.common:
             shared = self._gradient_bytes(name, reads[number])
             found.append(Effect(reader(number, USED_BACK), after=True, transient=shared))

@@ -3,8 +3,11 @@ are."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import random
 import weakref
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +21,14 @@ from torch.utils._pytree import tree_leaves
 from tensoropt.capture import Mode, capture
 from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.execute import parallelize, save_checkpoint
+from tensoropt.pipeline.schedules import SCHEDULES
+from tensoropt.pipeline.stages import Cutter
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.verify.random_pipelines import random_pipeline
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.execute.jobs import whole
+from tests.pipeline.models import split_along_the_batch
 from tests.placement.execute.random_placed import random_placed
 
 WIDTH, DEPTH, VOCABULARY = 64, 6, 96
@@ -169,3 +176,99 @@ LAYER = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH)
 SMALL = 4 * (2 * WIDTH * DEPTH + 8 * WIDTH + 256)
 """Bytes of buffers, which the model and the engine both have for a while, of single norms and of the
 batch."""
+
+
+def start_stages(rank: int, world: int, source: str, path: str, schedule: str, seed: int) -> dict[str, Any]:
+    """Start the stages of a rank of a pipeline from a model that is on the meta device, and compare what they
+    have with a model that was made as a whole."""
+    found, stages = graph(), world * (2 if SCHEDULES[schedule].several else 1)
+    strategy = random_pipeline(found, (stages, world), schedule, random.Random(seed))
+    sources: dict[str, Any] = {
+        "drawn": {"init_weights": draw},
+        "stored": {"checkpoint": path, "init_weights": draw},
+    }
+    model = on_meta()
+    with Alive() as alive:
+        parallelize(model, strategy, batch(), device="cpu", seed=3, **sources[source])
+    plain = drawn(3)
+    engine = parallel_of(model).engine
+    tensors = [*engine.parameter_tensors(), *engine.gradient_tensors(), *engine.buffers.values()]
+    kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    state, wanted = model.state_dict(), plain.state_dict()
+    loss = model(*batch())
+    loss.backward()
+    return {
+        "peak": alive.peak,
+        "kept": sum(kept.values()),
+        "whole": sum(p.numel() * p.element_size() for p in plain.parameters()),
+        "differ": [n for n, v in state.items() if not torch.equal(whole(v).view(wanted[n].shape), wanted[n])],
+        "names": list(state),
+        "all": list(wanted),
+        "loss": float((loss - plain(*batch())).detach().abs()),
+    }
+
+
+class Deep(nn.Module):
+    """Wide layers, all of a size, and little else."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def resident_bytes(what: str) -> int:
+    """``VmRSS``: what of this process lies in memory; ``VmHWM``: the most that did."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
+
+
+def resident(
+    rank: int, world: int, width: int, depth: int, places: int, path: str, steps: int
+) -> dict[str, Any]:
+    """By how much this process grows while it starts its stages of a large model, and while it trains.
+
+    Args:
+        path: of a checkpoint, to which a plan of all ranks is written first; "" to draw weights.
+    """
+    with torch.device("meta"):
+        model = Deep(width, depth)
+    x = torch.randn(2, width)
+    found = group_operators(refine_graph(capture(model, (x,)).graph))
+    sizes = (1, places, *((world // places,) if world > places else ()))
+    cuts = [group.name for group in found.groups if group.parameters]
+    cutter = Cutter(found)
+    starts = [cutter.beginning(cuts[depth * place // places]) for place in range(1, places)]
+    strategy = split_along_the_batch(found, starts, sizes, "gpipe")
+    if path:
+        save_checkpoint(path, parallelize(model, strategy, (x,), device="cpu", init_weights=draw))
+        with torch.device("meta"):
+            model = Deep(width, depth)
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed is not to be taken for what is needed
+    Path("/proc/self/clear_refs").write_text("5")  # the most from now on
+    before = resident_bytes("VmRSS")
+    weights: dict[str, Any] = {"checkpoint": path} if path else {"init_weights": draw}
+    with Alive() as alive:
+        parallelize(model, strategy, (x,), device="cpu", **weights)
+    started = resident_bytes("VmHWM") - before
+    engine = parallel_of(model).engine
+    parameters = sum(t.untyped_storage().nbytes() for t in engine.parameter_tensors())
+    tracked, alive.peak = alive.peak, alive.now
+    for _ in range(steps):
+        with alive:
+            model(x).backward()
+        model.zero_grad()
+    return {
+        "started": started,
+        "trained": resident_bytes("VmHWM") - before,
+        "tracked": tracked,
+        "tracked_in_training": alive.peak,
+        "parameters": parameters,
+        "whole": sum(4 * (width * width + width) for _ in range(depth)),
+        "layer": 4 * (width * width + width),
+    }

@@ -3,7 +3,7 @@
 Both are operators of a stage's graph, so that the placement in which a tensor crosses is chosen, priced and
 lowered as that of any other. They compute nothing: what arrives is given to the lowered graph, and what
 departs is one of its results. What their kernels keep for backward is what a stage keeps of a micro-batch
-meanwhile: what it was given, and what it gave.
+meanwhile: what it gave, and of what it was given what its operators need.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ ARRIVE, DEPART = "tensoropt.arrive.default", "tensoropt.depart.default"
 class _Arrive(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        place = torch.empty_like(value)
-        ctx.save_for_backward(place)
-        return place
+        return torch.empty_like(value)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -48,7 +46,7 @@ class _Depart(torch.autograd.Function):
 
 
 def arrive(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """A place for what is received, kept until its gradient is sent back."""
+    """A place for what is received, there as long as operators need it."""
     found: torch.Tensor = _Arrive.apply(value)
     return found
 

@@ -24,6 +24,8 @@ from tensoropt.engine.lower import LoweredStrategy
 from tensoropt.engine.runtime import Runtime
 from tensoropt.pipeline.execute.parameters import StagedParameters, TiedParameters
 from tensoropt.pipeline.execute.stage import RunningStage, StageEngine
+from tensoropt.pipeline.receipts import taken_back
+from tensoropt.pipeline.schedules import place_actions, schedule_named
 from tensoropt.pipeline.strategy import PipelinedStrategy
 
 SINGLE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -92,7 +94,13 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
 
     def _make_schedule(self, group: dist.ProcessGroup) -> PipelineScheduleSingle | PipelineScheduleMulti:
         count, micro_batches = len(self.strategy.stages), self.strategy.micro_batches
-        self._running = [RunningStage(engine, number, count, group) for number, engine in self.stages.items()]
+        schedule, places = self.strategy.schedule, self.strategy.places
+        actions = place_actions(schedule, places, count // places, micro_batches)
+        waits = schedule_named(schedule).waits
+        self._running = [
+            RunningStage(engine, number, count, group, taken_back(schedule, actions, number), waits=waits)
+            for number, engine in self.stages.items()
+        ]
         running: list[Any] = [*self._running]
 
         def loss_of(output: torch.Tensor, _: Any) -> torch.Tensor:

@@ -6,7 +6,8 @@ backward of single micro-batches, and for what is sent and received between them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ class StageEngine(ShardedEngine):
     Attributes:
         given: the model's inputs of the call that runs.
         outputs: what the model returns and this stage has made, per micro-batch.
+        gradients: of what departs, by place, as received for a micro-batch; each goes with the node that
+            takes it.
     """
 
     def __init__(self, part: Stage, strategy: Strategy, values: Mapping[str, torch.Tensor], runtime: Runtime):
@@ -44,6 +47,7 @@ class StageEngine(ShardedEngine):
         self.given: tuple[torch.Tensor, ...] = ()
         self.evaluating = False
         self.outputs: dict[int, tuple[torch.Tensor, ...]] = {}
+        self.gradients: dict[int, dict[int, torch.Tensor]] = {}
         # What is gathered ahead of the micro-batches whose backward is still to come.
         self._ahead_of: dict[int, Ahead] = {}
 
@@ -71,11 +75,21 @@ class StageEngine(ShardedEngine):
     def forward_of(self, micro_batch: int, arriving: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """What departs of one micro-batch; of the last stage its results."""
         self.runtime.micro_batch = micro_batch
+        # Autograd copies what comes to a leaf while somebody else has it. Behind a node of its own, which
+        # comes last in backward, the gradient of what arrived waits until nobody has.
+        arriving = [value.view_as(value) for value in arriving]
         found = self._micro_batch((*self.given, *arriving), self.evaluating)
         self._ahead_of[micro_batch], self.runtime.ahead = self.runtime.ahead, AT_THE_USE
         results, departing = found[: len(self.source.outputs)], found[len(self.source.outputs) :]
         self.outputs[micro_batch] = tuple(value.detach() for value in results)
+        for number, value in enumerate(departing):
+            if value.requires_grad:
+                value.register_hook(functools.partial(self._take_gradient, micro_batch, number))
         return departing or results
+
+    def _take_gradient(self, micro_batch: int, number: int, place: torch.Tensor) -> torch.Tensor:
+        """The gradient of something that departed, in the place of what autograd was called with."""
+        return self.gradients[micro_batch].pop(number)
 
     def begin_backward_of(self, micro_batch: int, *, last: bool) -> None:
         """The backward of a micro-batch begins, with ``last`` that of the last one to come."""
@@ -91,6 +105,13 @@ class StageEngine(ShardedEngine):
         """The backward of a micro-batch is over."""
         self._finish_ahead()
         self.runtime.ahead = AT_THE_USE
+
+    def add_up_weights(self) -> None:
+        """The gradients of parameters that come now are to be added to what is there, each once it is made.
+
+        PyTorch's way to make them apart would otherwise have those of the first micro-batch all at once.
+        """
+        self.shards.accumulated.complete()
 
     def take_in_weights(self) -> None:
         """Take in the gradients of parameters that were made apart from those of what arrived."""
@@ -152,21 +173,63 @@ class _Voted:
         return 1
 
 
+class _Messages:
+    """The tensors of messages under way, of one direction, by micro-batch.
+
+    Schedules keep messages in variables and lists until they ask for the next, or the step is over, and with
+    them what was sent and received. Here each message has a tensor of its own, over the memory of what is
+    sent, which is emptied once the message is known to have come: who still has it, has no memory by it.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, list[torch.Tensor]] = {}
+
+    def of(self, micro_batch: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        """The messages of a micro-batch, from now on with tensors of their own."""
+        for op in ops:
+            op.tensor = op.tensor.new_empty(0).set_(op.tensor.detach())  # type: ignore[call-overload]
+        self._tensors[micro_batch] = [op.tensor for op in ops]
+        return ops
+
+    def came(self, *micro_batches: int) -> None:
+        """Those of some micro-batches have come."""
+        for micro_batch in micro_batches:
+            for tensor in self._tensors.pop(micro_batch, ()):
+                tensor.set_()  # type: ignore[call-overload]
+
+    def all_came(self) -> None:
+        """Those of all micro-batches have come."""
+        self.came(*self._tensors)
+
+
 class RunningStage(PipelineStage):
-    """A stage as schedules run it; what is received is there only from then until its backward is over.
+    """A stage as schedules run it; what is received is there only from then until its backward is over, and
+    what is sent until it has surely come.
 
     Args:
         engine: of the stage on this rank.
         index, count: of the stage, and how many there are.
         group: the ranks at the same place of the stages' meshes, along the pipeline.
+        taken: per micro-batch those whose gradients have reached the stage before once this stage has what
+            its forward takes.
+        waits: whether the schedule waits for a gradient to be sent before it asks for the next to be.
     """
 
-    def __init__(self, engine: StageEngine, index: int, count: int, group: dist.ProcessGroup):
+    def __init__(
+        self,
+        engine: StageEngine,
+        index: int,
+        count: int,
+        group: dist.ProcessGroup,
+        taken: Mapping[int, Sequence[int]],
+        *,
+        waits: bool,
+    ):
         self.engine = engine
         self._module = _StageModule(engine)
-        # Lists that schedules have in variables until they ask for the next: emptied when they are done with.
-        self._coming_back: list[dist.P2POp] = []
-        self._going_back: list[dist.P2POp] = []
+        self._taken, self._waits = taken, waits
+        self._coming, self._going = _Messages(), _Messages()
+        self._coming_back, self._going_back = _Messages(), _Messages()
         part = engine.part
         first = (torch.empty(1, device="meta"),)  # schedules want an argument of the first stage
         super().__init__(
@@ -178,6 +241,8 @@ class RunningStage(PipelineStage):
             output_args=engine.shown(part.departing, arriving=False) or first,
             group=group,
         )
+        # Of what stands in the place of gradients there is nothing to check; shapes are known beforehand.
+        self._runtime_validate = False
 
     # -- without messages before the first step ------------------------------------------------------------
 
@@ -214,14 +279,22 @@ class RunningStage(PipelineStage):
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """The receipts before a forward, into buffers made now."""
         self._make_room(self.args_recv_info[fwd_chunk_id])
-        return super().get_fwd_recv_ops(fwd_chunk_id)
+        return self._coming.of(fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """The receipts before a backward, into buffers made now."""
         if self.has_backward and not self.is_last:
             self._make_room(self.grad_recv_info[bwd_chunk_id])
-        self._coming_back = super().get_bwd_recv_ops(bwd_chunk_id)
-        return self._coming_back
+        return self._coming_back.of(bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        """What autograd is called with in the place of gradients, which it takes from the engine: whoever
+        calls it would have them until it is through."""
+        received = super()._retrieve_recv_grads(bwd_chunk_id)
+        for info in self.grad_recv_info[bwd_chunk_id]:
+            info.buffer = None
+        self.engine.gradients[bwd_chunk_id] = {n: one for n, one in enumerate(received) if one is not None}
+        return tuple(None if one is None else one.new_empty(()).expand(one.shape) for one in received)
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """Gradients from a stage of the same rank."""
@@ -229,35 +302,49 @@ class RunningStage(PipelineStage):
             self._make_room(self.grad_recv_info[mb_index])
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """What goes to the next stage."""
+        return self._going.of(fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
+
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """The gradients that go back."""
+        if self._waits:
+            self._going_back.all_came()
         if self.has_backward and not self.is_first:
             gradients = self.bwd_cache[bwd_chunk_id]
             self.bwd_cache[bwd_chunk_id] = tuple(
                 None if gradient is None else gradient.contiguous() for gradient in gradients
             )
-        self._going_back = super().get_bwd_send_ops(bwd_chunk_id)
-        return self._going_back
+        return self._going_back.of(bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
 
     def let_messages_go(self) -> None:
         """All was sent and received: nothing of it stays for the optimizer's step and the next forward."""
-        self._coming_back.clear()
-        self._going_back.clear()
+        for messages in (self._coming, self._going, self._coming_back, self._going_back):
+            messages.all_came()
+
+    @staticmethod
+    def _empty(values: Iterable[torch.Tensor]) -> None:
+        """Leave of tensors their shapes, and their places in autograd's graph, but not their memory."""
+        for value in values:
+            value.data = value.new_empty(()).expand(value.shape)
 
     # -- micro-batches ----------------------------------------------------------------------------------
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """The forward of one micro-batch."""
         self._module.micro_batch = fwd_chunk_id
-        # 1F1B has waited for both before a forward.
-        self.let_messages_go()
+        self._coming.came(fwd_chunk_id)
+        self._going_back.came(*self._taken.get(fwd_chunk_id, ()))
         found = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         for info in self.args_recv_info[fwd_chunk_id]:
             info.buffer = None
+        outputs, inputs = self.fwd_cache[fwd_chunk_id]
         if not self.has_backward:
             # Nobody comes back for it once it was sent.
-            outputs, _ = self.fwd_cache[fwd_chunk_id]
             self.fwd_cache[fwd_chunk_id] = outputs, []
+        elif not self.is_first:
+            # Operators that need them have them; the schedule wants their gradients only.
+            self._empty(inputs)
         return found
 
     def backward_one_chunk(
@@ -270,19 +357,27 @@ class RunningStage(PipelineStage):
         """The backward of one micro-batch, or with ``full_backward`` unset that of what it was given."""
         if not self.has_backward:
             return
+        # Its gradient is here, so that the next stage had what it was made of.
+        self._going.came(bwd_chunk_id)
+        self._coming_back.came(bwd_chunk_id)
+        if not self.is_last:
+            # The schedule has these until backward is over, and needs their nodes only.
+            self._empty(self.fwd_cache[bwd_chunk_id][0])
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward and full_backward)
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self.engine.end_backward_of()
-        self._coming_back.clear()
-        if not self.is_last:
-            for info in self.grad_recv_info[bwd_chunk_id]:
-                info.buffer = None
+        if not full_backward and not self.is_first:
+            # Parameters need nothing but the groups; the rest would keep what came and what went.
+            _, groups, _, _ = self.backward_state[bwd_chunk_id]
+            self.backward_state[bwd_chunk_id] = (), groups, (), None
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """What is left of a micro-batch's backward: the gradients of parameters."""
         if not self.has_backward:
             return
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward)
+        if not self.is_first:
+            self.engine.add_up_weights()
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         # PyTorch adds these up itself, so that no hook of the leaves sees them; the first stage, which nobody
         # waits for, has a whole backward here.

@@ -1,0 +1,153 @@
+"""What the ranks of a pipeline have alive: what micro-batches keep, what is on its way, what actions need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from tensoropt.pipeline.messages import arriving_bytes, departing_bytes
+from tensoropt.pipeline.receipts import Receipt, receipts, taken_back
+from tensoropt.pipeline.schedules import Action, place_actions, schedule_named
+from tensoropt.pipeline.split_backward import SplitBackward, split_backward
+from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.plan.evaluate import Evaluation
+
+
+def memory_of_places(
+    strategy: PipelinedStrategy, stages: Sequence[Evaluation], actions: Sequence[Sequence[Action]]
+) -> np.ndarray:
+    """(places, 5) the peak of a rank of each place by kind, the first of several."""
+    found = []
+    for place, own in enumerate(actions):
+        curve = np.array([kinds for _, kinds in memory_of_actions(strategy, stages, place, own)])
+        found.append(curve[curve.sum(axis=1).argmax()])
+    return np.array(found)
+
+
+def memory_of_actions(
+    strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int, actions: Sequence[Action]
+) -> Iterator[tuple[Action | None, np.ndarray]]:
+    """(5,) what a rank of a place has alive at most, by kind, in each of its actions, and behind the last
+    one.
+
+    Parameters, gradients and optimizer state of its stages last; what micro-batches keep between their
+    forward and their backward comes and goes; and an action has what it needs itself, beside room for what is
+    to come and what was sent and has not surely come.
+
+    Args:
+        actions: all of the place, in order.
+    """
+    numbers = strategy.stages_at(place)
+    lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
+    lasting[3:] = 0.0
+    alive = _Alive(strategy, stages, place)
+    for number, action in enumerate(actions):
+        needed = alive.begin(number, action)
+        yield action, lasting + np.array([0.0, 0.0, 0.0, alive.kept, needed + alive.on_the_way])
+        alive.end(action)
+    end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
+    yield None, lasting + np.array([0.0, 0.0, 0.0, 0.0, end])
+
+
+class _Alive:
+    """What of a rank's step comes and goes.
+
+    Attributes:
+        kept: of micro-batches between their actions.
+        on_the_way: room for what is to come, and what was sent.
+    """
+
+    def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int):
+        self.schedule, self.last = schedule_named(strategy.schedule), len(strategy.stages) - 1
+        self.here = frozenset(strategy.stages_at(place))
+        self.kept = self.on_the_way = 0.0
+        # What a schedule that waits has sent last.
+        self._sent = 0.0
+        shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
+        self._asked = receipts(strategy.schedule, *shape)[place]
+        self._taken = _taken(strategy.schedule, *shape)
+        self._arriving = {n: arriving_bytes(strategy, n) for n in self.here}
+        # Some gradients of what arrived may lie in one storage, which is sent several times.
+        self._back = {
+            n: min(
+                arriving_bytes(strategy, n, learning=True),
+                float(stages[n].metrics.parts.given_back_bytes[0]),
+            )
+            for n in self.here
+        }
+        self._coming_back = {n: departing_bytes(strategy, n, learning=True) for n in self.here}
+        self._parts = {n: stages[n].metrics.parts for n in self.here}
+        self._split: dict[int, SplitBackward] = {}
+        if self.schedule.apart:
+            self._split = {n: split_backward(strategy.stages[n], stages[n]) for n in self.here if n}
+
+    def begin(self, number: int, action: Action) -> float:
+        """Bytes that an action needs itself, which is the ``number``-th of its place; what it takes over is
+        not counted otherwise any more."""
+        kind, stage, micro_batch = action
+        self.on_the_way += sum(map(self._room, self._asked[number]))
+        parts, shared = self._parts[stage], self._shared(stage)
+        between = float(parts.between_bytes[0]) - shared
+        if kind == "F":
+            if stage and stage - 1 not in self.here:
+                self.on_the_way -= self._arriving[stage]
+            self._let_go(stage, micro_batch)
+            return float(parts.forward_bytes[0]) - shared
+        if kind in "BI" and stage < self.last:
+            # Asked for, or given by the next stage of this place.
+            self.on_the_way -= self._coming_back[stage]
+        if kind == "B" or stage == 0:
+            if kind == "I":
+                return self._coming_back[stage]
+            self.kept -= between + (self._coming_back[stage] if kind == "W" else 0.0)
+            return self._with_gradients(stage, float(parts.backward_bytes[0])) - shared
+        split = self._split[stage]
+        if kind == "I":
+            self.kept -= between
+            return self._with_gradients(stage, split.inputs_bytes) - shared
+        self.kept -= split.between_bytes
+        return split.weights_bytes
+
+    def end(self, action: Action) -> None:
+        """An action is over."""
+        kind, stage, _ = action
+        if kind == "F":
+            self.kept += float(self._parts[stage].between_bytes[0]) - self._shared(stage)
+        elif kind == "I":
+            # Nobody waits for a gradient of the first stage: all of its backward comes later.
+            self.kept += self._split[stage].between_bytes if stage else self._coming_back[stage]
+        if kind in "BI" and stage:
+            back = self._back[stage]
+            self.on_the_way += back - self._sent
+            if self.schedule.waits:
+                self._sent = back
+
+    def _room(self, receipt: Receipt) -> float:
+        return self._coming_back[receipt.stage] if receipt.back else self._arriving[receipt.stage]
+
+    def _with_gradients(self, stage: int, needed: float) -> float:
+        """Bytes of a backward, which begins with all gradients that come back beside all that was kept."""
+        return max(needed, float(self._parts[stage].between_bytes[0]) + self._coming_back[stage])
+
+    def _shared(self, stage: int) -> float:
+        """What a stage is given by one of the same place, which has it as long."""
+        return self._arriving[stage] if stage - 1 in self.here else 0.0
+
+    def _let_go(self, stage: int, micro_batch: int) -> None:
+        """What was sent and has come by now."""
+        if self.schedule.waits:
+            self.on_the_way -= self._sent
+            self._sent = 0.0
+        elif stage and stage - 1 not in self.here:
+            self.on_the_way -= self._back[stage] * len(self._taken[stage].get(micro_batch, ()))
+
+
+@lru_cache(maxsize=256)
+def _taken(
+    name: str, places: int, per_place: int, micro_batches: int
+) -> tuple[dict[int, tuple[int, ...]], ...]:
+    """Per stage what :func:`taken_back` finds."""
+    actions = place_actions(name, places, per_place, micro_batches)
+    return tuple(taken_back(name, actions, stage) for stage in range(places * per_place))

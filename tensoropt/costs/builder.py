@@ -12,11 +12,11 @@ from tensoropt.costs.edges import EdgeBuilder
 from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.kept_tables import TableArrays
-from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.parameters import ahead_options, storage_options, unsharded_options
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import CostTables, Template, VariableTable, leaves_model
+from tensoropt.costs.together_effects import Use
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.configurations import Configuration

@@ -18,9 +18,9 @@ import numpy as np
 from tensoropt.costs.effects import Keeps, Reading, WeightProduct, additive, kept_for
 from tensoropt.costs.group_effects import GroupEffects
 from tensoropt.costs.kept_tables import TableArrays
-from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
 from tensoropt.costs.tables import EdgeTable, Template, VariableTable
+from tensoropt.costs.together_effects import Use
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.beside_weights import products_beside, takes_over_hub

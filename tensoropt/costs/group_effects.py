@@ -22,8 +22,9 @@ from tensoropt.costs.effects import (
     part_of,
 )
 from tensoropt.costs.group_parts import parts_of
-from tensoropt.costs.parameter_effects import ParameterEffects, Use
+from tensoropt.costs.parameter_effects import ParameterEffects
 from tensoropt.costs.prices import Queues
+from tensoropt.costs.together_effects import Use
 from tensoropt.ops.layouts import Layout
 from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts

@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as _  # noqa: F401
 
 from tensoropt.engine.runtime import Runtime
-from tensoropt.sharding.reshard.redistribute import EdgeSpec, Packed, packed_gather, packed_scatter
+from tensoropt.sharding.reshard.packed import Packed, packed_gather, packed_scatter
+from tensoropt.sharding.reshard.redistribute import EdgeSpec
 
 Deliver = Callable[[str, torch.Tensor], None]
 """Takes the shard of a parameter's gradient."""

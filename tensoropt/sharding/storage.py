@@ -162,12 +162,12 @@ class Way:
         return forward, backward if learns else ()
 
     def goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
-        """Whether a use is gathered ahead: one all-gather of even shards brings the parameter, one
-        reduce-scatter its gradient back, and both can be put together with those of other parameters. Other
-        ways stay as they are."""
+        """Whether a use is gathered ahead: one all-gather brings the parameter, one reduce-scatter its
+        gradient back, and both can be put together with those of other parameters. Other ways stay as they
+        are."""
         if not self.ahead or self.unsharded:
             return False
-        return _go_together(*self.steps(atoms, mesh, learns=learns), mesh, learns=learns)
+        return _go_together(*self.steps(atoms, mesh, learns=learns), atoms, mesh, learns=learns)
 
     def copy_goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
         """Whether an unsharded copy is gathered ahead of its use in the first micro-batch, and its gradient
@@ -176,7 +176,7 @@ class Way:
             return False
         forward, last = self.once(atoms, mesh, learns=learns)
         backward = last if self.reduced_last else self.steps(atoms, mesh, learns=learns)[1]
-        return _go_together(forward, backward, mesh, learns=learns)
+        return _go_together(forward, backward, atoms, mesh, learns=learns)
 
     def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
         """What an unsharded copy takes once per step: its gathering, and the reduction of a gradient that
@@ -188,17 +188,26 @@ class Way:
 
 
 def _go_together(
-    forward: Sequence[Step], backward: Sequence[Step], mesh: tuple[int, ...], *, learns: bool
+    forward: Sequence[Step],
+    backward: Sequence[Step],
+    atoms: tuple[int, ...],
+    mesh: tuple[int, ...],
+    *,
+    learns: bool,
 ) -> bool:
-    """Whether one all-gather of even shards is the way there, one reduce-scatter into even ones that back."""
+    """Whether one all-gather is the way there, one reduce-scatter that back. Shards are even, or a single
+    axis has cut them, so that only the last ones are smaller: they are padded on their way."""
     kinds = [[step.kind for step in steps] for steps in (forward, backward)]
     if kinds != [["all_gather"], ["reduce_scatter"] if learns else []]:
         return False
     # Axes of one rank send nothing.
     if prod(mesh[axis] for axis in forward[0].axes) == 1:
         return False
-    whole = [prod(forward[0].after), *(prod(step.before) for step in backward)]
-    return [step.payload(mesh) for step in (*forward, *backward)] == whole
+    wholes = [forward[0].after, *(step.before for step in backward)]
+    return all(
+        step.payload(mesh) == prod(whole) or (len(step.axes) == 1 and whole[step.atom] == atoms[step.atom])
+        for step, whole in zip((*forward, *backward), wholes, strict=True)
+    )
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ import numpy as np
 
 from tensoropt.costs.effects import COMPLETE, FORWARD_END, USED, Effect, Effects, joined, reader
 from tensoropt.costs.group_effects import Choice, GroupEffects
-from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.prices import Prices
+from tensoropt.costs.together_effects import Use
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import Storage, whole_layout

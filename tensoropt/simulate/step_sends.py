@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from tensoropt.costs.effects import Effect, Together, When
 from tensoropt.costs.group_effects import Choice, GroupEffects
-from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.prices import Send, free_prices
+from tensoropt.costs.together_effects import Use
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import whole_layout

@@ -237,16 +237,19 @@ class TableBuilder:
             if name in g.shared
             for c in self.configurations[g.name]
         }
+        users = [g for g in self.graph.groups if name in g.shared]
+        ahead = any(map(self._offers_ahead, users))
         layouts = dict.fromkeys(
-            stored for use in uses.values() for (stored,) in self._stored_options((name,), use)
+            stored for use in uses.values() for (stored,) in self._stored_options((name,), use, ahead=ahead)
         )
-        any_use = next(iter(uses))  # a shared copy lies alike for all of them
         effects = self.effects
+        # A shared copy lies alike for all of them, and is made for the first.
+        any_use = Use(next(iter(uses)), 0, neighbours=effects.blocks.neighbours(users[0].name))
 
         def cost(layout: Layout) -> Cost:
-            complete = effects.complete(name, layout, Use(any_use, 0))
+            complete = effects.complete(name, layout, any_use)
             own = self._sum(effects.stored(name, layout, complete=complete))
-            return own.plus(self._sum(effects.unsharded(name, layout, Use(any_use, 0))))
+            return own.plus(self._sum(effects.unsharded(name, layout, any_use)))
 
         costs = _columns([cost(layout) for layout in layouts])
         return VariableTable(Variable.of_parameter(name), *costs, layouts=tuple(layouts))

@@ -37,6 +37,7 @@ from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.blocks import Blocks, Neighbours, find_blocks
 from tensoropt.sharding.reshard.steps import Step, lies_inside
 from tensoropt.sharding.storage import Way, way
+from tensoropt.sharding.together import Turn, alone
 
 
 class Use(NamedTuple):
@@ -49,6 +50,8 @@ class Use(NamedTuple):
         neighbours: the blocks beside which the parameter can be gathered; None where it is gathered at the
             use.
         last_part: the last of the parts of the group's forward.
+        turn: of a parameter that several groups use what of their gathering, and of the sum of their
+            gradients, falls to this one; None where it shares nothing.
     """
 
     layout: Layout
@@ -56,6 +59,12 @@ class Use(NamedTuple):
     again: bool = False
     neighbours: Neighbours | None = None
     last_part: int = 0
+    turn: Turn | None = None
+
+    @property
+    def own(self) -> Turn:
+        """What falls to this use."""
+        return alone(wanted=self.wanted > 0) if self.turn is None else self.turn
 
 
 class _Flat(NamedTuple):
@@ -99,8 +108,8 @@ class TogetherEffects(MoveEffects):
         return way.goes_ahead(sizes, self.mesh, learns=self.learns(name))
 
     def copy_goes_ahead(self, name: str, way: Way, use: Use) -> bool:
-        """Whether an unsharded copy is made while the block before its use computes in the first micro-batch,
-        and its gradients scattered while backward passes the next block."""
+        """Whether an unsharded copy is made while the block before its first use computes in the first
+        micro-batch, and a gradient that waits beside it scattered while backward passes the next block."""
         sizes = self.graph.atoms.atom_sizes(name)
         if use.neighbours is None:
             return False
@@ -108,9 +117,10 @@ class TogetherEffects(MoveEffects):
 
     def hands_over(self, name: str, stored: Layout, use: Use) -> bool:
         """Whether the gradient of a use is scattered behind in every micro-batch, and not at the use."""
-        way = self.way(name, stored, use.layout)
-        copy = self.copy_goes_ahead(name, way, use) and not way.reduced_last
-        return copy or self.goes_ahead(name, stored, use)
+        sizes = self.graph.atoms.atom_sizes(name)
+        if use.neighbours is None:
+            return False
+        return self.way(name, stored, use.layout).goes_behind(sizes, self.mesh, learns=self.learns(name))
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -138,30 +148,52 @@ class TogetherEffects(MoveEffects):
         issued = replace(sent, transient=flat.bytes + narrow)
         assert use.neighbours is not None
 
-        def gathered(before: When, begin: When, at: When, done: When) -> list[Effect]:
+        def gathered(before: When, begin: When, at: When) -> list[Effect]:
             return [
                 replace(issued, when=before, workspace_bytes=narrow * before.at_once),
                 *([Effect(begin, transient=-narrow)] if narrow else []),
                 replace(joined, when=at),
-                Effect(done, after=True, transient=-size),
             ]
 
         before = BEGIN_BEFORE if use.neighbours.before else BEGIN
         back_before = BACK_BEFORE if use.neighbours.behind else BACK_BEGIN
-        found = gathered(before, BEGIN, GATHER, part_of(use.last_part))
-        if self.training and use.again:
+        own, found = use.own, []
+        if own.gathers:
+            found += gathered(before, BEGIN, GATHER)
+        if own.frees:
+            found.append(Effect(part_of(use.last_part), after=True, transient=-size))
+        if not self.training:
+            return found
+        if use.again:
+            if own.gathers:
+                found += gathered(back_before, BACK_BEGIN, GATHER_AGAIN)
             # What backward wants again is left there by the second forward.
-            done = COMPUTE_BACK if use.wanted else part_of(use.last_part, again=True)
-            found += gathered(back_before, BACK_BEGIN, GATHER_AGAIN, done)
-        elif self.training and use.wanted:
-            found += gathered(back_before, BACK_BEGIN, GATHER_BACK, COMPUTE_BACK)
+            if own.frees_again:
+                found.append(Effect(part_of(use.last_part, again=True), after=True, transient=-size))
+        elif own.gathers_back:
+            found += gathered(back_before, BACK_BEGIN, GATHER_BACK)
+        if own.frees_back:
+            found.append(Effect(COMPUTE_BACK, after=True, transient=-size))
         return found
 
     def scattered_behind(self, name: str, stored: Layout, use: Use, steps: Both) -> list[Effect]:
         """The gradient of such a use, which waits whole until backward has left the block, and is scattered
-        while it passes the next."""
+        while it passes the next; that of one of several is added to what waits, and the last one's block is
+        the one."""
         if not self.learns(name):
             return []
+        own, size = use.own, self.bytes(name, use.layout)
+        waits = Effect(PARAMETERS, transient=size)
+        if own.before:
+            # The first two are added into a new tensor, the others into that.
+            buffers, add_s = size * (2 if own.before == 1 else 1), size * self.prices.overheads.add_s_per_byte
+            source = self.overheads_source
+            waits = Effect(PARAMETERS, workspace_bytes=buffers, local_s=add_s, source=source)
+        if not own.scatters:
+            return [waits]
+        return [waits, *self._scattered(name, stored, use, steps)]
+
+    def _scattered(self, name: str, stored: Layout, use: Use, steps: Both) -> list[Effect]:
         size, shard = self.bytes(name, use.layout), self.bytes(name, stored)
         flat = self._flat(name, steps[1])
         # Pieces that are copies take the place of the gradient.
@@ -179,7 +211,6 @@ class TogetherEffects(MoveEffects):
             source=self.overheads_source,
         )
         return [
-            Effect(PARAMETERS, transient=size),
             # They are made before there is a shard.
             replace(sent, workspace_bytes=max(size - shard, 0) * flat.copied),
             self.with_cast(left, name, stored),

@@ -267,7 +267,8 @@ class StepSimulator:
             if self.batch.prices.packs and one.kind == "reduce_scatter":
                 # Beside the gradients, of which one after the other is let go of, before there are shards.
                 # What the packed ones of this moment have before them is gone by then.
-                shards = one.bytes // prod(self.batch.mesh[axis] for axis in one.axes)
+                # Axes of collectives are counted without that of the micro-batches.
+                shards = one.bytes // prod(self.batch.mesh[axis + 1] for axis in one.axes)
                 packed = np.where(one.members > 1, one.bytes - shards, 0)
                 self.workspace[one.position] = np.maximum(self.workspace[one.position], packed)
             times = 1 if one.only else micro

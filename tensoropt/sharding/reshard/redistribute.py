@@ -120,8 +120,11 @@ class EdgeSpec:
             parameter (:mod:`tensoropt.engine.unsharded`) and its gradient goes to the stored shard.
         order: how the tensor lies in memory (:func:`tensoropt.profiling.workload.memory_orders`), None for
         the order of its dims. What arrives lies so too, so that kernels see the layout they were asked about.
-        block: the block that a parameter is gathered ahead for, and whose backward has made its gradient when
-            that is scattered behind; or None.
+        block: the block that a parameter is gathered ahead for, or of a gradient that is scattered behind; or
+            None.
+        behind: the block whose backward has made the last of the gradients that are added up and scattered
+            behind with this one; None where it goes its own way.
+        readers: how many groups take what is gathered ahead.
     """
 
     name: str
@@ -136,6 +139,8 @@ class EdgeSpec:
     back: Layout | None = None
     order: tuple[int, ...] | None = None
     block: int | None = None
+    behind: int | None = None
+    readers: int = 1
 
     def way(self, *, backward: bool) -> tuple[tuple[Step, ...], Layout, Layout]:
         """Steps, start and end of one direction. Layouts are one-directional here: of their codes only those
@@ -394,7 +399,7 @@ class _Redistribute(torch.autograd.Function):
         # Backward of a micro-batch may run after the counter has moved on; its slices are those of its
         # forward.
         ctx.runtime.micro_batch = ctx.micro_batch
-        if ctx.ahead is not None and ctx.ahead.collect(ctx.spec, grad):
+        if ctx.ahead is not None and ctx.spec.behind is not None and ctx.ahead.collect(ctx.spec, grad):
             return None, None, None
         return run_steps(ctx.runtime, grad, ctx.spec, backward=True).to(ctx.dtype), None, None
 

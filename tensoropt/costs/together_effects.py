@@ -216,8 +216,8 @@ class TogetherEffects(MoveEffects):
             self.with_cast(left, name, stored),
         ]
 
-    def _together(self, when: When, name: str, sends: tuple[Send, ...]) -> Effect:
-        beside = tuple(Together(send, self.tensors[name].dtype) for send in sends)
+    def _together(self, when: When, name: str, sends: tuple[Send, ...], *, stays: bool = False) -> Effect:
+        beside = tuple(Together(send, self.tensors[name].dtype, stays) for send in sends)
         return Effect(when, source=self.overheads_source, beside=beside, moves=True)
 
     def _flat(self, name: str, steps: Sequence[Step]) -> _Flat:
@@ -276,7 +276,8 @@ class TogetherEffects(MoveEffects):
             return [reduce]
         shard, flat = self.bytes(name, way.shard), self._flat(name, steps)
         # The pieces that are sent are copies of what waits; of a cast one they take the place.
-        pieces, sent = flat.bytes * flat.copied, self._together(LAST_NEXT, name, reduce.sends)
+        pieces = flat.bytes * flat.copied
+        sent = self._together(LAST_NEXT, name, reduce.sends, stays=not (narrow or flat.copied))
         stays = shard + (pieces - narrow if narrow and pieces else pieces)
         return [
             replace(reduce, sends=(), workspace_bytes=0),

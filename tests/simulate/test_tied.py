@@ -110,7 +110,7 @@ def test_the_sum_of_gradients_stays_until_it_is_scattered() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("micro", [1, 2])
-@pytest.mark.parametrize("stored", ["ahead", "held"])
+@pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
 def test_memory_is_what_fake_ranks_keep(stored: str, micro: int, dtype: str) -> None:
     # To less than the smallest shard.
     loaded = load_model(ModelSpec("tests.engine.test_tied:tied", compute_dtype=dtype))

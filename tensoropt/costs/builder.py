@@ -12,11 +12,11 @@ from tensoropt.costs.edges import EdgeBuilder
 from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.kept_tables import TableArrays
-from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.parameters import ahead_options, storage_options, unsharded_options
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import CostTables, Template, VariableTable, leaves_model
+from tensoropt.costs.together_effects import Use
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.configurations import Configuration
@@ -237,16 +237,19 @@ class TableBuilder:
             if name in g.shared
             for c in self.configurations[g.name]
         }
+        users = [g for g in self.graph.groups if name in g.shared]
+        ahead = any(map(self._offers_ahead, users))
         layouts = dict.fromkeys(
-            stored for use in uses.values() for (stored,) in self._stored_options((name,), use)
+            stored for use in uses.values() for (stored,) in self._stored_options((name,), use, ahead=ahead)
         )
-        any_use = next(iter(uses))  # a shared copy lies alike for all of them
         effects = self.effects
+        # A shared copy lies alike for all of them, and is made for the first.
+        any_use = Use(next(iter(uses)), 0, neighbours=effects.blocks.neighbours(users[0].name))
 
         def cost(layout: Layout) -> Cost:
-            complete = effects.complete(name, layout, Use(any_use, 0))
+            complete = effects.complete(name, layout, any_use)
             own = self._sum(effects.stored(name, layout, complete=complete))
-            return own.plus(self._sum(effects.unsharded(name, layout, Use(any_use, 0))))
+            return own.plus(self._sum(effects.unsharded(name, layout, any_use)))
 
         costs = _columns([cost(layout) for layout in layouts])
         return VariableTable(Variable.of_parameter(name), *costs, layouts=tuple(layouts))

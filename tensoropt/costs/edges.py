@@ -17,10 +17,11 @@ import numpy as np
 
 from tensoropt.costs.effects import Keeps, Reading, WeightProduct, additive, kept_for
 from tensoropt.costs.group_effects import GroupEffects
+from tensoropt.costs.group_parts import parts_of
 from tensoropt.costs.kept_tables import TableArrays
-from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
 from tensoropt.costs.tables import EdgeTable, Template, VariableTable
+from tensoropt.costs.together_effects import Use
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.beside_weights import products_beside, takes_over_hub
@@ -155,8 +156,9 @@ class EdgeBuilder:
     def _uses(self, group: Group, name: str) -> list[Use]:
         """How a group uses a shared parameter, per configuration."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
+        neighbours, last = self.effects.blocks.neighbours(group.name), len(parts_of(group).starts) - 1
         return [
-            Use(c.layout(name), facts[i].parameters_kept.get(short, 0), again)
+            Use(c.layout(name), facts[i].parameters_kept.get(short, 0), again, neighbours, last)
             for again in self._passes(group)
             for i, c in enumerate(self.configurations[group.name])
         ]
@@ -319,7 +321,10 @@ class EdgeBuilder:
             cells = []
             for layout in stored:
                 used = (additive(self.effects.use(name, layout, u), self.effects.prices) for u in uses)
-                cells.append([(cost.memory, cost.compute + cost.communication) for cost in used])
+                ahead = (self.effects.ahead_bytes(name, layout, u) for u in uses)
+                cells.append(
+                    [(c.memory + a, c.compute + c.communication) for c, a in zip(used, ahead, strict=True)]
+                )
             return np.array(cells, dtype=np.float64)
 
         ends = ((shared, shared.layouts), (self.variables[reader.name], self._uses(reader, name)))

@@ -127,10 +127,12 @@ class Together(NamedTuple):
     Attributes:
         send: the collective, were it for this parameter alone.
         dtype: in which it is sent; one collective has one.
+        stays: what is sent is no copy, and stays where it is: packed with others it is one more.
     """
 
     send: Send
     dtype: str
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tensoropt.costs.effects import (
@@ -22,13 +23,15 @@ from tensoropt.costs.effects import (
     part_of,
 )
 from tensoropt.costs.group_parts import parts_of
-from tensoropt.costs.parameter_effects import ParameterEffects, Use
+from tensoropt.costs.parameter_effects import ParameterEffects
 from tensoropt.costs.prices import Queues
+from tensoropt.costs.together_effects import Use
 from tensoropt.ops.layouts import Layout
 from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.together import Turn
 
 
 class ForwardPart(NamedTuple):
@@ -45,6 +48,8 @@ class Choice(NamedTuple):
         work, facts: of the configuration.
         stored: per parameter how it is stored; shared ones may be missing, whose uses then are not counted.
         again: the group is recomputed with its region.
+        turns: per shared parameter what of its uses together falls to this group; of a missing one all, as
+            if this were the only use.
     """
 
     configuration: Configuration
@@ -52,6 +57,7 @@ class Choice(NamedTuple):
     facts: Facts
     stored: Mapping[str, Layout]
     again: bool = False
+    turns: Mapping[str, Turn] = MappingProxyType({})
 
 
 def _forward(
@@ -94,8 +100,9 @@ class GroupEffects(ParameterEffects):
                 configuration.layout(name),
                 wanted.get(group.short_names[name], 0),
                 choice.again,
-                None if name in group.shared else neighbours,
+                neighbours,
                 last,
+                choice.turns.get(name),
             )
             for name in (*group.parameters, *group.shared)
             if name in choice.stored

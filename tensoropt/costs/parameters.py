@@ -15,6 +15,7 @@ from math import prod
 
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import REPLICATE, Layout
+from tensoropt.sharding.configurations import UNEVEN_LEAST
 from tensoropt.sharding.reshard.steps import forward_placements, resharding_steps
 from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import replicated_axes
@@ -31,17 +32,23 @@ def sharded_layout(
 ) -> Layout | None:
     """The stored layout that shards ``axes`` of a parameter stored as ``whole`` otherwise.
 
-    The first atom whose shards divide evenly and that one all-gather brings back; None when there is
-    none (the parameter is too small or too odd and stays whole).
+    The first atom whose shards divide evenly and that one all-gather brings back; else the first that one
+    axis cuts into uneven shards, which travel padded; None when there is none (the parameter is too small
+    or too odd and stays whole).
     """
+    uneven = None
     for atom, size in enumerate(atoms):
         layout = tuple(atom if a in axes else code for a, code in enumerate(whole))
-        if size % prod(mesh[a] for a, code in enumerate(layout) if code == atom):
+        cutting = [mesh[a] for a, code in enumerate(layout) if code == atom and mesh[a] > 1]
+        even = size % prod(cutting) == 0
+        if not even and (uneven is not None or len(cutting) > 1 or size < UNEVEN_LEAST * cutting[0]):
             continue
         steps = resharding_steps(atoms, mesh, forward_placements(layout), forward_placements(whole))
         if [step.kind for step in steps] == ["all_gather"]:
-            return layout
-    return None
+            if even:
+                return layout
+            uneven = layout
+    return uneven
 
 
 def storage_options(

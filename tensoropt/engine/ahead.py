@@ -21,7 +21,9 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as _  # noqa: F401
 
 from tensoropt.engine.runtime import Runtime
-from tensoropt.sharding.reshard.redistribute import EdgeSpec, Packed, packed_gather, packed_scatter
+from tensoropt.ops.layouts import Layout
+from tensoropt.sharding.reshard.packed import Packed, packed_gather, packed_scatter
+from tensoropt.sharding.reshard.redistribute import EdgeSpec
 
 Deliver = Callable[[str, torch.Tensor], None]
 """Takes the shard of a parameter's gradient."""
@@ -37,6 +39,20 @@ class Copies(Protocol):
     def put(self, name: str, whole: torch.Tensor) -> None:
         """A copy is there."""
         ...
+
+
+class Sum(NamedTuple):
+    """A gradient that waits to be scattered.
+
+    Attributes:
+        spec: of the use that was added last.
+        value: of all uses so far.
+        own: nobody else has the tensor.
+    """
+
+    spec: EdgeSpec
+    value: torch.Tensor
+    own: bool
 
 
 class UnderWay(NamedTuple):
@@ -159,13 +175,16 @@ class CallAhead:
         self._gathering: list[UnderWay] = []
         self._scattering: list[UnderWay] = []
         self._ready: dict[EdgeSpec, Callable[[], torch.Tensor]] = {}
+        # What further groups of the block are to take, and how many these are.
+        self._taken: dict[EdgeSpec, tuple[torch.Tensor, int]] = {}
         self._whole: dict[EdgeSpec, torch.Tensor] = {}
         # Per block what backward will ask for, how often, and the shard that it is made from.
         self._noted: dict[int, dict[EdgeSpec, int]] = {}
         self._shards: dict[EdgeSpec, torch.Tensor] = {}
-        # By block: gradients of uses; those that waited for the last micro-batch.
-        self._gradients: dict[int, list[tuple[EdgeSpec, torch.Tensor]]] = {}
-        self._last: dict[int, list[tuple[EdgeSpec, torch.Tensor]]] = {}
+        # By block: gradients of uses, those added up that read a parameter alike; those that waited for the
+        # last micro-batch.
+        self._gradients: dict[int, dict[tuple[str, Layout], Sum]] = {}
+        self._last: dict[int, list[Sum]] = {}
         self._begun: set[int] = set()
         self.micro_batch = runtime.micro_batch
 
@@ -207,8 +226,16 @@ class CallAhead:
         """A parameter that was gathered ahead, at its use."""
         if any(spec in one.specs for one in self._gathering):
             self._arrive()
-        unpack = self._ready.pop(spec, None)
-        return None if unpack is None else unpack()
+        if (unpack := self._ready.pop(spec, None)) is not None:
+            whole, left = unpack(), spec.readers
+        elif spec in self._taken:
+            whole, left = self._taken.pop(spec)
+        else:
+            return None
+        if left > 1:
+            self._taken[spec] = whole, left - 1
+        # Each reader has a tensor of its own, which is part of another graph.
+        return whole if spec.readers == 1 else whole.detach()
 
     def note(self, spec: EdgeSpec) -> None:
         """Autograd would have saved a gathered parameter: backward will ask for it (:meth:`take_again`)."""
@@ -244,6 +271,8 @@ class CallAhead:
         if (whole := self._whole.get(spec)) is None:
             if (whole := self.take(spec)) is None:
                 return None
+            # For all readers, as often as they noted.
+            self._taken.pop(spec, None)
             self._whole[spec] = whole
         counts = self._noted[spec.block or 0]
         counts[spec] -= 1
@@ -252,17 +281,25 @@ class CallAhead:
         return whole
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
-        """Take over the gradient of a use until the next block begins."""
-        assert spec.block is not None
+        """Take over the gradient of a use until backward has left the first block that uses the parameter
+        so."""
+        assert spec.behind is not None
         self._register()
-        self._gradients.setdefault(spec.block, []).append((spec, gradient))
+        sums, key = self._gradients.setdefault(spec.behind, {}), (spec.name, spec.target)
+        if (known := sums.get(key)) is None:
+            sums[key] = Sum(spec, gradient, own=False)
+        elif known.own:
+            known.value.add_(gradient)
+        else:
+            # Autograd may have given the first one to others, too.
+            sums[key] = Sum(spec, known.value + gradient, own=True)
         return True
 
     def collect_last(self, spec: EdgeSpec, gradient: torch.Tensor) -> None:
         """Take over a gradient to which all micro-batches have added, likewise."""
         assert spec.block is not None
         self._register()
-        self._last.setdefault(spec.block, []).append((spec, gradient))
+        self._last.setdefault(spec.block, []).append(Sum(spec, gradient, own=False))
 
     def _register(self) -> None:
         if not any(call is self for call in self._calls):
@@ -276,6 +313,7 @@ class CallAhead:
         self._scatter_behind(-1)
         self._arrive()
         self._ready.clear()
+        self._taken.clear()
         self._whole.clear()
 
     # -- collectives ------------------------------------------------------------------------------
@@ -291,14 +329,15 @@ class CallAhead:
 
     def _scatter_behind(self, block: int) -> None:
         """Scatter the gradients of all blocks behind one, whose backward is over."""
-        for waiting in (self._gradients, self._last):
-            for behind in [number for number in sorted(waiting, reverse=True) if number > block]:
-                self._scatter(waiting.pop(behind))
+        for behind in _above(block, self._gradients):
+            self._scatter(list(self._gradients.pop(behind).values()))
+        for behind in _above(block, self._last):
+            self._scatter(self._last.pop(behind))
 
-    def _scatter(self, gradients: list[tuple[EdgeSpec, torch.Tensor]]) -> None:
+    def _scatter(self, gradients: list[Sum]) -> None:
         sent = []
         while gradients:
-            spec, gradient = gradients.pop(0)
+            spec, gradient = gradients.pop(0)[:2]
             route = packed_scatter(self._runtime, spec)
             sent.append((spec, route, route.pack(gradient)))
             # What was packed into pieces is not needed whole beside them.
@@ -322,6 +361,11 @@ class CallAhead:
             arrived = self._scattering.pop(0).wait()
             for spec, route, flat in arrived:
                 self._deliver(spec.name, route.unpack(flat))
+
+
+def _above(block: int, waiting: Mapping[int, object]) -> list[int]:
+    """The blocks behind one, in the order of backward."""
+    return [number for number in sorted(waiting, reverse=True) if number > block]
 
 
 def _unpacking(route: Packed, flat: torch.Tensor) -> Callable[[], torch.Tensor]:

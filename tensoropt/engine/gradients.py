@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from tensoropt.engine.deferred import DeferredStep
 from tensoropt.engine.runtime import Runtime
 from tensoropt.sharding.buckets import Bucket
+from tensoropt.sharding.strategy import Scattered
 
 
 def storage_key(value: torch.Tensor) -> int:
@@ -54,7 +55,8 @@ class Gradients:
             of its own.
         owners: per trained parameter the tensor whose ``.grad`` a user sees: the leaf itself, or the
             DTensor parameter that stands for it.
-        delivered: parameters whose gradients come by :meth:`add_late`, once for each call of the model.
+        delivered: parameters whose gradients, or parts of them, come by :meth:`add_late` in each call of the
+            model.
         one_call: the backward that runs is one call's, so that what is delivered is complete; that of
             several calls starts its buckets when it is over.
         shown: per trained parameter what is put into ``owners[name].grad``; shares the view's storage.
@@ -79,7 +81,7 @@ class Gradients:
             for name, piece in zip(bucket.parameters, pieces, strict=True):
                 self.views[name] = piece.view(leaves[name].shape)
         self.owners: dict[str, torch.Tensor] = {name: leaves[name] for name in self.views}
-        self.delivered: frozenset[str] = frozenset()
+        self.delivered: Mapping[str, Scattered] = {}
         self.one_call = True
         self.shown: dict[str, torch.Tensor] = dict(self.views)
         self.wrap: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, value: value
@@ -93,6 +95,8 @@ class Gradients:
         self._eager = False
         self._absent: set[str] = set()
         self._missing = [0] * len(buckets)
+        # Of a gradient that comes in several parts how many are still to come.
+        self._parts: dict[str, int] = {}
         self._works: list[Any] = []
         self._started: set[int] = set()
         for name in self.views:
@@ -170,6 +174,7 @@ class Gradients:
             self.leaves[name].grad = None if name in self._absent else view
         self._started = set()
         self._missing = [len(bucket.parameters) for bucket in self.buckets]
+        self._parts = {name: one.sums + one.others for name, one in self.delivered.items()}
 
     def begin_last(self) -> None:
         """The backward of the last micro-batch comes: from now on a bucket starts with its last gradient.
@@ -204,7 +209,8 @@ class Gradients:
                     self.views[name].copy_(leaf.grad)
             self._absent.remove(name)
             leaf.grad = self.views[name]
-        if name not in self.delivered:
+        late = self.delivered.get(name)
+        if late is None or (late.others and self.one_call):
             self._count(name)
 
     def take_in(self, name: str) -> None:
@@ -242,6 +248,9 @@ class Gradients:
 
     def _count(self, name: str) -> None:
         if self._eager:
+            self._parts[name] = self._parts.get(name, 1) - 1
+            if self._parts[name]:
+                return
             index = self._bucket_of[name]
             self._missing[index] -= 1
             if self._missing[index] == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import fx
@@ -93,9 +93,10 @@ class _Lowering:
         self.places: dict[str, fx.Node] = {}
         self.made: dict[str, fx.Node] = {}
         self.region: Region | None = None
-        # Of parameters that are gathered ahead: by block, and by what is read by whom.
-        self.ahead: dict[int, dict[tuple[str, str], EdgeSpec]] = {}
-        # Those of unsharded copies that are gathered ahead, too.
+        # Of parameters that are gathered ahead: by block, and by who reads it.
+        self.ahead: dict[int, list[tuple[EdgeSpec, bool]]] = {}
+        self.ahead_of: dict[tuple[str, str], EdgeSpec] = {}
+        # Those of unsharded copies that are gathered ahead, too, and of gradients that are scattered behind.
         self.blocks = {edge.block for edge in strategy.unsharded.values()}
         self.begun = -1
         # Of activations whose gradients are reduced beside a weight's: the product by the operator's name; by
@@ -113,12 +114,7 @@ class _Lowering:
         for name in (*source.inputs, *parameters, *buffers):
             self.places[name] = self.graph.placeholder(name)
         scopes: dict[str, _Scope] = {}
-        for group in self.strategy.graph.groups:
-            for name in group.parameters:
-                edge = self.strategy.use(name, group)
-                if edge.block is not None and edge.back is None:
-                    self.ahead.setdefault(edge.block, {})[name, group.name] = self._spec(edge)
-                    self.blocks.add(edge.block)
+        self._gather_ahead()
         for op in source.operators:
             group = self.strategy.graph.group_of[op.name]
             self._begin(self.strategy.blocks.of[group.name])
@@ -134,11 +130,6 @@ class _Lowering:
         graph = extract_regions(self.root, self.graph, self.runtime)
         graph.lint()
         module = fx.GraphModule(self.root, graph, class_name="LoweredModel")
-        again = self.strategy.region_of
-        ahead = {
-            block: [(spec, group in again) for (_, group), spec in of.items()]
-            for block, of in self.ahead.items()
-        }
         return LoweredStrategy(
             module,
             parameters,
@@ -146,7 +137,7 @@ class _Lowering:
             source.inputs,
             (*source.outputs, *departing),
             tuple(source.mutations),
-            ahead,
+            self.ahead,
         )
 
     def _mark(self, node: fx.Node) -> fx.Node:
@@ -206,16 +197,33 @@ class _Lowering:
 
     # -- parameters gathered ahead ------------------------------------------------------------------
 
+    def _gather_ahead(self) -> None:
+        """Find what is gathered ahead: once for all groups of a block that read a parameter alike, but for
+        those of a recomputed region, which read it twice."""
+        uses: dict[tuple[int, str, Layout, bool], list[Edge]] = {}
+        for group in self.strategy.graph.groups:
+            again = group.name in self.strategy.region_of
+            for name in (*group.parameters, *group.shared):
+                edge = self.strategy.use(name, group)
+                if edge.block is None:
+                    continue
+                self.blocks |= {edge.block, edge.behind}
+                if edge.back is None:
+                    uses.setdefault((edge.block, name, edge.target, again), []).append(edge)
+        for (block, name, _, again), edges in uses.items():
+            spec = replace(self._spec(edges[0]), readers=len(edges))
+            self.ahead.setdefault(block, []).append((spec, again))
+            self.ahead_of.update(((name, edge.reader), spec) for edge in edges)
+
     def _begin(self, block: int) -> None:
         """As a block begins its successor's parameters are gathered."""
         for number in range(self.begun + 1, block + 1):
             # Nothing comes before the first block, whose own are gathered as it begins.
-            own = self.ahead.get(number, {}) if number == 0 else {}
-            following = self.ahead.get(number + 1, {})
+            own = tuple(spec for spec, _ in self.ahead.get(number, ())) if number == 0 else ()
+            following = tuple(spec for spec, _ in self.ahead.get(number + 1, ()))
             if {number, number + 1} & self.blocks:
-                shards = tuple(self.places[name] for name, _ in (*own, *following))
-                specs = tuple(own.values()), tuple(following.values())
-                begin = functools.partial(begin_block, self.runtime, number, *specs)
+                shards = tuple(self.places[spec.name] for spec in (*own, *following))
+                begin = functools.partial(begin_block, self.runtime, number, own, following)
                 # In no recomputed region: it is not for the second forward to gather ahead.
                 add_function(self.graph, begin, "begin_block", shards)
         self.begun = max(self.begun, block)
@@ -287,7 +295,7 @@ class _Lowering:
         if spec.dtype is None and edge.back is None and not (spec.forward or spec.backward):
             return value
         if edge.block is not None and edge.back is None:
-            spec = self.ahead[edge.block][edge.tensor, edge.reader]
+            spec = self.ahead_of[edge.tensor, edge.reader]
         node = add_function(
             self.graph, functools.partial(redistribute, self.runtime, spec), "redistribute", (value,)
         )
@@ -323,6 +331,7 @@ class _Lowering:
             back=edge.back,
             order=self.orders.get(edge.tensor) if edge.kind == "activation" else None,
             block=edge.block,
+            behind=edge.behind,
         )
 
     def _output(self, name: str) -> fx.Node:

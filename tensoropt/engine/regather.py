@@ -39,12 +39,16 @@ class RegatheredParameters:
         self.runtime = runtime
         # By storage, as autograd also saves views (a transposed weight). The weak reference tells a
         # parameter from another tensor that was later given the same storage address.
-        self._known: dict[int, tuple[weakref.ref, torch.Tensor, EdgeSpec]] = {}
+        self._known: dict[int, tuple[list[weakref.ref], torch.Tensor, EdgeSpec]] = {}
 
     def note(self, gathered: torch.Tensor, shard: torch.Tensor, spec: EdgeSpec) -> None:
         """Remember that ``gathered`` was made from ``shard`` along an edge."""
-        key = gathered.untyped_storage()._cdata
-        self._known[key] = (weakref.ref(gathered), shard.detach(), spec)
+        key, readers = gathered.untyped_storage()._cdata, [weakref.ref(gathered)]
+        known = self._known.get(key)
+        # Groups that read one gathered parameter have tensors of their own with the same storage.
+        if known is not None and known[2] is spec:
+            readers += [reader for reader in known[0] if reader() is not None]
+        self._known[key] = (readers, shard.detach(), spec)
 
     def hooks(self) -> AbstractContextManager[None]:
         """The context in which a forward has to run for its gathered parameters to be dropped."""
@@ -56,7 +60,9 @@ class RegatheredParameters:
     def _pack(self, value: torch.Tensor) -> torch.Tensor | _Note:
         known = self._known.get(value.untyped_storage()._cdata) if self._known else None
         # A stored parameter that is used whole shares the storage of what was "gathered": it is there anyway.
-        if known is None or known[0]() is None or isinstance(value, torch.nn.Parameter):
+        if known is None or isinstance(value, torch.nn.Parameter):
+            return value
+        if not any(reader() is not None for reader in known[0]):
             return value
         _, shard, spec = known
         # As a view, by shape, stride and offset: the storage that is gathered again lies as the first one

@@ -58,9 +58,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self._gathers = any(edge.kind == "parameter" for edge in edges)
         self.shards = ParameterShards(strategy, self.runtime, values)
         self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
-        self.shards.accumulated.delivered = self.unsharded.scattered_behind.union(
-            spec.name for of in self.lowered.ahead.values() for spec, _ in of
-        )
+        self.shards.accumulated.delivered = strategy.scattered
         self.buffers = {
             name: values[name].detach().to(self.runtime.device, copy=True) for name in self.lowered.buffers
         }
@@ -106,7 +104,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
     def _gather_ahead(self, evaluating: bool) -> None:
         """Begin a call in which parameters are gathered ahead, where any are."""
         ahead = self._lowered_for(evaluating).ahead
-        if not ahead and not self.unsharded.goes_ahead:
+        if not ahead and not self.unsharded.goes_ahead and not self.strategy.scattered:
             return
         again = {block: [spec for spec, is_again in of if is_again] for block, of in ahead.items()}
         behind = self.strategy.blocks.behind

@@ -67,11 +67,6 @@ class UnshardedParameters:
         """Whether any copy is made block by block."""
         return bool(self._of_block)
 
-    @property
-    def scattered_behind(self) -> frozenset[str]:
-        """Parameters whose gradients are reduced block by block."""
-        return frozenset(name for name, spec in self.specs.items() if spec.block is not None)
-
     # -- copies -----------------------------------------------------------------------------------
 
     @torch.no_grad()

@@ -31,7 +31,7 @@ from tensoropt.ops.layouts import (
     Layout,
     placement_name,
 )
-from tensoropt.sharding.reshard.steps import Step, edge_steps, forward_placements
+from tensoropt.sharding.reshard.steps import Step, StepKind, edge_steps, forward_placements
 
 Both = tuple[tuple[Step, ...], tuple[Step, ...]]
 """(forward, backward) steps."""
@@ -134,7 +134,7 @@ class Way:
         use: the layout that the group reads.
         back: where a use's gradient goes to in every micro-batch: to the shard, or beside the unsharded copy.
         ahead: the parameter, or the unsharded copy, is to be gathered ahead of the use, where
-            :meth:`goes_ahead` or :meth:`copy_goes_ahead`.
+            :meth:`goes_ahead` or :meth:`copy_goes_ahead`; its gradient behind where :meth:`goes_behind`.
     """
 
     shard: Layout
@@ -162,21 +162,32 @@ class Way:
         return forward, backward if learns else ()
 
     def goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
-        """Whether a use is gathered ahead: one all-gather of even shards brings the parameter, one
-        reduce-scatter its gradient back, and both can be put together with those of other parameters. Other
-        ways stay as they are."""
+        """Whether a use is gathered ahead: one all-gather brings the parameter, one reduce-scatter its
+        gradient back, and both can be put together with those of other parameters. Other ways stay as they
+        are."""
         if not self.ahead or self.unsharded:
             return False
-        return _go_together(*self.steps(atoms, mesh, learns=learns), mesh, learns=learns)
+        forward, backward = self.steps(atoms, mesh, learns=learns)
+        back = _is_one("reduce_scatter", backward, atoms, mesh) if learns else not backward
+        return back and _is_one("all_gather", forward, atoms, mesh)
 
     def copy_goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
-        """Whether an unsharded copy is gathered ahead of its use in the first micro-batch, and its gradient
-        scattered behind: likewise."""
+        """Whether an unsharded copy is gathered ahead of its first use in the first micro-batch: likewise,
+        and a gradient that waits beside it is scattered behind in the last one."""
         if not self.ahead or not self.unsharded:
             return False
         forward, last = self.once(atoms, mesh, learns=learns)
-        backward = last if self.reduced_last else self.steps(atoms, mesh, learns=learns)[1]
-        return _go_together(forward, backward, mesh, learns=learns)
+        back = not last or _is_one("reduce_scatter", last, atoms, mesh)
+        return back and _is_one("all_gather", forward, atoms, mesh)
+
+    def goes_behind(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
+        """Whether the gradient of a use is scattered behind in every micro-batch."""
+        if not learns or self.reduced_last:
+            return False
+        if not self.unsharded:
+            return self.goes_ahead(atoms, mesh, learns=learns)
+        backward = self.steps(atoms, mesh, learns=learns)[1]
+        return self.ahead and _is_one("reduce_scatter", backward, atoms, mesh)
 
     def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
         """What an unsharded copy takes once per step: its gathering, and the reduction of a gradient that
@@ -187,18 +198,17 @@ class Way:
         return forward, backward if learns and self.reduced_last else ()
 
 
-def _go_together(
-    forward: Sequence[Step], backward: Sequence[Step], mesh: tuple[int, ...], *, learns: bool
-) -> bool:
-    """Whether one all-gather of even shards is the way there, one reduce-scatter into even ones that back."""
-    kinds = [[step.kind for step in steps] for steps in (forward, backward)]
-    if kinds != [["all_gather"], ["reduce_scatter"] if learns else []]:
+def _is_one(kind: StepKind, steps: Sequence[Step], atoms: tuple[int, ...], mesh: tuple[int, ...]) -> bool:
+    """Whether a single collective of this kind is all the way. Shards are even, or a single axis has cut
+    them, so that only the last ones are smaller: they are padded on their way."""
+    if [step.kind for step in steps] != [kind]:
         return False
+    (step,) = steps
     # Axes of one rank send nothing.
-    if prod(mesh[axis] for axis in forward[0].axes) == 1:
+    if prod(mesh[axis] for axis in step.axes) == 1:
         return False
-    whole = [prod(forward[0].after), *(prod(step.before) for step in backward)]
-    return [step.payload(mesh) for step in (*forward, *backward)] == whole
+    whole = step.after if kind == "all_gather" else step.before
+    return step.payload(mesh) == prod(whole) or (len(step.axes) == 1 and whole[step.atom] == atoms[step.atom])
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
@@ -232,8 +242,7 @@ def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, s
     storage = Storage.of(stored)
     if storage.gathered_ahead:
         shard = (stored_layout(tensor, use)[0], *stored[1:])
-        # A shared one has uses in several blocks, each of which would need it at another time.
-        return Way(shard, shard, use, shard, ahead=not shared)
+        return Way(shard, shard, use, shard, ahead=True)
     if not storage.gathered_once:
         return Way(stored, stored, use, stored)
     copy = whole_layout(tensor, mesh) if shared else stored_layout(tensor, use)
@@ -243,4 +252,4 @@ def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, s
     # Gradient placements may still differ; the edge to the use takes care of those, without a copy.
     if forward_placements(copy) == forward_placements(shard):
         return Way(shard, shard, use, shard)
-    return Way(shard, copy, use, copy if storage.reduced_last else shard, ahead=not shared)
+    return Way(shard, copy, use, copy if storage.reduced_last else shard, ahead=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Atoms, Layout, local_shape
@@ -38,7 +39,9 @@ class Edge:
             ``unsharded``: a parameter's copy that serves the whole step, made and given back once.
         back: of a parameter read from an unsharded copy where its gradient goes, if not to ``source``.
         block: of a parameter that is gathered ahead, or whose gradient is scattered behind, the block that
-            uses it.
+            uses it; of an unsharded copy the first one.
+        behind: the block behind whose backward the gradient is scattered, with those of other uses that read
+            the parameter alike: the first of theirs.
     """
 
     tensor: str
@@ -48,11 +51,24 @@ class Edge:
     kind: str
     back: Layout | None = None
     block: int | None = None
+    behind: int | None = None
 
     @property
     def moves(self) -> bool:
         """Whether anything is sent, cut or masked for it."""
         return self.source != self.target or self.back is not None
+
+
+class Scattered(NamedTuple):
+    """How the gradient of a parameter comes to its shard in the backward of a call.
+
+    Attributes:
+        sums: how many come scattered behind, each the sum of uses that read the parameter alike.
+        others: other uses bring theirs along their own edges.
+    """
+
+    sums: int
+    others: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,10 +179,36 @@ class Strategy:
         """How a parameter comes to a group that uses it."""
         found = self.way(name, group)
         back = found.back if found.back != found.source else None
-        # A copy that waits for the last gradient lets go of it by an edge of its own.
-        ahead = self._goes_ahead(name, group, found) and not found.reduced_last
-        block = self.blocks.of[group.name] if ahead else None
-        return Edge(name, found.source, found.use, group.name, "parameter", back, block)
+        behind = self._behind.get((name, found.use)) if self._goes_behind(name, group, found) else None
+        block = (
+            self.blocks.of[group.name] if behind is not None or self._goes_ahead(name, group, found) else None
+        )
+        return Edge(name, found.source, found.use, group.name, "parameter", back, block, behind)
+
+    @cached_property
+    def _behind(self) -> Mapping[tuple[str, Layout], int]:
+        """Per parameter, and how uses read it, the first block of those whose gradients are scattered
+        behind."""
+        found: dict[tuple[str, Layout], int] = {}
+        for group in self.graph.groups:
+            for name in (*group.parameters, *group.shared):
+                one = self.way(name, group)
+                if self._goes_behind(name, group, one):
+                    found.setdefault((name, one.use), self.blocks.of[group.name])
+        return found
+
+    @cached_property
+    def scattered(self) -> Mapping[str, Scattered]:
+        """Per parameter whose gradient, or a part of it, is scattered behind how it comes to its shard."""
+        found: dict[str, Scattered] = {}
+        for name, _ in self._behind:
+            found[name] = Scattered(found[name].sums + 1 if name in found else 1)
+        for group in self.graph.groups:
+            for name in (*group.parameters, *group.shared):
+                if name in found and not self._goes_behind(name, group, self.way(name, group)):
+                    found[name] = found[name]._replace(others=True)
+        last = (edge for edge in self.unsharded.values() if edge.block is not None)
+        return found | {edge.tensor: Scattered(1) for edge in last if self.reduced_last(edge.tensor)}
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -174,12 +216,25 @@ class Strategy:
         return find_blocks(self.graph)
 
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
-        """Whether a parameter is gathered ahead, for each use or once, and its gradient scattered behind."""
-        if not (way.ahead and self.blocks.neighbours(group.name)):
-            return False
-        asked = self.atom_sizes(name), self.mesh
-        learns = self.tensor(name).requires_grad
-        return way.goes_ahead(*asked, learns=learns) or way.copy_goes_ahead(*asked, learns=learns)
+        """Whether a parameter is gathered ahead of a use."""
+        return self._has_neighbours(group, way) and way.goes_ahead(
+            *self._asked(name), learns=self._learns(name)
+        )
+
+    def _goes_behind(self, name: str, group: Group, way: Way) -> bool:
+        """Whether the gradient of a use is scattered behind."""
+        return self._has_neighbours(group, way) and way.goes_behind(
+            *self._asked(name), learns=self._learns(name)
+        )
+
+    def _has_neighbours(self, group: Group, way: Way) -> bool:
+        return way.ahead and self.blocks.neighbours(group.name) is not None
+
+    def _asked(self, name: str) -> tuple[tuple[int, ...], AxisSizes]:
+        return self.atom_sizes(name), self.mesh
+
+    def _learns(self, name: str) -> bool:
+        return self.tensor(name).requires_grad
 
     def reduced_last(self, name: str) -> bool:
         """Whether a parameter's gradient stays beside its unsharded copy until the last micro-batch."""
@@ -194,10 +249,16 @@ class Strategy:
     def _unsharded(self) -> Iterator[Edge]:
         # A shared parameter has several ways, all from the same copy (`whole_layout`), so that any of them
         # will do.
-        ways = {n: (g, self.way(n, g)) for g in self.graph.groups for n in (*g.parameters, *g.shared)}
+        ways: dict[str, tuple[Group, Way]] = {}
+        for group in self.graph.groups:
+            for name in (*group.parameters, *group.shared):
+                ways.setdefault(name, (group, self.way(name, group)))
         for name, (group, found) in ways.items():
             if found.unsharded:
-                block = self.blocks.of[group.name] if self._goes_ahead(name, group, found) else None
+                ahead = self._has_neighbours(group, found) and found.copy_goes_ahead(
+                    *self._asked(name), learns=self._learns(name)
+                )
+                block = self.blocks.of[group.name] if ahead else None
                 yield Edge(name, found.shard, found.source, "", "unsharded", block=block)
 
     @cached_property

@@ -17,8 +17,8 @@ import numpy as np
 
 from tensoropt.costs.effects import COMPLETE, FORWARD_END, USED, Effect, Effects, joined, reader
 from tensoropt.costs.group_effects import Choice, GroupEffects
-from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.prices import Prices
+from tensoropt.costs.together_effects import Use
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import Storage, whole_layout
@@ -30,6 +30,7 @@ from tensoropt.simulate.overlap import BLOCKING, Overlap
 from tensoropt.simulate.readings import Column, Readings, distinct
 from tensoropt.simulate.step_schedule import Reader, Resolver, StepSchedule, step_schedule
 from tensoropt.simulate.tensor_effects import TensorEffects
+from tensoropt.simulate.tied import TiedParameter, tied_parameter
 from tensoropt.simulate.view_aliases import ViewAlias, ViewAliases
 from tensoropt.types import Indices
 
@@ -136,6 +137,7 @@ class Batch:
         schedule: that of the candidates' graph and regions.
 
     Attributes:
+        tied: per shared parameter what its uses have in common; None of one with which they have nothing.
         stacks: all owners, by kinds.
     """
 
@@ -160,6 +162,7 @@ class Batch:
         self.count = self.readings.count
         self.stored: dict[str, Column[Layout]] = self.readings.stored()
         self._choices = choices
+        self.tied = {name: self._tied(name) for name in self.graph.shared}
         told = candidates, self.schedule, self._of_tensors, self.readings
         # Made before the owners: how long a tensor's storage lives depends on who reads its views and gets
         # its gradient.
@@ -225,15 +228,20 @@ class Batch:
         joins = tuple(self.schedule.users[name][1] != group.name for name in group.shared)
         chosen, outlasting = self._choices[group.name], self._gradients.outlasting(group)
 
+        turns = [(name, tied.turns[group.name]) for name in group.shared if (tied := self.tied[name])]
+
         def make(row: int) -> Effects:
             stored = {name: self.stored[name].at(row) for name in names}
             choice = self._choice(group, int(chosen[row]), stored)
+            choice = choice._replace(turns={name: column.at(row) for name, column in turns})
             return self._of_groups.group(choice, handed=bool(outlasting[row]), joins=joins)
 
         columns = [chosen, outlasting, *(self.stored[name].which for name in names)]
+        columns += [column.which for _, column in turns]
         # Without the group's name: equal layers share one kind. Of blocks at either end less is sent ahead.
         neighbours = self.schedule.blocks.neighbours(group.name)
-        kind = ("group", self.candidates.signature(group), joins, neighbours)
+        told = tuple(self.tied[name] is not None for name in group.shared)
+        kind = ("group", self.candidates.signature(group), joins, neighbours, told)
         return kind, Chosen(("group", group.name), columns, make, self.schedule.of_group(group.name))
 
     def _choice(self, group: Group, number: int, stored: Mapping[str, Layout]) -> Choice:
@@ -310,24 +318,32 @@ class Batch:
     def _parameter(self, name: str) -> tuple[Hashable, Chosen]:
         tensor, stored = self.graph.atoms.graph.tensors[name], self.stored[name]
         first, last = self.schedule.users[name]
-        shared, joins, complete = name in self.graph.shared, first != last, self._complete(name)
+        shared, complete, tied = name in self.graph.shared, self._complete(name), self.tied.get(name)
+        # Gradients that are handed over were added up before.
+        joins = np.full(self.count, first != last) if tied is None else tied.joins
+        neighbours = self.schedule.blocks.neighbours(first)
+        whole = Use(whole_layout(tensor, self.mesh), 0, neighbours=neighbours)
 
         def make(row: int) -> Effects:
-            layout = stored.at(row)
-            own = self._of_groups.stored(name, layout, joins=joins, complete=COMPLETE[complete[row]])
+            layout, arrived = stored.at(row), COMPLETE[complete[row]]
+            own = self._of_groups.stored(name, layout, joins=bool(joins[row]), complete=arrived)
             if not shared:  # a copy that stays gathered is its only group's
                 return own
-            copy = self._of_groups.unsharded(name, layout, Use(whole_layout(tensor, self.mesh), 0))
-            return joined([own, copy])
+            return joined([own, self._of_groups.unsharded(name, layout, whole)])
 
         dtypes = tensor.dtype, tensor.stored_dtype
-        neighbours = self.schedule.blocks.neighbours(first)
         kind = (
             *("parameter", self.graph.atoms.atoms[name], *dtypes),
-            *(tensor.requires_grad, joins, shared, neighbours),
+            *(tensor.requires_grad, shared, neighbours),
         )
-        position = self.schedule.of_parameter(name)
-        return kind, Chosen(("parameter", name), [stored.which, complete], make, position)
+        columns = [stored.which, complete, joins.astype(np.int64)]
+        return kind, Chosen(("parameter", name), columns, make, self.schedule.of_parameter(name))
+
+    def _tied(self, name: str) -> TiedParameter | None:
+        groups = [group for group in self.graph.groups if name in group.shared]
+        chosen = {group.name: self._choices[group.name] for group in groups}
+        told = self._choice, self._of_groups, self._known
+        return tied_parameter(name, self.stored[name], chosen, *told)
 
     def _complete(self, name: str) -> Indices:
         """Per strategy which of ``COMPLETE`` is the moment after which a parameter's gradient is complete."""
@@ -336,9 +352,8 @@ class Batch:
             return np.zeros(self.count, dtype=np.int64)
         used = self.readings.used(user, name)
         firsts, which = distinct([stored.which, used.which])
-        # One with several users is brought to each of them.
-        shared = name in self.graph.shared
-        neighbours = None if shared else self.schedule.blocks.neighbours(user)
+        # Of one with several users the first in forward completes it.
+        neighbours = self.schedule.blocks.neighbours(user)
         pairs = ((stored.at(row), Use(used.at(row), 0, neighbours=neighbours)) for row in firsts.tolist())
         found = [COMPLETE.index(self._of_groups.complete(name, layout, use)) for layout, use in pairs]
         return np.array(found, dtype=np.int64)[which]

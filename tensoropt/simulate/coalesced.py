@@ -25,6 +25,7 @@ class Coalesced:
         dtype: of what is sent.
         bytes: (strategies,) of all parameters in it; 0 where a strategy has none.
         members: (strategies,) how many parameters these are.
+        staying: (strategies,) bytes of those whose gradients stay where they are.
     """
 
     position: int
@@ -35,23 +36,24 @@ class Coalesced:
     dtype: str
     bytes: Indices
     members: Indices
+    staying: Indices
 
 
 def coalesced(batch: Batch) -> list[Coalesced]:
     """All of a batch in the order in which they are issued: at one moment first what is waited for at once,
     then gathers before scatters, and what every micro-batch sends before what one of them does."""
-    found: dict[_Key, tuple[Indices, Indices]] = {}
+    found: dict[_Key, tuple[Indices, ...]] = {}
     for stack in batch.stacks:
         for (place, kind, axes, dtype), cells in stack.kind.tables.beside.items():
-            sizes, members = (of.of(stack.used, stack.kind.tables.count).astype(np.int64) for of in cells)
-            if not sizes.any():
+            figures = [of.of(stack.used, stack.kind.tables.count).astype(np.int64) for of in cells]
+            if not figures[0].any():
                 continue
             only = place.when.phase if place.when.once else ""
-            of_owners = sizes[stack.which], members[stack.which]
+            of_owners = [figure[stack.which] for figure in figures]
             for position, *of_owner in zip(stack.positions(place).tolist(), *of_owners, strict=True):
                 key = position, place.when.at_once, only, kind, axes, dtype
-                before = found.get(key, (0, 0))
-                found[key] = before[0] + of_owner[0], before[1] + of_owner[1]
+                before = found.get(key, (0,) * len(of_owner))
+                found[key] = tuple(a + b for a, b in zip(before, of_owner, strict=True))
     return [Coalesced(*key, *of_all) for key, of_all in sorted(found.items(), key=_issued)]
 
 

@@ -63,8 +63,8 @@ class EffectTables:
         local, host: seconds on the device and of issuing to it, by place.
         sends: by place and axes: (seconds of all collectives, bytes of the largest, seconds of work that
             begins with them).
-        beside: by place, kind, axes and dtype: bytes that are sent together with those of others, and of how
-            many parameters.
+        beside: by place, kind, axes and dtype: bytes that are sent together with those of others, of how
+            many parameters, and how many of the bytes stay where they are.
         kinds: by axes and kind of collective: 1 where it is sent.
         lasting: per number the bytes that are there all through the step: (parameters, gradients, optimizer).
         seconds: per number the seconds of a step by where they come from, as in ``SOURCES``.
@@ -79,7 +79,7 @@ class EffectTables:
         self.local: dict[Place, Cells] = {}
         self.host: dict[Place, Cells] = {}
         self.sends: dict[tuple[Place, Axes], tuple[Cells, Cells, Cells]] = {}
-        self.beside: dict[tuple[Place, str, Axes, str], tuple[Cells, Cells]] = {}
+        self.beside: dict[tuple[Place, str, Axes, str], tuple[Cells, Cells, Cells]] = {}
         self.kinds: dict[tuple[Axes, str], Cells] = {}
         self.lasting: list[tuple[int, int, int]] = []
         self.seconds: list[list[float]] = []
@@ -114,11 +114,12 @@ class EffectTables:
                     sends[2].most(number, e.beside_work_s)
                 self.kinds.setdefault((send.axes, send.kind), Cells()).most(number, 1.0)
                 seconds[SOURCES.index(send.source)] += send.seconds * times
-            for send, dtype in e.beside:
+            for send, dtype, stays in e.beside:
                 key = place, send.kind, send.axes, dtype
-                size, members = self.beside.setdefault(key, (Cells(), Cells()))
+                size, members, staying = self.beside.setdefault(key, (Cells(), Cells(), Cells()))
                 size.add(number, send.bytes)
                 members.add(number, 1.0)
+                staying.add(number, send.bytes * stays)
                 self.kinds.setdefault((send.axes, send.kind), Cells()).most(number, 1.0)
             if shared is None:
                 shared = e.share

@@ -12,7 +12,7 @@ Nothing is asked of the executor: ``verify`` compares with what it really issues
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tensoropt.costs.effects import (
     BACK_BEFORE,
@@ -30,6 +30,7 @@ from tensoropt.costs.effects import (
 )
 from tensoropt.costs.prices import Send
 from tensoropt.graph import DTYPE_BYTES
+from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.strategy import Strategy
@@ -148,7 +149,7 @@ class _Backward:
         # Per parameter how many gradients its leaf waits for.
         self._missing = Counter(name for node in step.nodes for name in node.delivers)
         # Per block what waits to be scattered; what was scattered, until it is waited for.
-        self._left: dict[int, list[ParameterUse]] = {}
+        self._left: dict[int, dict[tuple[str, Layout], list[ParameterUse]]] = {}
         self._left_last: dict[int, list[str]] = {}
         self._scattered: list[str] = []
         self._scatters_last = step.scatters_last if buckets.complete else frozenset[str]()
@@ -176,8 +177,13 @@ class _Backward:
             delivered = behind
         self.step.issue(node.sends.back)
         if node.leaves_behind is not None:
-            self._left.setdefault(self.blocks.of[node.leaves_behind.group], []).append(node.leaves_behind)
+            self._leave(node.leaves_behind)
         self._deliver(node.delivers[delivered:])
+
+    def _leave(self, use: ParameterUse) -> None:
+        """A gradient is handed over, and added to those of other uses that read the parameter alike."""
+        key = use.parameter, self.sends.uses[use].layout
+        self._left.setdefault(self.sends.last_block[key], {}).setdefault(key, []).append(use)
 
     def _deliver(self, names: Iterable[str]) -> None:
         for name in names:
@@ -204,19 +210,22 @@ class _Backward:
 
     def _scatter(self, above: int = -1) -> None:
         for block in sorted((number for number in self._left if number > above), reverse=True):
-            uses = self._left.pop(block)
-            self._scatter_together({use.parameter: self.sends.use(use).beside(BACK_NEXT) for use in uses})
+            for_each = [
+                (name, [one for use in uses for one in self.sends.use(use).beside(BACK_NEXT)])
+                for (name, _), uses in self._left.pop(block).items()
+            ]
+            self._scatter_together(for_each)
         for block in sorted((number for number in self._left_last if number > above), reverse=True):
             names = self._left_last.pop(block)
-            self._scatter_together({name: self.sends.copies[name].beside(LAST_NEXT) for name in names})
+            self._scatter_together([(name, self.sends.copies[name].beside(LAST_NEXT)) for name in names])
 
-    def _scatter_together(self, gradients: Mapping[str, Iterable[Together]]) -> None:
-        """Gradients of a block, by parameter; they arrive collective by collective."""
+    def _scatter_together(self, gradients: Sequence[tuple[str, Sequence[Together]]]) -> None:
+        """Gradients of a block, each with its parameter; they arrive collective by collective."""
         arriving: dict[tuple[tuple[int, ...], str], list[str]] = {}
-        for name, members in gradients.items():
+        for name, members in gradients:
             for one in members:
                 arriving.setdefault((one.send.axes, one.dtype), []).append(name)
-        self.step.issue_together(one for members in gradients.values() for one in members)
+        self.step.issue_together(one for _, members in gradients for one in members)
         self._scattered += [name for names in arriving.values() for name in names]
 
     def _arrive(self) -> None:
@@ -235,10 +244,12 @@ class _Buckets:
     def __init__(self, sends: StepSends):
         self.complete = False
         self._of: dict[str, int] = {}
+        self._parts: dict[str, int] = {}
         self._missing: list[int] = []
         self._waiting: dict[int, Send] = {}
         for number, bucket in enumerate(gradient_buckets(sends.strategy)):
             self._of.update(dict.fromkeys(bucket.parameters, number))
+            self._parts.update((name, sends.arrivals(name)) for name in bucket.parameters)
             self._missing.append(len(bucket.parameters))
             size = bucket.elements * DTYPE_BYTES[bucket.dtype]
             # What no rank sends is reduced by nobody.
@@ -248,6 +259,9 @@ class _Buckets:
     def arrived(self, name: str) -> Sends:
         """What is reduced since a gradient is where its parameter is stored."""
         if not self.complete or name not in self._of:
+            return ()
+        self._parts[name] -= 1
+        if self._parts[name]:
             return ()
         number = self._of[name]
         self._missing[number] -= 1

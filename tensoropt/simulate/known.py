@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from tensoropt.costs.effects import Effects, Reading, When
 from tensoropt.ops.layouts import Layout
+from tensoropt.sharding.together import Turn
 from tensoropt.simulate.effect_tables import EffectTables
 from tensoropt.types import Indices
 
@@ -62,6 +63,7 @@ class Known:
     def __init__(self) -> None:
         self.readings: Numbering[Reading] = Numbering()
         self.layouts: Numbering[Layout] = Numbering()
+        self.turns: Numbering[Turn] = Numbering()
         # GradientStorage, which is defined in a module that imports this one.
         self.gradients: Numbering[Any] = Numbering()
         self.kinds: dict[Hashable, Kind] = {}

@@ -260,6 +260,7 @@ class StepSimulator:
     def _lay_out_ahead(self) -> None:
         """Collectives of several parameters, which are priced by what all of them send."""
         costs, micro = self.batch.prices.communication, self.batch.mesh[0]
+        beginnings = self.batch.schedule.beginnings
         for one in coalesced(self.batch):
             sizes, which = np.unique(one.bytes, return_inverse=True)
             of_size = [costs.time_s(one.kind, one.axes, size) if size else 0.0 for size in sizes.tolist()]
@@ -275,10 +276,17 @@ class StepSimulator:
             )
             self.ahead.setdefault(one.position, []).append(sends)
             if self.batch.prices.packs and one.kind == "reduce_scatter":
-                # Beside the gradients, of which one after the other is let go of. What the packed ones of
-                # this moment have before them is gone by then.
-                packed = np.where(one.members > 1, one.bytes, 0)
+                # Beside the gradients, of which one after the other is let go of, before there are shards.
+                # What the packed ones of this moment have before them is gone by then.
+                # Axes of collectives are counted without that of the micro-batches.
+                shards = one.bytes // prod(self.batch.mesh[axis + 1] for axis in one.axes)
+                # Packed ones are under way beside gradients that stay, until the next block begins.
+                beside = np.where(one.members > 1, one.staying, 0)
+                packed = np.where(one.members > 1, one.bytes - shards - beside, 0)
                 self.workspace[one.position] = np.maximum(self.workspace[one.position], packed)
+                arrived = min((at for at in beginnings if at > one.position), default=one.position + 1)
+                self.transient[one.position] += beside
+                self.transient[arrived] -= beside
             times = 1 if one.only else micro
             self.sources[:, SOURCES.index(costs.source(one.kind, one.axes))] += seconds * times
 

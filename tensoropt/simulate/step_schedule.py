@@ -176,6 +176,8 @@ class StepSchedule:
         first, last = self.users[name]
 
         def resolve(when: When) -> int:
+            if when.what in ("before", "begin", "next", "left"):
+                return self._beginning(first, when)
             match when.what:
                 case "arrived" | "first arrived":
                     return self.position("backward", "parameters", first if when == ARRIVED else last)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from tensoropt.costs.effects import Effect, Together, When
 from tensoropt.costs.group_effects import Choice, GroupEffects
-from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.prices import Send, free_prices
+from tensoropt.costs.together_effects import Use
+from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import whole_layout
@@ -84,7 +85,9 @@ class StepSends:
         stored = {name: self.strategy.stored[name] for name in (*group.parameters, *group.shared)}
         (configuration,), (work,) = candidates.configurations(group), candidates.works(group)
         (facts,), (again,) = candidates.facts(group), candidates.again(group)
-        return Choice(configuration, work, facts, stored, again)
+        tied = {name: one for name in group.shared if (one := self.batch.tied[name])}
+        turns = {name: one.turns[group.name].at(0) for name, one in tied.items()}
+        return Choice(configuration, work, facts, stored, again, turns)
 
     # -- parameters ---------------------------------------------------------------------------------
 
@@ -100,9 +103,13 @@ class StepSends:
     def use(self, one: ParameterUse) -> Moments:
         """What a use sends."""
         if one not in self._used:
-            stored = self.strategy.stored[one.parameter]
-            self._used[one] = Moments(self._of_groups.use(one.parameter, stored, self.uses[one]).effects)
+            self._used[one] = Moments(self.effects(one))
         return self._used[one]
+
+    def effects(self, one: ParameterUse) -> tuple[Effect, ...]:
+        """All that a use does in a micro-batch."""
+        stored = self.strategy.stored[one.parameter]
+        return self._of_groups.use(one.parameter, stored, self.uses[one]).effects
 
     def changes(self, one: ParameterUse) -> bool:
         """Whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
@@ -121,6 +128,22 @@ class StepSends:
         return self._of_groups.hands_over(one.parameter, self.strategy.stored[one.parameter], self.uses[one])
 
     @cached_property
+    def last_block(self) -> Mapping[tuple[str, Layout], int]:
+        """Per parameter, and how uses read it whose gradients are scattered together, the block of theirs
+        that backward comes to last."""
+        found: dict[tuple[str, Layout], int] = {}
+        for one, use in self.uses.items():
+            if self.leaves_behind(one):
+                found.setdefault((one.parameter, use.layout), self.strategy.blocks.of[one.group])
+        return found
+
+    def arrivals(self, name: str) -> int:
+        """In how many parts a parameter's gradient comes to its shard: each sum that is scattered together,
+        and what comes by itself."""
+        by_itself = any(one.parameter == name and not self.leaves_behind(one) for one in self.uses)
+        return by_itself + sum(parameter == name for parameter, _ in self.last_block)
+
+    @cached_property
     def ahead(self) -> Mapping[int, tuple[ParameterUse, ...]]:
         """Per block the uses that are gathered ahead for it, in the order of groups."""
         found: dict[int, list[ParameterUse]] = {}
@@ -136,7 +159,10 @@ class StepSends:
         for one, use in self.uses.items():
             name = one.parameter
             if name in self.graph.shared:
-                use = Use(whole_layout(self.strategy.tensor(name), self.strategy.mesh), 0)
+                first = self.batch.schedule.users[name][0]
+                neighbours = self.strategy.blocks.neighbours(first)
+                whole = whole_layout(self.strategy.tensor(name), self.strategy.mesh)
+                use = Use(whole, 0, neighbours=neighbours)
             effects = self._of_groups.unsharded(name, self.strategy.stored[name], use).effects
             if effects:
                 found[name] = Moments(effects)

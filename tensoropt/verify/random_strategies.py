@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from math import prod
 
-from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout, chunk
 from tensoropt.sharding.configurations import (
     AxisSizes,
     Configuration,
@@ -23,6 +23,8 @@ SHARD_CHANCE = 0.4
 """How often a replicated axis of a stored parameter is sharded (ZeRO)."""
 UNSHARDED_CHANCE = 0.4
 """How often a stored parameter is gathered once per step (ZeRO, stages 1 and 2)."""
+UNEVEN_CHANCE = 0.3
+"""How often a stored parameter may be cut into shards of which the last is smaller."""
 AHEAD_CHANCE = 0.5
 """How often a stored parameter that is gathered for each use is gathered ahead of it."""
 OTHER_REDUCTION_CHANCE = 0.2
@@ -90,8 +92,23 @@ def random_strategy(
     return Strategy(graph, mesh, configurations, hubs, stored, recomputed)
 
 
+def _fitting(
+    sizes: tuple[int, ...], mesh: AxisSizes, layout: list[int], axis: int
+) -> tuple[list[int], list[int]]:
+    """The atoms that one more axis may cut, and those that it alone may cut unevenly, no piece empty."""
+    even, uneven = [], []
+    for atom, size in enumerate(sizes):
+        cutting = [mesh[a] for a, code in enumerate(layout) if code == atom]
+        if size % (mesh[axis] * prod(cutting)) == 0:
+            even.append(atom)
+        elif not cutting and chunk(size, mesh[axis], mesh[axis] - 1)[1] > 0:
+            uneven.append(atom)
+    return even, uneven
+
+
 def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rng: random.Random) -> Layout:
-    """A legal stored placement near a use: axes on which it is whole may shard any atom that divides.
+    """A legal stored placement near a use: axes on which it is whole may shard any atom that divides, or one
+    of them an atom that does not.
 
     In training it may be gathered once per step, and its gradient reduced last.
     """
@@ -102,11 +119,9 @@ def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rn
         if layout[axis] not in (REPLICATE, PARTIAL_GRAD):
             continue
         if rng.random() < SHARD_CHANCE:
-            fitting = [
-                atom
-                for atom, size in enumerate(sizes)
-                if size % (mesh[axis] * prod(mesh[a] for a, code in enumerate(layout) if code == atom)) == 0
-            ]
+            fitting, uneven = _fitting(sizes, mesh, layout, axis)
+            if uneven and rng.random() < UNEVEN_CHANCE:
+                fitting += uneven
             if fitting:
                 layout[axis] = rng.choice(fitting)
         elif rng.random() < OTHER_REDUCTION_CHANCE:

@@ -154,6 +154,11 @@ def naive_memory(
         if edge.kind == "unsharded":
             waits = strategy.stored[edge.tensor][0] == REDUCED_LAST
             total += size(edge.tensor, edge.target) * (2 if waits else 1)
+            (step, *_) = strategy.steps(edge)[0]
+            rows = step.after[: step.atom]
+            if edge.block is not None and all(n == 1 for n in rows):  # it stays as it arrives, padded
+                padding = step.payload(strategy.mesh) - prod(step.after)
+                total += padding * strategy.tensor(edge.tensor).element_bytes
     counted: dict[tuple[str, str], int] = {}
     region = {name: r.name for r in strategy.recomputed for name in r.groups}
     for group in graph.groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -42,9 +43,10 @@ X = torch.randn(8, 8)
 class Stack(nn.Module):
     """Four products; each is a block."""
 
-    def __init__(self, *, bias: bool = True) -> None:
+    def __init__(self, *, bias: bool = True, width: int = 8) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(8, 8, bias=bias) for _ in range(4)))
+        sizes = [8, width, width, width, 8]
+        self.layers = nn.Sequential(*(nn.Linear(*two, bias=bias) for two in pairwise(sizes)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -58,7 +60,9 @@ def captured_stack(**settings: Any) -> tuple[GroupGraph, dict[str, torch.Tensor]
     return group_operators(refine_graph(captured.graph)), model_values(captured)
 
 
-def data_parallel(graph: GroupGraph, stored: str = "ahead", micro: int = 1, copies: int = 1) -> Strategy:
+def data_parallel(
+    graph: GroupGraph, stored: str = "ahead", micro: int = 1, copies: int = 1, dim: str = "S(0)"
+) -> Strategy:
     """Data parallel on two ranks, or on ``copies`` times two that reduce what the shards' gradients leave."""
     further = [copies] if copies > 1 else []
     data = {
@@ -67,7 +71,7 @@ def data_parallel(graph: GroupGraph, stored: str = "ahead", micro: int = 1, copi
             g.name: ["none" if micro == 1 else "d0", "d0", *("d0" for _ in further)] for g in graph.groups
         },
         "hubs": {},
-        "stored": {t.name: [stored, "S(0)", *("R/P" for _ in further)] for t in graph.atoms.graph.parameters},
+        "stored": {t.name: [stored, dim, *("R/P" for _ in further)] for t in graph.atoms.graph.parameters},
     }
     return strategy_from_dict(data, graph)
 
@@ -135,6 +139,52 @@ def test_gradients_are_those_of_the_unsplit_model(loop: Loop, stored: str, micro
     for shard, gradients in on_ranks(strategy.mesh, work):
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, whole.shards.gradients[name].chunk(2)[shard])
+
+
+@pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("dim", ["S(0)", "S(1)"])
+def test_gradients_of_uneven_shards_are_those_of_the_unsplit_model(stored: str, micro: int, dim: str) -> None:
+    """Of 7 rows or columns one rank has 4, the other 3."""
+    graph, values = captured_stack(bias=False, width=7)
+    whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
+    usual(whole, X)
+    strategy = data_parallel(graph, stored, micro, dim=dim)
+    assert all(
+        strategy.use(name, group).block is not None or stored == "held/P"
+        for group in graph.groups
+        for name in group.parameters
+    )
+
+    def work(own: ThreadRuntime) -> tuple[int, dict[str, torch.Tensor]]:
+        engine = ShardedEngine(strategy, values, runtime=own)
+        usual(engine, X)
+        return own.position[0], {n: g.clone() for n, g in engine.shards.gradients.items()}
+
+    for shard, gradients in on_ranks(strategy.mesh, work):
+        for name, gradient in gradients.items():
+            want = whole.shards.gradients[name].chunk(2, int(dim[2]))[shard]
+            torch.testing.assert_close(gradient, want)
+
+
+def test_uneven_shards_are_sent_padded() -> None:
+    """Weights of 7x8, 7x7, 7x7 and 8x7, the first dim in two: shards of 4 rows, the last rank's with 3."""
+    graph, values = captured_stack(bias=False, width=7)
+    sent = []
+    for rank in range(2):
+        with fake_job(rank, 2), CollectiveRecorder((1, 2)) as recorder:
+            engine = ShardedEngine(data_parallel(graph), values)
+            engine(X)[0].backward()
+        sent.append([(c.kind, c.bytes) for c in recorder.issued])
+    assert sent[0] == sent[1]
+    first, second, third, last = (4 * n for n in (2 * 4 * 8, 2 * 4 * 7, 2 * 4 * 7, 8 * 7))
+    gather, scatter = "all_gather", "reduce_scatter"
+    assert sent[0] == [
+        *((gather, size) for size in (first, second, third, last)),
+        ("all_reduce", 4),
+        *((gather, size) for size in (last, third, second)),
+        *((scatter, size) for size in (last, third, second, first)),
+    ]
 
 
 def test_copies_are_gathered_in_the_first_micro_batch_and_reduced_in_the_last() -> None:

@@ -50,16 +50,26 @@ def test_the_three_stages_of_a_sharded_parameter():
     ],
 )
 def test_what_goes_ahead(stored, use, goes):
-    """What takes one gather and one scatter of even shards; all else is brought at its use."""
+    """What takes one gather and one scatter; all else is brought at its use."""
     found, each, _ = ways(stored, use)
     assert found.goes_ahead(SIZES, MESH, learns=True) is goes
     assert ways((RP, *stored[1:]), use)[1] == each
-    assert not way(WEIGHT, stored, use, MESH, shared=True).goes_ahead(SIZES, MESH, learns=True)
+    tied = way(WEIGHT, stored, use, MESH, shared=True)
+    assert tied.goes_ahead(SIZES, MESH, learns=True) is goes
 
 
-def test_uneven_shards_do_not_go_ahead():
-    found = way(WEIGHT, (GATHERED_AHEAD, 0), (RP, RP), (4, 3), shared=False)
-    assert not found.goes_ahead(SIZES, (4, 3), learns=True)
+@pytest.mark.parametrize(
+    ("stored", "mesh", "goes"),
+    [
+        ((GATHERED_AHEAD, 0), (4, 3), True),  # 3, 3 and 2 rows
+        ((GATHERED_AHEAD, 1), (4, 4), True),
+        ((GATHERED_AHEAD, 0, 0), (1, 2, 3), False),  # pieces of pieces are not all alike
+        ((GATHERED_AHEAD, 0, RP), (1, 3, 2), True),
+    ],
+)
+def test_uneven_shards_go_ahead_where_one_axis_cuts_them(stored, mesh, goes):
+    found = way(WEIGHT, stored, (RP,) * len(mesh), mesh, shared=False)
+    assert found.goes_ahead(SIZES, mesh, learns=True) is goes
 
 
 def test_where_an_unsharded_copy_lies():

@@ -41,23 +41,29 @@ def test_the_first_difference_is_named() -> None:
     ]
 
 
+ODD = (("batch", 12), ("features", 33), ("hidden", 47))
+
+
 @cache
-def captured(name: str, dtype: str) -> CapturedModel:
-    return load_model(ModelSpec(f"zoo:{name}", compute_dtype=dtype, device="meta"))
+def captured(name: str, dtype: str, settings: tuple[tuple[str, int], ...] = ()) -> CapturedModel:
+    return load_model(ModelSpec(f"zoo:{name}", compute_dtype=dtype, settings=settings, device="meta"))
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "count"),
+    ("name", "dtype", "count", "settings"),
     [
-        ("mlp", "float32", 8),
-        ("lstm-lm-tiny", "float32", 3),  # backward of one operator asks for several parameters
-        ("gpt2-tiny", "float32", 2),  # a shared parameter, biases in front of what they are added to
-        ("gpt-mini", "bfloat16", 1),  # parameters are cast at every use
-        ("lenet", "float32", 2),
+        ("mlp", "float32", 8, ()),
+        ("mlp", "bfloat16", 8, ODD),  # shards of which the last is smaller
+        ("lstm-lm-tiny", "float32", 3, ()),  # backward of one operator asks for several parameters
+        ("gpt2-tiny", "float32", 2, ()),  # a shared parameter, biases in front of what they are added to
+        ("gpt-mini", "bfloat16", 1, ()),  # parameters are cast at every use
+        ("lenet", "float32", 2, ()),
     ],
 )
-def test_ranks_issue_in_the_predicted_order(name: str, dtype: str, count: int) -> None:
-    loaded, rng = captured(name, dtype), random.Random(5)
+def test_ranks_issue_in_the_predicted_order(
+    name: str, dtype: str, count: int, settings: tuple[tuple[str, int], ...]
+) -> None:
+    loaded, rng = captured(name, dtype, settings), random.Random(5)
     for number in range(count):
         mesh = MESHES[number % len(MESHES)]
         micro = micro_strategies(loaded.graph, mesh[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tensoropt.sharding.reshard.steps import Step
+from tensoropt.sharding.reshard.steps import Step, lies_inside
 
 
 def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
@@ -20,19 +20,15 @@ def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
         parts, before, after = prod(mesh[a] for a in s.axes), prod(s.before), prod(s.after)
         if s.kind == "all_gather":
             uneven = parts * s.before[s.atom] != s.after[s.atom]
-            made = parts * before + after * (uneven or _lies_inside(s.before, s.atom))
+            made = parts * before + after * (uneven or lies_inside(s.before, s.atom))
         elif s.kind == "reduce_scatter":
             uneven = parts * s.after[s.atom] != s.before[s.atom]
-            made = after + parts * after * (uneven or _lies_inside(s.before, s.atom))
+            made = after + parts * after * (uneven or lies_inside(s.before, s.atom))
         elif s.kind == "all_to_all":
-            made = before * (1 + _lies_inside(s.before, s.target)) + after * _lies_inside(s.before, s.atom)
+            made = before * (1 + lies_inside(s.before, s.target)) + after * lies_inside(s.before, s.atom)
         else:
             made = after
         # The first step reads the input of the whole resharding, which is not counted; later ones read a
         # buffer.
         peak = max(peak, made + (before if i else 0))
     return peak
-
-
-def _lies_inside(shape: Sequence[int], atom: int) -> bool:
-    return any(size > 1 for size in shape[: max(atom, 0)])

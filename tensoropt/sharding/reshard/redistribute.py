@@ -120,8 +120,11 @@ class EdgeSpec:
             parameter (:mod:`tensoropt.engine.unsharded`) and its gradient goes to the stored shard.
         order: how the tensor lies in memory (:func:`tensoropt.profiling.workload.memory_orders`), None for
         the order of its dims. What arrives lies so too, so that kernels see the layout they were asked about.
-        block: the block that a parameter is gathered ahead for, and whose backward has made its gradient when
-            that is scattered behind; or None.
+        block: the block that a parameter is gathered ahead for, or of a gradient that is scattered behind; or
+            None.
+        behind: the block whose backward has made the last of the gradients that are added up and scattered
+            behind with this one; None where it goes its own way.
+        readers: how many groups take what is gathered ahead.
     """
 
     name: str
@@ -136,6 +139,8 @@ class EdgeSpec:
     back: Layout | None = None
     order: tuple[int, ...] | None = None
     block: int | None = None
+    behind: int | None = None
+    readers: int = 1
 
     def way(self, *, backward: bool) -> tuple[tuple[Step, ...], Layout, Layout]:
         """Steps, start and end of one direction. Layouts are one-directional here: of their codes only those
@@ -291,55 +296,6 @@ def _all_reduce(runtime: Rank, step: Step, whole: int) -> Move:
     return AllReduce(runtime.group(step.axes))
 
 
-@dataclass(frozen=True)
-class Packed:
-    """One collective as a rank takes part in it together with others: what it sends lies flat.
-
-    Attributes:
-        group: that takes part.
-        parts: how many ranks these are.
-        pack: from the shard, or the gradient, to what is sent.
-        unpack: from what arrives to what results.
-    """
-
-    group: dist.ProcessGroup | None
-    parts: int
-    pack: Move
-    unpack: Move
-
-
-def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
-    """The gathering of a parameter whose shards are even, in one step."""
-    (step,) = spec.forward
-    own = local_atoms(spec.atoms, spec.source, spec.mesh, runtime.place)
-    shard = [size for dim in own for size in dim]
-    whole = local_shape(spec.atoms, spec.target, spec.mesh, runtime.place)
-    parts = runtime.parts(step.axes)
-
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        return (x if spec.dtype is None else x.to(spec.dtype)).contiguous().flatten()
-
-    def unpack(flat: torch.Tensor) -> torch.Tensor:
-        pieces = flat.view(parts, *shard).movedim(0, step.atom)
-        return _as_asked(pieces.reshape(whole))
-
-    return Packed(runtime.group(step.axes), parts, pack, unpack)
-
-
-def packed_scatter(runtime: Rank, spec: EdgeSpec) -> Packed:
-    """The reduction of such a parameter's gradient to the shards, in one step."""
-    (step,) = spec.backward
-    whole = [size for dim in local_atoms(spec.atoms, spec.target, spec.mesh, runtime.place) for size in dim]
-    shape = local_shape(spec.atoms, spec.back or spec.source, spec.mesh, runtime.place)
-    parts = runtime.parts(step.axes)
-
-    def pack(gradient: torch.Tensor) -> torch.Tensor:
-        pieces = gradient.reshape(whole).unflatten(step.atom, (parts, whole[step.atom] // parts))
-        return pieces.movedim(step.atom, 0).contiguous().flatten()
-
-    return Packed(runtime.group(step.axes), parts, pack, lambda flat: flat.view(shape))
-
-
 def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     if group is None:
@@ -356,7 +312,7 @@ def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
         # `chunk` makes only the last pieces smaller: where the last is full, all are.
         if lengths[-1] == shard:
             dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
-            return _as_asked(gathered.movedim(0, atom).reshape(resized(x, atom, whole)))
+            return as_asked(gathered.movedim(0, atom).reshape(resized(x, atom, whole)))
         own = gathered[position]  # sent from its place in the result: a padded copy would be one more
         own.narrow(atom, 0, x.shape[atom]).copy_(x)
         own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
@@ -366,7 +322,7 @@ def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     return move
 
 
-def _as_asked(x: torch.Tensor) -> torch.Tensor:
+def as_asked(x: torch.Tensor) -> torch.Tensor:
     """Pieces of size 1 are put together without a copy, but lie otherwise."""
     return x.contiguous()
 
@@ -390,7 +346,7 @@ def _all_to_all(runtime: Rank, step: Step, whole: int) -> Move | None:
         received = torch.empty_like(pieces).flatten()
         dist.all_to_all_single(received, pieces.flatten(), group=group)
         joined = received.view(pieces.shape).movedim(0, atom).flatten(atom, atom + 1)
-        return _as_asked(joined)
+        return as_asked(joined)
 
     return move
 
@@ -443,7 +399,7 @@ class _Redistribute(torch.autograd.Function):
         # Backward of a micro-batch may run after the counter has moved on; its slices are those of its
         # forward.
         ctx.runtime.micro_batch = ctx.micro_batch
-        if ctx.ahead is not None and ctx.ahead.collect(ctx.spec, grad):
+        if ctx.ahead is not None and ctx.spec.behind is not None and ctx.ahead.collect(ctx.spec, grad):
             return None, None, None
         return run_steps(ctx.runtime, grad, ctx.spec, backward=True).to(ctx.dtype), None, None
 

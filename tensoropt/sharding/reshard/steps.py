@@ -63,6 +63,11 @@ class Step:
         return max(prod(self.before), prod(self.after))
 
 
+def lies_inside(shape: Sequence[int], atom: int) -> bool:
+    """Whether an atom has others around it, so that pieces of it are no contiguous pieces of memory."""
+    return any(size > 1 for size in shape[: max(atom, 0)])
+
+
 def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
     """Per atom its place once the tensor's dims come in ``order``."""
     starts, count = [], 0

@@ -23,9 +23,9 @@ def zero3(
 ) -> dict[str, Any]:
     """The strategy as data: every group splits the batch, every parameter is stored sharded.
 
-    What cannot be sharded evenly is stored as it is used. Parameters that several groups share, and those of
-    the first and the last block, are gathered at their use even if they were to be gathered ahead: there is
-    no block beside which they could come.
+    What cannot be sharded is stored as it is used. One that several groups share is gathered ahead with each
+    block that reads it; those of the first block are waited for, as there is none beside which they could
+    come.
 
     Args:
         gather: how often parameters are gathered.

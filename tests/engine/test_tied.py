@@ -1,0 +1,212 @@
+"""Parameters that several groups use, gathered together with others: what is issued when, and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tensoropt.capture import capture
+from tensoropt.engine import parameters
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.models import model_values
+from tensoropt.engine.runtime import Runtime
+from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.ranks.pool import RankPool
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.buckets import gradient_buckets
+from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.strategy import Scattered
+from tensoropt.verify.fake_ranks import fake_job
+from tensoropt.verify.recorder import CollectiveRecorder
+from tests.engine.loops import (
+    Loop,
+    added_up,
+    kept_graph,
+    two_calls_and_one_backward,
+    usual,
+    with_calls_that_nobody_uses,
+)
+from tests.engine.test_ahead import data_parallel
+from tests.engine.threads import ThreadRuntime, on_ranks
+
+WIDTH = 7
+W = WIDTH * WIDTH * 4
+"""Bytes of a weight; 8 rows of 7 are sent of it, as two ranks have 4 rows and 3."""
+SENT = 8 * WIDTH * 4
+GATHER, SCATTER = "all_gather", "reduce_scatter"
+
+
+class Tied(nn.Module):
+    """``a b b c d b``, five products of four weights: blocks ``a b b``, ``c`` and ``d b``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.b(torch.tanh(self.b(torch.tanh(self.a(x))))))
+        x = torch.sigmoid(self.c(x)) + 1
+        return self.b(torch.relu(self.d(x))).square().sum()
+
+
+X = torch.randn(8, WIDTH)
+
+
+def tied(batch: int = 8) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """The model as a source, by name."""
+    return Tied(), (torch.randn(batch, WIDTH),)
+
+
+def captured_tied(dtype: str = "float32") -> tuple[GroupGraph, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    captured = capture(Tied(), (X,), dtype=dtype)
+    return group_operators(refine_graph(captured.graph)), model_values(captured)
+
+
+def blocks_of(graph: GroupGraph) -> list[list[str]]:
+    """Per block the last letters of the parameters that its groups read."""
+    strategy = data_parallel(graph)
+    found: list[list[str]] = [[] for _ in strategy.blocks.first]
+    for group in graph.groups:
+        names = (*group.parameters, *group.shared)
+        found[strategy.blocks.of[group.name]] += [name.removesuffix("_weight")[-1] for name in names]
+    return found
+
+
+def issued_by(graph: GroupGraph, values: dict[str, torch.Tensor], stored: str) -> tuple[list, list]:
+    """(kind, bytes) of what forward and backward of a fake rank issue."""
+    with fake_job(0, 2), CollectiveRecorder((1, 2)) as recorder:
+        engine = ShardedEngine(data_parallel(graph, stored), values)
+        loss = engine(X)[0]
+        forward = len(recorder.issued)
+        loss.backward()
+    sent = [(c.kind, c.bytes) for c in recorder.issued]
+    return sent[:forward], sent[forward:]
+
+
+def test_uses_of_one_block_share_what_is_gathered_and_gradients_of_all_are_scattered_at_once() -> None:
+    graph, values = captured_tied()
+    assert blocks_of(graph) == [["a", "b", "b"], ["c"], ["d", "b"]]
+    forward, backward = issued_by(graph, values, "ahead")
+    # The first block's own and the second's as the first begins, the third's as the second does.
+    assert forward == [(GATHER, 2 * SENT), (GATHER, SENT), (GATHER, 2 * SENT), ("all_reduce", 4)]
+    assert backward == [
+        *[(GATHER, 2 * SENT), (GATHER, SENT)],  # as backward begins the last block: its own, and the second's
+        *[(GATHER, SENT), (SCATTER, SENT)],  # as it begins the second: of the first b alone, and d's gradient
+        (SCATTER, SENT),  # as it begins the first: c's
+        (SCATTER, 2 * SENT),  # a's, and the sum of all of b's
+    ]
+
+
+def test_a_copy_comes_with_the_first_block_and_its_gradients_are_scattered_at_once() -> None:
+    graph, values = captured_tied()
+    forward, backward = issued_by(graph, values, "held")
+    assert forward == [(GATHER, 2 * SENT), (GATHER, SENT), (GATHER, SENT), ("all_reduce", 4)]
+    assert backward == [(SCATTER, SENT), (SCATTER, SENT), (SCATTER, 2 * SENT)]
+
+
+def test_a_bucket_waits_for_the_gradients_of_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hybrid sharding, each weight's shard in a bucket of its own."""
+    monkeypatch.setattr(parameters, "gradient_buckets", partial(gradient_buckets, limit_bytes=1))
+    graph, values = captured_tied()
+    strategy = data_parallel(graph, copies=2)
+    assert set(strategy.scattered.values()) == {Scattered(1)}
+    with fake_job(0, 4), CollectiveRecorder((1, 2, 2)) as recorder:
+        engine = ShardedEngine(strategy, values, runtime=Runtime((1, 2, 2)))
+        loss = engine(X)[0]
+        begin = len(recorder.issued)
+        loss.backward()
+    sent = [(c.kind, c.axes) for c in recorder.issued[begin:] if c.kind != GATHER]
+    scatter, reduce = (SCATTER, (1,)), ("all_reduce", (2,))
+    assert sent == [scatter, reduce, scatter, reduce, scatter, reduce, reduce]
+
+
+@pytest.mark.parametrize(
+    ("stored", "micro", "copies"),
+    [
+        *((stored, micro, 1) for stored in ("ahead", "held", "held/P") for micro in (1, 2)),
+        ("ahead", 2, 2),
+        ("held", 2, 2),
+    ],
+)
+@pytest.mark.parametrize(
+    "loop", [usual, two_calls_and_one_backward, kept_graph, with_calls_that_nobody_uses, added_up]
+)
+def test_gradients_are_those_of_the_unsplit_model(loop: Loop, stored: str, micro: int, copies: int) -> None:
+    if micro > 1 and loop is kept_graph:
+        pytest.skip("the backward of micro-batches comes once")
+    graph, values = captured_tied()
+    whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
+    loop(whole, X)
+    strategy = data_parallel(graph, stored, micro, copies)
+
+    def work(own: ThreadRuntime) -> tuple[int, dict[str, torch.Tensor]]:
+        engine = ShardedEngine(strategy, values, runtime=own)
+        loop(engine, X)
+        ahead: Any = own.ahead
+        left = ahead._taken, ahead._whole, ahead._ready, ahead._gradients, ahead._last
+        assert not any(left)
+        return own.position[0], {n: g.clone() for n, g in engine.shards.gradients.items()}
+
+    for shard, gradients in on_ranks(strategy.mesh, work):
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, whole.shards.gradients[name].chunk(2)[shard])
+
+
+def test_backward_keeps_no_gathered_copy() -> None:
+    """Each reader of a shared copy has a tensor of its own: none of them is what autograd saves."""
+    graph, values = captured_tied()
+
+    def work(own: ThreadRuntime) -> None:
+        engine = ShardedEngine(data_parallel(graph), values, runtime=own)
+        kept: list[int] = []
+        pack = engine.regathered._pack
+
+        def told(value: torch.Tensor) -> Any:
+            packed = pack(value)
+            if isinstance(packed, torch.Tensor) and packed.shape[-2:] == (WIDTH, WIDTH):
+                kept.append(packed.numel())
+            return packed
+
+        engine.regathered._pack = told  # type: ignore[method-assign]
+        usual(engine, X)
+        assert kept == []
+
+    on_ranks((1, 2), work)
+
+
+def gradients_on(rank: int, world: int, stored: str, dtype: str) -> dict[str, torch.Tensor]:
+    """A rank's gradients after a step over gloo."""
+    graph, values = captured_tied(dtype)
+    engine = ShardedEngine(data_parallel(graph, stored), values)
+    usual(engine, inputs())
+    return {n: g.clone() for n, g in engine.shards.gradients.items()}
+
+
+def inputs() -> torch.Tensor:
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_ranks_agree_with_the_unsplit_model(ranks: RankPool, stored: str, dtype: str) -> None:
+    graph, values = captured_tied(dtype)
+    whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
+    usual(whole, inputs())
+    close = {"rtol": 0.05, "atol": 0.05 * _largest(whole.shards.gradients.values())}
+    if dtype == "float32":
+        close = {"rtol": 1e-5, "atol": 1e-6}
+    for shard, gradients in enumerate(ranks.run(gradients_on, stored, dtype)):
+        for name, gradient in gradients.items():
+            want = whole.shards.gradients[name].chunk(2)[shard]
+            torch.testing.assert_close(gradient, want, **close)
+
+
+def _largest(values: Sequence[torch.Tensor]) -> float:
+    return max(float(value.abs().max()) for value in values)

@@ -13,6 +13,7 @@ from tensoropt_app.views.frontier import (
     limit_sentence,
     mark_sentence,
     price_of,
+    short_name,
     step_cost,
     table_rows,
 )
@@ -49,11 +50,25 @@ def test_filters_keep_what_they_name_and_say_when_nothing_is_left() -> None:
 
 
 def test_a_mark_below_the_line_is_explained() -> None:
-    points = [point(10 * GIB, 1.0), point(20 * GIB, 0.5), point(15 * GIB, 0.7, planner="zero")]
-    data = FrontierData.of(exploration(points))
+    points = [point(10 * GIB, 1.0), point(20 * GIB, 0.5)]
+    data = FrontierData.of(exploration(points, others=(point(15 * GIB, 0.7, planner="zero"),)))
     assert mark_sentence(data).startswith("ZeRO: below the line")
-    above = [point(10 * GIB, 1.0), point(15 * GIB, 1.2, planner="zero")]
-    assert mark_sentence(FrontierData.of(exploration(above))) == ""
+    above = (point(15 * GIB, 1.2, planner="zero"),)
+    assert mark_sentence(FrontierData.of(exploration(points, others=above))) == ""
+
+
+def test_a_planners_plan_that_none_beats_is_a_point_and_a_mark() -> None:
+    """The page left it out of its count and of its fastest, the CSV has it."""
+    data = FrontierData.of(exploration([point(10 * GIB, 1.0), point(20 * GIB, 0.5, planner="zero")]))
+    assert data.special(View())["fastest"] == 1 == data.exploration.index(memory_bytes=100 * GIB)
+    assert (data.title(1), count_words(data, View())) == ("Point 2 of 2", "2 points")
+    assert data.by_planners.tolist() == [False, True]
+
+
+def test_the_table_shows_what_sets_plans_apart() -> None:
+    name = "DP 8 (TP 2/115, other dims 1/115) · ZeRO-1 24/146, ZeRO-3 72/146 · 4 micro-batches"
+    assert short_name(name) == "DP 8 · ZeRO-1 24/146, ZeRO-3 72/146"
+    assert short_name("2 micro-batches · PP 2 GPipe") == "PP 2 GPipe"
 
 
 def test_the_floor_is_what_the_certificate_proves() -> None:

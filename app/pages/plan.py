@@ -167,7 +167,7 @@ def _operators() -> Any:
                     "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
                 },
                 className="grid",
-                style={"height": 420},
+                style={"height": 520},
             ),
         ]
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..state import View
-from ..views.frontier import FRONTIER, FrontierData, planner_title, unit_for
+from ..views.frontier import FRONTIER, PLANNER_TITLES, FrontierData, planner_title, unit_for
 from ..views.units import digits
 from .palette import Palette, layout, palette
 
@@ -21,7 +21,11 @@ GL_FROM = 2000
 """Points from which WebGL draws; SVG is sharper below, and slow above."""
 IN_VIEW = 2.5
 """The capacity line is in view while it is at most this many times the largest point (log: squared)."""
-SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram")
+SYMBOLS = (
+    "diamond", "square", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram", "x",
+    "hexagon", "triangle-left", "triangle-right", "octagon", "bowtie", "hourglass", "star-diamond",
+)  # fmt: skip
+"""One for each published planner, in the order of their titles."""
 HOVER = "<b>%{customdata[2]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>%{customdata[1]}<extra></extra>"
 
 Json = dict[str, Any]
@@ -48,7 +52,7 @@ def frontier_figure(data: FrontierData, view: View, scheme: str) -> Json:
         _dots(data, over, kind, colours.faded, size, "does not fit") | {"opacity": 0.6},
         _dotted(data, on_line, data.compute, colours.kinds["optimizer"], "compute time", view.lines),
         _dotted(data, on_line, data.network, colours.kinds["kept"], "network time", view.lines),
-        _planner_marks(data, kept, colours),
+        _planner_marks(data, kept, colours, view.marks),
         # Last, so that they lie above all others.
         *selection_traces(data, view, colours),
     ]
@@ -136,15 +140,20 @@ def _dotted(
     }
 
 
-def _planner_marks(data: FrontierData, kept: np.ndarray, colours: Palette) -> Json:
-    rows = np.flatnonzero(kept & ~data.on_frontier)
-    names = list(dict.fromkeys(name for name in data.planner if name != FRONTIER))
+def symbol_of(planner: str) -> str:
+    """The shape of a planner's marks: the same in every exploration."""
+    known = [name for name in PLANNER_TITLES if name != FRONTIER]
+    return SYMBOLS[known.index(planner) % len(SYMBOLS)] if planner in known else "circle"
+
+
+def _planner_marks(data: FrontierData, kept: np.ndarray, colours: Palette, shown: bool) -> Json:
+    rows = np.flatnonzero(kept & data.by_planners) if shown else np.array([], dtype=int)
     labels = _mark_labels(data, rows)
     return {
         "type": "scatter",
         "mode": "markers+text",
         "marker": {
-            "symbol": [SYMBOLS[names.index(data.planner[i]) % len(SYMBOLS)] for i in rows],
+            "symbol": [symbol_of(data.planner[i]) for i in rows],
             "color": colours.surface,
             "size": 11,
             "line": {"color": colours.ink, "width": 2},
@@ -184,15 +193,39 @@ def _mark_labels(data: FrontierData, rows: np.ndarray) -> list[str]:
 
 
 def _beside_marks(data: FrontierData, rows: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """Where names of marks stand: to the left in the right half, where there is room; of two neighbours the
-    second below its mark."""
-    middle = (data.memory.min() + data.memory.max()) / 2
-    named = [at for at in np.argsort(data.memory[rows], kind="stable") if labels[at]]
-    below = set(named[1::2])
-    return [
-        f"{'bottom' if at in below else 'top'} {'left' if data.memory[i] > middle else 'right'}"
-        for at, i in enumerate(rows)
-    ]
+    """Where names of marks stand: above or below, left or right of them, wherever the fewest points, and
+    names that are placed already, are near."""
+    x = data.memory / (np.ptp(data.memory) or 1.0)
+    y = data.time / (np.ptp(data.time) or 1.0)
+    x, y = x - x.min(), y - y.min()
+    taken: list[tuple[float, float, float]] = []  # (left, right, middle) of names
+    found = ["top right"] * len(rows)
+    for at, i in enumerate(rows):
+        if not labels[at]:
+            continue
+        width = LETTER * len(labels[at])
+
+        def crowd(place: str, i: int = int(i), width: float = width) -> tuple[float, int]:
+            up, side = place.split()
+            left = x[i] if side == "right" else x[i] - width
+            middle = y[i] + (LINE_HIGH if up == "top" else -LINE_HIGH)
+            points = (x > left) & (x < left + width) & (np.abs(y - middle) < LINE_HIGH * 0.8)
+            names = sum(
+                a < left + width and left < b and abs(m - middle) < 1.6 * LINE_HIGH for a, b, m in taken
+            )
+            outside = left < 0 or left + width > 1.02
+            return int(points.sum()) + 100.0 * names + 50.0 * outside, PLACES.index(place)
+
+        found[at] = min(PLACES, key=crowd)
+        up, side = found[at].split()
+        left = x[i] if side == "right" else x[i] - width
+        taken.append((left, left + width, y[i] + (LINE_HIGH if up == "top" else -LINE_HIGH)))
+    return found
+
+
+PLACES = ("top right", "top left", "bottom right", "bottom left")
+LETTER, LINE_HIGH = 0.012, 0.05
+"""Width of a letter and height of a line as shares of the plot's sides, about, on a wide window."""
 
 
 def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[Json]:
@@ -221,13 +254,13 @@ def _ring(data: FrontierData, row: int | None, colour: str, name: str, size: int
     }
 
 
-def _range(low: float, high: float, log: bool, above: float = 0.05) -> list[float]:
-    """An axis with room below, and a share ``above`` for what is written over the topmost points."""
+def _range(low: float, high: float, log: bool, above: float = 0.05, below: float = 0.05) -> list[float]:
+    """An axis with shares of room for what is written ``above`` the topmost points and ``below`` the rest."""
     if log:
         # Plotly takes the range of a logarithmic axis in powers of ten.
         low, high = math.log10(low), math.log10(high)
     room = (high - low) or (2.0 if log else 2 * high)
-    return [low - 0.05 * room, high + above * room]
+    return [low - below * room, high + above * room]
 
 
 def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palette) -> Json:
@@ -243,6 +276,7 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         parts = np.concatenate([data.compute[on_line], data.network[on_line]]) / data.units.time.factor
         positive = parts[parts > 0]
         low_y = min(low_y, positive.min() if view.log_y and len(positive) else parts.min())
+    named = view.marks and bool(data.by_planners.any())
     return layout(
         colours,
         xaxis={
@@ -253,7 +287,7 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         yaxis={
             **_axis(f"time per step, {data.units.time.name}", colours),
             **_scale(view.log_y),
-            "range": _range(low_y, ys.max(), view.log_y, above=0.1 if view.marks else 0.05),
+            "range": _range(low_y, ys.max(), view.log_y, *([0.1, 0.12] if named else [])),
         },
         dragmode="zoom",
         hovermode="closest",

@@ -26,7 +26,7 @@ from ..views.frontier import (
     table_rows,
 )
 from ..views.library import choices
-from ..views.point import point_card
+from ..views.point import PROVEN, point_card
 from . import planners
 from .parts import empty, facts, note, plain_table, visible
 from .points import big, difference_table
@@ -206,7 +206,7 @@ def _register_controls(app: Dash, context: Context) -> None:
     texts = ("budget-text", "target-text")
 
     controls = ("exploration", *names, *texts)
-    scales = [(n, p) for n in ("budget", "target") for p in ("min", "max", "step")]
+    scales = [(n, p) for n in ("budget", "target") for p in ("min", "max", "step", "thumbLabel")]
     filters = [n for n in names if n.startswith("filter-")]
 
     @app.callback(
@@ -235,9 +235,9 @@ def _register_controls(app: Dash, context: Context) -> None:
         )
 
 
-def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[str, str], float]]:
+def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[str, str], float | str]]:
     """What every control shows for a view, and the ends of the sliders."""
-    ranges: dict[tuple[str, str], float] = {}
+    ranges: dict[tuple[str, str], float | str] = {}
     values: dict[str, Any] = {}
     for name, limits, limit, unit in (
         ("budget", events.budget_range(data), view.budget_bytes, data.units.memory),
@@ -245,6 +245,9 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
     ):
         low, high, step = limits
         ranges |= {(name, "min"): low, (name, "max"): high, (name, "step"): step}
+        # A screen reader says the number alone.
+        title = "Memory budget" if name == "budget" else "Time target"
+        ranges[name, "thumbLabel"] = f"{title} in {unit.name}"
         values[name] = high if limit is None else min(max(limit / unit.factor, low), high)
         values[f"{name}-text"] = "" if limit is None else unit.text(limit).replace(",", "")
     values |= {
@@ -406,7 +409,8 @@ def card(context: Context, data: FrontierData, view: View) -> Any:
         html.H2(found.title, className="panel-title", id="card-title"),
         html.P(found.name, className="plan-name"),
         big(found, found.dominant),
-        facts([(f.label, f.value) for f in found.facts]),
+        facts([(f.label, f.value) for f in found.facts if f.label != PROVEN]),
+        *(html.P(f"Proven: {f.value}", className="hint") for f in found.facts if f.label == PROVEN),
     ]
 
 

@@ -163,9 +163,11 @@ def _operators() -> Any:
                 dashGridOptions={
                     "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
                     "rowHeight": 30, "headerHeight": 34, "animateRows": False,
+                    # As in the table of points: tab leaves it.
+                    "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
                 },
                 className="grid",
-                style={"height": 420},
+                style={"height": 520},
             ),
         ]
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ import numpy as np
 
 from tensoropt.frontier import knee
 from tensoropt.plan import Exploration, Point
+from tensoropt.plan.plan_names import JOIN
 
 from ..state import View
 from .units import Unit, Units, at_most, digits, percent, plural
@@ -100,10 +102,14 @@ class FrontierData:
 
     @cached_property
     def on_frontier(self) -> np.ndarray:
-        """Per row whether it is a point of the search's own, as bools."""
-        # Not what another run of the search found, which planners were compared with.
-        known = np.arange(len(self)) < len(self.exploration.points)
-        return known & np.array([name == FRONTIER for name in self.planner])
+        """Per row whether it is a point of the frontier, as bools."""
+        # Also where a planner's own plan is beaten by none: it is one of the points, as in the CSV.
+        return np.arange(len(self)) < len(self.exploration.points)
+
+    @cached_property
+    def by_planners(self) -> np.ndarray:
+        """Per row whether a published planner found it, as bools."""
+        return np.array([name != FRONTIER for name in self.planner], dtype=bool)
 
     def title(self, row: int) -> str:
         """``Point 17 of 201``; of a mark its planner, and which of its plans: ``ZeRO 2 of 5``."""
@@ -328,6 +334,7 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
                 "micro": int(data.micro[row]),
                 "devices": int(data.devices[row]),
                 "name": data.exploration.names[index],
+                "short": short_name(data.exploration.names[index]),
                 "gap": _proof(point),
                 "fits": bool(point.memory_bytes <= usable),
                 "planner": planner_title(point.planner),
@@ -335,6 +342,13 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def short_name(name: str) -> str:
+    """A plan's name without what most plans of a frontier share or a column of its own says: what sets it
+    apart stands where it is not cut off."""
+    parts = [re.sub(r" \(.*?\)", "", part) for part in name.split(JOIN)]
+    return JOIN.join(part for part in parts if not part.endswith("micro-batches")) or name
 
 
 def _proof(point: Point) -> str:

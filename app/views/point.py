@@ -24,6 +24,7 @@ KIND_TITLES = {
     "process": "what a process takes beside tensors",
 }
 PROCESS = "process"
+PROVEN = "proven"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         Fact("communication", time.text(point.communication_s) + hidden),
         Fact("split by", split_words(data.exploration, row)),
         Fact("figures", source_words(dict(point.sources)) or "—"),
-        Fact("proven", proof_words(point, data.units)),
+        Fact(PROVEN, proof_words(point, data.units)),
     ]
     if cost is not None:
         facts.append(Fact("price", money(cost)))

@@ -10,7 +10,7 @@ from tensoropt_app.figures import frontier as drawing
 from tensoropt_app.figures.palette import GRAPH_CONFIG
 from tensoropt_app.pages.frontier_callbacks import marking
 from tensoropt_app.state import View
-from tensoropt_app.views.frontier import FrontierData
+from tensoropt_app.views.frontier import PLANNER_TITLES, FrontierData
 
 DATA = FrontierData.of(exploration())
 
@@ -99,3 +99,22 @@ def test_a_zoom_is_kept_while_the_axes_are_the_same(odd: object) -> None:
     other = drawing.zoomed(figure(View(log_x=True)), zoom)
     assert other == figure(View(log_x=True))
     assert drawing.zoomed(figure(View(lines=True)), odd) == plain
+
+
+def test_a_planners_marks_have_one_shape_in_every_exploration() -> None:
+    for planners in (("zero", "megatron"), ("megatron",), ("data_parallel", "optcnn", "megatron")):
+        others = tuple(point((15 + i) * GIB, 1.2, planner=p) for i, p in enumerate(planners))
+        trace = figure(View(), FrontierData.of(exploration(others=others)))["data"][drawing.MARKS]
+        assert trace["marker"]["symbol"][-1] == drawing.symbol_of("megatron")
+    known = [name for name in PLANNER_TITLES if name != "frontier"]
+    assert len({drawing.symbol_of(name) for name in known}) == len(known)
+
+
+def test_names_of_neighbouring_marks_do_not_cover_each_other() -> None:
+    others = tuple(
+        point((40 + 2 * i) * GIB, 0.9, planner=p) for i, p in enumerate(("zero", "megatron", "data_parallel"))
+    )
+    trace = figure(View(), FrontierData.of(exploration(others=others)))["data"][drawing.MARKS]
+    assert trace["textposition"][0] != trace["textposition"][1]
+    low, _ = figure(View(), FrontierData.of(exploration(others=others)))["layout"]["yaxis"]["range"]
+    assert low < 100 - 0.1 * 700  # room for a name below the lowest mark

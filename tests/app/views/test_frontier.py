@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 from samples_app import GIB, exploration, long_exploration, point, space
+from tensoropt_app.library import Library
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import (
     FrontierData,
@@ -13,9 +17,13 @@ from tensoropt_app.views.frontier import (
     limit_sentence,
     mark_sentence,
     price_of,
+    short_name,
     step_cost,
     table_rows,
 )
+
+from tensoropt.plan.export import write_frontier_csv
+from tensoropt.report.table import point_lines, points_data
 
 DATA = FrontierData.of(exploration())
 
@@ -49,11 +57,25 @@ def test_filters_keep_what_they_name_and_say_when_nothing_is_left() -> None:
 
 
 def test_a_mark_below_the_line_is_explained() -> None:
-    points = [point(10 * GIB, 1.0), point(20 * GIB, 0.5), point(15 * GIB, 0.7, planner="zero")]
-    data = FrontierData.of(exploration(points))
+    points = [point(10 * GIB, 1.0), point(20 * GIB, 0.5)]
+    data = FrontierData.of(exploration(points, others=(point(15 * GIB, 0.7, planner="zero"),)))
     assert mark_sentence(data).startswith("ZeRO: below the line")
-    above = [point(10 * GIB, 1.0), point(15 * GIB, 1.2, planner="zero")]
-    assert mark_sentence(FrontierData.of(exploration(above))) == ""
+    above = (point(15 * GIB, 1.2, planner="zero"),)
+    assert mark_sentence(FrontierData.of(exploration(points, others=above))) == ""
+
+
+def test_a_planners_plan_that_none_beats_is_a_point_and_a_mark() -> None:
+    """The page left it out of its count and of its fastest, the CSV has it."""
+    data = FrontierData.of(exploration([point(10 * GIB, 1.0), point(20 * GIB, 0.5, planner="zero")]))
+    assert data.special(View())["fastest"] == 1 == data.exploration.index(memory_bytes=100 * GIB)
+    assert (data.title(1), count_words(data, View())) == ("Point 2 of 2", "2 points")
+    assert data.by_planners.tolist() == [False, True]
+
+
+def test_the_table_shows_what_sets_plans_apart() -> None:
+    name = "DP 8 (TP 2/115, other dims 1/115) · ZeRO-1 24/146, ZeRO-3 72/146 · 4 micro-batches"
+    assert short_name(name) == "DP 8 · ZeRO-1 24/146, ZeRO-3 72/146"
+    assert short_name("2 micro-batches · PP 2 GPipe") == "PP 2 GPipe"
 
 
 def test_the_floor_is_what_the_certificate_proves() -> None:
@@ -106,3 +128,28 @@ def test_sentences_speak_of_what_the_filters_keep() -> None:
     data = FrontierData.of(exploration(points, (space((8,)), space((2, 4)))))
     assert limit_sentence(data, View(budget_bytes=15 * GIB, mesh="2x4")).endswith("smallest needs 20.0 GiB.")
     assert limit_sentence(data, View(budget_bytes=15 * GIB)) == ""
+
+
+def test_page_command_line_and_csv_say_the_same_of_every_point(tmp_path: Path) -> None:
+    found = Library().load("gpt2-dgx-h100")
+    data = FrontierData.of(found)
+    write_frontier_csv(found, tmp_path / "frontier.csv")
+    with open(tmp_path / "frontier.csv", encoding="utf-8", newline="") as file:
+        written = list(csv.DictReader(file))
+    shown = [row for row in table_rows(data, View()) if row["point"] is not None]
+    told = points_data(found)
+    assert len(written) == len(shown) == len(told) == int(data.on_frontier.sum())
+    unit, time = data.units.memory, data.units.time
+    for i, (line, row, one) in enumerate(zip(written, shown, told, strict=True)):
+        assert int(line["point"]) == row["point"] == one["point"] == i + 1
+        assert line["name"] == row["name"] == one["name"]
+        assert int(line["memory_bytes"]) == one["memory_bytes"]
+        assert row["memory"] == float(f"{unit.of(float(line['memory_bytes'])):.4g}")
+        assert (
+            row["time"]
+            == float(f"{time.of(float(line['time_s'])):.4g}")
+            == float(f"{time.of(one['time_s']):.4g}")
+        )
+        assert point_lines(found, i)[0].startswith(f"point {i + 1} of {len(shown)}:")
+    assert data.special(View())["fastest"] == found.index(memory_bytes=100 * 2.0**30)
+    assert data.special(View())["knee"] == found.knee

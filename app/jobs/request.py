@@ -222,7 +222,8 @@ class Beside:
 
     def arguments(self, folder: Path) -> list[str]:
         """The words after ``tensoropt``; the result lands in ``folder``."""
-        return ["recost", str(self.folder), "--planners", ",".join(self.planners), "--out", str(folder)]
+        planners = ",".join(self.planners)
+        return ["recost", str(self.folder), "--planners", planners, "--only-beside", "--out", str(folder)]
 
 
 def planners_from(value: Any) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import workers_app
+from contrast_app import PALE
 from site_app import Site, running
 
 
@@ -36,6 +37,7 @@ def test_a_rule_is_said_and_nothing_typed_is_corrected(quick: Site, opened: Call
         page.keyboard.press("Tab")
         page.wait_for_selector(f".mantine-InputWrapper-error:has-text({rule!r})")
         assert page.input_value(f"#{control}") == typed
+    assert page.evaluate(PALE) == []
     page.click("#start")
     page.wait_for_selector("#start-said .note-error")
     assert quick.jobs.jobs() == []

@@ -343,4 +343,9 @@ def _search_options(form: Mapping[str, Any]) -> list[str]:
     points = fields.max_points(form.get("max_points"))
     if points is not None:
         options += ["--max-points", str(points)]
+    if budget := fields.memory(form.get("memory")):
+        options += ["--memory", budget]
+    seed = fields.seed(form.get("seed"))
+    if seed is not None:
+        options += ["--seed", str(seed)]
     return options

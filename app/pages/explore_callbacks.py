@@ -14,7 +14,7 @@ from ..context import Context
 from ..jobs.fields import CHECKS, MOST_DEVICES, RequestError, count, faults
 from ..jobs.manager import JobManager
 from ..jobs.request import Hardware, hardware_from, request_from
-from ..views.jobs import model_words, models
+from ..views.jobs import duration, model_words, models
 from ..views.planners import refusals
 from . import job_list, parts
 from .parts import note
@@ -25,7 +25,7 @@ FORM = {
     "price": "device-price", "mode": "mode", "optimizer": "optimizer", "dtype": "dtype",
     "recompute": "recompute", "measure": "measure", "micro": "micro", "epsilon": "epsilon",
     "max_points": "max-points", "devices": "devices", "planners": "planners", "loss": "loss",
-    "outputs": "outputs",
+    "outputs": "outputs", "memory": "memory", "seed": "seed",
 }  # fmt: skip
 """Field of the form -> id of its control."""
 
@@ -141,6 +141,8 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         except TensorOptError as error:
             return note(str(error), "error")
         words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
+        if (took := jobs.took(job)) is not None:
+            words += f"The same took {duration(took)} last time. "
         # On a narrow screen the list stands below the form.
         link = html.A("Show it", href=f"#job-{job.id}")
         return html.Div([words, link], className="note note-info", role="status")

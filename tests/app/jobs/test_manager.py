@@ -154,3 +154,19 @@ def test_the_folder_is_private(managed: Callable[[Any], JobManager]) -> None:
     manager = managed(workers_app.quick)
     assert manager.root.stat().st_mode & 0o077 == 0
     assert manager.uploads.folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_job_runs_again_in_a_folder_of_its_own(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.quick)
+    edited = replace(REQUEST, hardware=replace(REQUEST.hardware, per_node=4))
+    first = until(manager, manager.submit(edited).id, ended)
+    assert manager.took(first) is None
+    found = manager.again(first.id)
+    assert found is not None
+    second = until(manager, found.id, ended)
+    assert (second.title, second.state) == (first.title, "done")
+    assert not any(first.id in word for word in second.arguments)
+    assert Path(second.arguments[second.arguments.index("--cluster") + 1]).is_file()
+    assert {key for key, _ in manager.results()} == {f"job-{first.id}", f"job-{second.id}"}
+    assert manager.took(second) == first.ended - first.started
+    assert manager.again("../jobs") is None

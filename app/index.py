@@ -118,6 +118,7 @@ def _head(file: Path) -> Head:
             ("devices", str(len(cluster.get("devices", ())))),
             ("batch", str(model.get("batch") or "")),
             *((name, _words(settings.get(name))) for name in TOLD_APART),
+            ("beside", _compared(file)),
         ),
     )
 
@@ -143,6 +144,24 @@ def _beginning(file: Path) -> dict[str, Any]:
             except ValueError:
                 pass
         return dict(json.loads(text + opened.read()))
+
+
+COMPARED = re.compile(r', "comparison": (?=\[)')
+
+
+def _compared(file: Path) -> str:
+    """The planners that ran beside it, from the end of its file; "" where none is found there."""
+    with open(file, "rb") as opened:
+        opened.seek(max(0, file.stat().st_size - HEAD_BYTES))
+        text = opened.read().decode("utf-8", errors="replace")
+    at = COMPARED.search(text)
+    if at is None:
+        return ""
+    try:
+        rows, _ = json.JSONDecoder().raw_decode(text, at.end())
+        return ", ".join(dict.fromkeys(row["planner"] for row in rows if row["planner"] != "frontier"))
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _curve(file: Path) -> Curve:

@@ -153,6 +153,8 @@ def recost(
     store: ProfileStore | None = None,
     progress: Progress | None = None,
     planners: str | Sequence[str] = (),
+    keep: bool = False,
+    old_points: bool = True,
 ) -> tuple[Exploration, tuple[Recosted, ...]]:
     """The operator graph saved with an exploration explored again, and its old points, at the costs of now.
 
@@ -163,6 +165,9 @@ def recost(
     Args:
         cluster: another one; by default the one that was saved.
         store, progress, planners: as in :func:`explore`.
+        keep: keep tables and frontiers of single spaces beside the profile store, and use those that were
+            kept: where nothing has changed since, nothing is searched.
+        old_points: simulate the old strategies too, which takes about as long as they are many.
 
     Returns:
         (the new exploration, per old point its memory and time at the new costs).
@@ -174,14 +179,14 @@ def recost(
     graph = recorded_of(exploration).graph
     where = Cluster.from_dict(exploration.cluster) if cluster is None else load_cluster(cluster)
     settings = Settings.from_dict(exploration.settings)
-    session = Session(where, settings, store, progress or silent)
+    session = Session(where, settings, store, progress or silent, keep=keep)
     entries = asked(planners)
     searched = search(session, prepare_graph(graph))
     found = evaluate_searched(session, searched, exploration.model)
     if entries:
         found = with_planners(session, searched, found, entries, (None,))
-    again = tuple(recost_point(session, searched, exploration, i) for i in range(len(exploration.points)))
-    return found, again
+    old = range(len(exploration.points)) if old_points else ()
+    return found, tuple(recost_point(session, searched, exploration, i) for i in old)
 
 
 def _evaluated(session: Session, searched: Searched, info: ModelInfo) -> Exploration:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensoropt.errors import TensorOptError
+from tensoropt.units import parse_bytes
 
 MOST_DEVICES = 1024
 DEAREST = 10**6
@@ -110,6 +111,27 @@ def words(value: Any) -> list[str]:
     return [w for w in re.split(r"[,\s]+", str(value or "")) if w][:32]
 
 
+def memory(value: Any) -> str:
+    """A memory budget with its unit, "" for none; raises :class:`RequestError`."""
+    text = str(value or "").replace(" ", "")
+    if text:
+        try:
+            fine = 0 < parse_bytes(text) < 2**60
+        except TensorOptError:
+            fine = False
+        if not fine or not text[0].isascii() or not text[0].isdigit():
+            raise RequestError(f"memory budget '{text[:40]}' is no size; write for example 24GiB")
+    return text
+
+
+def seed(value: Any) -> int | None:
+    """A seed, None for the usual one; raises :class:`RequestError`."""
+    found = number(value, "the seed")
+    if found is not None and (found % 1 or not 0 <= found < 2**31):
+        raise RequestError("the seed: a whole number from 0 to 2,147,483,647")
+    return None if found is None else int(found)
+
+
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "batch": batch,
     "dims": dims,
@@ -120,6 +142,8 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "epsilon": epsilon,
     "max_points": max_points,
     "devices": device_counts,
+    "memory": memory,
+    "seed": seed,
 }
 """What checks a field by itself."""
 

@@ -21,7 +21,7 @@ from tensoropt.plan.device_sweep import folders_in
 
 from ..safety import LOG as LOGGER
 from .record import LOG, Job, is_alive, read_job, tail, this_server
-from .request import Wanted
+from .request import CLUSTER_FILE, Wanted
 from .uploads import Uploads
 from .worker import data_folder, run
 
@@ -131,6 +131,28 @@ class JobManager:
             self._jobs[id] = job
             self._start_waiting()
         return self._jobs[id]
+
+    def again(self, id: str) -> Job | None:
+        """Queue the same once more, beside what the job left; None for one that runs or is not known.
+
+        Raises:
+            TensorOptError: it cannot be written down.
+        """
+        job = self._jobs.get(id)
+        if job is None or job.active:
+            return None
+        return self.submit(_Again(job, self.folder / id))
+
+    def took(self, job: Job) -> float | None:
+        """Seconds that the last job with the same arguments took that came to its end; None without one."""
+        alike = [
+            other
+            for other in self.jobs()
+            if other.state == "done" and other.id != job.id and _asked(other) == _asked(job)
+        ]
+        if not alike or alike[0].ended is None or alike[0].started is None:
+            return None
+        return alike[0].ended - alike[0].started
 
     def cancel(self, id: str) -> None:
         """End a job and every process it started; nothing for one that has ended or isn't known."""
@@ -280,6 +302,37 @@ class JobManager:
             job.save(self.folder / job.id)
         except TensorOptError as error:
             LOGGER.warning("the state of job %s is not saved: %s", job.id, error)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A job as a request for the same: its words, with the folder of the new one in place of its own."""
+
+    job: Job
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        return self.job.title
+
+    @property
+    def measures(self) -> bool:
+        return self.job.measures
+
+    def arguments(self, folder: Path) -> list[str]:
+        # A cluster that was edited lies as a file in the job's folder.
+        if (self.folder / CLUSTER_FILE).is_file():
+            shutil.copy(self.folder / CLUSTER_FILE, folder / CLUSTER_FILE)
+        return [_moved(word, self.folder, folder) for word in self.job.arguments]
+
+
+def _moved(word: str, old: Path, new: Path) -> str:
+    return f"{new}{word.removeprefix(str(old))}" if word == str(old) or word.startswith(f"{old}/") else word
+
+
+def _asked(job: Job) -> tuple[str, ...]:
+    """The job's words, without the name of its own folder."""
+    return tuple(word.replace(job.id, "") for word in job.arguments)
 
 
 def kill_tree(pid: int) -> None:

@@ -222,7 +222,8 @@ class Beside:
 
     def arguments(self, folder: Path) -> list[str]:
         """The words after ``tensoropt``; the result lands in ``folder``."""
-        return ["recost", str(self.folder), "--planners", ",".join(self.planners), "--out", str(folder)]
+        planners = ",".join(self.planners)
+        return ["recost", str(self.folder), "--planners", planners, "--only-beside", "--out", str(folder)]
 
 
 def planners_from(value: Any) -> tuple[str, ...]:
@@ -342,4 +343,9 @@ def _search_options(form: Mapping[str, Any]) -> list[str]:
     points = fields.max_points(form.get("max_points"))
     if points is not None:
         options += ["--max-points", str(points)]
+    if budget := fields.memory(form.get("memory")):
+        options += ["--memory", budget]
+    seed = fields.seed(form.get("seed"))
+    if seed is not None:
+        options += ["--seed", str(seed)]
     return options

@@ -152,6 +152,8 @@ def _options() -> Any:
                 dmc.TextInput(
                     id="devices", label="Also on fewer devices", placeholder="auto, or 1,2,4", w=170
                 ),
+                dmc.TextInput(id="memory", label="Fail unless it fits", placeholder="no budget", w=150),
+                number_field("seed", "Seed", placeholder="0", w=90),
             ],
             className="row fields",
         ),

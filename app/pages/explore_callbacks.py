@@ -11,10 +11,11 @@ from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
 
 from ..context import Context
-from ..jobs.fields import CHECKS, faults
+from ..jobs.fields import CHECKS, MOST_DEVICES, RequestError, count, faults
 from ..jobs.manager import JobManager
 from ..jobs.request import Hardware, hardware_from, request_from
-from ..views.jobs import model_words, models
+from ..views.jobs import duration, model_words, models
+from ..views.planners import refusals
 from . import job_list, parts
 from .parts import note
 
@@ -24,7 +25,7 @@ FORM = {
     "price": "device-price", "mode": "mode", "optimizer": "optimizer", "dtype": "dtype",
     "recompute": "recompute", "measure": "measure", "micro": "micro", "epsilon": "epsilon",
     "max_points": "max-points", "devices": "devices", "planners": "planners", "loss": "loss",
-    "outputs": "outputs",
+    "outputs": "outputs", "memory": "memory", "seed": "seed",
 }  # fmt: skip
 """Field of the form -> id of its control."""
 
@@ -79,6 +80,24 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
             return note(str(error), "warn")
 
     @app.callback(
+        Output("planners", "data"),
+        Output("planners", "value"),
+        Input("per-node", "value"),
+        Input("nodes", "value"),
+        Input("mode", "value"),
+        State("planners", "value"),
+    )
+    def offer(per_node: Any, nodes: Any, mode: Any, chosen: Any) -> Any:
+        """Planners that will refuse this cluster or mode say why before anything is started."""
+        try:
+            devices = count(per_node, "", MOST_DEVICES) * count(nodes, "", MOST_DEVICES)
+        except RequestError:
+            return no_update, no_update
+        whys = refusals(devices, training=mode != "inference")
+        left = [name for name in chosen or [] if not whys.get(name)]
+        return parts.planner_options(whys), no_update if left == (chosen or []) else left
+
+    @app.callback(
         Output("model-said", "children"),
         Output("zoo-fields", "style"),
         Output("onnx-fields", "style"),
@@ -122,6 +141,8 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         except TensorOptError as error:
             return note(str(error), "error")
         words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
+        if (took := jobs.took(job)) is not None:
+            words += f"The same took {duration(took)} last time. "
         # On a narrow screen the list stands below the form.
         link = html.A("Show it", href=f"#job-{job.id}")
         return html.Div([words, link], className="note note-info", role="status")

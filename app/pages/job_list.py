@@ -126,6 +126,7 @@ def _relisted(known: list[str], now: list[str], make: Callable[[str], Any]) -> A
 ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
     "cancel": lambda jobs, id: jobs.cancel(id),
     "forget": lambda jobs, id: jobs.forget(id),
+    "again": lambda jobs, id: jobs.again(id),
     "restore": lambda jobs, id: jobs.restore(id),
 }
 """By the button that asks for it."""
@@ -162,7 +163,10 @@ def _buttons(card: JobCard, _: str) -> Any:
     if card.results:
         words = "open the frontier" if len(card.results) == 1 else f"open {len(card.results)} frontiers"
         buttons.append(dcc.Link(words, href=f"/frontier?x={card.results[-1]}", className="open"))
-    return [*buttons, _button("cancel" if card.active else "forget", card.id)]
+    if card.active:
+        return [*buttons, _button("cancel", card.id)]
+    words = "run again" if card.state == "done" else "try again"
+    return [*buttons, _button("again", card.id, words), _button("forget", card.id)]
 
 
 def _fault(card: JobCard, _: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -22,9 +22,22 @@ CLEAR: Any = {"aria-label": "clear"}
 """For the button that empties a select."""
 
 
+def planner_options(refusals: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Published planners for a select; those that are known to refuse say why and cannot be chosen."""
+    whys = refusals or {}
+    return [
+        {
+            "value": name,
+            "label": f"{planner_title(name)} ({whys[name]})" if whys.get(name) else planner_title(name),
+            "disabled": bool(whys.get(name)),
+        }
+        for name in ENTRIES
+    ]
+
+
 def planner_choice(id: str, label: str, chosen: Sequence[str] = ()) -> Any:
     """Published planners to choose from."""
-    options = [{"value": name, "label": planner_title(name)} for name in ENTRIES]
+    options = planner_options()
     return dmc.MultiSelect(
         id=id, label=label, data=options, value=list(chosen), clearable=True, clearButtonProps=CLEAR,
         placeholder="choose", hidePickedOptions=True,

@@ -17,8 +17,8 @@ from ..jobs.record import Job
 from ..jobs.request import Beside, planners_from
 from ..state import View
 from ..views.library import title_of
-from ..views.planners import planner_rows
-from .parts import aria, note, panel, plain_table, planner_choice
+from ..views.planners import planner_rows, refusals_beside
+from .parts import aria, note, panel, plain_table, planner_choice, planner_options
 from .view_store import view_of
 
 USUAL = ("data_parallel", "zero", "megatron")
@@ -66,7 +66,26 @@ def register(app: Dash, context: Context) -> None:
         return plain_table(HEAD, cells, numbers=range(1, 7))
 
     if context.jobs is not None:
+        _register_choice(app, context)
         _register_start(app, context, context.jobs)
+
+
+def _register_choice(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("beside", "data"),
+        Output("beside", "value"),
+        Input("frame", "data"),
+        State("state", "data"),
+        State("beside", "value"),
+    )
+    def offer(_: Any, kept: Any, chosen: Any) -> Any:
+        """Which planners may find something beside this frontier; those that will refuse say why."""
+        data = context.frontier(view_of(kept))
+        if data is None:
+            return no_update, no_update
+        whys = refusals_beside(data)
+        left = [name for name in chosen or [] if not whys.get(name)]
+        return planner_options(whys), no_update if left == chosen else left
 
 
 def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:

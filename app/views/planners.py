@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensoropt.planners import ENTRIES
+from tensoropt.planners.foreseen import foreseen_refusal
 from tensoropt.units import format_seconds
 
 from .frontier import FrontierData, planner_title, unit_for
@@ -43,3 +45,21 @@ def planner_rows(data: FrontierData) -> tuple[PlannerRow, ...]:
             )
         )
     return tuple(found)
+
+
+def refusals(devices: int, *, training: bool, attention: bool | None = None) -> dict[str, str]:
+    """Why each planner is known to refuse, by name; "" for those that may find something."""
+    return {
+        name: foreseen_refusal(entry, devices, training=training, attention=attention)
+        for name, entry in ENTRIES.items()
+    }
+
+
+def refusals_beside(data: FrontierData) -> dict[str, str]:
+    """:func:`refusals` for an exploration, whose operators say whether it has attention."""
+    found = data.exploration
+    attention = None
+    if found.recorded is not None:
+        attention = any("scaled_dot_product_attention" in op.target for op in found.recorded.graph.operators)
+    training = found.settings.get("mode", "train") == "train"
+    return refusals(len(found.cluster["devices"]), training=training, attention=attention)

@@ -7,6 +7,7 @@ import argparse
 from tensoropt.cli.arguments import CLUSTER_HELP, add_folder, writable_folder
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
+from tensoropt.errors import TensorOptError
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -17,12 +18,20 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--planners", metavar="all|a,b", help="published planners beside it; see: tensoropt list planners"
     )
+    verb.add_argument(
+        "--only-beside",
+        action="store_true",
+        help="with --planners: use tables and frontiers that were kept where nothing has changed since, and "
+        "leave out what the old strategies take at the costs of now",
+    )
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """The frontier searched again, and the old strategies at its costs."""
     from tensoropt.saved import opened
 
+    if options.only_beside and not options.planners:
+        raise TensorOptError("--only-beside is for --planners; name some, or leave it out")
     before = opened(options.dir)
     from tensoropt.api import recost
     from tensoropt.plan.frontier_table import frontier_text
@@ -31,7 +40,12 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
     with writable_folder(options.out) as folder:
         found, again = recost(
-            before, cluster=options.cluster, progress=progress, planners=options.planners or ()
+            before,
+            cluster=options.cluster,
+            progress=progress,
+            planners=options.planners or (),
+            keep=options.only_beside,
+            old_points=not options.only_beside,
         )
         found.save(folder)
     data = {
@@ -40,8 +54,9 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         "report": dict(found.report),
         "same_strategies": [vars(point) for point in again],
     }
+    old = recosted_lines(before, found, again) if again else []
     text = "\n".join(
-        [frontier_text(found), "", *summary_lines(found), *recosted_lines(before, found, again),
+        [frontier_text(found), "", *summary_lines(found), *old,
          *([comparison_text(found)] if found.comparison else []), f"saved: {folder}"]
     )  # fmt: skip
     return Answer(data, text)

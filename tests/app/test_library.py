@@ -126,6 +126,14 @@ def test_equal_titles_say_what_differs(tmp_path: Path) -> None:
     ]
 
 
+def test_planners_beside_tell_an_exploration_from_the_one_without(tmp_path: Path) -> None:
+    rows = ({"planner": "frontier"}, {"planner": "zero"}, {"planner": "megatron"})
+    exploration().save(tmp_path / "a")
+    replace(exploration(), comparison=rows).save(tmp_path / "b")
+    labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
+    assert labels[1] == "gpt2-tiny on dgx-h100 · beside zero, megatron"
+
+
 def test_an_upload_is_called_by_its_own_name(tmp_path: Path) -> None:
     found = exploration()
     source = str(tmp_path / "uploads" / "upload-1.onnx")

@@ -225,6 +225,7 @@ def test_planners_run_beside_a_saved_frontier_without_its_model(run: Any, explor
     assert code == 0
     assert "data_parallel" in out
     refused(run("recost", "out", "--planners", "dta_parallel", "--out", "x"), "did you mean data_parallel")
+    refused(run("recost", "out", "--only-beside", "--out", "x"), "--only-beside is for --planners")
 
 
 def test_export_writes_both_files(run: Any, explored: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt.api import compare, explore, explore_graph
+from tensoropt.api import compare, explore, explore_graph, recost
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.kept_tables import KeptTables, TableArrays
 from tensoropt.engine.models import ModelSpec
@@ -79,6 +79,17 @@ def test_planners_are_compared_without_another_search(model, store, count):
     beside = compare(*model, planners=["optcnn"], store=store, keep=True, **ASKED)
     assert points(beside) == points(found)
     assert beside.comparison
+
+
+def test_planners_run_beside_a_saved_frontier_without_another_search(model, store, count):
+    found = explore(*model, store=store, keep=True, **ASKED)
+    count.stop = count.done
+    beside, old = recost(found, planners=["optcnn"], store=store, keep=True, old_points=False)
+    assert points(beside) == points(found)
+    assert beside.comparison
+    assert old == ()
+    with pytest.raises(StoppedError):
+        recost(found, store=store)
 
 
 def test_a_graph_is_explored_with_what_was_kept(model, store, count):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import workers_app
+from contrast_app import PALE
 from site_app import Site, running
 
 
@@ -36,6 +37,7 @@ def test_a_rule_is_said_and_nothing_typed_is_corrected(quick: Site, opened: Call
         page.keyboard.press("Tab")
         page.wait_for_selector(f".mantine-InputWrapper-error:has-text({rule!r})")
         assert page.input_value(f"#{control}") == typed
+    assert page.evaluate(PALE) == []
     page.click("#start")
     page.wait_for_selector("#start-said .note-error")
     assert quick.jobs.jobs() == []
@@ -115,3 +117,19 @@ def test_the_button_and_the_job_it_starts_are_in_view(
     if width < 900:
         page.click("#start-said >> text=Show it")
     page.wait_for_function(SEEN, arg=f"#job-{job} strong")
+
+
+def test_planners_that_will_refuse_say_so_before_they_are_chosen(
+    quick: Site, opened: Callable[..., Any]
+) -> None:
+    page = filled(opened(quick.url("explore")))
+    page.click("#planners")
+    option = page.locator("[role=option]:has-text('Pesto')").first
+    option.wait_for()
+    assert "places on 2 devices, not on 8" in option.inner_text()
+    assert option.get_attribute("data-combobox-disabled") == "true"
+    page.keyboard.press("Escape")
+    page.fill("#per-node", "2")
+    page.wait_for_timeout(1500)
+    page.click("#planners")
+    page.wait_for_selector("[role=option]:has-text('Pesto'):not([data-combobox-disabled])")

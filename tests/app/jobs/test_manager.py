@@ -171,3 +171,19 @@ def test_the_parts_of_a_sweep_add_up_each_stages_own_time() -> None:
     assert "· 5.0 s ·" in said["capture"]
     assert "· 30 s ·" in said["search"]
     assert "· 35 s ·" in said["devices"]
+
+
+def test_a_job_runs_again_in_a_folder_of_its_own(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.quick)
+    edited = replace(REQUEST, hardware=replace(REQUEST.hardware, per_node=4))
+    first = until(manager, manager.submit(edited).id, ended)
+    assert manager.took(first) is None
+    found = manager.again(first.id)
+    assert found is not None
+    second = until(manager, found.id, ended)
+    assert (second.title, second.state) == (first.title, "done")
+    assert not any(first.id in word for word in second.arguments)
+    assert Path(second.arguments[second.arguments.index("--cluster") + 1]).is_file()
+    assert {key for key, _ in manager.results()} == {f"job-{first.id}", f"job-{second.id}"}
+    assert manager.took(second) == first.ended - first.started
+    assert manager.again("../jobs") is None

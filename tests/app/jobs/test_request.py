@@ -183,7 +183,8 @@ def test_an_edited_cluster_is_data(tmp_path: Path) -> None:
         ("per_node", "0", "between 1 and 1,024"), ("nodes", "", "whole number"), ("price", "1e9", "at most"),
         ("price", "-1", "more than 0"), ("epsilon", "100", "between 0 and 100"),
         ("max_points", "1", "at least 2"), ("micro", "two", "neither auto"),
-        ("devices", "-1", "neither auto"), ("dims", "batch", "for example"),
+        ("devices", "-1", "neither auto"), ("dims", "batch", "for example"), ("memory", "lots", "24GiB"),
+        ("memory", "--anew", "24GiB"), ("seed", "-1", "from 0 to"), ("seed", "0.5", "from 0 to"),
     ],
 )  # fmt: skip
 def test_the_rule_is_said_and_nothing_is_corrected(field: str, typed: str, rule: str) -> None:
@@ -210,3 +211,11 @@ def test_a_title_says_what_is_not_as_usual() -> None:
     assert title(kind="A100-80GB", per_node="4").startswith("gpt2-tiny on dgx-h100, 4 × A100-80GB")
     assert title(planners=["zero"], micro="1,2").endswith("1,2 micro-batches · beside zero")
     assert title(devices="1,2").endswith("· on 1,2 devices")
+
+
+def test_a_budget_and_a_seed_are_passed_on(tmp_path: Path) -> None:
+    options = parser().parse_args(words(tmp_path, memory="24 GiB", seed="7"))
+    assert (options.memory, options.seed) == (
+        parser().parse_args([*words(tmp_path), "--memory", "24GiB"]).memory,
+        7,
+    )

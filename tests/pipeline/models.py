@@ -185,3 +185,59 @@ class Masked(nn.Module):
 
 def masked() -> Recipe:
     return Masked(), (torch.randn(16, 6, 24), torch.randn(16, 6)), {}
+
+
+def deep() -> Recipe:
+    return Blocks(6), (torch.randn(64, 8), torch.randn(64, 8)), {}
+
+
+class EncoderDecoder(nn.Module):
+    """What the encoder makes goes on to all layers of the decoder; both read one table, drawn numbers lie
+    between."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, 32)
+        settings: Any = {"dropout": dropout, "batch_first": True}
+        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, **settings) for _ in range(2))
+        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(32, 4, 64, **settings) for _ in range(2))
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made, h = self.table(a), self.table(b)
+        for layer in self.encoder:
+            made = layer(made)
+        for layer in self.decoder:
+            h = layer(h, made)
+        return F.cross_entropy(F.linear(h, self.table.weight).flatten(0, 1), y.flatten())
+
+
+def _sentences() -> tuple[torch.Tensor, ...]:
+    a, *rest = (torch.randint(0, 40, (8, length)) for length in (12, 10, 10))
+    return (a, *rest)
+
+
+def encoder_decoder() -> Recipe:
+    return EncoderDecoder(), _sentences(), {}
+
+
+def encoder_decoder_dropout() -> Recipe:
+    return EncoderDecoder(0.3), _sentences(), {}
+
+
+class Thrice(nn.Module):
+    """Five layers of which three are one, and a skip from the first to the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.head = nn.Linear(32, 40)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first = h = torch.tanh(self.a(x))
+        for layer in (self.b, self.a, self.c, self.a):
+            h = torch.tanh(layer(h))
+        return F.cross_entropy(self.head(h + first), y)
+
+
+def thrice() -> Recipe:
+    return Thrice(), (torch.randn(64, 32), torch.randint(0, 40, (64,))), {}

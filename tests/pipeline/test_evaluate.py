@@ -17,9 +17,10 @@ from tensoropt.pipeline.evaluate import (
     PipelineEvaluation,
     evaluate_pipeline,
     fits,
-    memory_of_actions,
     stage_works,
 )
+from tensoropt.pipeline.memory import memory_of_actions
+from tensoropt.pipeline.receipts import Receipt, receipts
 from tensoropt.pipeline.schedules import place_actions
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.profiling.overheads import Overheads
@@ -158,19 +159,20 @@ def test_inference_has_no_way_back() -> None:
 
 LASTING = [2 * WEIGHT, 2 * WEIGHT, 4 * WEIGHT]
 """Parameters, gradients and Adam's two moments of two layers."""
-ACTION = 4 * ROWS + WEIGHT
+BACKWARD = 3 * ROWS + WEIGHT
 """What a backward of two layers needs: what both made, two gradients of rows, that of one layer's weights."""
 
 
 def test_1f1b_keeps_few_micro_batches_and_gpipe_all() -> None:
     # Place 0 keeps what both layers made, the second of which departs. Place 1 also keeps what arrived.
     few, every = evaluated(halves("1f1b")), evaluated(halves("gpipe"))
-    # Beside the micro-batch that is computed: one of two in flight; none at the last place, whose peak is
-    # when the optimizer steps; three of four.
-    assert few.memory[0].tolist() == [*LASTING, 2 * ROWS, ACTION]
-    assert few.memory[1].tolist() == [*LASTING, 0, 2 * WEIGHT]
-    assert every.memory.tolist() == [[*LASTING, 3 * 2 * ROWS, ACTION], [*LASTING, 3 * 3 * ROWS, ACTION]]
-    assert every.memory_bytes == 8 * WEIGHT + 9 * ROWS + ACTION
+    # Beside the micro-batch that is computed: at most one of two in flight, so that the peak is when the
+    # optimizer steps; three of four.
+    assert few.memory.tolist() == [[*LASTING, 0, 2 * WEIGHT]] * 2
+    assert every.memory.tolist() == [
+        [*LASTING, 3 * 2 * ROWS, BACKWARD], [*LASTING, 3 * 3 * ROWS, BACKWARD + ROWS],
+    ]  # fmt: skip
+    assert every.memory_bytes == 8 * WEIGHT + 10 * ROWS + BACKWARD
     assert every.fullest == 1
 
 
@@ -198,13 +200,17 @@ def kept_and_needed(found: PipelineEvaluation, place: int) -> list[tuple[str, in
     ]
 
 
-def test_gpipe_holds_what_it_sent_until_the_step_is_over() -> None:
-    kept = 2 * ROWS
-    # With every backward a message of a micro-batch is held for good.
+def test_gpipe_holds_gradients_that_it_sent_until_the_step_is_over() -> None:
+    kept, forward, backward = 2 * ROWS, 3 * ROWS, BACKWARD
+    # What went forward has come when its gradient does, so that place 0 holds nothing.
     assert kept_and_needed(evaluated(halves("gpipe")), 0) == [
-        ("F0", 0, ACTION), ("F1", kept, ACTION), ("F2", 2 * kept, ACTION), ("F3", 3 * kept, ACTION),
-        ("B0", 3 * kept, ACTION), ("B1", 2 * kept, ACTION + ROWS),
-        ("B2", kept, ACTION + 2 * ROWS), ("B3", 0, ACTION + 3 * ROWS), ("end", 0, 2 * WEIGHT),
+        ("F0", 0, forward), ("F1", kept, forward), ("F2", 2 * kept, forward), ("F3", 3 * kept, forward),
+        ("B0", 3 * kept, backward), ("B1", 2 * kept, backward), ("B2", kept, backward), ("B3", 0, backward),
+        ("end", 0, 2 * WEIGHT),
+    ]  # fmt: skip
+    # With every backward of place 1 one more.
+    assert [needed for name, _, needed in kept_and_needed(evaluated(halves("gpipe")), 1) if "B" in name] == [
+        BACKWARD + ROWS, BACKWARD + 2 * ROWS, BACKWARD + 3 * ROWS, BACKWARD + 4 * ROWS,
     ]  # fmt: skip
 
 
@@ -212,22 +218,47 @@ def test_1f1b_holds_the_gradient_that_it_sent_until_its_next_forward() -> None:
     strategy = split_along_the_batch(problem(four).graph, (1, 2), (4, 3))
     found = kept_and_needed(evaluated(strategy), 1)
     # The middle one of three places: what arrived and what the layer made, of two micro-batches.
-    kept = 2 * ROWS
-    needed = found[0][2]
+    kept, forward, backward = 2 * ROWS, 3 * ROWS, BACKWARD
     assert found[:-1] == [
-        ("F0", 0, needed), ("F1", kept, needed), ("B0", kept, needed), ("F2", kept, needed),
-        ("B1", kept, needed), ("F3", kept, needed), ("B2", kept, needed), ("B3", 0, needed + ROWS),
+        ("F0", 0, forward), ("F1", kept, forward), ("B0", kept, backward), ("F2", kept, forward),
+        ("B1", kept, backward), ("F3", kept, forward), ("B2", kept, backward), ("B3", 0, backward + ROWS),
     ]  # fmt: skip
 
 
 def test_gradients_wait_where_those_of_parameters_are_made_later() -> None:
     found = kept_and_needed(evaluated(halves("zero_bubble")), 1)
-    own, waiting = 3 * ROWS, 2 * ROWS
+    # Forward keeps what arrived and what both layers made, W needs two layers' gradients and what arrived and
+    # what the first one made: what the last one made goes with the loss.
+    own, left = 3 * ROWS, 4 * ROWS
     by_action = {name: kept for name, kept, _ in found}
-    # What forward kept stays beside what W needs of two layers; from the second I on a W follows each.
-    assert (by_action["F0"], by_action["I0"], by_action["F1"]) == (0, own, own + waiting)
-    assert (by_action["I1"], by_action["W0"]) == (2 * own + waiting, own + waiting)
-    assert by_action["W3"] == 0
+    # From the second I on a W follows each.
+    assert (by_action["F0"], by_action["I0"], by_action["F1"]) == (0, 0, left)
+    assert (by_action["I1"], by_action["W0"], by_action["W3"]) == (left, left, 0)
+    needed = {name: needed for name, _, needed in found}
+    # Beside what forward kept: the gradients of both layers' results, and those of what each was given.
+    assert needed["I0"] == own + 4 * ROWS
+    # One gradient of a parameter at a time, beside two of what arrived that were sent.
+    assert needed["W0"] == left + WEIGHT + 3 * ROWS
+    # Of the first stage all is made later; until then what came back waits.
+    first = kept_and_needed(evaluated(halves("zero_bubble")), 0)
+    assert {needed for name, _, needed in first if name[0] == "I"} == {ROWS}
+
+
+def test_room_is_taken_for_what_is_to_come() -> None:
+    """PyTorch asks for messages of several stages to a place as soon as they are sent."""
+    found = kept_and_needed(evaluated(halves("zero_bubble")), 0)
+    needed = {name: needed for name, _, needed in found}
+    assert (needed["F1"], needed["F2"]) == (3 * ROWS, 4 * ROWS)
+    assert receipts("zero_bubble", 2, 1, 4)[0][4] == (Receipt(back=True, stage=0, micro_batch=1),)
+
+
+def test_stages_of_one_place_share_what_passes_between_them() -> None:
+    found = evaluated(split_along_the_batch(problem(four).graph, (1, 2, 3), (4, 2), "zbv"))
+    curve = kept_and_needed(found, 1)
+    # Stages 1 and 2 lie at place 1: each keeps what arrived and what it made, of which one tensor is both's.
+    assert [kept for name, kept, _ in curve][:2] == [0, 2 * (16 // 4) * 24 * 4]
+    parts = found.stages[2].metrics.parts
+    assert curve[1][1] + curve[1][2] < parts.between_bytes[0] + parts.forward_bytes[0] + 2 * ROWS
 
 
 def test_the_curve_is_that_of_the_fullest_place() -> None:
@@ -300,8 +331,8 @@ def test_ranks_keep_to_the_byte_what_is_predicted_behind_a_product_or_a_sum(
     loaded = load_model(ModelSpec(name))
     strategy = split_along_the_batch(loaded.graph, (cut,), (4, 2), schedule)
     found, issued = evaluated(strategy, optimizer="sgd"), check_on_fake_ranks(loaded, strategy, "sgd")
-    # But for scalars: losses, counts, numbers of micro-batches.
-    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), abs=64)
+    # But for scalars: losses, counts, numbers of micro-batches, and what has the places of tensors.
+    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), abs=96)
 
 
 def test_nothing_that_was_sent_stays_for_the_optimizer() -> None:

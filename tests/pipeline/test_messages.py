@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from tensoropt.pipeline.messages import (
     arriving_bytes,
     coordinate,
     crossing_bytes,
     departing_bytes,
-    gradients_of_weights_bytes,
     sent_by_rank,
     stored_bytes,
 )
@@ -131,10 +128,3 @@ def test_a_rank_stands_on_the_mesh_of_its_stage() -> None:
         (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 3),
     ]  # fmt: skip
     assert crossing_bytes(stage, "depart.relu_1", "relu_1", 7) == ROW
-
-
-@pytest.mark.parametrize(("axes", "rows"), [((), 4), ((2,), 2)])
-def test_gradients_wait_for_those_of_parameters_to_be_made(axes: tuple[int, ...], rows: int) -> None:
-    # Of the result of each of two layers, for a micro-batch of 4 rows.
-    strategy = split_along_the_batch(problem(four).graph, (2,), (4, 2, *axes), "zero_bubble")
-    assert [gradients_of_weights_bytes(stage) for stage in strategy.stages] == [2 * rows * ROW] * 2

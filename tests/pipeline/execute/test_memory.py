@@ -1,0 +1,57 @@
+"""What every rank of a pipeline has alive on real ranks is what is predicted of its place."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.execute.executable import executable_of
+from tensoropt.ranks.pool import RankPool
+from tensoropt.verify.random_pipelines import random_pipeline
+from tensoropt.verify.rank_checks import CheckOptions
+from tensoropt.verify.real_ranks import verify_strategies
+from tests.pipeline.test_evaluate import evaluated
+
+NEAR = 0.01
+"""By how much a peak may differ from what is predicted."""
+
+
+def compare(pool: RankPool, name: str, schedule: str, axes: tuple[int, ...], count: int) -> None:
+    """Some random pipelines, rank by rank."""
+    spec = ModelSpec(f"tests.pipeline.models:{name}")
+    loaded, rng = load_model(spec), random.Random(7)
+    drawn = [random_pipeline(loaded.graph, axes, schedule, rng, 0.3) for _ in range(count)]
+    options = CheckOptions(numerics=False, timed_steps=0)
+    plans = [executable_of(strategy).to_dict() for strategy in drawn]
+    for strategy, found in zip(
+        drawn, verify_strategies(spec, plans, pool=pool, options=options), strict=True
+    ):
+        assert not found.error
+        predicted = evaluated(strategy).memory.sum(axis=1)
+        for rank, peak in enumerate(found.memory_tracked_of_ranks):
+            # The first rank of a place has the largest shards.
+            if rank % strategy.devices_per_place == 0:
+                place = rank // strategy.devices_per_place
+                assert peak == pytest.approx(predicted[place], rel=NEAR), (rank, strategy.cuts)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
+@pytest.mark.parametrize("name", ["encoder_decoder", "encoder_decoder_dropout", "thrice"])
+def test_schedules_without_a_split_backward(ranks: RankPool, name: str, schedule: str) -> None:
+    compare(ranks, name, schedule, (4, 2), 2)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("schedule", ["zero_bubble", "zbv"])
+def test_schedules_that_take_backward_apart(ranks: RankPool, schedule: str) -> None:
+    compare(ranks, "deep", schedule, (4, 2), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_stages_on_two_ranks(four_ranks: RankPool, schedule: str) -> None:
+    compare(four_ranks, "encoder_decoder", schedule, (4, 2, 2), 2)

@@ -170,7 +170,10 @@ def difference(data: FrontierData, view: View) -> Any:
             className="hint",
         )
     changed = changed_operators(data.exploration, view.point, view.other)
+    head = ["operator", "module", data.label(view.other), data.label(view.point)]
     rows = [list(row) for row in changed[:MOST_CHANGED]]
+    if not any(module for _, module, *_ in changed):  # ONNX files know none
+        head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
     more = len(changed) - len(rows)
     again = recomputation_difference(data.exploration, view.point, view.other)
     where = {
@@ -185,7 +188,7 @@ def difference(data: FrontierData, view: View) -> Any:
         else html.P("None, in either plan.", className="hint"),
         html.H3(f"{plural(len(changed), 'operator')} split otherwise"),
         html.Div(
-            plain_table(["operator", "module", data.label(view.other), data.label(view.point)], rows),
+            plain_table(head, rows),
             className="scroll tall",
         ),
         html.P(f"{more} more are not listed; strategies.csv has all of them.", className="hint")

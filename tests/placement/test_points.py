@@ -105,8 +105,8 @@ def test_its_strategy_is_written_device_by_device(explored, tmp_path):
         header, *rows = csv.reader(file)
     axes = max(len(space.mesh.names) for space in explored.spaces)
     assert header == ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
-    assert [row for row in rows if row[0] == "0"] == [
-        ["0", name, *[""] * axes, f"device {operator.device}, position {operator.order}"]
+    assert [row for row in rows if row[0] == "1"] == [
+        ["1", name, *[""] * axes, f"device {operator.device}, position {operator.order}"]
         for name, operator in explored.plan(0).operators.items()
     ]
     assert {row[0] for row in rows} == {str(i) for i in range(len(explored.points))}

@@ -48,13 +48,13 @@ def test_of_many_points_the_ends_and_the_knee_are_shown() -> None:
     found = long_exploration()
     numbers = table_of(repr(found))
     assert len(numbers) == ROWS
-    assert {"0", str(found.knee), "4999"} <= set(numbers)
+    assert {"1", str(found.knee + 1), "5000"} <= set(numbers)
     assert "12 of 5,000 points shown" in repr(found)
 
 
 def test_a_few_points_are_all_shown() -> None:
     shown = repr(small_exploration())
-    assert table_of(shown)[:4] == ["0", "1", "2", "3"]
+    assert table_of(shown)[:4] == ["1", "2", "3", "4"]
     assert "4 points" in shown
     assert "shown" not in shown
 

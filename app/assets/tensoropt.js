@@ -37,6 +37,10 @@ window.dash_clientside = window.dash_clientside || {};
   const STEP_MS = 1000; // changes closer together are one step of the browser's history
   let wrote = 0;
 
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) document.title = document.title.replace(/^● /, "");
+  });
+
   // Dash hears of addresses that it wrote itself only.
   window.addEventListener("popstate", () => {
     const { pathname, search } = window.location;
@@ -45,11 +49,13 @@ window.dash_clientside = window.dash_clientside || {};
 
   window.dash_clientside.tensoropt = {
     // What the browser's tab says: which page, and of what.
-    title: function (page, key, groups) {
+    title: function (page, key, groups, notice) {
       const items = (groups || []).flatMap((group) => group.items || []);
       const label = (items.find((item) => item.value === key) || {}).label;
       const name = page ? page[0].toUpperCase() + page.slice(1) : "";
-      document.title = [name, page === "explore" ? "" : label, "TensorOpt"].filter(Boolean).join(" · ");
+      // A job has ended while another tab was looked at.
+      const news = notice && document.hidden ? "● " : "";
+      document.title = news + [name, page === "explore" ? "" : label, "TensorOpt"].filter(Boolean).join(" · ");
       return SAME();
     },
 

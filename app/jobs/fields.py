@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.constraints import constraints_of
 from tensoropt.units import parse_bytes
 
 MOST_DEVICES = 1024
 DEAREST = 10**6
 """Of any currency, for one device-hour."""
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?"
+PIN = '{"pin": [{"operators": "*mlp*", "axes": {"*": "out_features"}}]}'
+LONGEST = 50_000
+"""Characters of constraints."""
 NUMBERS = r"[1-9]\d{0,4}(,[1-9]\d{0,4}){0,15}"
 
 
@@ -124,6 +129,31 @@ def memory(value: Any) -> str:
     return text
 
 
+def constraints(value: Any) -> dict[str, Any] | None:
+    """Constraints as ``--constraints`` takes them, written as JSON; None for none.
+
+    Raises:
+        RequestError: it is too long, no JSON, or says nothing that could be kept.
+    """
+    text = str(value or "").strip()
+    if not text:
+        return None
+    if len(text) > LONGEST:
+        raise RequestError(f"constraints: at most {LONGEST:,} characters; use the command line for more")
+    try:
+        found = json.loads(text)
+    # Deeply nested JSON exceeds Python's recursion before it is decoded.
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"constraints: no JSON ({str(error)[:80]})") from error
+    if not isinstance(found, dict):
+        raise RequestError(f"constraints: an object, for example {PIN}")
+    try:
+        constraints_of(found)
+    except TensorOptError as error:
+        raise RequestError(f"constraints: {error}") from error
+    return found
+
+
 def seed(value: Any) -> int | None:
     """A seed, None for the usual one; raises :class:`RequestError`."""
     found = number(value, "the seed")
@@ -144,6 +174,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "devices": device_counts,
     "memory": memory,
     "seed": seed,
+    "constraints": constraints,
 }
 """What checks a field by itself."""
 

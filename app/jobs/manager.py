@@ -21,7 +21,7 @@ from tensoropt.plan.device_sweep import folders_in
 
 from ..safety import LOG as LOGGER
 from .record import LOG, Job, is_alive, read_job, tail, this_server
-from .request import CLUSTER_FILE, Wanted
+from .request import CLUSTER_FILE, CONSTRAINTS_FILE, Wanted
 from .uploads import Uploads
 from .worker import data_folder, run
 
@@ -320,9 +320,10 @@ class _Again:
         return self.job.measures
 
     def arguments(self, folder: Path) -> list[str]:
-        # A cluster that was edited lies as a file in the job's folder.
-        if (self.folder / CLUSTER_FILE).is_file():
-            shutil.copy(self.folder / CLUSTER_FILE, folder / CLUSTER_FILE)
+        # An edited cluster, and constraints, lie as files in the job's folder.
+        for name in (CLUSTER_FILE, CONSTRAINTS_FILE):
+            if (self.folder / name).is_file():
+                shutil.copy(self.folder / name, folder / name)
         return [_moved(word, self.folder, folder) for word in self.job.arguments]
 
 

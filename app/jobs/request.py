@@ -17,7 +17,7 @@ from tensoropt.zoo import list_models
 from . import fields
 from .fields import RequestError
 
-CLUSTER_FILE = "cluster.json"
+CLUSTER_FILE, CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
 MOST_RANKS = 64
 
 
@@ -155,6 +155,7 @@ class Request:
         options: further arguments of ``tensoropt explore``.
         planners: published ones to run beside it.
         devices: numbers of devices to explore on, as ``--devices`` takes them; "" for all at once.
+        constraints: as in a file of them; None for none.
     """
 
     model: str
@@ -163,6 +164,7 @@ class Request:
     options: tuple[str, ...] = ()
     planners: tuple[str, ...] = ()
     devices: str = ""
+    constraints: Mapping[str, Any] | None = None
 
     @property
     def title(self) -> str:
@@ -174,6 +176,8 @@ class Request:
             if (name, value) == USUAL_GAP:
                 continue
             found.append(IN_TITLE.get(name, f"{name.removeprefix('--')} {{}}").format(value))
+        if self.constraints is not None:
+            found.append("with constraints")
         if self.planners:
             found.append(f"beside {', '.join(self.planners)}")
         return " · ".join(found)
@@ -192,6 +196,10 @@ class Request:
             words += ["--planners", ",".join(self.planners)]
         if self.devices:
             words += ["--devices", self.devices]
+        if self.constraints is not None:
+            file = folder / CONSTRAINTS_FILE
+            file.write_text(json.dumps(self.constraints, indent=1) + "\n", encoding="utf-8")
+            words += ["--constraints", str(file)]
         return words
 
 
@@ -295,7 +303,8 @@ def request_from(form: Mapping[str, Any], uploads: Mapping[str, tuple[Path, str]
             "planners run beside one number of devices; leave either them or the numbers of devices empty"
         )
     options += _search_options(form)
-    return Request(source, label, hardware, tuple(options), planners, devices)
+    pins = fields.constraints(form.get("constraints"))
+    return Request(source, label, hardware, tuple(options), planners, devices, pins)
 
 
 CHOICES = {

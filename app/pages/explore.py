@@ -10,6 +10,7 @@ from dash import Dash, dcc, html
 from tensoropt.cluster import list_clusters, list_devices, list_links
 
 from ..context import Context
+from ..jobs.fields import PIN
 from ..jobs.manager import JobManager
 from ..jobs.request import CHOICES, LOSSES
 from ..safety import MAX_UPLOAD_BYTES
@@ -158,6 +159,21 @@ def _options() -> Any:
             className="row fields",
         ),
         html.Div(planner_choice("planners", "Published planners beside it"), className="fields"),
+        html.Details(
+            [
+                html.Summary("constraints"),
+                dmc.Textarea(
+                    id="constraints",
+                    autosize=True,
+                    minRows=3,
+                    maxRows=12,
+                    placeholder=PIN,
+                    description="JSON: pins of operators and parameters, what belongs together, device kinds "
+                    "(a file for --constraints)",
+                    **aria(label="Constraints"),
+                ),
+            ]
+        ),
         title="Options",
     )
 

@@ -25,7 +25,7 @@ FORM = {
     "price": "device-price", "mode": "mode", "optimizer": "optimizer", "dtype": "dtype",
     "recompute": "recompute", "measure": "measure", "micro": "micro", "epsilon": "epsilon",
     "max_points": "max-points", "devices": "devices", "planners": "planners", "loss": "loss",
-    "outputs": "outputs", "memory": "memory", "seed": "seed",
+    "outputs": "outputs", "memory": "memory", "seed": "seed", "constraints": "constraints",
 }  # fmt: skip
 """Field of the form -> id of its control."""
 

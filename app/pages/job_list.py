@@ -15,7 +15,7 @@ from dash import ALL, Dash, Input, Output, Patch, State, ctx, dcc, html, no_upda
 
 from ..context import Context
 from ..jobs.manager import JobManager
-from ..views.jobs import JobCard, job_card
+from ..views.jobs import STATE_WORDS, JobCard, job_card
 from .parts import aria, copyable, empty, note
 
 SHOWN_JOBS = 30
@@ -61,6 +61,28 @@ def register(app: Dash, context: Context) -> None:
         done = [job.id for job in jobs if job.state == "done"]
         number = question.get("n") if isinstance(question, dict) else None
         return no_update if done == finished else done, number
+
+    @app.callback(
+        Output("notice", "children"),
+        Output("active-jobs", "data"),
+        Input("told", "data"),
+        State("active-jobs", "data"),
+    )
+    def notice(_: Any, watched: Any) -> Any:
+        """On every page: that a job which this page saw at work has come to its end."""
+        jobs = context.jobs.jobs() if context.jobs is not None else []
+        active = [job.id for job in jobs if job.active]
+        before = watched if isinstance(watched, list) else []
+        ended = [job for job in jobs if job.id in before and not job.active and job.state != "cancelled"]
+        if not ended or context.jobs is None:
+            return no_update, no_update if active == before else active
+        job, keys = ended[0], [key for key, _ in context.jobs.results()]
+        found = [key for key in keys if key.startswith(f"job-{job.id}")]
+        more: list[Any] = [dcc.Link("open the frontier", href=f"/frontier?x={found[-1]}")] if found else []
+        words = f"{job.title}: {STATE_WORDS[job.state]}. {job.error}"
+        box = html.Div([html.Span(words), *more], className="row tight", key=job.id)
+        kind = "info" if job.state == "done" else "warn"
+        return html.Div(box, className=f"note note-{kind}"), active
 
     @app.callback(
         Output("forgotten", "children"),

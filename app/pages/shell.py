@@ -38,6 +38,7 @@ def layout(context: Context) -> Any:
         dcc.Store(id="finished"),
         dcc.Store(id="asked"),
         dcc.Store(id="told"),
+        dcc.Store(id="active-jobs"),
         dcc.Store(id="titled"),
         dcc.Store(id="chosen-scheme", storage_type="local"),
     ]
@@ -53,6 +54,13 @@ def layout(context: Context) -> Any:
             html.A("Skip to content", href="#content", className="skip"),
             _header(),
             html.Div(id="connection", role="alert", hidden=True, className="note note-error connection"),
+            html.Div(
+                [
+                    html.Div(id="notice", role="status"),
+                    dmc.Button("Close", id="notice-close", size="compact-xs", variant="default"),
+                ],
+                className="notice",
+            ),
             html.Div(id="problem", role="alert", **aria(live="assertive")),
             html.Main(
                 [html.Div(body, id=f"page-{name}", className="page") for name, body in pages.items()],
@@ -129,6 +137,13 @@ def register(app: Dash, context: Context) -> None:
         Input("page", "data"),
         Input("exploration", "value"),
         Input("exploration", "data"),
+        Input("notice", "children"),
+    )
+    app.clientside_callback(
+        "() => null",
+        Output("notice", "children", allow_duplicate=True),
+        Input("notice-close", "n_clicks"),
+        prevent_initial_call=True,
     )
     browser("answered", Output("queued", "data"), Input("answered", "data"), prevent_initial_call=True)
     browser(

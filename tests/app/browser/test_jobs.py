@@ -91,3 +91,19 @@ def test_forget_can_be_undone(ticking: Site, opened: Callable[..., Any]) -> None
     page.click("#forgotten:has-text('Forgotten: mlp on dgx-h100') >> button:has-text('Undo')")
     page.wait_for_selector(f"#job-{job.id} .state-cancelled")
     page.wait_for_function("document.querySelector('#forgotten').innerText === ''")
+
+
+def test_a_job_that_ends_is_told_on_every_page(
+    explorations: Path, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    with running(tmp_path / "home", explorations, workers_app.brief) as site:
+        page = opened(site.url("frontier", "x=opened-small&point=1"))
+        page.wait_for_selector("#card-title")
+        page.wait_for_timeout(1500)
+        job = site.jobs.submit(REQUEST)
+        page.wait_for_selector("#notice:has-text('mlp on dgx-h100: done.')")
+        page.click("#notice >> text=open the frontier")
+        page.wait_for_function(f"location.search.includes('job-{job.id}')")
+        page.click("#notice-close")
+        page.wait_for_selector("#notice .note", state="detached")
+        page.wait_for_selector("#notice-close", state="hidden")

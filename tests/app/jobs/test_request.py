@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensoropt_app.jobs.fields import faults
+from tensoropt_app.jobs.fields import PIN, faults
 from tensoropt_app.jobs.request import (
     CHOICES,
     Beside,
@@ -21,6 +21,7 @@ from tensoropt_app.jobs.request import (
 from tensoropt.cli.parser import parser
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.constraints import constraints_of, load_constraints
 
 FORM: dict[str, Any] = {
     "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",
@@ -185,6 +186,8 @@ def test_an_edited_cluster_is_data(tmp_path: Path) -> None:
         ("max_points", "1", "at least 2"), ("micro", "two", "neither auto"),
         ("devices", "-1", "neither auto"), ("dims", "batch", "for example"), ("memory", "lots", "24GiB"),
         ("memory", "--anew", "24GiB"), ("seed", "-1", "from 0 to"), ("seed", "0.5", "from 0 to"),
+        ("constraints", "pin: []", "no JSON"), ("constraints", "[1]", "an object"),
+        ("constraints", '{"pin": [{"operators": "a"}]}', "'axes'"),
     ],
 )  # fmt: skip
 def test_the_rule_is_said_and_nothing_is_corrected(field: str, typed: str, rule: str) -> None:
@@ -219,3 +222,13 @@ def test_a_budget_and_a_seed_are_passed_on(tmp_path: Path) -> None:
         parser().parse_args([*words(tmp_path), "--memory", "24GiB"]).memory,
         7,
     )
+
+
+def test_constraints_become_a_file_that_loads(tmp_path: Path) -> None:
+    found = words(tmp_path, constraints=PIN)
+    file = Path(parser().parse_args(found).constraints)
+    assert load_constraints(file) == constraints_of(json.loads(PIN))
+    assert request_from({**FORM, "constraints": PIN}, {}).title.endswith("· with constraints")
+    assert "--constraints" not in words(tmp_path, constraints=" ")
+    assert "no JSON" in faults({**FORM, "constraints": "[" * 40_000})["constraints"]
+    assert "at most" in faults({**FORM, "constraints": "[" * 60_000})["constraints"]

@@ -45,3 +45,9 @@ def ticking(arguments: list[str], log: str, messages: Connection, parent: int) -
             file.write(f"line {tick}\n")
         messages.send(("progress", ("search", tick, 6000, f"step {tick}")))
         time.sleep(0.1)
+
+
+def brief(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
+    """Leaves an exploration after some seconds, so that a page sees it at work."""
+    time.sleep(6)
+    quick(arguments, log, messages, parent)

@@ -116,3 +116,17 @@ def test_narrow_gradients_wait_as_well():
     """They add up in the type in which the parameter is stored."""
     mixed = Tensor("m", (8, 6), "bfloat16", "parameter", True, master_dtype="float32")
     assert unsharded((mixed,), ((8, 6),), (2, 2)) == unsharded((WEIGHT,), ((8, 6),), (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mesh", "axes", "layout"),
+    [
+        ((47, 33), (1, 2), (1,), (REPLICATE, 0)),  # 24 rows and 23
+        ((47, 32), (1, 2), (1,), (REPLICATE, 1)),  # an atom that divides goes first
+        ((15,), (1, 2), (1,), None),  # the largest would be too much larger than the mean
+        ((47, 33), (1, 2, 2), (1, 2), None),  # two axes would cut pieces of pieces
+    ],
+)
+def test_what_no_atom_divides_is_cut_unevenly_by_one_axis(sizes, mesh, axes, layout):
+    whole = (REPLICATE, *(PARTIAL_GRAD for _ in mesh[1:]))
+    assert sharded_layout(sizes, mesh, whole, axes) == layout

@@ -17,7 +17,7 @@ from tests.pipeline.test_evaluate import evaluated
 NEAR = 0.01
 """By how much a peak may differ from what is predicted."""
 NEAR_APART = 0.03
-"""The same where backward is taken apart: what its operators let go of one by one is followed roughly only."""
+"""The same where backward is taken apart: what operators let go of one by one is followed roughly."""
 
 
 def compare(

@@ -61,27 +61,27 @@ class _Alive:
 
     def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int):
         self.schedule, self.last = schedule_named(strategy.schedule), len(strategy.stages) - 1
-        self.here = frozenset(strategy.stages_at(place))
+        self.at_place = frozenset(strategy.stages_at(place))
         self.kept = self.on_the_way = 0.0
         # What a schedule that waits has sent last.
         self._sent = 0.0
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
         self._asked = receipts(strategy.schedule, *shape)[place]
         self._taken = _taken(strategy.schedule, *shape)
-        self._arriving = {n: arriving_bytes(strategy, n) for n in self.here}
+        self._arriving = {n: arriving_bytes(strategy, n) for n in self.at_place}
         # Some gradients of what arrived may lie in one storage, which is sent several times.
         self._back = {
             n: min(
                 arriving_bytes(strategy, n, learning=True),
                 float(stages[n].metrics.parts.given_back_bytes[0]),
             )
-            for n in self.here
+            for n in self.at_place
         }
-        self._coming_back = {n: departing_bytes(strategy, n, learning=True) for n in self.here}
-        self._parts = {n: stages[n].metrics.parts for n in self.here}
+        self._coming_back = {n: departing_bytes(strategy, n, learning=True) for n in self.at_place}
+        self._parts = {n: stages[n].metrics.parts for n in self.at_place}
         self._split: dict[int, SplitBackward] = {}
         if self.schedule.apart:
-            self._split = {n: split_backward(strategy.stages[n], stages[n]) for n in self.here if n}
+            self._split = {n: split_backward(strategy.stages[n], stages[n]) for n in self.at_place if n}
 
     def begin(self, number: int, action: Action) -> float:
         """Bytes that an action needs itself, which is the ``number``-th of its place; what it takes over is
@@ -91,7 +91,7 @@ class _Alive:
         parts, shared = self._parts[stage], self._shared(stage)
         between = float(parts.between_bytes[0]) - shared
         if kind == "F":
-            if stage and stage - 1 not in self.here:
+            if stage and stage - 1 not in self.at_place:
                 self.on_the_way -= self._arriving[stage]
             self._let_go(stage, micro_batch)
             return float(parts.forward_bytes[0]) - shared
@@ -133,14 +133,14 @@ class _Alive:
 
     def _shared(self, stage: int) -> float:
         """What a stage is given by one of the same place, which has it as long."""
-        return self._arriving[stage] if stage - 1 in self.here else 0.0
+        return self._arriving[stage] if stage - 1 in self.at_place else 0.0
 
     def _let_go(self, stage: int, micro_batch: int) -> None:
         """What was sent and has come by now."""
         if self.schedule.waits:
             self.on_the_way -= self._sent
             self._sent = 0.0
-        elif stage and stage - 1 not in self.here:
+        elif stage and stage - 1 not in self.at_place:
             self.on_the_way -= self._back[stage] * len(self._taken[stage].get(micro_batch, ()))
 
 

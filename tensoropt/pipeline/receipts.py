@@ -49,8 +49,8 @@ def _needed(name: str, places: int, per_place: int, action: Action) -> tuple[Rec
     sender = stage - 1 if kind == "F" else stage + 1
     if kind == "W" or not 0 <= sender < places * per_place:
         return ()
-    here, there = (stage_place(name, places, one) for one in (stage, sender))
-    return () if here == there else (Receipt(kind != "F", stage, micro_batch),)
+    own, other = (stage_place(name, places, one) for one in (stage, sender))
+    return () if own == other else (Receipt(kind != "F", stage, micro_batch),)
 
 
 def _early(

@@ -16,9 +16,13 @@ from tests.pipeline.test_evaluate import evaluated
 
 NEAR = 0.01
 """By how much a peak may differ from what is predicted."""
+NEAR_APART = 0.03
+"""The same where backward is taken apart: what operators let go of one by one is followed roughly."""
 
 
-def compare(pool: RankPool, name: str, schedule: str, axes: tuple[int, ...], count: int) -> None:
+def compare(
+    pool: RankPool, name: str, schedule: str, axes: tuple[int, ...], count: int, near: float = NEAR
+) -> None:
     """Some random pipelines, rank by rank."""
     spec = ModelSpec(f"tests.pipeline.models:{name}")
     loaded, rng = load_model(spec), random.Random(7)
@@ -34,12 +38,23 @@ def compare(pool: RankPool, name: str, schedule: str, axes: tuple[int, ...], cou
             # The first rank of a place has the largest shards.
             if rank % strategy.devices_per_place == 0:
                 place = rank // strategy.devices_per_place
-                assert peak == pytest.approx(predicted[place], rel=NEAR), (rank, strategy.cuts)
+                assert peak == pytest.approx(predicted[place], rel=near), (rank, strategy.cuts)
 
 
+# A layer that is used three times may not be twice at one place.
 @pytest.mark.distributed
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
-@pytest.mark.parametrize("name", ["encoder_decoder", "encoder_decoder_dropout", "thrice"])
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        *(
+            (n, s)
+            for n in ("encoder_decoder", "encoder_decoder_dropout", "thrice")
+            for s in ("gpipe", "1f1b")
+        ),
+        ("encoder_decoder", "interleaved_1f1b"),
+        ("deep", "interleaved_1f1b"),
+    ],
+)
 def test_schedules_without_a_split_backward(ranks: RankPool, name: str, schedule: str) -> None:
     compare(ranks, name, schedule, (4, 2), 2)
 
@@ -47,7 +62,7 @@ def test_schedules_without_a_split_backward(ranks: RankPool, name: str, schedule
 @pytest.mark.distributed
 @pytest.mark.parametrize("schedule", ["zero_bubble", "zbv"])
 def test_schedules_that_take_backward_apart(ranks: RankPool, schedule: str) -> None:
-    compare(ranks, "deep", schedule, (4, 2), 2)
+    compare(ranks, "deep", schedule, (4, 2), 2, NEAR_APART)
 
 
 @pytest.mark.slow

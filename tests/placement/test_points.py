@@ -109,4 +109,4 @@ def test_its_strategy_is_written_device_by_device(explored, tmp_path):
         ["1", name, *[""] * axes, f"device {operator.device}, position {operator.order}"]
         for name, operator in explored.plan(0).operators.items()
     ]
-    assert {row[0] for row in rows} == {str(i) for i in range(len(explored.points))}
+    assert {row[0] for row in rows} == {str(i + 1) for i in range(len(explored.points))}

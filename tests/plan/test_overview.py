@@ -27,7 +27,7 @@ def table_of(text: str) -> list[str]:
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("point "))
     numbers = (line.split()[0] for line in lines[start + 1 :])
-    return [number for number in numbers if number.isdecimal() and int(number) < 5000][:ROWS]
+    return [number for number in numbers if number.isdecimal() and int(number) <= 5000][:ROWS]
 
 
 @pytest.mark.parametrize("folder", READY_MADE, ids=lambda folder: folder.name)

@@ -70,7 +70,7 @@ def test_keys_pressed_faster_than_answers_come_all_count(site: Any, opened: Call
     page.focus("#plot")
     for key in ("ArrowRight",) * 23 + ("PageUp",) * 3 + ("ArrowLeft",) * 6:
         page.keyboard.press(key)
-    page.wait_for_selector(f"#card-title:text-matches('Point {500 + 23 + 30 - 6} of')")
+    page.wait_for_selector(f"#card-title:text-matches('Point {501 + 23 + 30 - 6} of')")
 
 
 def test_clicks_faster_than_answers_all_count(

@@ -121,13 +121,16 @@ def test_a_drag_is_answered_in_the_browser_and_asks_the_server_when_it_rests(
     y = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + box["width"] / 2, y)
     page.mouse.down()
+    rests, last = 0, time.monotonic()
     for step in range(100):
         page.mouse.move(track["x"] + track["width"] * (0.9 - 0.004 * step), y)
+        # A machine that is busy moves so slowly that the slider does rest.
+        rests, last = rests + (time.monotonic() - last > 0.1), time.monotonic()
     page.wait_for_function(f"({RING})() < 80")  # before the mouse is let go
     page.mouse.up()
     page.wait_for_selector("#card-title:text-matches('Point [3-5] of 8')")
     page.wait_for_function("location.search.includes('budget=')")
-    assert 1 <= sum('"output":"..state.data' in body for body in asked) < 8
+    assert 1 <= sum('"output":"..state.data' in body for body in asked) < 8 + rests
     before = select_title(page)
     page.click("#pick-fastest")
     page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")

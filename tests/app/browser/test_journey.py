@@ -81,7 +81,7 @@ def test_a_job_that_fails_says_why(site: Any, opened: Callable[..., Any]) -> Non
     form(page, micro="7")
     page.click("#start")
     page.wait_for_selector("text=7 micro-batches do not divide the batch of 64", timeout=120_000)
-    page.click("summary >> nth=0")
+    page.click(".job summary >> nth=0")
     page.wait_for_selector("text=--micro-batches 7")
 
 

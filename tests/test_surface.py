@@ -91,8 +91,8 @@ def test_why_a_point_costs_what_it_costs() -> None:
     told = tensoropt.show(folder, knee=True)
     assert told.point == tensoropt.load(folder).knee
     assert len(repr(told).splitlines()) < 25
-    with pytest.raises(TensorOptError, match="there is no point 99"):
-        tensoropt.show(folder, 99)
+    with pytest.raises(TensorOptError, match="there is no point 10000"):
+        tensoropt.show(folder, 9999)
 
 
 def test_what_there_is_by_name() -> None:

@@ -66,7 +66,7 @@ def split_words(found: Findings, index: int) -> str:
     parts = [f"{kind} {round(100 * n / total)} %" for kind, n in counts.most_common()]
     again = len(space.recomputed(point.choice))
     if again:
-        parts.append(f"{again} of {len(set(space.regions.values()))} blocks recomputed")
+        parts.append(f"{again}/{len(set(space.regions.values()))} recomputed")
     return ", ".join(parts)
 
 

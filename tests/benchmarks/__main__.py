@@ -36,8 +36,9 @@ PROGRAMS = {
 BY_NAME = {
     "memory": "tests.benchmarks.fidelity.bench_memory",
     "dashboard": "tests.benchmarks.dashboard.bench_dashboard",
+    "library": "tests.benchmarks.dashboard.bench_library",
 }
-"""Run only when named: the one times nothing, the other needs Chromium."""
+"""Run only when named: the first times nothing, the others need Chromium."""
 
 
 def main() -> int:

@@ -150,7 +150,7 @@ def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda d: d.update(schema="tensoropt.plan/3"), "its schema is 'tensoropt.plan/3'"),
+        (lambda d: d.update(schema="tensoropt.plan/4"), "its schema is 'tensoropt.plan/4'"),
         (lambda d: d.update(pipeline=3), "pipeline"),
         (lambda d: d["pipeline"].pop("schedule"), "pipeline.schedule"),
         (lambda d: d["pipeline"].pop("stages"), "pipeline.stages"),

@@ -128,7 +128,7 @@ def test_words_say_what_dominates(details):
 
 
 def test_a_point_that_is_not_there(loaded):
-    with pytest.raises(TensorOptError, match=r"no point 99999; there are points 0 to"):
+    with pytest.raises(TensorOptError, match=r"no point 100000; there are points 1 to"):
         detail(loaded, 99999)
 
 

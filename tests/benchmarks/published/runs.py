@@ -67,6 +67,11 @@ class Run:
         return float(self.row["step_s"]) if self.row["step_s"] else None
 
     @property
+    def date(self) -> str:
+        """The month, or the day; "" where it is unsaid, which is taken for now."""
+        return self.row.get("date", "")
+
+    @property
     def core(self) -> bool:
         """Whether it belongs to the file's balanced subset."""
         return self.row.get("core") == "yes"

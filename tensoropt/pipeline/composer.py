@@ -88,7 +88,7 @@ class Composer:
     ):
         self.frontiers, self.schedule, self.crossings = frontiers, schedule, crossings
         self.composing, self.notes = composing, {} if notes is None else notes
-        self.mesh, self.micro_batches = frontiers.prices.mesh, frontiers.any.sizes[0]
+        self.mesh, self.micro_batches = frontiers.prices.mesh, frontiers.search.micro_batches
         self.places = self.mesh.shape[0]
         self.per_place = stages_per_place(schedule) if per_place is None else per_place
         self.stages = self.places * self.per_place
@@ -112,7 +112,7 @@ class Composer:
 
     def _wanted(self, positions: Sequence[Sequence[int]]) -> list[dict[Range, list[Ends]]]:
         """Per stage the ranges that it may be, and how tensors may cross their ends."""
-        axes, learns = len(self.mesh.shape) - 1, self.frontiers.any.cutter.learns
+        axes, learns = len(self.mesh.shape) - 1, self.frontiers.search.cutter.learns
         found = []
         for stage in range(self.stages):
             ends = self.crossings.ends(axes, first=stage == 0, last=stage == self.stages - 1)
@@ -149,7 +149,7 @@ class Composer:
 
     def _storing_alike(self, offers: Offers) -> Iterator[Offers]:
         """The offers by how parameters are stored that several stages use: all of these store them alike."""
-        shared = self.frontiers.any.cutter.graph.shared
+        shared = self.frontiers.search.cutter.graph.shared
         stored = [
             {
                 ends: self.frontiers.at(place).stored((ends[0][0], ends[1][0]), offer.rows, shared)
@@ -172,19 +172,19 @@ class Composer:
             yield left
 
     def _evaluated(self, offers: Offers, composition: Composition[Cut]) -> PipelineEvaluation | None:
-        frontiers, chosen = self.frontiers.any, []
+        search, chosen = self.frontiers.search, []
         for place, of_stage, (ends, row) in zip(self.place_of, offers, composition.stages, strict=True):
             (start, _), (stop, _) = ends
             chosen.append((self.frontiers.at(place), (start, stop), int(of_stage[ends].rows[row])))
         try:
             strategy = PipelinedStrategy(
-                frontiers.cutter.graph,
+                search.cutter.graph,
                 tuple(start for _, (start, _), _ in chosen[1:]),
-                frontiers.again,
+                search.again,
                 tuple(own.strategy(where, row) for own, where, row in chosen),
                 self.schedule,
                 self.places,
-                frontiers.cutter,
+                search.cutter,
             )
         except PlanError as refusal:
             self.notes[f"some pipelines were left out: {refusal}"] = None

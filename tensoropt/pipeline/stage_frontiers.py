@@ -155,34 +155,35 @@ class Stand(NamedTuple):
     blocking: bool
 
 
-class StageFrontiers:
-    """The frontiers of a model's ranges on the places of one mesh.
+@dataclass(frozen=True)
+class StageSearch:
+    """What the stages of a model's pipelines are searched for, on the places of one mesh.
 
-    Args:
+    Attributes:
         again: activations that stages make for themselves.
         mesh: of the whole job; its first axis is the pipeline.
         restriction: of the whole model's groups on a place.
         graph_of: what a search may choose from of a stage's tables.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        settings: Settings,
-        costs: CostSource,
-        cutter: Cutter,
-        again: frozenset[str],
-        mesh: Mesh,
-        micro_batches: int,
-        restriction: Restriction,
-        thoroughness: Thoroughness,
-        graph_of: GraphOf,
-    ):
-        self.problem, self.settings, self.costs = problem, settings, costs
-        self.cutter, self.again, self.restriction = cutter, again, restriction
-        self.thoroughness, self.graph_of = thoroughness, graph_of
-        self.prices = PipelinePrices.of(costs, mesh)
-        self.sizes = (micro_batches, *mesh.shape[1:])
+    problem: Problem
+    settings: Settings
+    cutter: Cutter
+    again: frozenset[str]
+    mesh: Mesh
+    micro_batches: int
+    restriction: Restriction
+    thoroughness: Thoroughness
+    graph_of: GraphOf
+
+
+class StageFrontiers:
+    """The frontiers of a model's ranges on the places of one mesh, at the costs of some kinds of devices."""
+
+    def __init__(self, search: StageSearch, costs: CostSource):
+        self.search, self.costs = search, costs
+        self.prices = PipelinePrices.of(costs, search.mesh)
+        self.sizes = (search.micro_batches, *search.mesh.shape[1:])
         # By look: of the ranges that have it, the first, its templates and frontier.
         self.first: dict[str, tuple[Stage, Mapping[str, AxisStrategy], Mapping[str, Template]]] = {}
         self.frontier: dict[str, StageFrontier | None] = {}
@@ -241,7 +242,7 @@ class StageFrontiers:
 
     def stage(self, where: Range) -> Stage:
         """The graph of a range."""
-        return self.cutter.stage(*where, self.again)
+        return self.search.cutter.stage(*where, self.search.again)
 
     def strategy(self, where: Range, row: int) -> Strategy:
         """A row of a range's frontier as the range's own strategy."""
@@ -249,7 +250,7 @@ class StageFrontiers:
         assert found is not None
         part = self.stage(where)
         names = renamed(found.tables.graph, part.graph)
-        tables = _of_other(found.tables, part, names, self.problem.micro)
+        tables = _of_other(found.tables, part, names, self.search.problem.micro)
         of, at = found.at(row)
         known: dict[str, str] = dict(names.items())
         choice = {known[name]: int(column[at]) for name, column in of.choices.items()}
@@ -277,11 +278,11 @@ class StageFrontiers:
         where = start, stop
         if where not in self.look:
             part = self.stage(where)
-            micro = part.micro(self.problem.micro)
+            micro = part.micro(self.search.problem.micro)
             keys = group_keys(part.graph, micro)
-            self.look[where] = look = _look(part, keys, self.restriction)
+            self.look[where] = look = _look(part, keys, self.search.restriction)
             if look not in self.first:
-                limit = _of_stage(self.restriction, part)
+                limit = _of_stage(self.search.restriction, part)
                 self.first[look] = (
                     part,
                     micro,
@@ -292,7 +293,7 @@ class StageFrontiers:
     def _search(self, look: str, wanted: Mapping[Ends, Iterable[int]]) -> StageFrontier | None:
         part, micro, outlined = self.first[look]
         templates = with_facts(outlined, self.costs.facts_of)
-        offered = {region.name for region in offered_regions(self.problem, self.settings)}
+        offered = {region.name for region in offered_regions(self.search.problem, self.search.settings)}
         regions = [region for region in find_regions(part.graph) if region.name in offered]
         # What is kept counts as often as micro-batches are in flight: two tables tell those of any number.
         one, two = (
@@ -302,7 +303,7 @@ class StageFrontiers:
                 templates,
                 self.prices.of_stage(part.graph, self.sizes, in_flight),
                 regions,
-                _of_stage(self.restriction, part),
+                _of_stage(self.search.restriction, part),
                 arrays,
             ).build()
             for in_flight, arrays in zip((1, 2), self.arrays, strict=True)
@@ -312,7 +313,7 @@ class StageFrontiers:
         for ends, flights in wanted.items():
             allowed = self._crossing_so(part, micro, one, ends)
             seen: set[object] = set()
-            for in_flight in self.thoroughness.flights(flights):
+            for in_flight in self.search.thoroughness.flights(flights):
                 for choice, options in self._tracked(_with_in_flight(one, two, in_flight), allowed):
                     key = tuple(sorted(choice.items())), tuple(sorted(options.items(), key=str))
                     if key not in seen:
@@ -332,14 +333,14 @@ class StageFrontiers:
         self, tables: CostTables, allowed: Mapping[str, int]
     ) -> list[tuple[Mapping[str, int], Mapping[object, int]]]:
         """Strategies of a stage that stand for its frontier."""
-        graph = self.graph_of(_allowing(tables, allowed))
+        graph = self.search.graph_of(_allowing(tables, allowed))
         try:
-            gap = self.thoroughness.gap
+            gap = self.search.thoroughness.gap
             frontier = outline_frontier(graph) if gap is None else track_frontier(graph, epsilon=gap)
         except NoStrategyError:
             return []
         points = Staircase(frontier.memory, frontier.time)
-        rows = np.asarray(representatives(points, self.thoroughness.candidates, LOSS)).tolist()
+        rows = np.asarray(representatives(points, self.search.thoroughness.candidates, LOSS)).tolist()
         return [(frontier.strategy(row), frontier.options(row)) for row in rows]
 
     def _crossing_so(
@@ -372,7 +373,7 @@ class StageFrontiers:
 
     def _sent(self, part: Stage, strategy: Strategy) -> tuple[float, float]:
         """Bytes that a rank sends on for each micro-batch, and those of the gradients that it sends back."""
-        tensors = self.cutter.source.tensors
+        tensors = self.search.cutter.source.tensors
         on = sum(crossing_bytes(strategy, departing_group(name), name) for name in part.departing)
         back = sum(
             crossing_bytes(strategy, arriving_group(name), name)

@@ -16,7 +16,7 @@ from tensoropt.pipeline.composer import Composer, Crossings, Cut
 from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
 from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.points import pipelined_point
-from tensoropt.pipeline.stage_frontiers import StageFrontiers, Thoroughness
+from tensoropt.pipeline.stage_frontiers import StageSearch, Thoroughness
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.plan.point import Point
@@ -81,21 +81,11 @@ def simulate_pinned_pipeline(
 
     restriction = pinning.restriction()
 
-    def search(source: CostSource) -> StageFrontiers:
-        return StageFrontiers(
-            problem,
-            settings,
-            source,
-            cutter,
-            cutter.can_be_made_again,
-            mesh,
-            pinned.micro_batches,
-            restriction,
-            EFFORT,
-            graph_of,
-        )
-
-    frontiers = PlaceFrontiers(costs, mesh, search)
+    again = cutter.can_be_made_again
+    search = StageSearch(
+        problem, settings, cutter, again, mesh, pinned.micro_batches, restriction, EFFORT, graph_of
+    )
+    frontiers = PlaceFrontiers(search, costs)
     # Megatron-LM sends a part from each tensor-parallel rank and gathers it within the node (Narayanan et
     # al., SC 2021, section 4.1), which is searched beside sending the whole from each.
     inner: tuple[str, ...] = ("batch",)

@@ -35,7 +35,7 @@ from tensoropt.pipeline.meshes import degrees_of, job_meshes, kinds_at
 from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.points import pipelined_point, pipelined_space
 from tensoropt.pipeline.schedules import schedule_named
-from tensoropt.pipeline.stage_frontiers import CROSSINGS, StageFrontiers, Thoroughness
+from tensoropt.pipeline.stage_frontiers import CROSSINGS, StageSearch, Thoroughness
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import Point, check_budget, reduce_points
@@ -372,22 +372,18 @@ class _Finder:
         if restriction is None:
             return []
         exact = thoroughness is EXACT
-
-        def search(costs: CostSource) -> StageFrontiers:
-            return StageFrontiers(
-                self.problem,
-                self.settings,
-                costs,
-                self.cutter,
-                self.again,
-                mesh,
-                micro_batches,
-                restriction,
-                thoroughness,
-                cost_graph,
-            )
-
-        frontiers = PlaceFrontiers(self.costs, mesh, search)
+        search = StageSearch(
+            self.problem,
+            self.settings,
+            self.cutter,
+            self.again,
+            mesh,
+            micro_batches,
+            restriction,
+            thoroughness,
+            cost_graph,
+        )
+        frontiers = PlaceFrontiers(search, self.costs)
         if not exact:
             self._note("pipelines: what crosses lies alike at all cuts")
         try:

@@ -22,7 +22,7 @@ from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.meshes import degrees_of, job_meshes
 from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.points import pipelined_space
-from tensoropt.pipeline.stage_frontiers import GraphOf, StageFrontiers, Thoroughness
+from tensoropt.pipeline.stage_frontiers import GraphOf, StageSearch, Thoroughness
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.plan.problem import Problem
 from tensoropt.plan.settings import Settings
@@ -151,22 +151,11 @@ class PipelineTask:
             positions: per stage where it may begin, and behind the last where it ends.
             composing: how stages are put together; by default for memory and the step.
         """
-
-        def search(costs: CostSource) -> StageFrontiers:
-            return StageFrontiers(
-                self.problem,
-                self.settings,
-                costs,
-                self.cutter,
-                self.again,
-                mesh,
-                micro_batches,
-                FREE,
-                EFFORT,
-                _graph_of(mesh, allowed),
-            )
-
-        frontiers = PlaceFrontiers(self.costs, mesh, search)
+        graph_of = _graph_of(mesh, allowed)
+        search = StageSearch(
+            self.problem, self.settings, self.cutter, self.again, mesh, micro_batches, FREE, EFFORT, graph_of
+        )
+        frontiers = PlaceFrontiers(search, self.costs)
         try:
             composer = Composer(
                 frontiers,

@@ -11,6 +11,7 @@ from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.plan import Plan
 from tensoropt.report.detail import detail
+from tensoropt.report.owners import MomentOwners, point_owners
 from tensoropt.report.rows import Detail
 
 Saved = Exploration | str | os.PathLike[str]
@@ -77,6 +78,31 @@ def show(
     if point is None:
         point = found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
     return detail(found, point)
+
+
+def owners(
+    saved: Saved,
+    point: int | None = None,
+    *,
+    at_s: float | None = None,
+    memory_bytes: float | None = None,
+    time_s: float | None = None,
+    knee: bool = False,
+) -> MomentOwners:
+    """Whose a point's memory is at a moment of its step: operators, tensors, bytes, and until when.
+
+    Args:
+        point: as of :func:`show`.
+        at_s: seconds from the start of the step; the moment of the peak by default.
+
+    Raises:
+        TensorOptError: as of :func:`show`, or the step has no such moment.
+    """
+    found = opened(saved)
+    if point is None:
+        point = found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
+    told = point_owners(found, point)
+    return told.at(None if at_s is None else told.number_at(at_s))
 
 
 def export_csv(

@@ -15,7 +15,7 @@ from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Prices, runs_beside
 from tensoropt.errors import TensorOptError
 from tensoropt.ops.layouts import layout_names
-from tensoropt.plan.evaluate import evaluate_strategy
+from tensoropt.plan.evaluate import Evaluation, evaluate_strategy
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.recorded import Recorded, mesh_of
 from tensoropt.profiling.facts import Facts
@@ -69,6 +69,17 @@ def recorded_of(exploration: Exploration) -> Recorded:
     return exploration.recorded
 
 
+def recorded_step(exploration: Exploration, index: int) -> tuple[Evaluation, StepRecorder]:
+    """The step of a sharded point, simulated again and recorded; errors as of :func:`detail`."""
+    return _Telling(exploration, index, recorded_of(exploration)).step()
+
+
+def curve_of_step(evaluated: Evaluation, recorder: StepRecorder) -> tuple[MemoryAt, ...]:
+    """The memory curve of one recorded strategy."""
+    lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
+    return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
+
+
 class _Telling:
     """Rebuilds a point's strategy and prices, simulates it, and words what it finds."""
 
@@ -97,11 +108,14 @@ class _Telling:
         overlap = str(exploration.settings.get("overlap", "default"))
         self.overlap: Overlap = overlap_of(cluster, mesh, beside=runs_beside(cluster.device_type, overlap))
 
-    def tell(self) -> Detail:
+    def step(self) -> tuple[Evaluation, StepRecorder]:
+        """The point's step, simulated again and recorded."""
         recorder = StepRecorder()
-        evaluated = evaluate_strategy(
-            self.strategy, self.works, self.facts, self.prices, self.overlap, recorder
-        )
+        step = self.strategy, self.works, self.facts, self.prices, self.overlap
+        return evaluate_strategy(*step, recorder), recorder
+
+    def tell(self) -> Detail:
+        evaluated, recorder = self.step()
         names = self.space.mesh.names
         events = tuple(
             TimelineEvent(
@@ -114,13 +128,12 @@ class _Telling:
             )
             for event in recorder.events
         )
-        lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
         return Detail(
             point=self.index,
             operators=self._operators(events, evaluated.batch),
             edges=tuple(row for edge in self.strategy.edges() if (row := self._edge(edge))),
             timeline=events,
-            memory_curve=tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting)),
+            memory_curve=curve_of_step(evaluated, recorder),
             step=step_time(evaluated.metrics),
             overlap=self.overlap.words,
             sources=dict(self.point.sources),

@@ -107,7 +107,9 @@ class StepOwners:
         if moment < in_all:
             begins = moment - position
             # What the end of one micro-batch gives back is gone as the next one begins.
-            number = min(begins + other, begins + self.last) if begins + self.last < in_all else begins + other
+            number = (
+                min(begins + other, begins + self.last) if begins + self.last < in_all else begins + other
+            )
         else:
             number = in_all + other - self.last
         return times[number] if number < len(times) else self.recorder.end_s

@@ -123,6 +123,11 @@ class OwnerRow:
     until: str
 
 
+Owned = tuple[str, str, str, str, float, int, int, str, str]
+"""(operator, tensor, what, kind, bytes, the first point of the curve with them, the first one behind it
+without them, since, until): an :class:`OwnerRow` as a placed or pipelined point carries it."""
+
+
 class TwoQueues(Protocol):
     """Seconds of a step on a device, and of its host."""
 

@@ -150,9 +150,9 @@ def _memory(instants: Sequence[Mapping[str, Any]], start_us: float) -> tuple[Obs
         args = event.get("args")
         total = args.get("Total Allocated") if isinstance(args, Mapping) else None
         if isinstance(args, Mapping) and _number(total):
-            key = args.get("Device Type"), args.get("Device Id")
-            if all(type(part) is int for part in key):
-                by_device.setdefault((key[0], key[1]), []).append((float(event["ts"]), float(total or 0)))
+            kind, number = args.get("Device Type"), args.get("Device Id")
+            if type(kind) is int and type(number) is int:
+                by_device.setdefault((kind, number), []).append((float(event["ts"]), float(total or 0)))
     gpus = {key: points for key, points in by_device.items() if key[0] == 1}
     found = []
     for (kind, number), points in sorted((gpus or by_device).items()):

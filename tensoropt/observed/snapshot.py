@@ -45,8 +45,9 @@ def read_snapshot(data: Any) -> Observation:
             f"the pickle is no memory snapshot ({type(error).__name__}: {str(error)[:80]}); "
             "write one with torch.cuda.memory._dump_snapshot"
         ) from error
-    clocked = all(time_us is not None for trace in entries for *_, time_us in trace)
-    start_us = min((e[3] for trace in entries for e in trace[:1]), default=0) if clocked else 0
+    times = [time_us for trace in entries for *_, time_us in trace]
+    clocked = None not in times
+    start_us = min((time_us for time_us in times if time_us is not None), default=0)
     found = tuple(
         _memory(number, trace, blocks.get(number, {}), start_us if clocked else None)
         for number, trace in enumerate(entries)

@@ -7,6 +7,7 @@
   const ZOOM = 1.5; // of one press
   const PAN = 0.15; // of what is shown
   const PALE = 0.12;
+  let last = ""; // what was searched for, and how many were found
   let at = -1; // the hit that Enter has come to
 
   // -- zoom ------------------------------------------------------------------------------------------
@@ -104,7 +105,10 @@
     if (!window.Plotly || !plot || !plot.data || !plot.data.length) return;
     const opacity = plot.data.map((trace) => (searched ? (trace.text || []).map(() => PALE) : 1));
     found.forEach((hit) => { opacity[hit.curve][hit.i] = 1; });
-    window.Plotly.restyle(plot, { "marker.opacity": opacity });
+    // Only what is drawn otherwise: what is drawn anew is told as a new figure, which is searched again.
+    const same = plot.data.every((trace, curve) =>
+      JSON.stringify((trace.marker || {}).opacity || 1) === JSON.stringify(opacity[curve]));
+    if (!same) window.Plotly.restyle(plot, { "marker.opacity": opacity });
   }
 
   // -- to the operator -------------------------------------------------------------------------------
@@ -118,12 +122,15 @@
 
   window.dash_clientside.timeline = {
     search: function (text) {
-      at = -1;
       const plot = plotOf("plan-timeline");
       const searched = Boolean((text || "").trim());
       // The field has its text before the page has.
       const found = hits(plot);
       pale(plot, found, searched);
+      const now = `${text} ${found.length}`;
+      if (now === last && at >= 0) return SAME();
+      last = now;
+      at = -1;
       if (!searched) return "";
       return found.length + (found.length === 1 ? " event" : " events") + (found.length ? "; Enter goes from one to the next" : "");
     },

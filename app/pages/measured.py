@@ -149,7 +149,7 @@ def register(app: Dash, context: Context, overlay: Overlay) -> None:
             return visible(True), "", [], None, note(str(error), "error")
         assert found is not None, "there is a file"
         name, told = found
-        head = ["", "predicted", "measured", "measured / predicted"]
+        head = ["", "predicted", "measured", "ratio"]
         hints = [*told.notes, *([left_words(told)] if left_words(told) else [])]
         return (
             visible(True),

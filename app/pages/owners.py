@@ -17,7 +17,7 @@ from ..views.owners import moment, moment_words, owner_cells, total_cells
 from .parts import aria, panel
 from .view_store import shown_point
 
-FIGURE = "params.value == null ? '' : params.value === 0 ? '0' : d3.format(',.3~r')(params.value)"
+SIZE = "params.data ? params.data.size : ''"
 
 
 def owners_panel() -> Any:
@@ -49,14 +49,16 @@ def owners_panel() -> Any:
         dag.AgGrid(
             id="owners",
             columnDefs=[
-                {"field": "operator", "width": 170, "tooltipField": "operator"},
+                {"field": "operator", "headerName": "operator", "width": 170, "tooltipField": "operator"},
                 {"field": "bytes", "headerName": "bytes", "type": "rightAligned", "width": 100,
-                 "valueFormatter": {"function": FIGURE}},
-                {"field": "share", "type": "rightAligned", "width": 76, "sortable": False},
-                {"field": "what", "width": 180, "tooltipField": "what"},
-                {"field": "tensor", "width": 170, "tooltipField": "tensor"},
-                {"field": "kind", "width": 150},
-                {"field": "until", "width": 300, "tooltipField": "until", "sortable": False},
+                 "valueFormatter": {"function": SIZE}},
+                {"field": "share", "headerName": "share", "type": "rightAligned", "width": 76,
+                 "sortable": False},
+                {"field": "what", "headerName": "what", "width": 180, "tooltipField": "what"},
+                {"field": "tensor", "headerName": "tensor", "width": 170, "tooltipField": "tensor"},
+                {"field": "kind", "headerName": "kind", "width": 150},
+                {"field": "until", "headerName": "until", "width": 300, "tooltipField": "until",
+                 "sortable": False},
             ],
             rowData=[],
             getRowId="params.data.id",

@@ -7,6 +7,7 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 from tensoropt.report.owners import MomentOwners, PointOwners
 from tensoropt.simulate.recording import OwnerRow
+from tensoropt.units import format_bytes
 
 from .point import KIND_TITLES
 from .units import Units, percent, plural
@@ -36,7 +37,7 @@ def until(row: OwnerRow, units: Units) -> str:
 
 
 def owner_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
-    """A row per owner, the most bytes first; bytes in the unit of memory."""
+    """A row per owner, the most bytes first; each in the unit that fits it."""
     whole = at.at.total or 1.0
     return [
         {
@@ -46,7 +47,8 @@ def owner_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
             "tensor": row.tensor if row.tensor != row.operator else "",
             "what": row.what,
             "kind": KIND_TITLES[row.kind],
-            "bytes": units.memory.of(row.bytes),
+            "bytes": row.bytes,
+            "size": format_bytes(row.bytes),
             "share": percent(row.bytes / whole),
             "until": until(row, units),
         }
@@ -56,8 +58,9 @@ def owner_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
 
 def total_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
     """The row below: what all of them add up to, the height of the curve there."""
-    size = units.memory.of(sum(row.bytes for row in at.rows))
-    return [{"id": "total", "operator": "total", "bytes": size, "share": percent(1.0)}]
+    size = sum(row.bytes for row in at.rows)
+    words = {"bytes": size, "size": units.memory.text(size), "share": percent(1.0)}
+    return [{"id": "total", "operator": "total", **words}]
 
 
 def moment_words(owners: PointOwners, at: MomentOwners, units: Units) -> str:

@@ -153,6 +153,8 @@ def other_notes(run: Run) -> list[str]:
     notes = []
     if not run.precision.startswith("bf16"):
         notes.append("simulated in bfloat16, where the run computes in other 16 bits")
+    if run.seq_parallel.startswith("yes ("):
+        notes.append("activations between products are split along the sequence, which the run leaves unsaid")
     if run.number("pp") > 1 and run.row.get("virtual_stages", "") in ("", "unsaid"):
         notes.append(f"{run.schedule[1]} stages to a place, which the run leaves unsaid")
     return notes

@@ -61,6 +61,7 @@ def simulate_run(
     model, inputs = build(of, batch, sequence, stored_scores=run.stored_scores)
     settings = Settings(
         dtype="bfloat16",
+        optimizer="adam_fused",
         micro_batches=(pinned.micro_batches,),
         measure="never",
         overlap=overlap,

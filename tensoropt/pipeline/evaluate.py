@@ -43,6 +43,7 @@ class PipelineEvaluation:
             messages.
         idle_s: what the busiest place waits for others, the bubble.
         kinds: per place the names of its kinds of devices, where places differ in them.
+        host_s: what issuing the busiest place's steps takes its host; 0 where that is the device.
     """
 
     strategy: PipelinedStrategy
@@ -55,6 +56,7 @@ class PipelineEvaluation:
     exposed_s: float
     idle_s: float
     kinds: tuple[str, ...] = ()
+    host_s: float = 0.0
 
     @property
     def memory_bytes(self) -> float:
@@ -167,6 +169,11 @@ def assemble(
         exposed,
         max(total - float(compute[busiest]) - exposed, 0.0),
         prices.kinds,
+        sum(
+            float(stage.metrics.host_s[0])
+            for number, stage in enumerate(stages)
+            if strategy.place_of(number) == busiest
+        ),
     )
 
 

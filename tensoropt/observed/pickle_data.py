@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pickletools
 import struct
-from collections.abc import Callable
 from typing import Any
 
 from tensoropt.errors import TensorOptError
@@ -19,17 +18,7 @@ MOST_OPCODES = 200_000_000
 """More than a snapshot of a million events with their stacks has."""
 MOST_INTEGER_BYTES = 16
 NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
-CONSTANTS = {b"N": None, b"\x88": True, b"\x89": False}
-NEW: dict[bytes, Callable[[], Any]] = {b"]": list, b"}": dict, b")": tuple}
-INTEGERS = {b"J": "<i", b"K": "<B", b"M": "<H"}
-LENGTHS = {
-    b"\x8c": "<B", b"X": "<I", b"\x8d": "<Q",  # texts
-    b"C": "<B", b"B": "<I", b"\x8e": "<Q", b"\x96": "<Q",  # bytes
-    b"\x8a": "<B", b"\x8b": "<i",  # integers
-}  # fmt: skip
-TEXTS, RAW, LONG = (b"\x8c", b"X", b"\x8d"), (b"C", b"B", b"\x8e", b"\x96"), (b"\x8a", b"\x8b")
-TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
-_MARK = object()
+CODES = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
 
 
 class PickleDataError(TensorOptError):
@@ -43,146 +32,176 @@ def read_pickle(content: bytes, *, most_opcodes: int = MOST_OPCODES) -> Any:
         PickleDataError: it asks for anything but containers, texts and numbers, is damaged, or has more than
             ``most_opcodes`` instructions.
     """
-    return _Reader(content, most_opcodes).read()
+    reader = _Reader(content)
+    try:
+        return reader.read(most_opcodes)
+    except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
+        if reader.at >= len(content):
+            raise PickleDataError("the pickle breaks off; save it again") from error
+        raise PickleDataError(
+            f"the pickle is damaged at byte {reader.at} ({type(error).__name__}); save it again"
+        ) from error
+
+
+BINGET, LONG_BINGET, BINPUT, LONG_BINPUT, MEMOIZE, MARK = (
+    CODES[name] for name in ("BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT", "MEMOIZE", "MARK")
+)
+BININT, BININT1, BININT2, SHORT_TEXT, STOP = (
+    CODES[name] for name in ("BININT", "BININT1", "BININT2", "SHORT_BINUNICODE", "STOP")
+)
+EMPTY_DICT, EMPTY_LIST, SETITEMS, APPENDS, APPEND = (
+    CODES[name] for name in ("EMPTY_DICT", "EMPTY_LIST", "SETITEMS", "APPENDS", "APPEND")
+)
+CONSTANTS = {CODES["NONE"]: None, CODES["NEWTRUE"]: True, CODES["NEWFALSE"]: False}
+TUPLES = {CODES["TUPLE1"]: 1, CODES["TUPLE2"]: 2, CODES["TUPLE3"]: 3}
+SIZED = {
+    CODES[name]: (size, kind)
+    for name, size, kind in (
+        ("BINUNICODE", 4, "text"), ("BINUNICODE8", 8, "text"),
+        ("SHORT_BINBYTES", 1, "bytes"), ("BINBYTES", 4, "bytes"), ("BINBYTES8", 8, "bytes"),
+        ("LONG1", 1, "integer"), ("LONG4", 4, "integer"),
+    )
+}  # fmt: skip
+"""Code -> (bytes of its length, what follows)."""
+SKIPPED = {CODES["PROTO"]: 1, CODES["FRAME"]: 8}
 
 
 class _Reader:
-    """A stack and a memo, as the format has them."""
+    """A stack and a memo, as the format has them; where reading stands, for errors."""
 
-    def __init__(self, content: bytes, most_opcodes: int):
-        self.content, self.at, self.most = content, 0, most_opcodes
+    def __init__(self, content: bytes):
+        self.content, self.at = content, 0
         self.stack: list[Any] = []
+        self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
 
-    def read(self) -> Any:
-        done = 0
-        try:
-            while (code := self._take(1)) != b".":
-                done += 1
-                if done > self.most:
-                    raise PickleDataError(
-                        f"the pickle has more than {self.most} instructions; it is not read"
-                    )
-                self._step(code)
-            (value,) = self.stack
-        except (IndexError, KeyError, ValueError, TypeError, AttributeError, struct.error) as error:
-            raise PickleDataError(
-                f"the pickle is damaged at byte {self.at} ({type(error).__name__}); save it again"
-            ) from error
-        if value is _MARK:
-            raise PickleDataError("the pickle is damaged: it ends amid a list; save it again")
-        return value
+    def read(self, most: int) -> Any:
+        """Go through all instructions. Their usual kinds are done here, as there are millions of them; a
+        number that breaks off is found as what follows is looked for."""
+        content, stack, marks, memo = self.content, self.stack, self.marks, self.memo
+        at = 0
+        for _ in range(most):
+            self.at = at
+            code = content[at]
+            at += 1
+            if code == BINGET:
+                stack.append(memo[content[at]])
+                at += 1
+            elif code == LONG_BINGET:
+                stack.append(memo[int.from_bytes(content[at : at + 4], "little")])
+                at += 4
+            elif code == BININT1:
+                stack.append(content[at])
+                at += 1
+            elif code == BININT2:
+                stack.append(content[at] | content[at + 1] << 8)
+                at += 2
+            elif code == BININT:
+                stack.append(int.from_bytes(content[at : at + 4], "little", signed=True))
+                at += 4
+            elif code == MEMOIZE:
+                memo[len(memo)] = stack[-1]
+            elif code == MARK:
+                marks.append(len(stack))
+            elif code == EMPTY_DICT:
+                stack.append({})
+            elif code == EMPTY_LIST:
+                stack.append([])
+            elif code == SETITEMS:
+                values = self._since_mark()
+                _container(stack, dict).update(zip(_keys(values[::2]), values[1::2], strict=True))
+            elif code == SHORT_TEXT:
+                end = at + 1 + content[at]
+                stack.append(content[at + 1 : end].decode("utf-8", "surrogatepass"))
+                at = end
+            elif code == APPENDS:
+                values = self._since_mark()
+                _container(stack, list).extend(values)
+            elif code == APPEND:
+                value = stack.pop()
+                _container(stack, list).append(value)
+            elif code == STOP:
+                (value,) = stack
+                if marks:
+                    raise ValueError("it ends amid a list")
+                return value
+            else:
+                at = self._rare(code, at)
+        raise PickleDataError(
+            f"the pickle has more than {most} instructions; record fewer events, or shorter stacks"
+        )
 
-    def _take(self, count: int) -> bytes:
-        found = self.content[self.at : self.at + count]
-        if count < 0 or len(found) != count:
-            raise PickleDataError(f"the pickle breaks off at byte {self.at}; save it again")
-        self.at += count
-        return found
-
-    def _number(self, form: str) -> int:
-        return int(struct.unpack(form, self._take(struct.calcsize(form)))[0])
-
-    def _step(self, code: bytes) -> None:
-        stack = self.stack
+    def _rare(self, code: int, at: int) -> int:
+        """All other instructions; where the next one begins."""
+        content, stack = self.content, self.stack
         if code in CONSTANTS:
             stack.append(CONSTANTS[code])
-        elif code in INTEGERS:
-            stack.append(self._number(INTEGERS[code]))
-        elif code in LENGTHS:
-            stack.append(self._sized(code))
-        elif code == b"G":
-            stack.append(struct.unpack(">d", self._take(8))[0])
-        elif code in NEW:
-            stack.append(NEW[code]())
-        elif code in TUPLES:
-            count = TUPLES[code]
-            parts = tuple(stack[-count:])
-            if len(parts) != count or any(part is _MARK for part in parts):
-                raise IndexError(code)
-            stack[-count:] = [parts]
-        elif code == b"(":
-            stack.append(_MARK)
-        elif code in b"teaus":
-            self._fill(code)
-        else:
-            self._remember(code)
-
-    def _sized(self, code: bytes) -> Any:
-        size = self._number(LENGTHS[code])
-        if code in LONG and not 0 <= size <= MOST_INTEGER_BYTES:
-            raise PickleDataError(f"the pickle has an integer of {size} bytes; at most {MOST_INTEGER_BYTES}")
-        found = self._take(size)
-        if code in TEXTS:
-            return found.decode("utf-8", "surrogatepass")
-        return int.from_bytes(found, "little", signed=True) if code in LONG else found
-
-    def _fill(self, code: bytes) -> None:
-        """Put what was read last into a container."""
-        stack = self.stack
-        if code == b"a":
-            value = stack.pop()
-            self._container(list).append(value)
-        elif code == b"s":
+        elif code in SIZED:
+            return self._sized(*SIZED[code], at)
+        elif code == CODES["BINFLOAT"]:
+            stack.append(struct.unpack_from(">d", content, at)[0])
+            return at + 8
+        elif code in TUPLES or code == CODES["TUPLE"]:
+            values = self._since_mark() if code not in TUPLES else [stack.pop() for _ in range(TUPLES[code])]
+            stack.append(tuple(values) if code not in TUPLES else tuple(values[::-1]))
+        elif code == CODES["EMPTY_TUPLE"]:
+            stack.append(())
+        elif code == CODES["SETITEM"]:
             value, key = stack.pop(), stack.pop()
-            self._container(dict)[_key(key)] = _plain(value)
+            _container(stack, dict).update(zip(_keys([key]), [value], strict=True))
+        elif code in (BINPUT, LONG_BINPUT):
+            size = 1 if code == BINPUT else 4
+            self.memo[int.from_bytes(content[at : at + size], "little")] = stack[-1]
+            return at + size
+        elif code in SKIPPED:
+            return at + SKIPPED[code]
         else:
-            values = self._since_mark()
-            if code == b"t":
-                stack.append(tuple(values))
-            elif code == b"e":
-                self._container(list).extend(values)
-            else:
-                into = self._container(dict)
-                if len(values) % 2:
-                    raise ValueError("a key without a value")
-                into.update(zip(map(_key, values[::2]), values[1::2], strict=True))
-
-    def _container(self, kind: type) -> Any:
-        if type(self.stack[-1]) is not kind:
-            raise TypeError(kind)
-        return self.stack[-1]
-
-    def _since_mark(self) -> list[Any]:
-        stack = self.stack
-        place = len(stack) - 1
-        while stack[place] is not _MARK:
-            place -= 1
-            if place < 0:
-                raise IndexError("no mark")
-        values = stack[place + 1 :]
-        del stack[place:]
-        return values
-
-    def _remember(self, code: bytes) -> None:
-        """Protocol, frames and memo; nothing else is known."""
-        if code == b"\x80":
-            self._take(1)
-        elif code == b"\x95":
-            self._take(8)
-        elif code == b"\x94":
-            self.memo[len(self.memo)] = _plain(self.stack[-1])
-        elif code in (b"q", b"r"):
-            self.memo[self._number("<B" if code == b"q" else "<I")] = _plain(self.stack[-1])
-        elif code in (b"h", b"j"):
-            self.stack.append(self.memo[self._number("<B" if code == b"h" else "<I")])
-        else:
-            name = NAMES.get(code[0], f"0x{code[0]:02x}")
+            name = NAMES.get(code, f"0x{code:02x}")
             raise PickleDataError(
                 f"the pickle asks for {name}, which is not data: only containers, texts and numbers are "
                 "read; give what torch.cuda.memory._dump_snapshot wrote"
             )
+        return at
+
+    def _sized(self, size: int, kind: str, at: int) -> int:
+        """What has its length in front; no more is set aside than is there."""
+        begin = at + size
+        end = begin + int.from_bytes(self.content[at:begin], "little")
+        if kind == "integer" and end - begin > MOST_INTEGER_BYTES:
+            raise PickleDataError(
+                f"the pickle has an integer of {end - begin} bytes; at most {MOST_INTEGER_BYTES} are read"
+            )
+        if end > len(self.content):
+            self.at = len(self.content)
+            raise IndexError(end)
+        found = self.content[begin:end]
+        if kind == "text":
+            self.stack.append(found.decode("utf-8", "surrogatepass"))
+        else:
+            integer = kind == "integer"
+            self.stack.append(int.from_bytes(found, "little", signed=True) if integer else found)
+        return end
+
+    def _since_mark(self) -> list[Any]:
+        place = self.marks.pop()
+        if place > len(self.stack):
+            raise IndexError("what was before a mark is gone")
+        values = self.stack[place:]
+        del self.stack[place:]
+        return values
 
 
-def _key(key: Any) -> str:
-    if type(key) is not str:
-        raise PickleDataError(
-            f"the pickle has a dict with a key of type {type(key).__name__}; only texts are"
-        )
-    return key
+def _container(stack: list[Any], kind: type) -> Any:
+    if type(stack[-1]) is not kind:
+        raise TypeError(kind)
+    return stack[-1]
 
 
-def _plain(value: Any) -> Any:
-    if value is _MARK:
-        raise ValueError("a mark is no value")
-    return value
+def _keys(keys: list[Any]) -> list[Any]:
+    for key in keys:
+        if type(key) is not str:
+            raise PickleDataError(
+                f"the pickle has a dict with a key of type {type(key).__name__}; only texts are read; give "
+                "what torch.cuda.memory._dump_snapshot wrote"
+            )
+    return keys

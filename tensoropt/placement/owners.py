@@ -35,10 +35,10 @@ def _spans(curve: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, int, int
             if size and kind not in begun:
                 begun[kind] = point, size
             elif not size and kind in begun:
-                first, held = begun.pop(kind)
-                yield kind, first, point, held
-    for kind, (first, held) in begun.items():
-        yield kind, first, len(curve), held
+                first, taken = begun.pop(kind)
+                yield kind, first, point, taken
+    for kind, (first, taken) in begun.items():
+        yield kind, first, len(curve), taken
 
 
 def _words(timeline: Timeline, where: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -380,8 +380,8 @@ class _StepSimulation:
                 strict=True,
             ):
                 if sizes[operator]:
-                    held = self._kind(kind, operator, None, kind)
-                    found.append((device_name(device), held, float(sizes[operator])))
+                    named = self._kind(kind, operator, None, kind)
+                    found.append((device_name(device), named, float(sizes[operator])))
         return found
 
     def _with_memory(self, timeline: Timeline) -> list[Task]:

@@ -89,7 +89,8 @@ def test_opcodes_that_are_not_of_data_are_refused(code):
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"\x80\x04", b".", b"(.", b"NN.", b"a.", b"Na.", b"]a.", b"}Ns.", b"(Nt", b"u.", b"}(\x8c\x01au.",
+        b"", b"\x80\x04", b".", b"(.", b"NN.", b"a.", b"Na.", b"]a.", b"}Ns.", b"(Nt", b"u.",
+        b"}(\x8c\x01au.",
         b"\x85.", b"(\x85.", b"h\x05.", b"\x8c\xff" + b"a", b"X\xff\xff\xff\x7fab", b"\x8e" + b"\xff" * 8,
         b"\x8c\x01\xff.", b"\x94.", b"(\x94.", b"(](a.",
         b"\x8e" + struct.pack("<Q", 2**62) + b"x",  # sets nothing aside for what is not there

@@ -12,6 +12,7 @@ from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.plan import Plan
 from tensoropt.report.detail import detail
 from tensoropt.report.rows import Detail
+from tensoropt.report.why import Why, why_point
 
 Saved = Exploration | str | os.PathLike[str]
 """An exploration, or the folder that it was saved in."""
@@ -77,6 +78,34 @@ def show(
     if point is None:
         point = found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
     return detail(found, point)
+
+
+def why(
+    saved: Saved,
+    point: int | None = None,
+    *,
+    memory_bytes: float | None = None,
+    time_s: float | None = None,
+    knee: bool = False,
+    folder: str | None = None,
+) -> Why:
+    """Why a point is not faster: what binds it, what a step takes at least, what each change would buy.
+
+    Args:
+        point: its index in ``all_points``, from 0; without it the point that :func:`choose` would take.
+        memory_bytes: the budget per device; by default what the point needs.
+        folder: what commands call the exploration's folder; by default the one that was given.
+
+    Raises:
+        TensorOptError: there is no such point.
+        InfeasibleError: nothing fits, or not this point; says what would.
+    """
+    found = opened(saved)
+    if folder is None:
+        folder = "DIR" if isinstance(saved, Exploration) else os.fspath(saved)
+    if point is None:
+        point = found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
+    return why_point(found, point, memory_bytes=memory_bytes, folder=folder)
 
 
 def export_csv(

@@ -211,7 +211,8 @@ def _parts_table(why: Why, data: FrontierData) -> list[Any]:
     # One panel above has the step's parts; what it lacks is which links are waited for.
     if len(found) < 3:
         return []
-    return [plain_table(["the step", "", "share"], [[p.title, p.time, p.share] for p in found], (1, 2))]
+    table = plain_table(["the step", "", "share"], [[p.title, p.time, p.share] for p in found], (1, 2))
+    return [html.Div(table, className="why-parts")]
 
 
 def _table(found: Sequence[WhyRow], *, actions: bool = False) -> Any:
@@ -226,7 +227,9 @@ def _table(found: Sequence[WhyRow], *, actions: bool = False) -> Any:
         if actions:
             said += _actions(row)
         lines.append([row.title, row.time, change, said])
-    return html.Div(plain_table(HEAD, lines, numbers=(1, 2)), className="scroll")
+    table = plain_table(HEAD, lines, numbers=(1, 2))
+    table.className = "plain levers"
+    return html.Div(table, className="scroll")
 
 
 def _actions(row: WhyRow) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
 from tensoropt.plan.changed import load_changed
-from tensoropt.report.levers import BOUND, EXPLORED, IMPOSSIBLE, LOOKED_UP, TO_EXPLORE, Lever, explored_lever
+from tensoropt.report.levers import BOUND, EXPLORED, IMPOSSIBLE, LOOKED_UP, TO_EXPLORE, Lever
 from tensoropt.report.why import Why, looked_up
 
 from ..jobs.record import Job
@@ -161,8 +161,7 @@ def deeper_rows(
             continue
         if lever.key in found:
             key, exploration = found[lever.key]
-            answer = explored_lever(lever.key, lever.title, exploration, why.memory_bytes)
-            row = _row(why, answer, data.units, view, key)
+            row = _row(why, why.answered(lever.key, lever.title, exploration), data.units, view, key)
         else:
             assert lever.how == TO_EXPLORE
             row = WhyRow(lever.key, lever.title, words=lever.words)

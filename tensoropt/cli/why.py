@@ -60,7 +60,7 @@ def explored(
     """(the answer with what a change's exploration found, the folder where that is)."""
     from tensoropt.plan.changed import Changed, fingerprint, save_changed
     from tensoropt.report.changes import change_named
-    from tensoropt.report.levers import explored_lever, moved_words
+    from tensoropt.report.levers import moved_words
 
     change = change_named(found, options.deep)
     with writable_folder(options.out) as folder:
@@ -69,7 +69,7 @@ def explored(
         new = explore_changed(found, change.key, progress=progress, keep=True)
         new.save(folder)
         save_changed(folder, Changed(fingerprint(found), change.key, change.title))
-    lever = explored_lever(change.key, change.title, new, told.memory_bytes)
+    lever = told.answered(change.key, change.title, new)
     return told.with_explored(lever, moved_words(found, new)), str(folder)
 
 

@@ -288,8 +288,15 @@ def _faster_host(found: Rebuilt, host_bound: bool) -> list[Lever]:
 # -- explored -------------------------------------------------------------------------------------------
 
 
-def explored_lever(key: str, title: str, found: Exploration, memory_bytes: float) -> Lever:
-    """What an exploration with a change found within a budget."""
+def explored_lever(
+    key: str, title: str, found: Exploration, memory_bytes: float, unchanged_s: float | None = None
+) -> Lever:
+    """What an exploration with a change found within a budget.
+
+    Args:
+        unchanged_s: what the fastest plan within the budget takes without the change, where that is another
+            one than the plan that is asked about.
+    """
     fitting = [i for i, point in enumerate(found.points) if point.memory_bytes <= memory_bytes]
     if not fitting:
         words = (
@@ -299,6 +306,8 @@ def explored_lever(key: str, title: str, found: Exploration, memory_bytes: float
         return Lever(key, title, EXPLORED, words=words)
     best = found.points[fitting[-1]]
     words = f"searched again: the fastest within {format_bytes(memory_bytes)}, all else as it was"
+    if unchanged_s is not None:
+        words += f"; without the change another plan takes {format_seconds(unchanged_s)} within it"
     return Lever(key, title, EXPLORED, best.time_s, best.memory_bytes, fitting[-1], words)
 
 

@@ -19,6 +19,7 @@ from tensoropt.report.levers import (
     SIMULATED,
     TO_EXPLORE,
     Lever,
+    explored_lever,
     gain_words,
     memory_levers,
     searched_micro_batches,
@@ -37,6 +38,7 @@ class Why:
         point: its index in ``all_points``; people count from 1.
         memory_bytes: the budget: the one given, else what the point itself needs.
         within: the frontier's fastest point that fits the budget.
+        unchanged_s: what that takes, where it is faster than the point; None where not.
         bounds: what a step takes at least.
         levers: changes whose answers are here.
         deeper: changes that are to be explored, or were.
@@ -49,6 +51,7 @@ class Why:
     time_s: float
     memory_bytes: float
     within: int
+    unchanged_s: float | None
     binding: Binding
     bounds: tuple[Lever, ...]
     levers: tuple[Lever, ...]
@@ -57,6 +60,10 @@ class Why:
 
     def __repr__(self) -> str:
         return "\n".join(why_lines(self))
+
+    def answered(self, key: str, title: str, found: Exploration) -> Lever:
+        """What an exploration with a change says of this point's budget."""
+        return explored_lever(key, title, found, self.memory_bytes, self.unchanged_s)
 
     def with_explored(self, lever: Lever, note: str = "") -> Why:
         """The same with the answer of a change that was explored in place of the question."""
@@ -74,6 +81,7 @@ class Why:
             "time_s": self.time_s,
             "memory_bytes": self.memory_bytes,
             "within": self.within + 1,
+            "unchanged_s": self.unchanged_s,
             "binding": asdict(self.binding),
             "bounds": [lever.to_dict() for lever in self.bounds],
             "levers": [lever.to_dict() for lever in self.levers],
@@ -131,6 +139,7 @@ def looked_up(
     fitting = [i for i, one in enumerate(exploration.points) if one.memory_bytes <= budget]
     # A planner's plan may need less than the leanest point.
     within = fitting[-1] if fitting else 0
+    best_s = exploration.points[within].time_s
     notes = []
     if detail is None:
         try:
@@ -144,6 +153,7 @@ def looked_up(
         time_s=point.time_s,
         memory_bytes=budget,
         within=within,
+        unchanged_s=best_s if fitting and best_s < point.time_s * (1 - 1e-9) else None,
         binding=binding(exploration, index, detail, budget, within),
         bounds=(unlimited_memory(exploration),),
         levers=memory_levers(exploration, budget),

@@ -227,9 +227,7 @@ def _table(found: Sequence[WhyRow], *, actions: bool = False) -> Any:
         if actions:
             said += _actions(row)
         lines.append([row.title, row.time, change, said])
-    table = plain_table(HEAD, lines, numbers=(1, 2))
-    table.className = "plain levers"
-    return html.Div(table, className="scroll")
+    return html.Div(plain_table(HEAD, lines, numbers=(1, 2)), className="scroll levers")
 
 
 def _actions(row: WhyRow) -> list[Any]:

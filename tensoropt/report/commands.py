@@ -21,6 +21,7 @@ DEFAULTS = {
     "recompute": "auto",
     "overlap": "default",
     "measure": "all",
+    "pipelines": "auto",
 }
 """Settings that are options of the same name, with the command line's defaults."""
 
@@ -64,6 +65,8 @@ def explore_line(exploration: Exploration, out: str) -> str:
         parts += ["--memory", str(round(settings["memory_bytes"]))]
     if settings.get("epsilon", 1e-3) != 1e-3:
         parts += ["--epsilon", f"{settings['epsilon']:g}"]
+    if settings.get("process_memory"):
+        parts.append("--process-memory")
     if settings.get("max_points"):
         parts += ["--max-points", str(settings["max_points"])]
     if settings.get("constraints"):

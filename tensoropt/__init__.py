@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tensoropt.plan import Exploration, Plan, Point, Space, load_model, load_plan
     from tensoropt.plan import load_exploration as load
     from tensoropt.plan.settings import Settings
-    from tensoropt.saved import choose, device_profile, export_csv, show, why
+    from tensoropt.saved import choose, device_profile, export_csv, export_sheet, show, why
     from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
     from tensoropt.verify import verify_plan, verify_random
@@ -52,6 +52,7 @@ _MODULE_OF = {
     "explore": "tensoropt.api",
     "explore_changed": "tensoropt.api",
     "export_csv": "tensoropt.saved",
+    "export_sheet": "tensoropt.saved",
     "list_clusters": "tensoropt.catalogue",
     "list_models": "tensoropt.catalogue",
     "list_planners": "tensoropt.catalogue",
@@ -102,6 +103,7 @@ __all__ = [
     "explore",
     "explore_changed",
     "export_csv",
+    "export_sheet",
     "list_clusters",
     "list_models",
     "list_planners",

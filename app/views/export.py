@@ -26,6 +26,11 @@ FILES = (
     File("frontier.csv", "every point, one row each", "frontier.csv"),
     File("strategies.csv", "every point's operators and how each is split", "strategies.csv"),
     File("frontier.html", "the frontier on one page that needs no server", "frontier.html"),
+    File(
+        "decision-sheet.html",
+        "why the selected point: one page to print, with what it was chosen over",
+        "decision-sheet.html",
+    ),
     File("trace.json", "the selected point's step for ui.perfetto.dev, opened from disk", "trace.json"),
 )
 
@@ -44,7 +49,12 @@ def files(data: FrontierData) -> tuple[File, ...]:
 
 def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
     """Explore again, choose this point, run it, check it and keep what the check found."""
-    # What ships with the package is not a place to write to.
-    folder = f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.folder)
+    folder = command_folder(entry)
     again = folder if entry.origin == "opened" else f"out/{entry.key}"
     return commands_for(data.exploration, folder, again, row)
+
+
+def command_folder(entry: Entry) -> str:
+    """What commands call an exploration's folder."""
+    # What ships with the package is not a place to write to.
+    return f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.folder)

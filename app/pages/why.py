@@ -91,7 +91,10 @@ def register(app: Dash, context: Context) -> None:
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return None
-        why = answers.quick(data, view)
+        try:
+            why = answers.quick(data, view)
+        except TensorOptError as error:
+            return note(f"Nothing can be said here: {error}", "warn")
         return [
             html.P(why.binding.sentence, className="binding"),
             *_parts_table(why, data),
@@ -117,7 +120,10 @@ def register(app: Dash, context: Context) -> None:
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return None
-        why, before = answers.whole(data, view), answers.quick(data, view)
+        try:
+            why, before = answers.whole(data, view), answers.quick(data, view)
+        except TensorOptError:
+            return None  # said above
         bounds, levers = why.bounds[len(before.bounds) :], why.levers[len(before.levers) :]
         if not bounds:
             return [note(text) for text in why.notes[len(before.notes) :]]
@@ -142,7 +148,10 @@ def register(app: Dash, context: Context) -> None:
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return no_update, no_update
-        found = _deeper_rows(context, answers, data, view)
+        try:
+            found = _deeper_rows(context, answers, data, view)
+        except TensorOptError:
+            return None, None  # said above
         news = [view.exploration, view.point, view.budget_bytes, [_sign(row) for row in found]]
         return (no_update, no_update) if news == shown else (_table(found, actions=True), news)
 

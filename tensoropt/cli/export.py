@@ -27,7 +27,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     sheet.add_argument(
         "--memory", metavar="24GiB", help="the budget per device; default: the device's memory"
     )
-    add_headroom(sheet)
+    add_headroom(verb)
     sheet.add_argument(
         "--price",
         type=float,

@@ -55,17 +55,23 @@ p { margin: 4pt 0; }
 svg { width: 100%; height: auto; break-inside: avoid; }
 table { border-collapse: collapse; width: 100%; margin: 4pt 0; }
 th, td { text-align: left; vertical-align: top; padding: 2.5pt 8pt 2.5pt 0; border-bottom: 1px solid #d9e0e6;
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
 th { color: #52606d; font-weight: 500; }
 tr { break-inside: avoid; }
 thead { display: table-header-group; }
+.facts { table-layout: fixed; }
 .facts th { width: 34mm; }
-.num { text-align: right; white-space: nowrap; }
+.facts td { overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+.wide td:first-child { max-width: 70mm; overflow-wrap: anywhere; min-width: 34mm; }
+.num { text-align: right; }
+td.num { white-space: nowrap; }
 code { font: 9pt/1.4 ui-monospace, "DejaVu Sans Mono", Menlo, monospace; display: block; background: #f4f6f8;
   border: 1px solid #d9e0e6; border-radius: 3px; padding: 4pt 6pt; margin: 2pt 0 6pt; white-space: pre-wrap;
   overflow-wrap: anywhere; -webkit-print-color-adjust: exact; print-color-adjust: exact; }
 li { margin: 2pt 0; overflow-wrap: anywhere; }
-@media print { body { margin: 0; padding: 0; max-width: none; } }
+@media (max-width: 600px) { .facts th { width: 26mm; } }
+@media print { body { margin: 0; padding: 0; max-width: none; } .wide { overflow: visible; } }
 """
 
 
@@ -127,7 +133,7 @@ class _Sheet:
         self.space = exploration.spaces[self.point.space]
         self.cluster = Cluster.from_dict(exploration.cluster)
         self.devices = devices_of(exploration, index)
-        self.model = options.model or exploration.model.source or "model"
+        self.model = options.model or exploration.model.source.removeprefix("zoo:") or "model"
         usable = self.cluster.memory_bytes * (1 - options.headroom)
         smallest = min(self.cluster.device_kinds, key=lambda kind: kind.memory_bytes)
         self.limit_bytes, self.limit = float(usable), f"the memory of a {smallest.name}"
@@ -232,7 +238,7 @@ class _Sheet:
             "<tr><th scope=col>plan<th scope=col class=num>memory<th scope=col class=num>time"
             f"<th scope=col class=num>{priced}<th scope=col>why not"
         )
-        table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+        table = f"<div class=wide tabindex=0><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table></div>"
         return _section("Not chosen, and why", table)
 
     def _price(self) -> float | None:

@@ -7,6 +7,7 @@ named by what they make of an exploration and not of a point, so that one answer
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -257,7 +258,9 @@ def twice_the_devices(cluster: Cluster) -> Cluster:
     """
     wanted = 2 * cluster.device_count
     base, _, _ = cluster.name.partition("[")
-    for name in (base, f"{base}x2"):
+    family = re.fullmatch(r"(.+)x([0-9]{1,4})", base)
+    wider = f"{family[1]}x{2 * int(family[2])}" if family else f"{base}x2"
+    for name in (base, wider):
         with suppress(ClusterError):
             whole = load_cluster(name)
             if whole.subset(cluster.device_count).fingerprint == cluster.fingerprint:

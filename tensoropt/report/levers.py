@@ -106,6 +106,13 @@ def unlimited_memory(exploration: Exploration) -> Lever:
     return Lever("memory:unlimited", "memory unlimited", BOUND, point.time_s, point.memory_bytes, last, words)
 
 
+def without_waiting(exploration: Exploration, index: int) -> Lever:
+    """The computation of the busiest device of a placed plan or a pipeline: no schedule takes less."""
+    point = exploration.all_points[index]
+    words = "what the busiest device computes: no schedule of this plan takes less"
+    return Lever("waiting:none", "no waiting, no idle time", BOUND, point.compute_s, words=words)
+
+
 def searched_micro_batches(exploration: Exploration, count: int, memory_bytes: float, title: str) -> Lever:
     """The frontier's fastest point with so many micro-batches within a budget, which were searched."""
     key = f"micro-batches:{count}"
@@ -180,9 +187,16 @@ def _at_the_peak(found: Rebuilt) -> Lever:
             # The largest peak of a dtype for all of its operators: a bound must not be above what is reached.
             seconds += number / peaks[dtype]
             flops += number
-    rates = ", ".join(f"{peak / 1e12:.3g} TFLOP/s in {dtype}" for dtype, peak in peaks.items())
-    words = f"the {flops / 1e12:.3g} TFLOP of one device, recomputation included, at {device.name}'s {rates}"
+    rates = ", ".join(f"{_flop_words(peak)}/s in {dtype}" for dtype, peak in peaks.items())
+    words = f"the {_flop_words(flops)} of one device, recomputation included, at {device.name}'s {rates}"
     return Lever("compute:peak", "computation at the peak", BOUND, seconds, words=words)
+
+
+def _flop_words(number: float) -> str:
+    for unit, factor in (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
+        if number >= factor:
+            return f"{number / factor:.3g} {unit}"
+    return f"{number:,.0f} FLOP"
 
 
 def _faster_links(found: Rebuilt) -> list[Lever]:

@@ -238,8 +238,8 @@ class _Sheet:
             "<tr><th scope=col>plan<th scope=col class=num>memory<th scope=col class=num>time"
             f"<th scope=col class=num>{priced}<th scope=col>why not"
         )
-        table = f"<div class=wide tabindex=0><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table></div>"
-        return _section("Not chosen, and why", table)
+        table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+        return _section("Not chosen, and why", f"<div class=wide tabindex=0>{table}</div>")
 
     def _price(self) -> float | None:
         """Money per hour of all devices of the plan."""

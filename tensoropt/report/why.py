@@ -25,6 +25,7 @@ from tensoropt.report.levers import (
     searched_micro_batches,
     simulated_levers,
     unlimited_memory,
+    without_waiting,
 )
 from tensoropt.report.rows import Detail
 from tensoropt.units import format_bytes, format_seconds
@@ -155,7 +156,10 @@ def looked_up(
         within=within,
         unchanged_s=best_s if fitting and best_s < point.time_s * (1 - 1e-9) else None,
         binding=binding(exploration, index, detail, budget, within),
-        bounds=(unlimited_memory(exploration),),
+        bounds=(
+            unlimited_memory(exploration),
+            *((without_waiting(exploration, index),) if point.carried is not None else ()),
+        ),
         levers=memory_levers(exploration, budget),
         deeper=_deeper(exploration, index, budget, folder, notes),
         notes=tuple(notes),

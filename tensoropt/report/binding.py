@@ -17,6 +17,7 @@ from tensoropt.units import format_bytes, format_seconds
 COMPUTING, WAITING, IDLE, HOST = "computation", "communication", "idle", "host"
 LEAST = 0.005
 """Shares of a step below it are not spoken of."""
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,18 @@ def binding(
     links = waiting_by_links(exploration, index, detail) if detail is not None else ()
     if not links and point.exposed_s:
         links = (("communication", point.exposed_s),)
-    idle = HOST if point.host_bound else IDLE
+    # A place of a pipeline is idle while it waits for others, too.
+    host_s = 0.0
+    if point.host_bound:
+        host_s = min(point.idle_s, point.host_s - point.compute_s - point.exposed_s)
+    waits = {HOST: host_s, IDLE: max(point.idle_s - host_s, 0.0)}
     titles = {HOST: "waiting for the host that issues the work", IDLE: _idle_title(exploration, index)}
     parts = [
         Part(COMPUTING, "computing", point.compute_s, point.compute_s / step_s),
         *(Part(WAITING, f"waiting for {title}", s, s / step_s) for title, s in links),
-        *([Part(idle, titles[idle], point.idle_s, point.idle_s / step_s)] if point.idle_s else []),
+        *(Part(name, titles[name], s, s / step_s) for name, s in waits.items() if s > ROUNDING * step_s),
     ]
-    sums = {COMPUTING: point.compute_s, WAITING: point.exposed_s, idle: point.idle_s}
+    sums = {COMPUTING: point.compute_s, WAITING: point.exposed_s, **waits}
     key = max(sums, key=lambda name: sums[name])
     words = {
         COMPUTING: "Computation" + _top_operator(detail),

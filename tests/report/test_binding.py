@@ -70,6 +70,8 @@ def test_links_are_named_by_level_and_axes(gpus: Any) -> None:
          "Waiting for other devices binds: 50 %"),
         ({"compute_s": 0.1, "exposed_s": 0.1, "idle_s": 0.2, "host_s": 0.4}, "host",
          "The host, which issues work more slowly than the device does it, binds: 50 %"),
+        ({"compute_s": 0.1, "exposed_s": 0.0, "idle_s": 0.3, "host_s": 0.2}, "idle",
+         "Waiting for other devices binds: 50 %"),
     ],
 )  # fmt: skip
 def test_what_takes_most_binds(changes: dict[str, float], key: str, words: str) -> None:

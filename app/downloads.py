@@ -107,7 +107,7 @@ MAKERS: dict[str, tuple[str, Callable[[Asked], str]]] = {
     "frontier.csv": ("text/csv", _written(write_frontier_csv)),
     "strategies.csv": ("text/csv", _written(write_strategies_csv)),
     "frontier.html": ("text/html", _page),
-    "decision-sheet.html": ("text/html", _sheet),
+    "decision.html": ("text/html", _sheet),
     "trace.json": ("application/json", _trace),
     "cluster.json": ("application/json", _cluster),
     "constraints.json": ("application/json", _constraints),

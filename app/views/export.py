@@ -27,9 +27,9 @@ FILES = (
     File("strategies.csv", "every point's operators and how each is split", "strategies.csv"),
     File("frontier.html", "the frontier on one page that needs no server", "frontier.html"),
     File(
-        "decision-sheet.html",
+        "decision.html",
         "why the selected point: one page to print, with what it was chosen over",
-        "decision-sheet.html",
+        "decision.html",
     ),
     File("trace.json", "the selected point's step for ui.perfetto.dev, opened from disk", "trace.json"),
 )

@@ -72,9 +72,9 @@ def test_the_decision_sheet_is_downloaded_with_the_limits_of_the_page(
     site: Site, opened: Opened, browser: Any, tmp_path: Path
 ) -> None:
     page = opened(site.url("export", f"x=opened-small&point=3&budget={35 * 2**30}&price=2.5&headroom=0.1"))
-    page.wait_for_selector("text=decision-sheet.html")
+    page.wait_for_selector("text=decision.html")
     with page.expect_download() as download:
-        page.click("text=decision-sheet.html")
+        page.click("text=decision.html")
     download.value.save_as(tmp_path / "sheet.html")
     sheet = browser.new_page()
     asked: list[str] = []

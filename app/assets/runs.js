@@ -11,6 +11,7 @@ window.dash_clientside = window.dash_clientside || {};
   let known = null;
   let at = null; // the point that is looked at: [trace, point]
   let timer = 0;
+  let late = null; // rows that came while a cell was being edited
 
   // -- the URL ------------------------------------------------------------------------------------------
 
@@ -96,6 +97,11 @@ window.dash_clientside = window.dash_clientside || {};
         choose(keys);
       });
       api.addEventListener("rowDataUpdated", () => tick(api));
+      api.addEventListener("cellEditingStopped", (event) => {
+        // What has just been changed is answered with rows of its own.
+        if (late && !event.valueChanged) window.dash_clientside.set_props("runs-table", { rowData: late });
+        late = null;
+      });
     }
     const want = shown();
     const on = [];
@@ -177,7 +183,7 @@ window.dash_clientside = window.dash_clientside || {};
     if (!keys.length || keys.length > LEGEND) return null;
     const order = listed(api).filter((key) => keys.includes(key)); // as the table has them
     const rest = keys.filter((key) => !order.includes(key));
-    return [...order, ...rest].map((key) => ({
+    return [...order, ...rest].filter((key) => known.facts[key].look).map((key) => ({
       type: "Span", namespace: "dash_html_components",
       props: { className: "runs-key", children: [drawing(known.facts[key].look), known.facts[key].label] },
     }));
@@ -352,6 +358,13 @@ window.dash_clientside = window.dash_clientside || {};
         + (api && visible.length < known.order.length ? `, ${visible.length} listed` : "")
         + (api && visible.length && unlisted ? `; ${unlisted} of those shown are not listed` : "");
       return [said(keys), legend(keys), count];
+    },
+
+    // New rows would end what is being typed into a cell: they wait.
+    rows: function (rows) {
+      const api = grid();
+      late = api && api.getEditingCells().length ? rows : null;
+      return late ? SAME() : rows;
     },
 
     search: function (text) {

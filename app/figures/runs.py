@@ -33,7 +33,7 @@ def runs_figure(runs: Sequence[Run], shown: Collection[str], axes: Axes, units: 
     kind = "scattergl" if sum(len(d.x) for d in found) > GL_FROM else "scatter"
     traces = []
     for run, of in zip(runs, found, strict=True):
-        colour, dash, symbol = run_style(run.style)
+        colour, dash, symbol = run_style(run.style or 0)
         tint = run_colours(colours)[colour]
         traces.append(
             {

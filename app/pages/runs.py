@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, cast
+from uuid import uuid4
 
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
@@ -23,6 +24,8 @@ from .parts import aria, note, panel
 
 CHOICES = len(RUN_COLOURS) * len(DASHES)
 """Styles that the table offers: every colour with every dash."""
+ROW_PX, HEAD_PX, MOST_ROWS = 32, 54, 14
+"""Of the table: a row, the head with a scroll bar, and how many rows it shows without scrolling."""
 LOCALE = {
     "ariaRowToggleSelection": "Press Space to show or hide this run in the plot",
     "ariaRowSelectAll": "Press Space to show or hide all runs of the table",
@@ -41,7 +44,19 @@ def layout() -> Any:
     )
 
 
-STORES = ("view", "axes", "known", "drawn", "edited", "asked", "named", "clicked", "hovered", "searched")
+STORES = (
+    "view",
+    "axes",
+    "known",
+    "rows",
+    "drawn",
+    "edited",
+    "asked",
+    "named",
+    "clicked",
+    "hovered",
+    "searched",
+)
 """``view``: what the URL holds; ``axes``: its part that the server draws; ``known``: what the browser has to
 know."""
 
@@ -126,18 +141,18 @@ def _columns(units: Units | None = None) -> list[dict[str, Any]]:
               tooltipField="fault"),
         {"field": "open", "headerName": "", "width": 66, "cellRenderer": "RunLink", "sortable": False,
          "valueGetter": {"function": "'open'"}},
-        words("tags", "tags", 130, editable=True, headerTooltip="Separated by commas; Enter changes them"),
+        words("tags", "tags", 120, editable=True, headerTooltip="Separated by commas; Enter changes them"),
+        number("memory", f"leanest, {size}", 118),
+        number("time", f"fastest, {time}", 118),
         words("model", "model", 110),
         words("cluster", "cluster", 120),
-        number("devices", "devices", 84, "d"),
-        words("dtype", "dtype", 88),
-        number("batch", "batch", 76, "d"),
-        words("mode", "mode", 76),
-        words("optimizer", "optimizer", 92),
-        number("points", "points", 76, ",d"),
-        number("memory", f"leanest, {size}", 106),
-        number("time", f"fastest, {time}", 106),
-        words("made", "made", 136, sort=None),
+        number("devices", "devices", 98, "d"),
+        words("dtype", "dtype", 96),
+        number("batch", "batch", 88, "d"),
+        words("mode", "mode", 86),
+        words("optimizer", "optimizer", 112),
+        number("points", "points", 92, ",d"),
+        words("made", "made", 142),
         words("origin", "from", 96),
     ]  # fmt: skip
 
@@ -178,7 +193,7 @@ def _table() -> Any:
                     "enableClickSelection": False,
                 },
                 "selectionColumnDef": {"headerName": "", "width": 44, "pinned": None, "sortable": True},
-                "rowHeight": 32, "headerHeight": 34, "animateRows": False, "tooltipShowDelay": 300,
+                "rowHeight": ROW_PX, "headerHeight": 34, "animateRows": False, "tooltipShowDelay": 300,
                 "enterNavigatesVerticallyAfterEdit": False, "stopEditingWhenCellsLoseFocus": True,
                 "localeText": LOCALE, "enableCellTextSelection": True, "ensureDomOrder": True,
                 # Tab leaves the table instead of walking through its cells; arrow keys do that.
@@ -186,7 +201,7 @@ def _table() -> Any:
             },
             eventListeners={"cellKeyDown": ["openRun(params)"]},
             className="grid",
-            style={"height": 420},
+            style={"height": HEAD_PX + ROW_PX * MOST_ROWS},
         ),
         html.P(
             [
@@ -238,6 +253,12 @@ def _register_browser(app: Dash) -> None:
         Input("scheme", "data"),
     )
     browser(
+        "rows",
+        Output("runs-table", "rowData"),
+        Input("runs-rows", "data"),
+        prevent_initial_call=True,
+    )
+    browser(
         "search",
         Output("runs-searched", "data"),
         Input("runs-search", "value"),
@@ -271,8 +292,9 @@ def _register_browser(app: Dash) -> None:
 
 def _register_data(app: Dash, context: Context) -> None:
     @app.callback(
-        Output("runs-table", "rowData"),
+        Output("runs-rows", "data"),
         Output("runs-table", "columnDefs"),
+        Output("runs-table", "style"),
         Output("runs-known", "data"),
         Input("page", "data"),
         Input("finished", "data"),
@@ -282,18 +304,22 @@ def _register_data(app: Dash, context: Context) -> None:
     def fill(page: Any, *rest: Any) -> Any:
         """The table and what the browser needs; nothing while another page is shown, or nothing changed."""
         if page != "runs":
-            return no_update, no_update, no_update
+            return (no_update,) * 4
         found = view.runs_of(context.library)
         units = view.common_units(found)
         known = view.known_to_the_browser(found, units)
         for fact in known["facts"].values():
-            fact["look"] = run_style(fact["style"])
-        rows = [{**row, "look": run_style(row["style"])} for row in view.table_rows(found, units)]
-        # Counted, so that an edit that was refused puts back what the table shows.
+            fact["look"] = _look(fact["style"])
+        rows = [{**row, "look": _look(row["style"])} for row in view.table_rows(found, units)]
+        # With the edit, so that one that was refused puts back what the table showed.
         known["of"] = json.dumps([hash(json.dumps([rows, known])), rest[1]])
-        if isinstance(rest[-1], Mapping) and rest[-1].get("of") == known["of"]:
-            return no_update, no_update, no_update
-        return rows, _columns(units), known
+        before = rest[-1] if isinstance(rest[-1], Mapping) else {}
+        if before.get("of") == known["of"]:
+            return (no_update,) * 4
+        known["units"] = [units.memory.name, units.time.name]
+        # Columns that are set anew end what is being typed into a cell.
+        columns = no_update if before.get("units") == known["units"] else _columns(units)
+        return rows, columns, {"height": HEAD_PX + ROW_PX * min(max(len(rows), 3), MOST_ROWS)}, known
 
     @app.callback(
         Output("runs-graph", "figure"),
@@ -335,10 +361,9 @@ def _register_edits(app: Dash, context: Context) -> None:
         Output("runs-edited", "data"),
         Output("runs-told", "children"),
         Input("runs-table", "cellValueChanged"),
-        State("runs-edited", "data"),
         prevent_initial_call=True,
     )
-    def edit(changes: Any, count: Any) -> Any:
+    def edit(changes: Any) -> Any:
         said = ""
         kind = "info"
         for change in changes if isinstance(changes, list) else [changes]:
@@ -346,7 +371,12 @@ def _register_edits(app: Dash, context: Context) -> None:
                 said = _edited(context, change) or said
             except TensorOptError as error:
                 said, kind = str(error), "error"
-        return (count or 0) + 1 if isinstance(count, int) or count is None else 1, note(said, kind)
+        # Not counted: two edits that follow each other quickly would both be the same number.
+        return uuid4().hex, note(said, kind)
+
+
+def _look(style: int | None) -> tuple[int, str, str] | None:
+    return None if style is None else run_style(style)
 
 
 def _edited(context: Context, change: Any) -> str:

@@ -33,7 +33,7 @@ class Run:
         title: what it is called in the table.
         label: the same, told apart from all others.
         tags: what a person gave it.
-        style: the number of its colour, dash and symbol.
+        style: the number of its colour, dash and symbol; None for one that cannot be read.
         model: what people call the model.
         made: when its file was written, seconds since the epoch; None where it is gone.
     """
@@ -44,7 +44,7 @@ class Run:
     title: str
     label: str
     tags: tuple[str, ...]
-    style: int
+    style: int | None
     model: str
     made: float | None
 
@@ -78,7 +78,8 @@ class Axes:
 def runs_of(library: Library, *, curves: bool = True) -> tuple[Run, ...]:
     """All explorations, as the header lists them; without their curves where they are not wanted."""
     found = titles_of(library)
-    library.labels.give_styles(e.identity for e in found)
+    # What cannot be drawn needs no colour.
+    library.labels.give_styles(e.identity for e in found if not library.head_of(e).fault)
     runs = []
     for entry, label in found.items():
         head, known = library.head_of(entry), library.labels.of(entry.identity)
@@ -90,7 +91,7 @@ def runs_of(library: Library, *, curves: bool = True) -> tuple[Run, ...]:
                 known.name or own_title(library, entry),
                 label,
                 known.tags,
-                known.style or 0,
+                None if head.fault else known.style,
                 "" if head.fault else library.model_name(head.source),
                 _made(entry),
             )

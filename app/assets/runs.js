@@ -11,6 +11,7 @@ window.dash_clientside = window.dash_clientside || {};
   let known = null;
   let at = null; // the point that is looked at: [trace, point]
   let timer = 0;
+  let resting = 0;
   let late = null; // rows that came while a cell was being edited
 
   // -- the URL ------------------------------------------------------------------------------------------
@@ -113,12 +114,44 @@ window.dash_clientside = window.dash_clientside || {};
     if (off.length) api.setNodesSelected({ nodes: off, newValue: false, source: "api" });
   }
 
+  function differing(gd, want) {
+    return known.order.map((key, i) => i).filter((i) => (gd.data[i].visible !== false) !== want.has(known.order[i]));
+  }
+
+  function lineOf(gd, i) {
+    const drawn = gd.calcdata && gd.calcdata[i] && gd.calcdata[i][0] && gd.calcdata[i][0].node3;
+    const node = drawn && drawn.node();
+    return node && node.isConnected ? node : null;
+  }
+
   // The lines of the plot do too. A plot that is just being drawn is looked at again.
   function draw() {
     const gd = plot();
     if (!gd || !gd.data || !known || !window.Plotly || gd.data.length !== known.order.length) return;
     const want = shown();
-    const changed = known.order.map((key, i) => i).filter((i) => (gd.data[i].visible !== false) !== want.has(known.order[i]));
+    const changed = differing(gd, want);
+    // Hidden a moment ago and shown again: the plot still has it, its line is out of sight.
+    known.order.forEach((key, i) => {
+      const line = lineOf(gd, i);
+      if (line && want.has(key) && line.style.display) line.style.display = "";
+    });
+    if (!changed.length) return;
+    // At once: the lines themselves. Axes and what can be pointed at follow when a person rests.
+    let there = true;
+    changed.forEach((i) => {
+      const line = lineOf(gd, i);
+      if (line && !want.has(known.order[i])) line.style.display = "none";
+      else if (!line && want.has(known.order[i])) there = false; // was never drawn
+    });
+    window.clearTimeout(resting);
+    resting = window.setTimeout(redraw, there ? REST_MS : 0);
+  }
+
+  function redraw() {
+    const gd = plot();
+    if (!gd || !gd.data || !known || gd.data.length !== known.order.length) return;
+    const want = shown();
+    const changed = differing(gd, want);
     if (!changed.length) return;
     const layout = {};
     ((gd.layout && gd.layout.shapes) || []).forEach((shape, i) => {

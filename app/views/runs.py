@@ -18,7 +18,7 @@ from .units import Unit, Units
 
 USUALLY_SHOWN = 12
 """Explorations that are drawn before a person chooses: more lines are hard to follow."""
-MOST_POINTS, LEAST_POINTS = 20_000, 100
+MOST_POINTS, LEAST_POINTS = 10_000, 60
 """Drawn in all, and of one exploration at least."""
 
 

@@ -44,7 +44,8 @@ def test_rows_say_what_each_is_of(library: Library) -> None:
     first, second, broken = table_rows(found, common_units(found))
     assert {
         "id": "opened-a", "name": "mine", "tags": "x, y", "style": 0, "model": "gpt2-tiny",
-        "cluster": "dgx-h100", "devices": 8, "dtype": "float32", "batch": 32, "mode": "train", "optimizer": "adam", "points": 8,
+        "cluster": "dgx-h100", "devices": 8, "dtype": "float32", "batch": 32,
+         "mode": "train", "optimizer": "adam", "points": 8,
         "memory": 10.0, "time": 100.0, "origin": "opened", "fault": "",
     }.items() <= first.items()  # fmt: skip
     assert (second["mode"], second["optimizer"], second["dtype"], second["batch"]) == (
@@ -108,7 +109,7 @@ def test_many_points_are_thinned_and_that_is_said(library: Library) -> None:
     assert (np.diff(found.x) > 0).all()
     assert (np.diff(found.y) < 0).all()
     assert plot_notes([long, one], Axes()) == [
-        f"{one.label}: drawn with 10,000 of its points each; the frontier page has all."
+        f"{one.label}: drawn with 5,000 of its points each; the frontier page has all."
     ]
 
 

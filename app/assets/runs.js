@@ -199,21 +199,30 @@ window.dash_clientside = window.dash_clientside || {};
     return "A step is not the same work in every run: " + main.join(", ") + " differ.";
   }
 
-  function swatch(look) {
-    return tag("Span", null, "run-dot run-c" + look[0], { "aria-hidden": "true" });
-  }
+  const listing = (keys) => keys.slice(0, 3).map((key) => known.facts[key].label).join(", ")
+    + (keys.length > 3 ? " and others" : "");
 
   function said(keys) {
     const [text, work] = compared(keys);
     const warn = warning(work);
     const found = [tag("P", text, "runs-alike")];
     if (warn) found.push(tag("P", warn, "note note-warn"));
+    const timeless = keys.filter((key) => view.sample && known.facts[key].points && !(known.facts[key].batch > 0));
+    if (timeless.length) {
+      found.push(tag("P", listing(timeless) + ": the batch is not known, so that there is no time per sample.", "note note-warn"));
+    }
+    const gone = Array.isArray(view.shown) ? view.shown.filter((key) => !known.order.includes(key)) : [];
+    if (gone.length) {
+      found.push(tag("P", `${gone.length} of the runs in this link ${gone.length === 1 ? "is" : "are"} not here.`, "note note-warn"));
+    }
     return found;
   }
 
   function legend(keys) {
     const api = grid();
-    if (!keys.length || keys.length > LEGEND) return null;
+    if (keys.length > LEGEND) {
+      return tag("Span", "The table's colours, and what a point says, tell these many runs apart.", "muted");
+    }
     const order = listed(api).filter((key) => keys.includes(key)); // as the table has them
     const rest = keys.filter((key) => !order.includes(key));
     return [...order, ...rest].filter((key) => known.facts[key].look).map((key) => ({
@@ -277,6 +286,8 @@ window.dash_clientside = window.dash_clientside || {};
     const dash = Object.keys(DASHES)[Math.floor(number / COLOURS.length) % 4];
     return COLOURS[number % COLOURS.length] + (dash === "solid" ? "" : ", " + dash);
   };
+  // Names that are alike say nothing where there is no room for the columns that tell them apart.
+  functions.runName = (params) => (window.innerWidth < 700 && params.data.apart) || params.value;
   functions.openRun = (params) => {
     if (params.event.key === "Enter" && params.column.getColId() === "open") go(params.node.id);
   };
@@ -409,6 +420,17 @@ window.dash_clientside = window.dash_clientside || {};
     many: function () {
       const which = window.dash_clientside.callback_context.triggered[0].prop_id.split(".")[0];
       if (!known) return SAME();
+      if (which === "runs-csv") {
+        const columns = grid().getColumns().map((c) => c.getColId());
+        const left = ["open", "style", "ag-Grid-SelectionColumn"];
+        grid().exportDataAsCsv({
+          fileName: "runs.csv",
+          columnKeys: columns.filter((c) => !left.includes(c)),
+          // Numbers as they are; what a spreadsheet would take for a formula is a text.
+          processCellCallback: ({ value }) => (/^[=+\-@\t\r]/.test(typeof value === "string" ? value : "") ? "'" + value : value),
+        });
+        return SAME();
+      }
       const keys = which === "runs-all" ? shown() : new Set();
       if (which !== "runs-none") listed(grid()).forEach((key) => keys.add(key));
       choose(keys);

@@ -76,7 +76,9 @@ def _plot() -> Any:
     return panel(
         html.Div(
             [
-                _segments("runs-memory", "Memory", ("device", "memory per device"), ("total", "of all")),
+                _segments(
+                    "runs-memory", "Memory", ("device", "memory per device"), ("total", "of all devices")
+                ),
                 _segments("runs-time", "Time", ("step", "time per step"), ("sample", "per sample")),
                 dmc.ChipGroup(
                     html.Div(chips, className="row tight"), id="runs-logs", multiple=True, value=[]
@@ -138,7 +140,7 @@ def _columns(units: Units | None = None) -> list[dict[str, Any]]:
             "editable": True, "headerTooltip": "Double-click or Enter changes it", **editor,
         },
         words("name", "name", 230, editable=True, headerTooltip="Double-click or Enter changes it",
-              tooltipField="fault"),
+              tooltipField="fault", valueFormatter={"function": "runName(params)"}),
         {"field": "open", "headerName": "", "width": 66, "cellRenderer": "RunLink", "sortable": False,
          "valueGetter": {"function": "'open'"}},
         words("tags", "tags", 120, editable=True, headerTooltip="Separated by commas; Enter changes them"),
@@ -164,6 +166,7 @@ def _table() -> Any:
             ("all", "show listed", "Show the runs that the table lists"),
             ("only", "only listed", "Show the runs that the table lists and hide the others"),
             ("none", "hide all", "Hide all runs"),
+            ("csv", "CSV", "Save the table as it is listed as a CSV file"),
         )
     ]
     return panel(
@@ -267,7 +270,7 @@ def _register_browser(app: Dash) -> None:
     browser(
         "many",
         Output("runs-clicked", "data"),
-        *(Input(f"runs-{name}", "n_clicks") for name in ("all", "only", "none")),
+        *(Input(f"runs-{name}", "n_clicks") for name in ("all", "only", "none", "csv")),
         prevent_initial_call=True,
     )
     browser(
@@ -338,7 +341,7 @@ def _register_data(app: Dash, context: Context) -> None:
         units, meant = view.common_units(found), view.Axes.from_data(axes)
         shown = view.shown_keys(kept, known)
         figure = runs_figure(found, shown, meant, units, str(scheme))
-        lines = [*view.plot_notes(found, meant), context.library.labels.fault]
+        lines = [*view.plot_notes(found), context.library.labels.fault]
         said = [note(line, "warn") for line in lines if line]
         return figure, [known.get("of"), axes, scheme, [run.key for run in found]], said
 

@@ -147,6 +147,8 @@ def _row(run: Run, units: Units) -> dict[str, Any]:
         "name": run.title,
         "tags": ", ".join(run.tags),
         "style": run.style,
+        # What tells it apart from others of its title, for screens that have no room for columns.
+        "apart": run.label.removeprefix(run.title).strip(" ·"),
         "model": run.model,
         "graph": str(head.step[0])[:12] if head.step else "",
         "cluster": head.cluster,
@@ -252,7 +254,7 @@ def most_of_each(runs: Sequence[Run]) -> int:
     return max(LEAST_POINTS, MOST_POINTS // max(1, len(runs)))
 
 
-def plot_notes(runs: Sequence[Run], axes: Axes) -> list[str]:
+def plot_notes(runs: Sequence[Run]) -> list[str]:
     """What the plot leaves out, in sentences."""
     found = []
     most = most_of_each(runs)
@@ -260,10 +262,6 @@ def plot_notes(runs: Sequence[Run], axes: Axes) -> list[str]:
     if thinned:
         names = ", ".join(run.label for run in thinned[:3]) + (" and others" if len(thinned) > 3 else "")
         found.append(f"{names}: drawn with {most:,} of its points each; the frontier page has all.")
-    unknown = [run for run in runs if run.points and not (run.head.batch or 0) > 0]
-    if axes.per_sample and unknown:
-        names = ", ".join(run.label for run in unknown[:3]) + (" and others" if len(unknown) > 3 else "")
-        found.append(f"{names}: the batch is not known, so that there is no time per sample.")
     broken = [run for run in runs if run.head.fault]
     found += [f"{run.label}: {run.head.fault}" for run in broken[:3]]
     if len(broken) > 3:

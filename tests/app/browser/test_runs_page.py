@@ -99,6 +99,19 @@ def reads(page: Any, key: str, column: str, text: str) -> None:
     )
 
 
+def test_a_link_may_be_wrong(runs: Site, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(runs.url("runs", "runs=opened-a,gone,%252&runaxes=sample,nonsense")), 1)
+    page.wait_for_selector("text=2 of the runs in this link are not here.")
+    page.wait_for_function(f"{PLOT}.layout.yaxis.title.text.startsWith('time per sample')")
+    page.goto(runs.url("runs", "runs=all&runaxes=sample"))
+    drawn(page, COUNT)
+    with page.expect_download() as download:
+        page.click("#runs-csv")
+    text = Path(download.value.path()).read_text(encoding="utf-8-sig")
+    assert text.splitlines()[0].startswith('"name","tags","leanest, GiB","fastest, ms","model"')
+    assert len(text.splitlines()) == COUNT + 1
+
+
 def edited(page: Any, key: str, column: str, text: str) -> None:
     page.dblclick(cell(key, column))
     page.wait_for_selector(f"{cell(key, column)} input")
@@ -166,6 +179,10 @@ def test_keys_alone_reach_everything(runs: Site, opened: Callable[..., Any]) -> 
         page.keyboard.press("Tab")
     assert not page.evaluate("document.activeElement.closest('#runs-none')")
     page.click(cell("opened-a", "name"))
+    page.keyboard.press("Space")  # the box of the row
+    drawn(page, 1)
+    page.keyboard.press("Space")
+    drawn(page, 2)
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     page.wait_for_function("location.pathname === '/frontier' && location.search.includes('x=opened-a')")

@@ -309,7 +309,7 @@ def request_from(form: Mapping[str, Any], uploads: Mapping[str, tuple[Path, str]
 
 CHOICES = {
     "mode": ("train", "inference"),
-    "optimizer": ("adam", "momentum", "sgd"),
+    "optimizer": ("adam", "adam_fused", "momentum", "sgd"),
     "dtype": ("float32", "bfloat16"),
     "recompute": ("auto", "never"),
     "measure": ("all", "never"),

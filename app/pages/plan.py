@@ -11,7 +11,7 @@ from dash import Dash, dcc, html
 
 from ..context import Context
 from ..figures.palette import GRAPH_CONFIG
-from . import owners, plan_callbacks, timeline
+from . import owners, plan_callbacks, timeline, why
 from .measured import measured_panel
 from .owners import owners_panel
 from .parts import panel
@@ -33,6 +33,7 @@ def layout() -> Any:
                         ],
                         className="halves",
                     ),
+                    why.layout(),
                     html.Div(
                         [
                             html.Div(
@@ -190,3 +191,4 @@ def register(app: Dash, context: Context) -> None:
     plan_callbacks.register(app, context)
     owners.register(app, context)
     timeline.register(app)
+    why.register(app, context)

@@ -9,7 +9,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from ..context import Context
 from ..state import PAGES
-from . import explore, export, frontier, plan
+from . import explore, export, frontier, plan, runs
 from .parts import aria
 
 DARK_SCALE = (
@@ -17,7 +17,9 @@ DARK_SCALE = (
     "#11171d",
 )  # fmt: skip
 """The controls' greys in the dark scheme, from text to page, in the hue of the rest."""
-TITLES = {"explore": "Explore", "frontier": "Frontier", "plan": "Plan", "export": "Export"}
+TITLES = {
+    "explore": "Explore", "frontier": "Frontier", "runs": "Runs", "plan": "Plan", "export": "Export",
+}  # fmt: skip
 
 
 def layout(context: Context) -> Any:
@@ -45,6 +47,7 @@ def layout(context: Context) -> Any:
     pages = {
         "explore": explore.layout(context),
         "frontier": frontier.layout(context),
+        "runs": runs.layout(),
         "plan": plan.layout(),
         "export": export.layout(),
     }
@@ -159,9 +162,11 @@ def register(app: Dash, context: Context) -> None:
         Output("written", "data"),
         *(Output(f"nav-{name}", "href") for name in PAGES),
         Input("state", "data"),
+        Input("runs-view", "data"),
         State("page", "data"),
     )
     frontier.register(app, context)
+    runs.register(app, context)
     plan.register(app, context)
     export.register(app, context)
     explore.register(app, context)

@@ -70,6 +70,15 @@ def kernels_of(work: Workload) -> int:
     return sum(1 for call, _ in work.calls if launches(call.function))
 
 
+def peak_flops(device: DeviceKind, kernels: KernelSettings, dtype: str, cls: CostClass) -> float:
+    """FLOP/s at which operators of a class compute at most on a device: float32 ones of GPUs in TF32 where
+    PyTorch's settings allow it."""
+    setting = _TF32_BY.get(cls)
+    may = device.type == "cuda" and dtype == "float32" and setting is not None
+    tf32 = may and getattr(kernels, str(setting)) == "tf32" and "tf32" in device.flops
+    return device.flops_of("tf32" if tf32 else dtype)
+
+
 def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]:
     """(forward, backward) seconds at peak; backward moves twice what forward does."""
     peak, bandwidth = device.flops_of(dtype), device.memory_bandwidth
@@ -379,10 +388,7 @@ class RooflineCompute:
     def peak(self, dtype: str, cls: CostClass) -> float:
         """FLOP/s at which operators of a class compute at most: float32 ones of GPUs in TF32 where PyTorch's
         settings allow it."""
-        setting = _TF32_BY.get(cls)
-        may = self.device.type == "cuda" and dtype == "float32" and setting is not None
-        tf32 = may and getattr(self.kernels, str(setting)) == "tf32" and "tf32" in self.device.flops
-        return self.device.flops_of("tf32" if tf32 else dtype)
+        return peak_flops(self.device, self.kernels, dtype, cls)
 
     def _fixed(self, peak: float, flops: float, traffic: float, launches: int) -> float:
         arithmetic = flops / (peak * MATRIX_EFFICIENCY)

@@ -52,7 +52,7 @@ class Uploads:
         Raises:
             UploadError: not an ONNX file by its name, empty, too large, or damaged on the way.
         """
-        label = _label(name)
+        label = label_of(name)
         if not label.lower().endswith(".onnx"):
             raise UploadError(f"'{label}' is not taken: only files that end in .onnx are")
         if not isinstance(contents, str) or "," not in contents[:200]:
@@ -78,7 +78,7 @@ class Uploads:
         return token
 
 
-def _label(name: object) -> str:
+def label_of(name: object) -> str:
     """The last part of a file's name, without anything a terminal or page could trip over."""
     last = re.split(r"[/\\]", str(name or "file"))[-1]
     return re.sub(r"[^\w.\- ]", "_", last)[-80:] or "file"

@@ -11,8 +11,11 @@ from dash import Dash, dcc, html
 
 from ..context import Context
 from ..figures.palette import GRAPH_CONFIG
-from . import plan_callbacks, why
+from . import owners, plan_callbacks, timeline, why
+from .measured import measured_panel
+from .owners import owners_panel
 from .parts import panel
+from .timeline import timed, timeline_panel
 
 
 def layout() -> Any:
@@ -33,11 +36,21 @@ def layout() -> Any:
                     why.layout(),
                     html.Div(
                         [
-                            panel(_graph("plan-curve"), title="Memory during the step"),
-                            panel(_graph("plan-timeline"), title="Devices and links"),
+                            html.Div(
+                                [
+                                    panel(
+                                        timed(_graph("plan-curve"), "Memory during the step"),
+                                        title="Memory during the step",
+                                    ),
+                                    owners_panel(),
+                                ],
+                                className="halves",
+                            ),
+                            timeline_panel(_graph("plan-timeline")),
+                            measured_panel(),
                         ],
                         id="plan-time",
-                        className="halves",
+                        className="stack",
                     ),
                     html.Div(id="plan-note"),
                     panel(
@@ -176,4 +189,6 @@ def _operators() -> Any:
 
 def register(app: Dash, context: Context) -> None:
     plan_callbacks.register(app, context)
+    owners.register(app, context)
+    timeline.register(app)
     why.register(app, context)

@@ -13,9 +13,11 @@ from ..context import Context
 from ..figures.graph import elements, stylesheet
 from ..figures.palette import palette
 from ..figures.timeline import memory_figure, timeline_figure
+from ..measured import MeasuredFiles
 from ..state import View
 from ..views.detail import curve_of, detail_of, graph_edges
 from ..views.frontier import FrontierData
+from ..views.lanes import in_rows
 from ..views.picture import ASPECT, NARROW_ASPECT, picture
 from ..views.plan import (
     Bar,
@@ -31,6 +33,7 @@ from ..views.plan import (
 )
 from ..views.point import point_card
 from ..views.units import plural
+from . import measured
 from .parts import aria, empty, note, plain_table
 from .points import big, difference_table
 from .view_store import shown_point
@@ -40,7 +43,9 @@ MOST_CHANGED = 60
 
 
 def register(app: Dash, context: Context) -> None:
-    _register_figures(app, context)
+    overlay = measured.Overlay(MeasuredFiles())
+    measured.register(app, context, overlay)
+    _register_figures(app, context, overlay)
     _register_operators(app, context)
     _register_picture(app)
 
@@ -55,7 +60,7 @@ def _detail(context: Context, data: FrontierData, point: int) -> tuple[Any, str]
         return None, str(error)
 
 
-def _register_figures(app: Dash, context: Context) -> None:
+def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) -> None:
     @app.callback(
         Output("plan-empty", "children"),
         Output("plan-body", "style"),
@@ -94,9 +99,10 @@ def _register_figures(app: Dash, context: Context) -> None:
         Input("pick", "data"),
         Input("page", "data"),
         Input("scheme", "data"),
+        Input("measured", "data"),
         prevent_initial_call=True,
     )
-    def figures(pick: Any, page: Any, scheme: Any) -> Any:
+    def figures(pick: Any, page: Any, scheme: Any, kept: Any) -> Any:
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return no_update, no_update, no_update
@@ -105,11 +111,9 @@ def _register_figures(app: Dash, context: Context) -> None:
             return no_update, no_update, {"display": "none"}
         times, kinds = curve_of(detail)
         limit = data.usable_bytes(view)
-        return (
-            memory_figure(times, kinds, limit, data.units, str(scheme)),
-            timeline_figure(detail.timeline, data.units, str(scheme)),
-            {},
-        )
+        curve = memory_figure(times, kinds, limit, data.units, str(scheme))
+        timeline = timeline_figure(in_rows(detail.timeline), data.units, str(scheme))
+        return *overlay.figures(data, view.point, detail, kept, curve, timeline, str(scheme)), {}
 
 
 def headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:

@@ -8,6 +8,7 @@ from tensoropt.cli.arguments import add_folder, limits
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
+from tensoropt.units import parse_seconds
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -22,6 +23,23 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--trace", metavar="FILE", help="write its timeline for ui.perfetto.dev, chrome://tracing"
     )
     verb.add_argument(
+        "--owners",
+        nargs="?",
+        const="",
+        metavar="AT",
+        help="whose the memory is at AT of the step (seconds, 350ms); without AT at its peak",
+    )
+    verb.add_argument(
+        "--beside",
+        metavar="FILE",
+        help="measured beside it: a CUDA memory snapshot, a trace of torch.profiler or verified.json",
+    )
+    verb.add_argument(
+        "--align",
+        metavar="STEP",
+        help="what of that file is the step: ProfilerStep#N, peak (both peaks at one moment) or whole",
+    )
+    verb.add_argument(
         "--top", type=int, default=10, metavar="N", help="operators and edges listed; default: %(default)s"
     )
 
@@ -29,9 +47,15 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """The detail of one point."""
     wanted = limits(options)
+    at_s = parse_seconds(options.owners) if options.owners else None
+    if options.align is not None and options.beside is None:
+        raise TensorOptError(f"--align {options.align} is about a measured file; give it with --beside FILE")
     if options.top < 1:
         raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
+    from tensoropt.observed.files import read_observation
+    from tensoropt.report.beside import beside
     from tensoropt.report.explain import detail_lines
+    from tensoropt.report.owners import point_owners
     from tensoropt.report.table import point_lines
     from tensoropt.report.trace import write_trace
     from tensoropt.saved import opened, show
@@ -49,7 +73,20 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         lines.append(
             f"trace written to {options.trace}; open it at https://ui.perfetto.dev or chrome://tracing"
         )
+    owned = None
+    if options.owners is not None:
+        of_point = point_owners(found, told.point)
+        owned = of_point.at(None if at_s is None else of_point.number_at(at_s))
+        lines += ["", *owned.lines(options.top), *([of_point.note] if of_point.note else [])]
+    measured = None
+    if options.beside is not None:
+        measured = beside(found, told, read_observation(options.beside), options.align)
+        lines += ["", *measured.lines()]
     data = {**told.to_dict(), "point": told.point + 1, "headline": told.headline(), "trace": options.trace}
+    if measured is not None:
+        data["beside"] = measured.to_dict()
+    if owned is not None:
+        data["owners"] = owned.to_dict()
     return Answer(data, "\n".join(lines))
 
 

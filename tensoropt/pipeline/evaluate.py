@@ -17,6 +17,7 @@ from tensoropt.pipeline.messages import (
     sent_by_rank,
     stored_bytes,
 )
+from tensoropt.pipeline.owners import owned_by_place
 from tensoropt.pipeline.schedules import Action, place_actions
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.pipeline.timing import ScheduleTimes, StageSeconds, simulate_schedule
@@ -24,6 +25,7 @@ from tensoropt.plan.evaluate import Evaluation, evaluate_strategy
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.simulate.collectives import Collective
+from tensoropt.simulate.recording import Owned
 
 TOO_LARGE = "pipelines: some whose places need more than their devices have were left out"
 """What is noted of them."""
@@ -68,14 +70,19 @@ class PipelineEvaluation:
         """The place whose ranks need most memory."""
         return int(self.memory.sum(axis=1).argmax())
 
+    def owners(self) -> list[Owned]:
+        """Whose the bytes of :meth:`memory_curve` are."""
+        return owned_by_place(self.strategy, self.stages, self.fullest, self._fullest_actions()[0])
+
+    def _fullest_actions(self) -> tuple[list[Action], list[float]]:
+        """What a rank of the fullest place does, and when each begins and the last one ends."""
+        own = [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"]
+        actions = [Action(h.kind, h.stage, h.micro_batch) for h in own]
+        return actions, [*(h.start_s for h in own), own[-1].end_s]
+
     def memory_curve(self) -> list[tuple[float, np.ndarray]]:
         """Of a rank of the fullest place when what begins, and (5,) bytes by kind from then on."""
-        place, own = (
-            self.fullest,
-            [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"],
-        )
-        actions = [Action(h.kind, h.stage, h.micro_batch) for h in own]
-        starts = [*(h.start_s for h in own), own[-1].end_s]
+        place, (actions, starts) = self.fullest, self._fullest_actions()
         found = memory_of_actions(self.strategy, self.stages, place, actions)
         return [(start, kinds) for start, (_, kinds) in zip(starts, found, strict=True)]
 

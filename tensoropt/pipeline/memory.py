@@ -14,6 +14,9 @@ from tensoropt.pipeline.split_backward import SplitBackward, split_backward
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.plan.evaluate import Evaluation
 
+MemoryLedger = list[dict[tuple[str, str, str, str], float]]
+"""Per action the bytes beside what lasts, by (stage, its micro-batch, what, kind)."""
+
 
 def memory_of_places(
     strategy: PipelinedStrategy, stages: Sequence[Evaluation], actions: Sequence[Sequence[Action]]
@@ -27,7 +30,11 @@ def memory_of_places(
 
 
 def memory_of_actions(
-    strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int, actions: Sequence[Action]
+    strategy: PipelinedStrategy,
+    stages: Sequence[Evaluation],
+    place: int,
+    actions: Sequence[Action],
+    ledger: MemoryLedger | None = None,
 ) -> Iterator[tuple[Action | None, np.ndarray]]:
     """(5,) what a rank of a place has alive at most, by kind, in each of its actions, and behind the last
     one.
@@ -38,17 +45,46 @@ def memory_of_actions(
 
     Args:
         actions: all of the place, in order.
+        ledger: gets an entry for everything that is given.
     """
     numbers = strategy.stages_at(place)
     lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
     lasting[3:] = 0.0
     alive = _Alive(strategy, stages, place)
+    kept: dict[tuple[int, int], float] = {}
     for number, action in enumerate(actions):
+        before = alive.kept
         needed = alive.begin(number, action)
+        if ledger is not None:
+            of = action.stage, action.micro_batch
+            kept[of] = kept.get(of, 0.0) + alive.kept - before
+            ledger.append(_entries(kept, action, needed, alive.on_the_way))
         yield action, lasting + np.array([0.0, 0.0, 0.0, alive.kept, needed + alive.on_the_way])
+        before = alive.kept
         alive.end(action)
+        if ledger is not None:
+            kept[of] += alive.kept - before
     end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
+    if ledger is not None:
+        parts = {n: float(stages[n].metrics.parts.end_bytes[0]) for n in numbers}
+        what = "reductions and optimizer"
+        ledger.append({(f"stage {n}", f"stage {n}", what, "transient"): size for n, size in parts.items()})
     yield None, lasting + np.array([0.0, 0.0, 0.0, 0.0, end])
+
+
+def _entries(
+    kept: dict[tuple[int, int], float], action: Action, needed: float, on_the_way: float
+) -> dict[tuple[str, str, str, str], float]:
+    """What is alive in an action beside what lasts."""
+    found = {
+        (f"stage {stage}", f"micro-batch {micro_batch}", "kept for backward", "kept"): size
+        for (stage, micro_batch), size in kept.items()
+    }
+    of = f"stage {action.stage}", f"micro-batch {action.micro_batch}"
+    what = "needed in forward" if action.kind == "F" else "needed in backward"
+    found[*of, what, "transient"] = needed
+    found["", "messages", "to come, and sent and not surely come", "transient"] = on_the_way
+    return found
 
 
 class _Alive:

@@ -121,6 +121,7 @@ def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
             for h in found.times.happenings
         ],
         "curve": [[start_s, *kinds.tolist()] for start_s, kinds in found.memory_curve()],
+        "owners": [list(owned) for owned in found.owners()],
     }
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tensoropt.cluster import Cluster
+from tensoropt.placement.owners import owned_on
 from tensoropt.placement.plans import plan_part
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.simulate import SimulatedPlacement, device_name
@@ -126,6 +127,7 @@ def _record(
             [time_s, *(sizes.get(kind, 0.0) for kind in MEMORY_KINDS)]
             for time_s, sizes in simulated.timeline.memory(device_name(fullest))
         ],
+        "owners": [list(owned) for owned in owned_on(simulated, fullest)],
     }
 
 

@@ -26,11 +26,20 @@ def device_name(device: int) -> str:
     return f"device {device}"
 
 
+class Holder(NamedTuple):
+    """Whose the bytes of a holding are: the operator, its tensor (or the operator again), what they are."""
+
+    operator: str
+    tensor: str
+    what: str
+
+
 @dataclass
 class _GradientStorage:
     """Where a gradient lies, or several that share it: the task that makes it, and those until which it is
-    there."""
+    there; ``tensor`` is whose gradient was the first in it."""
 
+    tensor: int
     device: int
     bytes: float
     first: int
@@ -140,6 +149,18 @@ def simulate_placement(
     return SimulatedPlacement(problem, placement, simulated.timeline, first)
 
 
+def holders(simulated: SimulatedPlacement) -> tuple[Timeline, list[tuple[Holder, str]]]:
+    """The step's timeline with a kind of memory for every single holding, and per number whose it is.
+
+    Its memory curves have the points of the step's own: what is alive at one adds up to the same bytes.
+    """
+    problem, placement = simulated.problem, simulated.placement
+    if problem.micro_batches == 1:
+        return _StepSimulation(problem, placement, True).owners(simulated.timeline)
+    step = repeat_problem(problem), repeat_placement(placement, problem.micro_batches)
+    return _StepSimulation(*step, True, of_one=problem.size).owners(simulated.timeline)
+
+
 @dataclass
 class _StepSimulation:
     """The tasks of one step, and where each operator and message stands among them.
@@ -163,14 +184,13 @@ class _StepSimulation:
     """(tensor, device) -> the task that brings the tensor's gradient from there."""
     updates: dict[int, Holding] = field(default_factory=dict)
     """Optimizer task -> what it takes while it runs."""
+    owned: list[tuple[Holder, str]] | None = None
+    """Where it is asked for, whose each holding is, and its kind of memory; in the holdings the kind is then
+    its number in this list."""
 
     def simulate(self) -> SimulatedPlacement:
         problem, place = self.problem, self.placement
-        self._number()
-        self._forward()
-        if problem.training:
-            self._backward()
-            self._update()
+        self._make_tasks()
         # Memory follows time: only once the tasks are scheduled is it known which user of a tensor is the
         # last.
         timeline = schedule(self.tasks)
@@ -193,7 +213,36 @@ class _StepSimulation:
         source, target = (device, producer) if back else (producer, device)
         return TensorTransfer(tensor, source, target, back)
 
+    def owners(self, timeline: Timeline) -> tuple[Timeline, list[tuple[Holder, str]]]:
+        """A timeline of this step in which every holding has a kind of its own: its number in the list."""
+        self.owned = []
+        self._make_tasks()
+        events = tuple(
+            replace(event, task=task)
+            for event, task in zip(timeline.events, self._with_memory(timeline), strict=True)
+        )
+        return Timeline(events, timeline.order, tuple(self._stored())), self.owned
+
     # -- tasks ------------------------------------------------------------------------------------
+
+    def _make_tasks(self) -> None:
+        self._number()
+        self._forward()
+        if self.problem.training:
+            self._backward()
+            self._update()
+
+    def _kind(self, kind: str, operator: int | None, tensor: int | None, what: str) -> str:
+        """The kind of a holding; where owners are asked for, its number."""
+        if self.owned is None:
+            return kind
+        problem = self.problem
+        name = "" if operator is None else problem.names[operator]
+        of = name if tensor is None else problem.tensors[tensor].name
+        if operator is not None:
+            of = self._label(of, operator)
+        self.owned.append((Holder(name, of, what), kind))
+        return str(len(self.owned) - 1)
 
     def _number(self) -> None:
         """Positions of all tasks, so that they can name each other: operators, messages, backward, update."""
@@ -275,7 +324,8 @@ class _StepSimulation:
                     if place.device[problem.tensors[number].producer] == device
                 ]
                 after = (*(self.backward[o] for o in order), *sent)
-                self.updates[len(self.tasks)] = (device_name(device), "transient", peak)
+                kind = self._kind("transient", None, None, "optimizer's temporaries")
+                self.updates[len(self.tasks)] = (device_name(device), kind, peak)
                 self.tasks.append(
                     Task(
                         name="optimizer",
@@ -330,7 +380,8 @@ class _StepSimulation:
                 strict=True,
             ):
                 if sizes[operator]:
-                    found.append((device_name(device), kind, float(sizes[operator])))
+                    named = self._kind(kind, operator, None, kind)
+                    found.append((device_name(device), named, float(sizes[operator])))
         return found
 
     def _with_memory(self, timeline: Timeline) -> list[Task]:
@@ -350,9 +401,11 @@ class _StepSimulation:
 
         for operator, device in enumerate(place.device):
             forward, backward = self.forward[operator], self.backward.get(operator)
-            hold(device, "transient", problem.forward_peak_bytes[operator], forward, [])
+            kind = self._kind("transient", operator, None, "workspace")
+            hold(device, kind, problem.forward_peak_bytes[operator], forward, [])
             if backward is not None:
-                hold(device, "kept", problem.kept_bytes[operator], forward, [backward])
+                kind = self._kind("kept", operator, None, "saved inside for backward")
+                hold(device, kind, problem.kept_bytes[operator], forward, [backward])
         for (number, device), (users, kept) in self._uses_of_storages().items():
             tensor = problem.tensors[number]
             first = self.arrival.get((number, device), self.forward[tensor.producer])
@@ -360,7 +413,9 @@ class _StepSimulation:
             if device == place.device[tensor.producer]:
                 # A whole parameter that its own device reads is stored already.
                 size = 0 if tensor.stored else tensor.bytes if tensor.extent is None else tensor.extent
-            hold(device, "kept" if kept else "transient", size, first, [*users, *kept])
+            what = "activation" if device == place.device[tensor.producer] else "copy of another device's"
+            kind = self._kind("kept" if kept else "transient", tensor.producer, number, what)
+            hold(device, kind, size, first, [*users, *kept])
         if training:
             self._hold_gradients(hold, rank)
         for task, holding in self.updates.items():
@@ -401,7 +456,9 @@ class _StepSimulation:
         problem, place = self.problem, self.placement
         storages, sums = self._gradient_storages(rank)
         for storage in storages:
-            hold(storage.device, "transient", storage.bytes, storage.first, storage.users)
+            number = storage.tensor
+            kind = self._kind("transient", problem.tensors[number].producer, number, "gradient")
+            hold(storage.device, kind, storage.bytes, storage.first, storage.users)
         for operator, device in enumerate(place.device):
             backward, peak = self.backward[operator], problem.backward_peak_bytes[operator]
             given = [sums[n, device] for n in problem.made[operator] if (n, device) in sums]
@@ -410,7 +467,8 @@ class _StepSimulation:
             )
             if outlasts and problem.handed_peak_bytes is not None:
                 peak = problem.handed_peak_bytes[operator]
-            hold(device, "transient", peak, backward, [])
+            kind = self._kind("transient", operator, None, "workspace of backward")
+            hold(device, kind, peak, backward, [])
 
     def _gradient_storages(
         self, rank: Mapping[int, int]
@@ -426,8 +484,8 @@ class _StepSimulation:
         sums: dict[tuple[int, int], _GradientStorage] = {}
         shares: dict[tuple[int, int], _GradientStorage | None] = {}
 
-        def new(device: int, size: float, first: int) -> _GradientStorage:
-            found.append(_GradientStorage(device, size, first))
+        def new(tensor: int, device: int, size: float, first: int) -> _GradientStorage:
+            found.append(_GradientStorage(tensor, device, size, first))
             return found[-1]
 
         def share(number: int, reader: int) -> _GradientStorage | None:
@@ -447,7 +505,7 @@ class _StepSimulation:
                 lies_in = sums.get((other, device)) if of_reader else share(other, reader)
                 if lies_in is not None:
                     return lies_in
-            return new(device, size, self.backward[reader])
+            return new(number, device, size, self.backward[reader])
 
         # What a reader makes comes after what it reads, so that its gradient is known first.
         for number, tensor in sorted(enumerate(problem.tensors), key=lambda one: -one[1].producer):
@@ -462,7 +520,7 @@ class _StepSimulation:
                 ]
                 if made_there:
                     arrived = (self.returned[number, d] for d in self.copies[number])
-                    made += [(task, new(device, tensor.bytes, task)) for task in arrived]
+                    made += [(task, new(number, device, tensor.bytes, task)) for task in arrived]
                 if not made:
                     continue
                 made.sort(key=lambda one: rank[one[0]])
@@ -470,7 +528,7 @@ class _StepSimulation:
                 if len(made) > 1:
                     second = made[1][0]
                     gradient.users.append(second)
-                    gradient = new(device, tensor.bytes, second)
+                    gradient = new(number, device, tensor.bytes, second)
                     for task, storage in made[1:]:
                         storage.users.append(task)
                 end = self.backward[tensor.producer] if made_there else self.returned[number, device]

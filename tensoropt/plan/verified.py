@@ -101,14 +101,31 @@ def load_verified(folder: str | os.PathLike[str]) -> tuple[Verified, ...]:
     if not file.is_file():
         return ()
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']!r}")
-        return tuple(_read(one) for one in data["plans"])
+        return _plans(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TensorOptError(
             f"{file} is damaged ({type(error).__name__}: {error}); delete it and verify again"
         ) from error
+
+
+def verified_from(data: Any) -> tuple[Verified, ...]:
+    """What such a file holds, read already.
+
+    Raises:
+        TensorOptError: it is damaged.
+    """
+    try:
+        return _plans(data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise TensorOptError(
+            f"the results are damaged ({type(error).__name__}: {error}); verify again"
+        ) from error
+
+
+def _plans(data: Any) -> tuple[Verified, ...]:
+    if data["schema"] != SCHEMA:
+        raise ValueError(f"schema {data['schema']!r}")
+    return tuple(_read(one) for one in data["plans"])
 
 
 def _read(one: Any) -> Verified:

@@ -14,6 +14,7 @@ from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.errors import TensorOptError
 from tensoropt.ops.layouts import layout_names
+from tensoropt.plan.evaluate import Evaluation
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.recorded import Recorded
 from tensoropt.report.carried import carried_detail
@@ -65,6 +66,17 @@ def recorded_of(exploration: Exploration) -> Recorded:
     return exploration.recorded
 
 
+def recorded_step(exploration: Exploration, index: int) -> tuple[Evaluation, StepRecorder]:
+    """The step of a sharded point, simulated again and recorded; errors as of :func:`detail`."""
+    return _Telling(exploration, index, recorded_of(exploration)).step()
+
+
+def curve_of_step(evaluated: Evaluation, recorder: StepRecorder) -> tuple[MemoryAt, ...]:
+    """The memory curve of one recorded strategy."""
+    lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
+    return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
+
+
 class _Telling:
     """Rebuilds a point's strategy and prices, simulates it, and words what it finds."""
 
@@ -78,9 +90,13 @@ class _Telling:
         self.prices: Prices = self.found.prices()
         self.overlap: Overlap = self.found.overlap()
 
-    def tell(self) -> Detail:
+    def step(self) -> tuple[Evaluation, StepRecorder]:
+        """The point's step, simulated again and recorded."""
         recorder = StepRecorder()
-        evaluated = self.found.simulated(recorder=recorder)
+        return self.found.simulated(recorder=recorder), recorder
+
+    def tell(self) -> Detail:
+        evaluated, recorder = self.step()
         names = self.space.mesh.names
         events = tuple(
             TimelineEvent(
@@ -93,13 +109,12 @@ class _Telling:
             )
             for event in recorder.events
         )
-        lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
         return Detail(
             point=self.index,
             operators=self._operators(events, evaluated.batch),
             edges=tuple(row for edge in self.strategy.edges() if (row := self._edge(edge))),
             timeline=events,
-            memory_curve=tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting)),
+            memory_curve=curve_of_step(evaluated, recorder),
             step=step_time(evaluated.metrics),
             overlap=self.overlap.words,
             sources=dict(self.point.sources),

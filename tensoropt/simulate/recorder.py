@@ -57,6 +57,9 @@ class StepRecorder:
     Attributes:
         events: in the order in which they were issued.
         curve: (time, kept, transient) after every change of memory, in time.
+        states: per point of the curve the numbers of the moments whose kept, transient and workspace bytes
+            it has, counted through all micro-batches; -1 where there are none.
+        end_s: when the step is over.
         moments: memory at every moment of the last micro-batch and of the step's end.
         waits: numbers of events before which all that was sent ahead is waited for.
         together: numbers of collectives that run beside work which begins with them, and the number of that.
@@ -65,6 +68,8 @@ class StepRecorder:
     def __init__(self) -> None:
         self.events: list[StepEvent] = []
         self.curve: list[tuple[float, float, float]] = []
+        self.states: list[tuple[int, int, int]] = []
+        self.end_s = 0.0
         self.moments: list[MomentMemory] = []
         self.waits: list[int] = []
         self.together: dict[int, int] = {}
@@ -75,6 +80,8 @@ class StepRecorder:
         self._micro_batch: tuple[float, int, int, int, int] = (0.0, 0, 0, 0, 0)
         self._moment = Moment("forward", "compute", "")
         self._kept, self._transient, self._workspace = 0.0, 0.0, 0.0
+        # The moments whose kept, transient and workspace bytes these are.
+        self._of = (-1, -1, -1)
         # The time of frees that are not in the curve yet: all frees of one time are one point of it, which is
         # written when the time moves on or something is taken.
         self._freed_s: float | None = None
@@ -93,6 +100,7 @@ class StepRecorder:
         if self._workspace:
             self._freeing(now_s)
             self._workspace = 0.0
+            self._of = (*self._of[:2], -1)
 
     def memory(
         self, now_s: float, changed: Sequence[float], workspace: float, alive: Sequence[float]
@@ -103,9 +111,13 @@ class StepRecorder:
         if kept < 0 or transient < 0:
             self._freeing(now_s)
             self._kept, self._transient = self._kept + min(kept, 0.0), self._transient + min(transient, 0.0)
+        now = len(self._begun) - 1
+        # Where nothing is added the bytes are those of now, also if others have taken their place.
+        self._of = (now if kept <= 0 else self._of[0], now if transient <= 0 else self._of[1], self._of[2])
         if kept > 0 or transient > 0 or workspace:
             self._mark_freed()
             self._kept, self._transient, self._workspace = float(alive[0]), float(alive[1]), workspace
+            self._of = (now, now, now)
             self._mark(now_s)
         # Also of moments without a change: the memory curve has a point for every computation.
         self.moments.append(
@@ -126,6 +138,12 @@ class StepRecorder:
 
     def _mark(self, now_s: float) -> None:
         self.curve.append((now_s, self._kept, self._transient + self._workspace))
+        self.states.append(self._of)
+
+    @property
+    def moment_times(self) -> list[float]:
+        """When each moment begins, through all micro-batches and to the step's end."""
+        return [begun_s for begun_s, _ in self._begun]
 
     def work(self, start_s: float, end_s: float) -> None:
         """The device works on what the moment is about."""
@@ -186,6 +204,7 @@ class StepRecorder:
         self.moments.clear()
         events, curve = self.events[starts[0] :], self.curve[starts[1] :]
         begun, waits = self._begun[starts[2] :], self.waits[starts[3] :]
+        states = self.states[starts[1] :]
         together = {one: product for one, product in self.together.items() if one >= starts[0]}
         for number in range(1, count):
             later = number * loop_s
@@ -195,9 +214,12 @@ class StepRecorder:
             self.events += [replace(event, start_s=event.start_s + later) for event in events]
             self.curve += [(time_s + later, kept, transient) for time_s, kept, transient in curve]
             self._begun += [(begun_s + later, host_s) for begun_s, host_s in begun]
+            moments = number * len(begun)
+            self.states += [_counted(state, moments) for state in states]
 
     def finish(self, now_s: float) -> None:
         """All that was begun is over."""
+        self.end_s = now_s
         self._over(self._moment, now_s)
         self._mark_freed()
 
@@ -225,6 +247,8 @@ class StepRecorder:
 
         self.events = [replace(event, start_s=event.start_s + later(event.start_s)) for event in self.events]
         self.curve = [(time_s + later(time_s), kept, transient) for time_s, kept, transient in self.curve]
+        self._begun = [(time_s + later(time_s), host_s) for time_s, host_s in self._begun]
+        self.end_s += later(self.end_s)
 
     def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
         """(time, bytes by kind) after every change, beginning with what is alive before the step.
@@ -237,3 +261,9 @@ class StepRecorder:
             start,
             *((time_s, {**lasting, "kept": k, "transient": t}) for time_s, k, t in self.curve),
         )
+
+
+def _counted(state: tuple[int, int, int], on: int) -> tuple[int, int, int]:
+    """The moments of a point of the curve in a later micro-batch."""
+    kept, transient, workspace = (moment + on if moment >= 0 else moment for moment in state)
+    return kept, transient, workspace

@@ -98,6 +98,36 @@ class MemoryAt:
         return self.parameters + self.gradients + self.optimizer + self.kept + self.transient
 
 
+@dataclass(frozen=True)
+class OwnerRow:
+    """Bytes that are alive at one moment of a step, and whose they are.
+
+    Attributes:
+        operator: the group of operators (of a pipeline the stage) that they belong to; "" of what belongs to
+            none.
+        tensor: the tensor, parameter or group.
+        what: ``parameter``, ``activation``, ``gradient``, ``workspace``, ...
+        kind: one of :data:`MEMORY_KINDS`.
+        since_s, until_s: seconds of the step at which they begin and cease to be alive; None of what stays.
+        since, until: what happens then, in words.
+    """
+
+    operator: str
+    tensor: str
+    what: str
+    kind: str
+    bytes: float
+    since_s: float
+    until_s: float | None
+    since: str
+    until: str
+
+
+Owned = tuple[str, str, str, str, float, int, int, str, str]
+"""(operator, tensor, what, kind, bytes, the first point of the curve with them, the first one behind it
+without them, since, until): an :class:`OwnerRow` as a placed or pipelined point carries it."""
+
+
 class TwoQueues(Protocol):
     """Seconds of a step on a device, and of its host."""
 

@@ -1,0 +1,56 @@
+"""What was measured over what is predicted: a line over the memory curve, rows below the timeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensoropt.report.beside import Beside, thinned
+
+from ..views.measured import MOST_EVENTS
+from ..views.units import Units
+from .palette import palette
+
+Json = dict[str, Any]
+MEASURED = "measured"
+
+
+def over_curve(figure: Json, found: Beside, units: Units, scheme: str) -> Json:
+    """A memory curve with the measured one as a line over it."""
+    if not len(found.times_s):
+        return figure
+    colours = palette(scheme)
+    times, sizes = thinned(found.times_s, found.bytes)
+    line = {
+        "type": "scatter", "mode": "lines", "name": f"{MEASURED}, {found.device}",
+        "x": [units.time.of(t) for t in times.tolist()], "y": [units.memory.of(v) for v in sizes.tolist()],
+        "line": {"width": 2, "shape": "hv", "color": colours.ink},
+        "hovertemplate": "%{y:.3~g} " + units.memory.name + f"<extra>{MEASURED}</extra>",
+    }  # fmt: skip
+    return {**figure, "data": [*figure["data"], line]}
+
+
+def below_timeline(figure: Json, found: Beside, units: Units, scheme: str) -> Json:
+    """A timeline with the measured streams as rows below its own."""
+    if not found.events:
+        return figure
+    colours, unit = palette(scheme), units.time
+    shown = sorted(found.events, key=lambda e: -e.duration_s)[:MOST_EVENTS]
+    colour = {"compute": colours.ink, "communication": colours.series[3], "copy": colours.series[5]}
+    traces = [
+        {
+            "type": "bar", "orientation": "h", "name": f"{MEASURED} {category}",
+            "x": [unit.of(e.duration_s) for e in mine], "base": [unit.of(e.start_s) for e in mine],
+            "y": [f"{MEASURED} {e.lane}" for e in mine],
+            "text": [e.name for e in mine], "textposition": "none",
+            "customdata": [["", unit.text(e.duration_s / found.scale), unit.text(e.start_s)] for e in mine],
+            "hovertemplate": "<b>%{text}</b><br>%{customdata[1]} as measured, drawn from %{customdata[2]}"
+            f"<extra>{category}</extra>",
+            "marker": {"color": colour[category], "line": {"width": 0}},
+        }
+        for category in colour
+        if (mine := [e for e in shown if e.phase == category])
+    ]  # fmt: skip
+    lanes = sorted({f"{MEASURED} {e.lane}" for e in shown})
+    axis = figure["layout"]["yaxis"]
+    rows = {**axis, "categoryarray": [*axis["categoryarray"], *lanes]}
+    return {"data": [*figure["data"], *traces], "layout": {**figure["layout"], "yaxis": rows}}

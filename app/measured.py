@@ -1,0 +1,81 @@
+"""What was measured and dropped on a plan: read as data as it comes, kept in memory, removed by a button."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from tensoropt.errors import TensorOptError
+from tensoropt.observed.files import KINDS, check_name, parse_observation
+from tensoropt.observed.observation import Observation
+
+from .jobs.uploads import UploadError, label_of
+
+MOST_BYTES = 64 * 2**20
+"""Of a file as it is uploaded; the command line reads larger ones."""
+MOST_UNPACKED = 128 * 2**20
+MOST_OPCODES = 20_000_000
+"""Of a pickle: they take about as many seconds as there are millions of them."""
+
+
+@dataclass
+class MeasuredFiles:
+    """The last few files, by token; safe between threads. Nothing is written to disk."""
+
+    most: int = 8
+    _kept: OrderedDict[str, tuple[str, Observation]] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def keep(self, contents: object, name: object) -> str:
+        """Read what a page uploaded (a ``data:`` URL); gives its token.
+
+        Raises:
+            TensorOptError: it is none of the kinds that are read, empty, too large, damaged or hostile.
+        """
+        label = label_of(name)
+        check_name(label)
+        if not isinstance(contents, str) or "," not in contents[:200]:
+            raise UploadError(f"'{label}' did not arrive whole; upload it again")
+        if len(contents) > MOST_BYTES * 4 // 3 + 300:
+            raise UploadError(
+                f"'{label}' has more than {MOST_BYTES // 2**20} MiB, which is the most that the page takes; "
+                f"use tensoropt show DIR --point N --beside {label}"
+            )
+        try:
+            content = base64.b64decode(contents.partition(",")[2], validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise UploadError(f"'{label}' did not arrive whole; upload it again") from error
+        if not content:
+            raise UploadError(f"'{label}' is empty; give {KINDS}")
+        limits = {"most_bytes": MOST_UNPACKED, "most_opcodes": MOST_OPCODES}
+        found = parse_observation(label, content, **limits)
+        token = secrets.token_hex(8)
+        with self._lock:
+            self._kept[token] = label, found
+            while len(self._kept) > self.most:
+                self._kept.popitem(last=False)
+        return token
+
+    def get(self, token: object) -> tuple[str, Observation]:
+        """(what its owner called it, what it tells).
+
+        Raises:
+            TensorOptError: it is not kept any more.
+        """
+        with self._lock:
+            if isinstance(token, str) and token in self._kept:
+                self._kept.move_to_end(token)
+                return self._kept[token]
+        raise TensorOptError(
+            "the measured file is not kept any more (the server was started anew, or others came after it); "
+            "upload it again"
+        )
+
+    def remove(self, token: object) -> None:
+        """Forget a file."""
+        with self._lock:
+            self._kept.pop(str(token), None)

@@ -1,0 +1,163 @@
+"""The panel that takes a measured file for a plan: figures beside each other, lines over the curves."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import dash_mantine_components as dmc
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from tensoropt.errors import TensorOptError
+from tensoropt.report.beside import Beside, beside
+
+from ..context import Context
+from ..figures.measured import below_timeline, over_curve
+from ..measured import MOST_BYTES, MeasuredFiles
+from ..views.detail import detail_of
+from ..views.frontier import FrontierData
+from ..views.measured import align_options, figure_rows, left_words
+from .parts import aria, note, panel, plain_table, visible
+from .view_store import shown_point
+
+ENDINGS = ".pickle,.pkl,.json,.gz"
+HINT = (
+    "A memory snapshot (torch.cuda.memory._dump_snapshot), a trace of torch.profiler (.json, .json.gz) or "
+    "verified.json of tensoropt verify --save. It is read as data, kept in memory only, and never leaves "
+    "this machine."
+)
+
+
+def measured_panel() -> Any:
+    """Where a file is dropped, and what it says."""
+    return panel(
+        dcc.Store(id="measured"),
+        html.Div(
+            dcc.Upload(
+                html.Div(["Drop a measured file here, or ", html.Span("choose one", className="linklike")]),
+                id="measured-upload", className="upload", min_size=1, multiple=False, accept=ENDINGS,
+                max_size=MOST_BYTES,
+            ),
+            id="measured-place",
+            **cast(Any, {"data-most-bytes": str(MOST_BYTES)}),
+        ),
+        html.P(HINT, className="hint"),
+        html.Div(id="measured-said", **aria(live="polite")),
+        html.Div(
+            [
+                html.Span(id="measured-name"),
+                dmc.Select(id="measured-align", label="Its step", data=[], allowDeselect=False, size="xs",
+                           w=230),
+                dmc.Button("Remove the file", id="measured-remove", size="compact-xs", variant="default"),
+            ],
+            id="measured-bar",
+            className="row measured-bar",
+            style=visible(False),
+        ),
+        html.Div(id="measured-figures", className="scroll"),
+        title="Measured beside predicted",
+    )  # fmt: skip
+
+
+class Overlay:
+    """Lays what was measured over a plan's figures; what a page dropped is known by its token."""
+
+    def __init__(self, files: MeasuredFiles):
+        self.files = files
+
+    def beside(self, data: FrontierData, point: int, detail: Any, kept: Any) -> tuple[str, Beside] | None:
+        """(name of the file, the comparison); None where no file was dropped.
+
+        Raises:
+            TensorOptError: the file is gone, or is not about this plan.
+        """
+        if not isinstance(kept, dict) or not kept.get("token"):
+            return None
+        label, found = self.files.get(kept["token"])
+        align = kept.get("align")
+        return label, beside(data.exploration, detail, found, str(align) if align else None)
+
+    def figures(
+        self, data: FrontierData, point: int, detail: Any, kept: Any, curve: Any, timeline: Any, scheme: str
+    ) -> tuple[Any, Any]:
+        """The memory curve and the timeline with what was measured, where there is any."""
+        try:
+            found = self.beside(data, point, detail, kept)
+        except TensorOptError:  # said beside the upload
+            return curve, timeline
+        if found is None:
+            return curve, timeline
+        units = data.units
+        return over_curve(curve, found[1], units, scheme), below_timeline(timeline, found[1], units, scheme)
+
+
+def register(app: Dash, context: Context, overlay: Overlay) -> None:
+    @app.callback(
+        Output("measured", "data"),
+        Output("measured-said", "children"),
+        Output("measured-upload", "contents"),
+        Input("measured-upload", "contents"),
+        Input("measured-remove", "n_clicks"),
+        Input("measured-align", "value"),
+        State("measured-upload", "filename"),
+        State("measured", "data"),
+        prevent_initial_call=True,
+    )
+    def take(contents: Any, _: Any, align: Any, name: Any, kept: Any) -> Any:
+        """A file comes, goes, or is laid otherwise."""
+        token = kept.get("token") if isinstance(kept, dict) else None
+        if ctx.triggered_id == "measured-remove":
+            overlay.files.remove(token)
+            return None, None, None
+        if ctx.triggered_id == "measured-align":
+            if token is None or kept.get("align") == align or align is None:
+                return no_update, no_update, no_update
+            return {"token": token, "align": align}, no_update, no_update
+        if contents is None:
+            return no_update, no_update, no_update
+        try:
+            new = overlay.files.keep(contents, name)
+        except TensorOptError as error:
+            return no_update, note(str(error), "error"), None
+        overlay.files.remove(token)
+        # Emptied, so that the same file can be chosen again.
+        return {"token": new, "align": None}, None, None
+
+    @app.callback(
+        Output("measured-bar", "style"),
+        Output("measured-name", "children"),
+        Output("measured-align", "data"),
+        Output("measured-align", "value"),
+        Output("measured-figures", "children"),
+        Input("measured", "data"),
+        Input("pick", "data"),
+        Input("page", "data"),
+        prevent_initial_call=True,
+    )
+    def tell(kept: Any, pick: Any, page: Any) -> Any:
+        data, view = shown_point(context, pick, page, "plan")
+        if data is None or view.point is None:
+            return (no_update,) * 5
+        if not kept:
+            return visible(False), "", [], None, None
+        try:
+            detail = context.details.get(
+                (id(data.exploration), view.point),
+                lambda: (data, detail_of(data.exploration, view.point or 0)),
+            )[1]
+            found = overlay.beside(data, view.point, detail, kept)
+        except TensorOptError as error:
+            return visible(True), "", [], None, note(str(error), "error")
+        assert found is not None, "there is a file"
+        name, told = found
+        head = ["", "predicted", "measured", "ratio"]
+        hints = [*told.notes, *([left_words(told)] if left_words(told) else [])]
+        return (
+            visible(True),
+            f"{name}: {told.kind}",
+            align_options(told),
+            told.align,
+            [
+                plain_table(head, figure_rows(told, data.units), numbers=(1, 2, 3)),
+                html.P("; ".join(hints), className="hint") if hints else None,
+            ],
+        )

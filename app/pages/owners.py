@@ -1,0 +1,159 @@
+"""The panel beside the memory curve: whose the memory is at a moment, chosen by a click or by keys."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import dash_ag_grid as dag
+import dash_mantine_components as dmc
+from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, html, no_update
+
+from tensoropt.errors import TensorOptError
+from tensoropt.report.owners import PointOwners, point_owners
+
+from ..context import Context, Recent
+from ..views.frontier import FrontierData
+from ..views.owners import moment, moment_words, owner_cells, total_cells
+from .parts import aria, panel
+from .view_store import shown_point
+
+SIZE = "params.data ? params.data.size : ''"
+
+
+def owners_panel() -> Any:
+    """Search, steps from moment to moment, and the table."""
+    buttons = [
+        dmc.Button(text, id=f"owners-{name}", size="compact-xs", variant="default", **aria(label=label))
+        for name, text, label in (
+            ("before", "◀", "The moment before"),
+            ("peak", "peak", "Owners at the peak"),
+            ("next", "▶", "The next moment"),
+        )
+    ]
+    search = dmc.TextInput(
+        id="owners-search", placeholder="operator, tensor, kind", size="xs", w=170, debounce=200,
+        **aria(label="Search owners"),
+    )  # fmt: skip
+    column = {
+        "sortable": True,
+        "resizable": True,
+        "suppressMovable": True,
+        "suppressHeaderFilterButton": True,
+    }
+    return panel(
+        html.Div(
+            [html.Span(id="owners-moment", **aria(live="polite")), html.Span(className="grow"), search,
+             *buttons],
+            className="row tight above",
+        ),
+        dag.AgGrid(
+            id="owners",
+            columnDefs=[
+                {"field": "operator", "headerName": "operator", "width": 170, "tooltipField": "operator"},
+                {"field": "bytes", "headerName": "bytes", "type": "rightAligned", "width": 100,
+                 "valueFormatter": {"function": SIZE}},
+                {"field": "share", "headerName": "share", "type": "rightAligned", "width": 76,
+                 "sortable": False},
+                {"field": "what", "headerName": "what", "width": 180, "tooltipField": "what"},
+                {"field": "tensor", "headerName": "tensor", "width": 170, "tooltipField": "tensor"},
+                {"field": "kind", "headerName": "kind", "width": 150},
+                {"field": "until", "headerName": "until", "width": 300, "tooltipField": "until",
+                 "sortable": False},
+            ],
+            rowData=[],
+            getRowId="params.data.id",
+            columnSize=None,
+            defaultColDef=column,
+            dashGridOptions={
+                "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
+                "rowHeight": 28, "headerHeight": 32, "animateRows": False,
+                "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
+            },
+            className="grid",
+            style={"height": 236},
+        ),
+        html.P(id="owners-note", className="hint"),
+        title="Whose memory",
+    )  # fmt: skip
+
+
+def register(app: Dash, context: Context) -> None:
+    kept = Recent(size=3)
+
+    def owners_of(data: FrontierData, point: int) -> PointOwners:
+        # The data is part of the remembered value, so that its id cannot be used again meanwhile.
+        key = (id(data.exploration), point)
+        found: PointOwners = kept.get(key, lambda: (data, point_owners(data.exploration, point)))[1]
+        return found
+
+    @app.callback(
+        Output("owners", "rowData"),
+        Output("owners", "dashGridOptions"),
+        Output("owners-moment", "children"),
+        Output("owners-moment", "title"),
+        Output("owners-note", "children"),
+        Output("plan-curve", "figure", allow_duplicate=True),
+        Input("pick", "data"),
+        Input("page", "data"),
+        Input("plan-curve", "clickData"),
+        *(Input(f"owners-{name}", "n_clicks") for name in ("before", "peak", "next")),
+        State("owners-moment", "title"),
+        State("owners", "dashGridOptions"),
+        prevent_initial_call=True,
+    )
+    def show(pick: Any, page: Any, clicked: Any, *rest: Any) -> Any:
+        shown, options = rest[-2:]
+        data, view = shown_point(context, pick, page, "plan")
+        if data is None or view.point is None:
+            return (no_update,) * 6
+        try:
+            owners = owners_of(data, view.point)
+        except TensorOptError as error:
+            return [], {**options, "pinnedBottomRowData": []}, "", "", str(error), no_update
+        fired = ctx.triggered_id
+        before = int(shown) if str(shown).isdecimal() else None
+        if fired == "plan-curve":
+            at = moment(owners, _clicked(clicked))
+        elif fired in ("owners-before", "owners-next"):
+            at = moment(owners, before, -1 if fired == "owners-before" else 1)
+        else:
+            at = moment(owners, None)
+        rows, below = owner_cells(at, data.units), total_cells(at, data.units)
+        grid = {**options, "pinnedBottomRowData": below}
+        words = moment_words(owners, at, data.units)
+        mark: Any = no_update
+        if str(fired).startswith(("plan-curve", "owners-")):
+            mark = Patch()
+            x, y = data.units.time.of(at.at.time_s), data.units.memory.of(at.at.total)
+            mark["layout"]["annotations"] = [
+                {"x": x, "y": y, "text": "▼", "showarrow": False, "yanchor": "bottom"}
+            ]
+        return rows, grid, words, str(at.number), owners.note, mark
+
+    def browser(name: str, *signature: Any) -> None:
+        app.clientside_callback(ClientsideFunction("timeline", name), *signature, prevent_initial_call=True)
+
+    browser(
+        "filterOwners",
+        Output("owners", "dashGridOptions", allow_duplicate=True),
+        Input("owners-search", "value"),
+        State("owners", "dashGridOptions"),
+    )
+    # A row, or an event of the timeline, leads to its operator.
+    goes = (
+        Output("operators", "selectedRows", allow_duplicate=True),
+        Output("operators", "scrollTo", allow_duplicate=True),
+    )
+    browser("fromOwner", *goes, Input("owners", "selectedRows"), State("operators", "rowData"))
+    browser("fromEvent", *goes, Input("plan-timeline", "clickData"), State("operators", "rowData"))
+
+
+def _clicked(data: Any) -> int | None:
+    """The point of the predicted curve that was clicked; None where it was only the measured one."""
+    points = data.get("points", []) if isinstance(data, dict) else []
+    for point in points:
+        number = cast(Any, point).get("pointNumber")
+        # All kinds lie in one stack, and the measured line, which is another curve, in none: it comes last.
+        if isinstance(number, int) and not isinstance(number, bool) and point.get("curveNumber") == 0:
+            return number
+    return None

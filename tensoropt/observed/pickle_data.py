@@ -1,0 +1,207 @@
+"""Pickles read as data: containers, texts and numbers, and nothing that is looked up or called.
+
+Python's own unpickler runs what a pickle tells it to: a file from elsewhere could do anything. It also sets
+memory aside for sizes that a file only claims. This reader knows the opcodes of plain data alone (those of
+protocols 2 to 5, :mod:`pickletools` describes them), refuses every other one by its name, and reads no more
+than is there. Keys of dicts are texts: no choice of keys makes a dict slow.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import struct
+from typing import Any
+
+from tensoropt.errors import TensorOptError
+
+MOST_OPCODES = 200_000_000
+"""More than a snapshot of a million events with their stacks has."""
+MOST_INTEGER_BYTES = 16
+NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
+CODES = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
+
+
+class PickleDataError(TensorOptError):
+    """A pickle that is damaged, or that holds more than plain data."""
+
+
+def read_pickle(content: bytes, *, most_opcodes: int = MOST_OPCODES) -> Any:
+    """What a pickle of plain data holds.
+
+    Raises:
+        PickleDataError: it asks for anything but containers, texts and numbers, is damaged, or has more than
+            ``most_opcodes`` instructions.
+    """
+    reader = _Reader(content)
+    try:
+        return reader.read(most_opcodes)
+    except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
+        if reader.at >= len(content):
+            raise PickleDataError("the pickle breaks off; save it again") from error
+        raise PickleDataError(
+            f"the pickle is damaged at byte {reader.at} ({type(error).__name__}); save it again"
+        ) from error
+
+
+BINGET, LONG_BINGET, BINPUT, LONG_BINPUT, MEMOIZE, MARK = (
+    CODES[name] for name in ("BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT", "MEMOIZE", "MARK")
+)
+BININT, BININT1, BININT2, SHORT_TEXT, STOP = (
+    CODES[name] for name in ("BININT", "BININT1", "BININT2", "SHORT_BINUNICODE", "STOP")
+)
+EMPTY_DICT, EMPTY_LIST, SETITEMS, APPENDS, APPEND = (
+    CODES[name] for name in ("EMPTY_DICT", "EMPTY_LIST", "SETITEMS", "APPENDS", "APPEND")
+)
+CONSTANTS = {CODES["NONE"]: None, CODES["NEWTRUE"]: True, CODES["NEWFALSE"]: False}
+TUPLES = {CODES["TUPLE1"]: 1, CODES["TUPLE2"]: 2, CODES["TUPLE3"]: 3}
+SIZED = {
+    CODES[name]: (size, kind)
+    for name, size, kind in (
+        ("BINUNICODE", 4, "text"), ("BINUNICODE8", 8, "text"),
+        ("SHORT_BINBYTES", 1, "bytes"), ("BINBYTES", 4, "bytes"), ("BINBYTES8", 8, "bytes"),
+        ("LONG1", 1, "integer"), ("LONG4", 4, "integer"),
+    )
+}  # fmt: skip
+"""Code -> (bytes of its length, what follows)."""
+SKIPPED = {CODES["PROTO"]: 1, CODES["FRAME"]: 8}
+
+
+class _Reader:
+    """A stack and a memo, as the format has them; where reading stands, for errors."""
+
+    def __init__(self, content: bytes):
+        self.content, self.at = content, 0
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def read(self, most: int) -> Any:
+        """Go through all instructions. Their usual kinds are done here, as there are millions of them; a
+        number that breaks off is found as what follows is looked for."""
+        content, stack, marks, memo = self.content, self.stack, self.marks, self.memo
+        at = 0
+        for _ in range(most):
+            self.at = at
+            code = content[at]
+            at += 1
+            if code == BINGET:
+                stack.append(memo[content[at]])
+                at += 1
+            elif code == LONG_BINGET:
+                stack.append(memo[int.from_bytes(content[at : at + 4], "little")])
+                at += 4
+            elif code == BININT1:
+                stack.append(content[at])
+                at += 1
+            elif code == BININT2:
+                stack.append(content[at] | content[at + 1] << 8)
+                at += 2
+            elif code == BININT:
+                stack.append(int.from_bytes(content[at : at + 4], "little", signed=True))
+                at += 4
+            elif code == MEMOIZE:
+                memo[len(memo)] = stack[-1]
+            elif code == MARK:
+                marks.append(len(stack))
+            elif code == EMPTY_DICT:
+                stack.append({})
+            elif code == EMPTY_LIST:
+                stack.append([])
+            elif code == SETITEMS:
+                values = self._since_mark()
+                _container(stack, dict).update(zip(_keys(values[::2]), values[1::2], strict=True))
+            elif code == SHORT_TEXT:
+                end = at + 1 + content[at]
+                stack.append(content[at + 1 : end].decode("utf-8", "surrogatepass"))
+                at = end
+            elif code == APPENDS:
+                values = self._since_mark()
+                _container(stack, list).extend(values)
+            elif code == APPEND:
+                value = stack.pop()
+                _container(stack, list).append(value)
+            elif code == STOP:
+                (value,) = stack
+                if marks:
+                    raise ValueError("it ends amid a list")
+                return value
+            else:
+                at = self._rare(code, at)
+        raise PickleDataError(
+            f"the pickle has more than {most} instructions; record fewer events, or shorter stacks"
+        )
+
+    def _rare(self, code: int, at: int) -> int:
+        """All other instructions; where the next one begins."""
+        content, stack = self.content, self.stack
+        if code in CONSTANTS:
+            stack.append(CONSTANTS[code])
+        elif code in SIZED:
+            return self._sized(*SIZED[code], at)
+        elif code == CODES["BINFLOAT"]:
+            stack.append(struct.unpack_from(">d", content, at)[0])
+            return at + 8
+        elif code in TUPLES or code == CODES["TUPLE"]:
+            values = self._since_mark() if code not in TUPLES else [stack.pop() for _ in range(TUPLES[code])]
+            stack.append(tuple(values) if code not in TUPLES else tuple(values[::-1]))
+        elif code == CODES["EMPTY_TUPLE"]:
+            stack.append(())
+        elif code == CODES["SETITEM"]:
+            value, key = stack.pop(), stack.pop()
+            _container(stack, dict).update(zip(_keys([key]), [value], strict=True))
+        elif code in (BINPUT, LONG_BINPUT):
+            size = 1 if code == BINPUT else 4
+            self.memo[int.from_bytes(content[at : at + size], "little")] = stack[-1]
+            return at + size
+        elif code in SKIPPED:
+            return at + SKIPPED[code]
+        else:
+            name = NAMES.get(code, f"0x{code:02x}")
+            raise PickleDataError(
+                f"the pickle asks for {name}, which is not data: only containers, texts and numbers are "
+                "read; give what torch.cuda.memory._dump_snapshot wrote"
+            )
+        return at
+
+    def _sized(self, size: int, kind: str, at: int) -> int:
+        """What has its length in front; no more is set aside than is there."""
+        begin = at + size
+        end = begin + int.from_bytes(self.content[at:begin], "little")
+        if kind == "integer" and end - begin > MOST_INTEGER_BYTES:
+            raise PickleDataError(
+                f"the pickle has an integer of {end - begin} bytes; at most {MOST_INTEGER_BYTES} are read"
+            )
+        if end > len(self.content):
+            self.at = len(self.content)
+            raise IndexError(end)
+        found = self.content[begin:end]
+        if kind == "text":
+            self.stack.append(found.decode("utf-8", "surrogatepass"))
+        else:
+            integer = kind == "integer"
+            self.stack.append(int.from_bytes(found, "little", signed=True) if integer else found)
+        return end
+
+    def _since_mark(self) -> list[Any]:
+        place = self.marks.pop()
+        if place > len(self.stack):
+            raise IndexError("what was before a mark is gone")
+        values = self.stack[place:]
+        del self.stack[place:]
+        return values
+
+
+def _container(stack: list[Any], kind: type) -> Any:
+    if type(stack[-1]) is not kind:
+        raise TypeError(kind)
+    return stack[-1]
+
+
+def _keys(keys: list[Any]) -> list[Any]:
+    for key in keys:
+        if type(key) is not str:
+            raise PickleDataError(
+                f"the pickle has a dict with a key of type {type(key).__name__}; only texts are read; give "
+                "what torch.cuda.memory._dump_snapshot wrote"
+            )
+    return keys

@@ -1,0 +1,53 @@
+"""Whose the bytes on a device are in a placed plan's step, at every change of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tensoropt.placement.simulate import SimulatedPlacement, device_name, holders
+from tensoropt.simulate.recording import Owned
+from tensoropt.simulate.timeline import Timeline
+
+WORDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer state"}
+
+
+def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
+    """All that is held on a device, each with the points of its memory curve between which it is there."""
+    timeline, owned = holders(simulated)
+    where = device_name(device)
+    curve = [sizes for _, sizes in timeline.memory(where)]
+    takes, gives = _words(timeline, where)
+    found: list[Owned] = []
+    for kind, first, end, size in _spans(curve):
+        holder, of = owned[int(kind)]
+        stays = first == 0 and end == len(curve)
+        since, until = ("", "") if stays else (takes.get(kind, ""), gives.get(kind, "the end of the step"))
+        what = WORDS.get(holder.what, holder.what)
+        found.append((holder.operator, holder.tensor, what, of, size, first, end, since, until))
+    return found
+
+
+def _spans(curve: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, int, int, float]]:
+    """(kind, first point, the one behind the last, bytes) of all that is ever held; each is held once."""
+    begun: dict[str, tuple[int, float]] = {}
+    for point, sizes in enumerate(curve):
+        for kind, size in sizes.items():
+            if size and kind not in begun:
+                begun[kind] = point, size
+            elif not size and kind in begun:
+                first, taken = begun.pop(kind)
+                yield kind, first, point, taken
+    for kind, (first, taken) in begun.items():
+        yield kind, first, len(curve), taken
+
+
+def _words(timeline: Timeline, where: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Per kind the task that takes it, and the one at whose end it is given back."""
+    takes: dict[str, str] = {}
+    gives: dict[str, str] = {}
+    for event in timeline.events:
+        task = event.task
+        words = f"{task.phase} {task.name}" if task.name != task.phase else task.name
+        takes.update((kind, words) for device, kind, _ in task.allocates if device == where)
+        gives.update((kind, f"the end of {words}") for device, kind, _ in task.frees if device == where)
+    return takes, gives

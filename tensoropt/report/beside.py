@@ -1,0 +1,242 @@
+"""What was observed of a plan's real steps beside its prediction: curves in one time, figures with ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensoropt.errors import TensorOptError
+from tensoropt.observed.observation import Observation, ObservedEvent, ObservedMemory
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.verified import Verified
+from tensoropt.report.rows import Detail
+from tensoropt.simulate.recording import TimelineEvent
+from tensoropt.simulate.timeline import joined, length_s
+from tensoropt.types import Floats
+from tensoropt.units import format_bytes, format_seconds
+
+PEAK, WHOLE = "peak", "whole"
+"""Ways to lay what was observed over the predicted step, beside the names of its steps."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure, predicted and measured; bytes or seconds by ``unit`` (``bytes``, ``s``).
+
+    Attributes:
+        measured: None where the file does not tell it.
+    """
+
+    name: str
+    unit: str
+    predicted: float
+    measured: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured by predicted; None where there is none."""
+        return self.measured / self.predicted if self.measured is not None and self.predicted else None
+
+    def words(self) -> tuple[str, str, str, str]:
+        """Its cells for people."""
+        form = format_bytes if self.unit == "bytes" else format_seconds
+        ratio = self.ratio
+        measured = "not told" if self.measured is None else form(self.measured)
+        return self.name, form(self.predicted), measured, "" if ratio is None else f"{ratio:.2f}"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A prediction with what was observed, in the predicted step's time.
+
+    Attributes:
+        kind: of the file, in words.
+        align: how both were laid over each other; one of ``alignments``.
+        scale: predicted seconds per observed one (per event, where there was no clock).
+        times_s, bytes: (n,) the observed memory curve; empty where there is none.
+        device: whose memory that is.
+        events: what the device did, with ``stream`` lanes; ``phase`` is compute, communication or copy.
+        figures: predicted and measured.
+        notes: what a reader must know, in sentences.
+    """
+
+    kind: str
+    align: str
+    alignments: tuple[str, ...]
+    scale: float
+    times_s: Floats
+    bytes: Floats
+    device: str
+    events: tuple[TimelineEvent, ...]
+    figures: tuple[Figure, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All as plain data."""
+        figures = [{**vars(figure), "ratio": figure.ratio} for figure in self.figures]
+        curve = [self.times_s.tolist(), self.bytes.tolist()]
+        return {
+            "kind": self.kind, "align": self.align, "alignments": self.alignments, "scale": self.scale,
+            "device": self.device, "curve": curve, "events": [vars(e) for e in self.events],
+            "figures": figures, "notes": self.notes,
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """A table for a terminal, and what to know of it."""
+        cells = [("", "predicted", "measured", "ratio"), *(figure.words() for figure in self.figures)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        title = f"beside a {self.kind}, {self.align_words}:"
+        rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+        return [title, *rows, *(f"({note})" for note in self.notes)]
+
+    @property
+    def align_words(self) -> str:
+        """The alignment in words."""
+        return {PEAK: "aligned by the peaks", WHOLE: "the whole recording as one step"}.get(
+            self.align, f"the step {self.align}"
+        )
+
+
+def alignments(observation: Observation) -> tuple[str, ...]:
+    """The ways in which an observation can be laid over a step, the one that is taken by default first."""
+    steps = tuple(mark.name for mark in reversed(observation.steps))
+    if not observation.memory and not observation.events:
+        return (WHOLE,)
+    # The last step: in the first ones caches are cold, and optimizers make their state.
+    by_peak = (PEAK,) if observation.memory else ()
+    return (*steps, *by_peak, WHOLE) if observation.clocked else (*steps, WHOLE, *by_peak)
+
+
+def beside(
+    exploration: Exploration, detail: Detail, observation: Observation, align: str | None = None
+) -> Beside:
+    """A point's prediction with what was observed.
+
+    Args:
+        detail: of the point (:func:`tensoropt.report.detail.detail`).
+        align: one of :func:`alignments`: the name of a step, ``peak`` or ``whole``.
+
+    Raises:
+        TensorOptError: there is no such alignment, or the results of verify are of other plans.
+    """
+    ways = alignments(observation)
+    align = align or ways[0]
+    if align not in ways:
+        raise TensorOptError(f"the file cannot be aligned by '{align[:60]}'; choose from {', '.join(ways)}")
+    if observation.verified:
+        return _verified(exploration, detail, observation, ways)
+    start, end, scale = _window(observation, detail, align)
+    memory = observation.fullest
+    times, sizes = _curve(memory, start, end, scale) if memory else (np.zeros(0), np.zeros(0))
+    events = [e for e in _of_one_device(observation.events) if start <= e.start_s < end]
+    mark = next((m for m in observation.steps if m.name == align), None)
+    step_s = mark.end_s - mark.start_s if mark else None
+    notes = list(observation.notes)
+    if len(observation.memory) > 1 and memory:
+        notes.append(f"of {len(observation.memory)} devices the fullest is shown, {memory.device}")
+    return Beside(
+        observation.kind,
+        align,
+        ways,
+        scale,
+        times,
+        sizes,
+        memory.device if memory else "",
+        tuple(
+            TimelineEvent(e.name, e.lane, (e.start_s - start) * scale, e.duration_s * scale, e.category, "")
+            for e in events
+        ),
+        (_peak(detail, float(sizes.max()) if len(sizes) else None), *_times(detail, events, step_s)),
+        tuple(notes),
+    )
+
+
+def _peak(detail: Detail, measured: float | None) -> Figure:
+    return Figure("peak memory", "bytes", detail.peak.total, measured)
+
+
+def _times(detail: Detail, events: Sequence[ObservedEvent], step_s: float | None) -> tuple[Figure, ...]:
+    step = detail.step
+    predicted = (step.total_s, step.compute_s, step.exposed_s + step.hidden_s, step.exposed_s)
+    measured: tuple[float | None, ...] = (step_s, None, None, None)
+    if events:
+        computing = [(e.start_s, e.end_s) for e in events if e.category == "compute"]
+        sending = [(e.start_s, e.end_s) for e in events if e.category == "communication"]
+        computed = length_s(joined(computing))
+        both = length_s(joined([*computing, *sending]))
+        measured = step_s, computed, length_s(sending), both - computed
+    names = ("step", "computing", "communication, all", "communication, exposed")
+    return tuple(Figure(n, "s", p, m) for n, p, m in zip(names, predicted, measured, strict=True))
+
+
+def _verified(
+    exploration: Exploration, detail: Detail, observation: Observation, ways: tuple[str, ...]
+) -> Beside:
+    found: Verified | None = next(
+        (one for one in observation.verified if one.is_of(exploration, detail.point)), None
+    )
+    if found is None:
+        raise TensorOptError(
+            f"none of the {len(observation.verified)} verified plans in the file is point {detail.point + 1} "
+            "of this exploration; verify this point's plan"
+        )
+    notes = [f"checked on {found.checked_on}", *([f"it did not run: {found.error}"] if found.error else [])]
+    nothing = np.zeros(0)
+    figures = _peak(detail, found.memory_tracked_bytes), *_times(detail, (), found.time_measured_s)
+    return Beside(
+        observation.kind, ways[0], ways, 1.0, nothing, nothing, "", (), figures, (*notes, *observation.notes)
+    )
+
+
+def _window(observation: Observation, detail: Detail, align: str) -> tuple[float, float, float]:
+    """(start, end) in observed time that lie over the predicted step, and predicted seconds per observed."""
+    step_s = detail.step.total_s
+    first, last = observation.span
+    mark = next((m for m in observation.steps if m.name == align), None)
+    if mark is not None:
+        first, last = mark.start_s, mark.end_s
+    whole = step_s / (last - first) if last > first else 1.0
+    if align != PEAK:
+        # The last change of all is part of the whole.
+        return first, np.nextafter(last, np.inf) if mark is None else last, whole
+    memory = observation.fullest
+    assert memory is not None, "there is no alignment by peaks without memory"
+    scale = 1.0 if observation.clocked else whole
+    start = float(memory.times_s[int(memory.bytes.argmax())]) - detail.peak.time_s / scale
+    return start, start + step_s / scale, scale
+
+
+def _curve(memory: ObservedMemory, start: float, end: float, scale: float) -> tuple[Floats, Floats]:
+    """The part of a curve in a window, beginning with what is there as it begins."""
+    # Before the first event is what the first event found.
+    first = int(np.searchsorted(memory.times_s, start, side="right")) - 1
+    last = int(np.searchsorted(memory.times_s, end, side="left"))
+    times, sizes = memory.times_s[max(first, 0) : last], memory.bytes[max(first, 0) : last]
+    return (np.maximum(times, start) - start) * scale, sizes
+
+
+def _of_one_device(events: Sequence[ObservedEvent]) -> list[ObservedEvent]:
+    """The events of the device that is busiest; a trace of one process has mostly one."""
+    busy: dict[str, float] = {}
+    for event in events:
+        device = event.lane.partition(" stream ")[0] if " stream " in event.lane else ""
+        busy[device] = busy.get(device, 0.0) + event.duration_s
+    if not busy:
+        return []
+    most = max(busy, key=lambda device: busy[device])
+    return [e for e in events if not most or e.lane.startswith(f"{most} stream ")]
+
+
+def thinned(times_s: Floats, values: Floats, most: int = 4000) -> tuple[Floats, Floats]:
+    """A curve of at most about ``most`` points: in each part of it the first, the highest and the lowest."""
+    parts = most // 3
+    if len(times_s) <= most:
+        return times_s, values
+    kept = set()
+    for part in np.array_split(np.arange(len(times_s)), parts):
+        kept |= {int(part[0]), int(part[values[part].argmax()]), int(part[values[part].argmin()])}
+    at = np.array(sorted(kept))
+    return times_s[at], values[at]

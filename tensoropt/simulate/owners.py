@@ -1,0 +1,254 @@
+"""Whose the bytes of a memory curve are: at every change of it the tensors that are alive, and until when.
+
+The simulator adds up effects; here the same effects are taken apart again. An effect that takes memory begins
+a block, and one that gives back ends blocks of the same owner and kind, of equal size where there is one, so
+that at every moment the blocks add up to the bytes that the simulator counts. Nothing of this is done unless
+it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tensoropt.costs.effects import Effect
+from tensoropt.simulate.batch import Batch, Owner
+from tensoropt.simulate.coalesced import coalesced
+from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.recording import OwnerRow
+
+PACKED = "gradients that are scattered together"
+"""What packs gradients belongs to no single operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Bytes of one owner that are alive at the positions from ``first`` up to ``end``, which is not among
+    them.
+
+    Attributes:
+        kind: ``kept``, ``transient`` or ``workspace``.
+        since, until: the moments that take and give it, in words.
+    """
+
+    operator: str
+    tensor: str
+    what: str
+    kind: str
+    bytes: int
+    first: int
+    end: int
+    since: str
+    until: str
+
+
+class StepOwners:
+    """Who owns what at every point of a recorded strategy's memory curve.
+
+    Args:
+        batch: of one strategy.
+        recorder: was told all that happened in its step.
+    """
+
+    def __init__(self, batch: Batch, recorder: StepRecorder):
+        assert batch.count == 1, "one strategy is recorded"
+        self.batch, self.recorder = batch, recorder
+        self.count, self.last = len(batch.schedule.moments), batch.schedule.last
+        self._lasting: list[OwnerRow] = []
+        self._blocks: list[_Block] = []
+        for owner in batch.owners:
+            self._lasting += _lasting(batch, owner)
+            self._blocks += self._of_owner(owner)
+        self._blocks += self._packed()
+
+    def at(self, point: int) -> tuple[OwnerRow, ...]:
+        """The owners at one point of the curve, the most bytes first; together they are its height.
+
+        Args:
+            point: counted as :meth:`StepRecorder.memory_at` does: 0 is before anything happens.
+        """
+        if not 0 <= point <= len(self.recorder.curve):
+            raise IndexError(f"there is no point {point} in a curve of {len(self.recorder.curve) + 1}")
+        rows = list(self._lasting)
+        if point:
+            states = self.recorder.states[point - 1]
+            for kind, moment in zip(("kept", "transient", "workspace"), states, strict=True):
+                if moment >= 0:
+                    rows += self._alive(kind, moment)
+        return tuple(sorted(rows, key=lambda row: -row.bytes))
+
+    def _alive(self, kind: str, moment: int) -> Iterator[OwnerRow]:
+        """Rows of what is alive of a kind at a moment, counted through all micro-batches."""
+        position = self._position(moment)
+        for block in self._blocks:
+            if block.kind != kind or not block.first <= position < block.end:
+                continue
+            yield OwnerRow(
+                block.operator,
+                block.tensor,
+                block.what,
+                # A moment's workspace is of the curve's transient bytes.
+                "transient" if kind == "workspace" else kind,
+                block.bytes,
+                self._time_s(moment, position, block.first),
+                self._time_s(moment, position, block.end),
+                block.since,
+                block.until,
+            )
+
+    def _position(self, moment: int) -> int:
+        in_all = self.last * self.batch.mesh[0]
+        return moment % self.last if moment < in_all else moment - in_all + self.last
+
+    def _time_s(self, moment: int, position: int, other: int) -> float:
+        """When another position begins in the micro-batch of ``moment``; the step's end behind all."""
+        in_all, times = self.last * self.batch.mesh[0], self.recorder.moment_times
+        if moment < in_all:
+            begins = moment - position
+            # What the end of one micro-batch gives back is gone as the next one begins.
+            number = (
+                min(begins + other, begins + self.last) if begins + self.last < in_all else begins + other
+            )
+        else:
+            number = in_all + other - self.last
+        return times[number] if number < len(times) else self.recorder.end_s
+
+    # -- blocks -------------------------------------------------------------------------------------
+
+    def _of_owner(self, owner: Owner) -> list[_Block]:
+        """All blocks of one owner."""
+        done: list[_Block] = []
+        for kind in ("kept", "transient"):
+            done += _matched(list(self._changes(owner, kind)), self.count)
+        for effect in owner.effects.at(0).effects:
+            at = owner.position(effect.when) + effect.after
+            if effect.workspace_bytes and 0 <= at < self.count:
+                words = self.batch.schedule.moments[at].words
+                block = self._block(owner, effect, "workspace", effect.workspace_bytes, at)
+                done.append(replace(block, end=at + 1, until=f"the end of {words}"))
+        return done
+
+    def _changes(self, owner: Owner, kind: str) -> Iterator[_Block]:
+        """What begins and (of negative bytes) ends of one kind, in the order of the step."""
+        found = []
+        for effect in owner.effects.at(0).effects:
+            size = effect.kept if kind == "kept" else effect.transient
+            at = owner.position(effect.when) + effect.after
+            if size and 0 <= at < self.count:
+                found.append(self._block(owner, effect, kind, size, at))
+        # What ends at a moment was there before anything begins with it.
+        yield from sorted(found, key=lambda block: (block.first, block.bytes > 0))
+
+    def _block(self, owner: Owner, effect: Effect, kind: str, size: int, at: int) -> _Block:
+        words = self.batch.schedule.moments[at - effect.after].words
+        since = f"the end of {words}" if effect.after else words
+        return _Block(
+            _operator(self.batch, owner), owner.name, _what(owner, effect, kind), kind, size, at, self.count,
+            since, "the end of the step",
+        )  # fmt: skip
+
+    def _packed(self) -> Iterator[_Block]:
+        """Copies that are made of gradients to scatter them together, as the simulator lays them out."""
+        if not self.batch.prices.packs:
+            return
+        beginnings = self.batch.schedule.beginnings
+        workspace: dict[int, int] = {}
+        for block in self._blocks:
+            if block.kind == "workspace":
+                workspace[block.first] = workspace.get(block.first, 0) + block.bytes
+        for one in coalesced(self.batch):
+            at = one.position
+            if one.kind != "reduce_scatter" or int(one.members[0]) <= 1:
+                continue
+            shards = int(one.bytes[0]) // prod(self.batch.mesh[axis + 1] for axis in one.axes)
+            beside = int(one.staying[0])
+            arrived = min((begin for begin in beginnings if begin > at), default=at + 1)
+            words = self.batch.schedule.moments[at].words
+            block = _Block("", PACKED, "packed copy", "transient", beside, at, arrived, words, words)
+            if beside:
+                until = self.batch.schedule.moments[arrived].words if arrived < self.count else words
+                yield replace(block, until=until)
+            # Of this and what the moment has otherwise the larger one counts.
+            more = int(one.bytes[0]) - shards - beside - workspace.get(at, 0)
+            if more > 0:
+                workspace[at] = workspace.get(at, 0) + more
+                yield replace(block, kind="workspace", bytes=more, end=at + 1, until=f"the end of {words}")
+
+
+def _matched(changes: Sequence[_Block], count: int) -> list[_Block]:
+    """Blocks with their ends: each change that gives back ends one of its size, else the oldest first."""
+    done: list[_Block] = []
+    alive: list[_Block] = []
+    owed: list[_Block] = []
+    for change in changes:
+        if change.bytes > 0:
+            alive.append(change)
+        elif _bytes(alive) >= -change.bytes:
+            done += _end(alive, change)
+            continue
+        else:
+            owed.append(change)
+        # What gives back before it has taken does so at one moment.
+        while owed and _bytes(alive) >= -owed[0].bytes:
+            done += _end(alive, owed.pop(0))
+    assert not owed, f"{owed[0].operator} {owed[0].tensor} gives back more than it has taken"
+    return [block for block in (*done, *alive) if block.end > block.first]
+
+
+def _bytes(blocks: Sequence[_Block]) -> int:
+    return sum(block.bytes for block in blocks)
+
+
+def _end(alive: list[_Block], change: _Block) -> list[_Block]:
+    """Take from what is alive the bytes that a change gives back."""
+    size = -change.bytes
+    same = next((block for block in alive if block.bytes == size), None)
+    ending = [same] if same is not None else list(alive)
+    done = []
+    for block in ending:
+        if not size:
+            break
+        part = min(block.bytes, size)
+        size -= part
+        place = alive.index(block)
+        alive.remove(block)
+        if part < block.bytes:  # what was one sum is given back in parts
+            alive.insert(place, replace(block, bytes=block.bytes - part))
+        done.append(replace(block, bytes=part, end=change.first, until=change.since))
+    return done
+
+
+def _operator(batch: Batch, owner: Owner) -> str:
+    """The group of operators that an owner belongs to; of a parameter the first that uses it."""
+    if owner.kind == "group":
+        return owner.name
+    if owner.kind == "parameter":
+        return batch.schedule.users[owner.name][0]
+    maker = batch.graph.atoms.graph.producer[owner.name]
+    return batch.graph.group_of[maker.name].name
+
+
+def _what(owner: Owner, effect: Effect, kind: str) -> str:
+    """What an owner's bytes are."""
+    backward = effect.when.phase not in ("first", "forward", "again")
+    if kind == "workspace":
+        return "optimizer's temporaries" if effect.when.what == "step" else "workspace"
+    if owner.kind == "group":
+        if kind == "kept":
+            return "saved inside for backward"
+        gathered = effect.when.what in ("before", "begin", "compute") or not backward
+        return "gathered parameters" if gathered else "gradients on their way"
+    if owner.kind == "parameter":
+        return "gathered copy" if not backward else "gradient on its way"
+    return "gradient" if backward else "activation"
+
+
+def _lasting(batch: Batch, owner: Owner) -> Iterator[OwnerRow]:
+    """What is there all through the step."""
+    effects = owner.effects.at(0)
+    words = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer state"}
+    for kind, what in words.items():
+        if size := getattr(effects, kind):
+            what = what if owner.kind == "parameter" else f"{what} (unsharded copy)"
+            yield OwnerRow(_operator(batch, owner), owner.name, what, kind, int(size), 0.0, None, "", "")

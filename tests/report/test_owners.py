@@ -1,0 +1,122 @@
+"""Whose a saved point's memory is at a moment of its step, for every kind of plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.report.detail import detail
+from tensoropt.report.owners import BY_STAGE, PointOwners, point_owners, until_words
+from tensoropt.saved import owners
+from tests.pipeline.test_points import explored as pipelined
+from tests.pipeline.test_points import found
+from tests.placement.test_points import explored as placed
+
+__all__ = ["found", "pipelined", "placed"]
+SHIPPED = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100"
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Exploration:
+    return load_exploration(SHIPPED)
+
+
+@pytest.fixture(scope="module")
+def of_shipped(shipped: Exploration) -> PointOwners:
+    return point_owners(shipped, 0)
+
+
+def check(told: PointOwners, step: int = 1) -> None:
+    """At every moment the owners are the height of the curve, kind by kind."""
+    for number in {*range(0, len(told.curve), step), told.peak}:
+        at = told.at(number)
+        assert sum(row.bytes for row in at.rows) == at.at.total
+        for kind in ("parameters", "gradients", "optimizer", "kept", "transient"):
+            assert sum(row.bytes for row in at.rows if row.kind == kind) == getattr(at.at, kind), (
+                number,
+                kind,
+            )
+
+
+def test_of_a_sharded_plan_they_add_up_to_the_curve_of_its_detail(shipped, of_shipped):
+    assert of_shipped.curve == detail(shipped, 0).memory_curve
+    check(of_shipped, 211)
+    assert not of_shipped.note
+
+
+def test_at_the_peak_by_default(shipped, of_shipped):
+    at = of_shipped.at()
+    assert at.at == detail(shipped, 0).peak
+    assert at.at.total == shipped.points[0].tensor_bytes
+    assert at.rows[0].operator == "cross_entropy_loss"
+    # The same by the function that people call.
+    assert owners(SHIPPED, 0) == at
+
+
+def test_of_a_placed_plan_too(placed):
+    carrying = [i for i, point in enumerate(placed.all_points) if point.placed is not None]
+    told = point_owners(placed, carrying[0])
+    assert told.curve == detail(placed, carrying[0]).memory_curve
+    check(told)
+    whats = {row.what for number in range(len(told.curve)) for row in told.at(number).rows}
+    assert {
+        "parameter",
+        "gradient",
+        "activation",
+        "workspace of backward",
+        "saved inside for backward",
+    } <= whats
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_of_a_pipeline_by_stage_and_micro_batch(pipelined, tmp_path, index):
+    pipelined.save(tmp_path)
+    told = point_owners(load_exploration(tmp_path), index)
+    check(told)
+    assert told.note == BY_STAGE
+    rows = [row for number in range(len(told.curve)) for row in told.at(number).rows]
+    assert {"micro-batch 0", "micro-batch 3"} <= {row.tensor for row in rows}
+    assert all(row.operator.startswith("stage ") or row.tensor == "messages" for row in rows)
+
+
+def test_a_point_saved_before_there_were_owners_says_so(pipelined):
+    point = pipelined.points[0]
+    old = {name: value for name, value in point.pipeline.items() if name != "owners"}
+    earlier = replace(pipelined, points=(replace(point, pipeline=old),))
+    with pytest.raises(TensorOptError, match=r"point 1 was saved without the owners .* explore again"):
+        point_owners(earlier, 0)
+
+
+def test_a_time_finds_the_moment_that_holds_then(of_shipped):
+    curve = of_shipped.curve
+    assert of_shipped.number_at(0.0) == max(
+        (number for number, at in enumerate(curve) if at.time_s == 0), key=lambda number: curve[number].total
+    )
+    number = of_shipped.number_at(curve[of_shipped.peak].time_s)
+    assert curve[number].total == curve[of_shipped.peak].total
+    assert of_shipped.number_at(curve[-1].time_s) <= len(curve) - 1
+    for time_s in (-1e-9, 2 * curve[-1].time_s, float("nan")):
+        with pytest.raises(TensorOptError, match="the step has no moment at"):
+            of_shipped.number_at(time_s)
+
+
+def test_no_such_point_or_moment(shipped, of_shipped):
+    with pytest.raises(TensorOptError, match="there is no point 1000; there are points 1 to 185"):
+        point_owners(shipped, 999)
+    with pytest.raises(TensorOptError, match="there is no moment -1; the memory curve has moments 0 to"):
+        of_shipped.at(-1)
+
+
+def test_lines_for_a_terminal_list_the_largest_and_sum_the_rest(of_shipped):
+    at = of_shipped.at()
+    lines = at.lines(3)
+    assert lines[0].startswith("memory at 24.5 ms: 1.46 GiB")
+    assert len(lines) == 6
+    assert lines[2].split()[:4] == ["785", "MiB", "transient", "cross_entropy_loss"]
+    assert f"{len(at.rows) - 3} more" in lines[-1]
+    assert until_words(at.rows[2]) == "stays"
+    assert at.to_dict()["total_bytes"] == at.at.total

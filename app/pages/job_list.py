@@ -188,7 +188,10 @@ def _buttons(card: JobCard, _: str) -> Any:
     if card.active:
         return [*buttons, _button("cancel", card.id)]
     words = "run again" if card.state == "done" else "try again"
-    return [*buttons, _button("again", card.id, words), _button("forget", card.id)]
+    buttons.append(_button("again", card.id, words))
+    if card.can_refill:
+        buttons.append(_button("change", card.id, "change and run"))
+    return [*buttons, _button("forget", card.id)]
 
 
 def _fault(card: JobCard, _: str) -> Any:

@@ -45,6 +45,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         serve_locally=True,
         on_error=_said,
     )
+    app.index_string = app.index_string.replace("<html>", '<html lang="en">')
     app.layout = lambda: shell.layout(context)
 
     @app.server.get(ALIVE)

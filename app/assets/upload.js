@@ -35,6 +35,19 @@
       : null;
     window.dash_clientside.set_props(rule.said, { children: note });
   }
+  // The field that the keyboard reaches has no name of its own.
+  function name() {
+    const fields = [...document.querySelectorAll("[data-most-bytes] input[type=file]")];
+    fields.forEach((field) => {
+      const place = field.closest("[data-most-bytes]");
+      if (!field.hasAttribute("aria-label")) field.setAttribute("aria-label", place.innerText.trim());
+    });
+    if (fields.length < document.querySelectorAll("[data-most-bytes]").length || !fields.length) {
+      window.setTimeout(name, 500);
+    }
+  }
+  name();
+
   document.addEventListener("change", look, true);
   document.addEventListener("drop", look, true);
 })();

@@ -12,7 +12,7 @@ from ..context import Context
 from ..figures import frontier as drawing
 from ..figures.palette import GRAPH_CONFIG
 from . import frontier_callbacks, planners, refill
-from .parts import CLEAR, aria, number_field, panel
+from .parts import CLEAR, aria, number_field, panel, scrolled
 
 OPTIONS = (
     ("log_x", "log memory"),
@@ -250,7 +250,7 @@ def _table() -> Any:
 
 def _profile() -> Any:
     return panel(
-        html.Div(id="profile", className="scroll"),
+        scrolled("Devices × memory → time", id="profile"),
         title="Devices × memory → time",
         names="later",
     )

@@ -15,7 +15,7 @@ from tensoropt.version import __version__
 
 from . import downloads
 from .context import Context
-from .delivery import deliver, prepare
+from .delivery import Page, deliver, prepare
 from .jobs.manager import JobManager
 from .library import Library
 from .pages import shell
@@ -36,7 +36,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         any_host: answer under any host name, for a server that listens beyond this machine.
     """
     context = Context(library, jobs)
-    app = Dash(
+    app = Page(
         "tensoropt_app",
         title=TITLE,
         update_title="",
@@ -45,7 +45,6 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         serve_locally=True,
         on_error=_said,
     )
-    app.index_string = app.index_string.replace("<html>", '<html lang="en">')
     app.layout = lambda: shell.layout(context)
 
     @app.server.get(ALIVE)

@@ -33,7 +33,6 @@ def layout(context: Context) -> Any:
     return html.Div(
         [
             html.H1("Explore", className="unseen"),
-            dcc.Interval(id="tick", interval=1000),
             html.Div(
                 [
                     form,

@@ -17,26 +17,36 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.verified import Verified
+from tensoropt.report.sheet import SheetOptions, decision_sheet
 
 from .context import Context
 from .page_file import standalone
+from .state import View
 from .views.detail import NoDetailError, detail_of
+from .views.export import command_folder
 from .views.frontier import FrontierData
 
 
-def address(key: str, what: str, point: int | None) -> str:
-    """Where a file of an exploration is found."""
-    return f"/download/{quote(key, safe='')}/{what}?point={(point or 0) + 1}"
+def address(key: str, what: str, point: int | None, view: View | None = None) -> str:
+    """Where a file of an exploration is found; with a view also its limits and its price."""
+    found = f"/download/{quote(key, safe='')}/{what}?point={(point or 0) + 1}"
+    if view is None:
+        return found
+    limits = View(budget_bytes=view.budget_bytes, headroom=view.headroom, price=view.price).to_query()
+    return f"{found}&{limits}" if limits else found
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a file is made from; ``model``: what people call it."""
+    """What a file is made from; ``model``: what people call it; ``view``: limits and price; ``folder``:
+    what commands call the exploration's."""
 
     exploration: Exploration
     model: str
     point: int
     verified: tuple[Verified, ...]
+    view: View
+    folder: str
 
 
 def _plan(asked: Asked) -> str:
@@ -59,6 +69,24 @@ def _page(asked: Asked) -> str:
     return standalone(FrontierData.of(asked.exploration, asked.model), asked.point, asked.verified)
 
 
+def _sheet(asked: Asked) -> str:
+    view = asked.view
+    try:
+        detail = detail_of(asked.exploration, asked.point)
+    except TensorOptError:
+        detail = None  # the sheet leaves out what only the saved costs say
+    options = SheetOptions(
+        model=asked.model,
+        folder=asked.folder,
+        memory_bytes=view.budget_bytes,
+        headroom=view.headroom,
+        price_per_device_hour=view.price,
+        verified=asked.verified,
+        detail=detail,
+    )
+    return decision_sheet(asked.exploration, asked.point, options)
+
+
 def _trace(asked: Asked) -> str:
     return json.dumps(detail_of(asked.exploration, asked.point).trace())
 
@@ -79,6 +107,7 @@ MAKERS: dict[str, tuple[str, Callable[[Asked], str]]] = {
     "frontier.csv": ("text/csv", _written(write_frontier_csv)),
     "strategies.csv": ("text/csv", _written(write_strategies_csv)),
     "frontier.html": ("text/html", _page),
+    "decision.html": ("text/html", _sheet),
     "trace.json": ("application/json", _trace),
     "cluster.json": ("application/json", _cluster),
     "constraints.json": ("application/json", _constraints),
@@ -104,7 +133,10 @@ def register(app: Dash, context: Context) -> None:
         media, make = MAKERS[what]
         try:
             model = context.library.model_name(found.model.source)
-            text = make(Asked(found, model, int(point) - 1, context.library.verified(key)))
+            view = View.from_query(request.query_string.decode("ascii", "replace"))
+            folder = command_folder(context.library.entry(key))
+            verified = context.library.verified(key)
+            text = make(Asked(found, model, int(point) - 1, verified, view, folder))
         except (NoDetailError, TensorOptError) as error:
             return _words(409, str(error))
         headers = {"Content-Disposition": f'attachment; filename="{what}"'}

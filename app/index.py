@@ -41,6 +41,9 @@ class Head:
         kind: of the devices with the least memory.
         price: money per device-hour, None where unknown.
         settings: what tells two explorations of one model apart, as pairs of name and words.
+        batch: samples of a step; None where unknown.
+        devices: of the cluster.
+        capacity_bytes: memory of the devices with the least of it.
     """
 
     source: str = ""
@@ -49,6 +52,9 @@ class Head:
     kind: str = ""
     price: float | None = None
     settings: tuple[tuple[str, str], ...] = ()
+    batch: int | None = None
+    devices: int = 0
+    capacity_bytes: float = 0.0
     fault: str = ""
 
 
@@ -120,7 +126,21 @@ def _head(file: Path) -> Head:
             *((name, _words(settings.get(name))) for name in TOLD_APART),
             ("beside", _compared(file)),
         ),
+        batch=_batch(model),
+        devices=len(cluster.get("devices", ())),
+        capacity_bytes=float(least["memory_bytes"]),
     )
+
+
+def _batch(model: dict[str, Any]) -> int | None:
+    """What was asked for, else the first size of the first tensor that the model was called with."""
+    if model.get("batch"):
+        return int(model["batch"])
+    call = model.get("call") or {}
+    for value in (*call.get("args", ()), *call.get("kwargs", {}).values()):
+        if isinstance(value, dict) and value.get("tensor"):
+            return int(value["tensor"][0])
+    return None
 
 
 def _words(value: Any) -> str:

@@ -18,6 +18,7 @@ from tensoropt.plan.device_sweep import FILE, folders_in
 from tensoropt.plan.verified import Verified, load_verified
 
 from .index import Curve, Head, Index
+from .labels import Labels
 
 READY_MADE = Path(__file__).parent / "data"
 CACHED = 8
@@ -37,6 +38,11 @@ class Entry:
     key: str
     folder: Path
     origin: str
+
+    @property
+    def identity(self) -> str:
+        """What stays the same whichever folder a dashboard was started with: labels are kept by it."""
+        return str(self.folder.resolve()) if self.origin == "opened" else self.key
 
 
 class UnknownExplorationError(TensorOptError):
@@ -68,6 +74,8 @@ class Library:
         self._jobs = jobs
         self._opened = opened
         self._index = Index()
+        self.labels = Labels()
+        """What people call them; :func:`.server.create_app` keeps them beside the jobs."""
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[Path, int], Exploration] = OrderedDict()
         if opened is not None and not any(folders_in(opened)):

@@ -17,6 +17,8 @@ from . import downloads
 from .context import Context
 from .delivery import Page, deliver, prepare
 from .jobs.manager import JobManager
+from .labels import FILE as LABELS
+from .labels import Labels
 from .library import Library
 from .pages import shell
 from .pages.parts import note
@@ -36,6 +38,8 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         any_host: answer under any host name, for a server that listens beyond this machine.
     """
     context = Context(library, jobs)
+    if jobs is not None:
+        library.labels = Labels(jobs.root / LABELS)
     app = Page(
         "tensoropt_app",
         title=TITLE,

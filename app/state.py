@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 from tensoropt.errors import TensorOptError
 from tensoropt.units import parse_bytes, parse_seconds
 
-PAGES = ("explore", "frontier", "plan", "export")
+PAGES = ("explore", "frontier", "runs", "plan", "export")
 DEFAULT_HEADROOM = 0.05
 LONGEST = 80
 """Characters of a name in the URL; what is longer was not written by us."""

@@ -21,7 +21,7 @@ from tensoropt.errors import (
 from tensoropt.version import __version__
 
 if TYPE_CHECKING:
-    from tensoropt.api import compare, explore, recost
+    from tensoropt.api import compare, explore, explore_changed, recost
     from tensoropt.capture.onnx import load_onnx
     from tensoropt.catalogue import list_clusters, list_models, list_planners
     from tensoropt.cluster import Cluster, load_cluster
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tensoropt.plan import Exploration, Plan, Point, Space, load_model, load_plan
     from tensoropt.plan import load_exploration as load
     from tensoropt.plan.settings import Settings
-    from tensoropt.saved import choose, device_profile, export_csv, show
+    from tensoropt.saved import choose, device_profile, export_csv, export_sheet, show, why
     from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
     from tensoropt.verify import verify_plan, verify_random
@@ -50,7 +50,9 @@ _MODULE_OF = {
     "dashboard": "tensoropt.machine",
     "device_profile": "tensoropt.saved",
     "explore": "tensoropt.api",
+    "explore_changed": "tensoropt.api",
     "export_csv": "tensoropt.saved",
+    "export_sheet": "tensoropt.saved",
     "list_clusters": "tensoropt.catalogue",
     "list_models": "tensoropt.catalogue",
     "list_planners": "tensoropt.catalogue",
@@ -69,6 +71,7 @@ _MODULE_OF = {
     "shutdown": "tensoropt.execute",
     "verify_plan": "tensoropt.verify",
     "verify_random": "tensoropt.verify",
+    "why": "tensoropt.saved",
 }
 """The module that each name is imported from when it is first used. Of the verbs ``demo``, ``selftest`` and
 ``verify`` are modules, so that their functions are :func:`run_demo`, :func:`run_selftest`,
@@ -98,7 +101,9 @@ __all__ = [
     "device_profile",
     "errors",
     "explore",
+    "explore_changed",
     "export_csv",
+    "export_sheet",
     "list_clusters",
     "list_models",
     "list_planners",
@@ -117,6 +122,7 @@ __all__ = [
     "shutdown",
     "verify_plan",
     "verify_random",
+    "why",
 ]
 
 

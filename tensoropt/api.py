@@ -23,6 +23,7 @@ from tensoropt.plan.problem import Problem, prepare, prepare_graph
 from tensoropt.plan.settings import Chosen, Settings, settings_of
 from tensoropt.planners.compare import asked
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.report.changes import question_of_change
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import Recosted
 from tensoropt.session.comparing import with_planners
@@ -187,6 +188,39 @@ def recost(
         found = with_planners(session, searched, found, entries, (None,))
     old = range(len(exploration.points)) if old_points else ()
     return found, tuple(recost_point(session, searched, exploration, i) for i in old)
+
+
+def explore_changed(
+    exploration: Exploration,
+    change: str,
+    *,
+    store: ProfileStore | None = None,
+    progress: Progress | None = None,
+    keep: bool = False,
+) -> Exploration:
+    """An exploration made again from its saved operator graph with one thing changed, all else as it was.
+
+    A memory budget is left out, as it only says which points fit. No model is needed.
+
+    Args:
+        change: ``bandwidth:LEVEL``, ``bandwidth:all``, ``bfloat16``, ``micro-batches:N`` or ``devices:N``, as
+            :func:`tensoropt.report.changes.changes` offers them.
+        store, progress, keep: as in :func:`explore_graph`.
+
+    Raises:
+        TensorOptError: there is no such change, it is refused, or the operator graph was not saved.
+        InfeasibleError, ClusterError: nothing can be searched with it.
+    """
+    asked = question_of_change(exploration, change)
+    return explore_graph(
+        asked.graph,
+        asked.model,
+        cluster=asked.cluster,
+        settings=asked.settings,
+        store=store,
+        progress=progress,
+        keep=keep,
+    )
 
 
 def _evaluated(session: Session, searched: Searched, info: ModelInfo) -> Exploration:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.device_sweep import Profile, fewest_devices, folders_in, load_sweep, member, profile
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.plan import Plan
+from tensoropt.plan.verified import load_verified
 from tensoropt.report.detail import detail
 from tensoropt.report.rows import Detail
+from tensoropt.report.sheet import SheetOptions, write_sheet
+from tensoropt.report.why import Why, why_point
 
 Saved = Exploration | str | os.PathLike[str]
 """An exploration, or the folder that it was saved in."""
@@ -79,6 +83,34 @@ def show(
     return detail(found, point)
 
 
+def why(
+    saved: Saved,
+    point: int | None = None,
+    *,
+    memory_bytes: float | None = None,
+    time_s: float | None = None,
+    knee: bool = False,
+    folder: str | None = None,
+) -> Why:
+    """Why a point is not faster: what binds it, what a step takes at least, what each change would buy.
+
+    Args:
+        point: its index in ``all_points``, from 0; without it the point that :func:`choose` would take.
+        memory_bytes: the budget per device; by default what the point needs.
+        folder: what commands call the exploration's folder; by default the one that was given.
+
+    Raises:
+        TensorOptError: there is no such point.
+        InfeasibleError: nothing fits, or not this point; says what would.
+    """
+    found = opened(saved)
+    if folder is None:
+        folder = "DIR" if isinstance(saved, Exploration) else os.fspath(saved)
+    if point is None:
+        point = found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
+    return why_point(found, point, memory_bytes=memory_bytes, folder=folder)
+
+
 def export_csv(
     saved: Saved, csv: str | os.PathLike[str], *, strategies: str | os.PathLike[str] | None = None
 ) -> Exploration:
@@ -96,6 +128,52 @@ def export_csv(
     if strategies:
         write_strategies_csv(found, strategies)
     return found
+
+
+def export_sheet(
+    saved: Saved,
+    sheet: str | os.PathLike[str],
+    point: int | None = None,
+    *,
+    memory_bytes: float | None = None,
+    headroom: float = 0.0,
+    price_per_device_hour: float | None = None,
+    folder: str | None = None,
+) -> int:
+    """The index of the point of which a decision sheet was written: one HTML page, made to be printed.
+
+    Args:
+        sheet: the file.
+        point: its index in ``all_points``, from 0; without it the fastest within the budget.
+        memory_bytes: the budget per device; by default what the devices have.
+        headroom: share of a device's memory that is to stay free.
+        price_per_device_hour: money in any currency; by default the cluster's own.
+        folder: what commands call the exploration's folder; by default the one that was given.
+
+    Raises:
+        TensorOptError: there is no such point, or the file cannot be written.
+        InfeasibleError: nothing fits; says what would.
+    """
+    found = opened(saved)
+    on_disk = None if isinstance(saved, Exploration) else os.fspath(saved)
+    if point is None:
+        usable = Cluster.from_dict(found.cluster).memory_bytes * (1 - headroom)
+        point = found.index(memory_bytes=min(usable, memory_bytes or usable))
+    place = folder or on_disk
+    try:
+        told = detail(found, point)
+    except TensorOptError:
+        told = None  # the sheet leaves out what only the saved costs say
+    options = SheetOptions(
+        folder=place or "DIR",
+        memory_bytes=memory_bytes,
+        headroom=headroom,
+        price_per_device_hour=price_per_device_hour,
+        verified=load_verified(place) if place else (),
+        detail=told,
+    )
+    write_sheet(found, point, sheet, options)
+    return point
 
 
 def device_profile(saved: str | os.PathLike[str] | Sequence[Exploration]) -> Profile:

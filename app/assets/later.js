@@ -3,12 +3,10 @@
 (function () {
   const React = window.React;
   const LOOK_MS = 100, QUIET = 8; // so many looks without an answer in between: the shown page is drawn; assumptions
-  const PAGES = ["explore", "frontier", "plan", "export"];
 
-  const shown = () => {
-    const name = document.documentElement.dataset.page || window.location.pathname.replace(/^\/+|\/+$/g, "");
-    return PAGES.includes(name) ? name : "frontier";
-  };
+  // Addresses of no page are answered by the server.
+  const shown = () => document.documentElement.dataset.page
+    || window.location.pathname.replace(/^\/+|\/+$/g, "") || "frontier";
 
   function Later(props) {
     const [drawn, setDrawn] = React.useState(() => shown() === props.page);

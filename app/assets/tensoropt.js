@@ -4,6 +4,7 @@ window.dash_clientside = window.dash_clientside || {};
   const SAME = () => window.dash_clientside.no_update;
   // What the plot is drawn from; everything else of the state only moves the selection.
   const FRAME = ["exploration", "headroom", "log_x", "log_y", "lines", "band", "marks", "mesh", "micro", "devices", "price"];
+  const PAGES = ["explore", "frontier", "runs", "plan", "export"];
   const IN_URL = {
     exploration: "x", point: "point", other: "other", budget_bytes: "budget", target_s: "target",
     headroom: "headroom", price: "price", log_x: "logx", log_y: "logy", lines: "lines", band: "band",
@@ -101,7 +102,7 @@ window.dash_clientside = window.dash_clientside || {};
 
     page: function (path) {
       const name = (path || "").replace(/^\/+|\/+$/g, "");
-      const page = ["explore", "frontier", "plan", "export"].includes(name) ? name : "frontier";
+      const page = PAGES.includes(name) ? name : "frontier";
       const left = document.documentElement.dataset.page;
       document.documentElement.dataset.page = page;
       document.dispatchEvent(new Event("tensoropt-page"));
@@ -127,9 +128,11 @@ window.dash_clientside = window.dash_clientside || {};
       return [same ? SAME() : drawn, samePick ? SAME() : state.view];
     },
 
-    write: function (state, page) {
-      if (!state) return [SAME(), SAME(), SAME(), SAME(), SAME()];
-      const search = query(state);
+    write: function (state, runs) {
+      if (!state) return [SAME(), ...PAGES.map(SAME)];
+      const more = window.dash_clientside.runs.query(runs);
+      const own = query(state);
+      const search = more ? (own || "?") + (own ? "&" : "") + more : own;
       const here = window.location.pathname + search;
       if (window.location.pathname + window.location.search !== here) {
         // A place to come back to: not the page's own first words, nor every step of what goes on quickly.
@@ -139,7 +142,7 @@ window.dash_clientside = window.dash_clientside || {};
         wrote = now;
       }
       wrote = wrote || Date.now();
-      return [search, "/explore" + search, "/frontier" + search, "/plan" + search, "/export" + search];
+      return [search, ...PAGES.map((name) => "/" + name + search)];
     },
   };
 

@@ -73,6 +73,31 @@ DARK = Palette(
 )
 
 
+RUN_COLOURS = ("blue", "orange", "green", "pink", "sky", "ink")
+"""The colours of :func:`run_colours`, as people call them."""
+DASHES = ("solid", "dash", "dot", "dashdot")
+RUN_SYMBOLS = (
+    "circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "pentagon",
+)  # fmt: skip
+
+
+def run_colours(colours: Palette) -> tuple[str, ...]:
+    """Of whole frontiers in one plot: those that stay apart for every kind of colour blindness."""
+    return (*colours.series[:5], colours.ink)
+
+
+def run_style(number: int) -> tuple[int, str, str]:
+    """(place in :func:`run_colours`, dash, symbol) of the frontier with this number.
+
+    Colours come round first, then dash and symbol change together, then the symbol alone: the first 192
+    numbers are all different.
+    """
+    rest, colour = divmod(number, len(RUN_COLOURS))
+    again, dash = divmod(rest, len(DASHES))
+    # Five has no divisor in common with the number of symbols, so that none repeats with the same dash.
+    return colour, DASHES[dash], RUN_SYMBOLS[(dash + 5 * again) % len(RUN_SYMBOLS)]
+
+
 def palette(scheme: str) -> Palette:
     """The colours of a scheme; light for any name but ``dark``."""
     return DARK if scheme == "dark" else LIGHT

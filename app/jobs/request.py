@@ -320,7 +320,7 @@ def request_from(
 
 CHOICES = {
     "mode": ("train", "inference"),
-    "optimizer": ("adam", "momentum", "sgd"),
+    "optimizer": ("adam", "adam_fused", "momentum", "sgd"),
     "dtype": ("float32", "bfloat16"),
     "recompute": ("auto", "never"),
     "measure": ("all", "never"),

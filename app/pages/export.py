@@ -28,7 +28,7 @@ def body(context: Context, data: FrontierData, view: View) -> Any:
     links = [
         html.Li(
             [
-                html.A(file.name, href=address(entry.key, file.what, view.point), download=file.name),
+                html.A(file.name, href=address(entry.key, file.what, view.point, view), download=file.name),
                 html.Span(file.text, className="muted"),
             ]
         )

@@ -198,6 +198,7 @@ def _register_controls(app: Dash, context: Context) -> None:
         Input("page", "data"),
         Input("frame", "data"),
         Input("finished", "data"),
+        Input("runs-edited", "data"),
     )
     def list_explorations(*_: Any) -> Any:
         return choices(context.library)

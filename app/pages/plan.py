@@ -11,7 +11,7 @@ from dash import Dash, dcc, html
 
 from ..context import Context
 from ..figures.palette import GRAPH_CONFIG
-from . import plan_callbacks
+from . import plan_callbacks, why
 from .parts import panel
 
 
@@ -30,6 +30,7 @@ def layout() -> Any:
                         ],
                         className="halves",
                     ),
+                    why.layout(),
                     html.Div(
                         [
                             panel(_graph("plan-curve"), title="Memory during the step"),
@@ -175,3 +176,4 @@ def _operators() -> Any:
 
 def register(app: Dash, context: Context) -> None:
     plan_callbacks.register(app, context)
+    why.register(app, context)

@@ -10,7 +10,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from ..context import Context
 from ..later import Later
 from ..state import PAGES
-from . import explore, export, frontier, plan
+from . import explore, export, frontier, plan, runs
 from .parts import aria
 
 DARK_SCALE = (
@@ -18,7 +18,9 @@ DARK_SCALE = (
     "#11171d",
 )  # fmt: skip
 """The controls' greys in the dark scheme, from text to page, in the hue of the rest."""
-TITLES = {"explore": "Explore", "frontier": "Frontier", "plan": "Plan", "export": "Export"}
+TITLES = {
+    "explore": "Explore", "frontier": "Frontier", "runs": "Runs", "plan": "Plan", "export": "Export",
+}  # fmt: skip
 
 
 def layout(context: Context) -> Any:
@@ -47,6 +49,7 @@ def layout(context: Context) -> Any:
     pages = {
         "explore": explore.layout(context),
         "frontier": frontier.layout(context),
+        "runs": runs.layout(),
         "plan": plan.layout(),
         "export": export.layout(),
     }
@@ -164,9 +167,11 @@ def register(app: Dash, context: Context) -> None:
         Output("written", "data"),
         *(Output(f"nav-{name}", "href") for name in PAGES),
         Input("state", "data"),
+        Input("runs-view", "data"),
         State("page", "data"),
     )
     frontier.register(app, context)
+    runs.register(app, context)
     plan.register(app, context)
     export.register(app, context)
     explore.register(app, context)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tensoropt.plan.verified import Verified
+from tensoropt.report.assumptions import batch_words, settings_rows
 from tensoropt.report.table import timing_words
 
 from ..state import View
@@ -33,19 +33,12 @@ def assumptions(
             "model",
             f"{data.model}, {_count(exploration.model.parameters)} parameters",
         ),
-        Fact("batch", str(exploration.model.batch or _batch(exploration.model.call) or "the model's own")),
+        Fact("batch", batch_words(exploration)),
         Fact(
             "cluster", f"{exploration.cluster['name']}, {len(exploration.cluster['devices'])} × {data.device}"
         ),
         Fact("memory of a device", f"{whole.text(data.capacity_bytes)}, {percent(view.headroom)} kept free"),
-        Fact("mode", str(settings.get("mode", "train"))),
-        Fact("optimizer", str(settings.get("optimizer", "adam"))),
-        Fact("computes in", str(settings.get("dtype", "float32"))),
-        Fact("recompute", _recompute(settings.get("recompute", "auto"))),
-        Fact("micro-batches", _micro(settings.get("micro_batches"))),
-        Fact("allowed gap", percent(float(settings.get("epsilon") or 0.0))),
-        Fact("time", "one simulated step: compute, communication it waits for, idle"),
-        Fact("memory", "simulated peak of the largest device; inputs and buffers left out"),
+        *(Fact(label, words) for label, words in settings_rows(exploration)),
         Fact("price", "unknown" if price is None else f"{digits(price)} per device-hour"),
         Fact("figures", timing_words(exploration)),
         *(
@@ -59,28 +52,8 @@ def assumptions(
     return tuple(found)
 
 
-def _micro(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
-    return "1, 2, 4, 8 where they divide the batch" if value == "auto" else str(value)
-
-
-def _recompute(value: Any) -> str:
-    return "repeated blocks may run again in backward" if value == "auto" else str(value)
-
-
 def _count(number: int) -> str:
     for name, factor in (("billion", 1e9), ("million", 1e6)):
         if number >= factor:
             return f"{digits(number / factor)} {name}"
     return f"{number:,}"
-
-
-def _batch(call: Any) -> int | None:
-    """The first size of the first tensor the model was called with."""
-    if not isinstance(call, Mapping):
-        return None
-    for value in [*call.get("args", []), *dict(call.get("kwargs", {})).values()]:
-        if isinstance(value, Mapping) and value.get("tensor"):
-            return int(value["tensor"][0])
-    return None

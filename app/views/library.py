@@ -10,7 +10,17 @@ GROUPS = {"opened": "Opened", "job": "Jobs", "ready-made": "Ready-made"}
 
 
 def title_of(library: Library, entry: Entry) -> str:
-    """``gpt2 on dgx-h100``; the folder's name, and that it is damaged, when its file cannot be read."""
+    """What a person called it, else ``gpt2 on dgx-h100``; the folder's name, and that it is damaged, when its
+    file cannot be read."""
+    head = library.head_of(entry)
+    name = library.labels.of(entry.identity).name
+    if name:
+        return f"{name} (cannot be read)" if head.fault else name
+    return own_title(library, entry)
+
+
+def own_title(library: Library, entry: Entry) -> str:
+    """The title of an exploration that nobody gave a name."""
     head = library.head_of(entry)
     if head.fault:
         return f"{entry.folder.name} (cannot be read)"
@@ -18,18 +28,22 @@ def title_of(library: Library, entry: Entry) -> str:
 
 
 def choices(library: Library) -> list[dict[str, Any]]:
-    """Grouped options for a select; equal titles are told apart by what differs, else by their key."""
+    """Grouped options for a select."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for entry, label in titles_of(library).items():
+        found.setdefault(GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
+    return [{"group": group, "items": items} for group, items in found.items()]
+
+
+def titles_of(library: Library) -> dict[Entry, str]:
+    """What every exploration is called; equal titles are told apart by what differs, else by their key."""
     entries = library.entries()
     titles = [title_of(library, e) for e in entries]
     alike: dict[str, list[Entry]] = {}
     for entry, title in zip(entries, titles, strict=True):
         alike.setdefault(title, []).append(entry)
     apart = {e.key: words for some in alike.values() for e, words in _apart(library, some).items()}
-    found: dict[str, list[dict[str, str]]] = {}
-    for entry, title in zip(entries, titles, strict=True):
-        label = f"{title}{apart.get(entry.key, '')}"
-        found.setdefault(GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
-    return [{"group": group, "items": items} for group, items in found.items()]
+    return {e: f"{title}{apart.get(e.key, '')}" for e, title in zip(entries, titles, strict=True)}
 
 
 def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from tensoropt.plan import Exploration, Point
 from tensoropt.plan.frontier_table import source_words, split_words
 from tensoropt.plan.verified import Verified
+from tensoropt.report.assumptions import proof_words as proof_of
 from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
 from .frontier import FRONTIER, FrontierData, money, planner_title, price_of, step_cost, unit_for
-from .units import Units, at_most, percent, plural, signed
+from .units import Units, percent, plural, signed
 from .verified import of_point, verified_words
 
 KIND_TITLES = {
@@ -118,17 +119,8 @@ def hides(point: Point) -> bool:
 
 def proof_words(point: Point, units: Units) -> str:
     """What is proven of a point, which is of the sums that the search adds up; of placed plans nothing is."""
-    if point.gap is None:
-        return "nothing: its planner is a heuristic, or the search was one here"
     memory, time = units.memory.text(point.additive_memory_bytes), units.time.text(point.additive_time_s)
-    if point.exact:
-        better = "no plan searched is faster with no more memory, nor leaner and no slower"
-    else:
-        better = f"it takes at most {at_most(point.gap)} longer than any plan searched with no more memory"
-    return (
-        f"{better}, by the sums that the search adds up ({memory} and {time} for this one). The figures "
-        "above are simulated: peaks and waits are in them, and nothing is proven of them."
-    )
+    return proof_of(point, memory, time)
 
 
 def dominant_words(exploration: Exploration, row: int) -> str:

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from tensoropt.plan import Exploration
 from tensoropt.plan.frontier_table import units_of
+from tensoropt.report.assumptions import bound_words as at_most
+from tensoropt.report.assumptions import share_words as percent
+
+__all__ = ["Unit", "Units", "at_most", "digits", "percent", "plural", "signed"]
 
 
 @dataclass(frozen=True)
@@ -48,24 +52,6 @@ def digits(value: float) -> str:
     if size >= 0.9995:
         return f"{value:.2f}"
     return f"{value:#.3g}" if size >= 1e-4 else f"{value:.1e}"
-
-
-LEAST = 1e-5
-"""Shares below it are told apart from nothing, not from each other."""
-
-
-def percent(share: float) -> str:
-    """``12 %``; small shares keep a figure, so that nothing reads as zero that isn't."""
-    if share == 0:
-        return "0 %"
-    if abs(share) < LEAST:
-        return "under 0.001 %"
-    return f"{100 * share:.0f} %" if abs(share) >= 0.0095 else f"{100 * share:.1g} %"
-
-
-def at_most(share: float) -> str:
-    """A bound, for ``within ...``: ``0.001 %`` stands for all smaller ones."""
-    return percent(max(share, LEAST)) if share else "0 %"
 
 
 def signed(value: float, text: str) -> str:

@@ -193,7 +193,8 @@ class _Policy:
             self.casts[name, dtype] = made
             if tensor.kind == "constant":
                 self.tensors[made] = replace(tensor, name=made, dtype=dtype)
-                self.constants[made] = _narrowed(self.constants[name], dtype)
+                if name in self.constants:  # a saved graph has no values
+                    self.constants[made] = _narrowed(self.constants[name], dtype)
             else:
                 source = name
                 if dtype == NARROW and tensor.kind != "parameter" and name not in self.carries:

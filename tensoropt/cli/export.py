@@ -1,31 +1,102 @@
-"""``export``: a saved frontier as CSV."""
+"""``export``: a saved frontier as CSV, a point of it as a decision sheet."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from tensoropt.cli.arguments import add_folder
+from tensoropt.cli.arguments import add_folder, add_headroom, budget
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
+from tensoropt.errors import TensorOptError
+from tensoropt.units import parse_bytes
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """What the verb takes."""
     add_folder(verb)
-    verb.add_argument("--csv", required=True, metavar="FILE", help="one row per point")
-    verb.add_argument("--strategies", metavar="FILE", help="one row per point and operator")
+    verb.add_argument("--csv", metavar="FILE", help="one row per point")
+    verb.add_argument("--strategies", metavar="FILE", help="with --csv: one row per point and operator")
+    sheet = verb.add_argument_group("decision sheet")
+    sheet.add_argument(
+        "--sheet", metavar="FILE.html", help="one page to print: why a point was chosen, and over what"
+    )
+    sheet.add_argument(
+        "--point", type=int, metavar="N", help="its number, from 1; default: the fastest that fits --memory"
+    )
+    sheet.add_argument(
+        "--memory", metavar="24GiB", help="the budget per device; default: the device's memory"
+    )
+    add_headroom(verb)
+    sheet.add_argument(
+        "--price",
+        type=float,
+        metavar="P",
+        help="money per device-hour, in any currency; default: the cluster's",
+    )
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """How many points were written, and where."""
-    from tensoropt.saved import export_csv
+    """What was written, and where."""
+    if not options.csv and not options.sheet:
+        raise TensorOptError(
+            "nothing to write: give --csv FILE for the frontier, --sheet FILE.html for a point"
+        )
+    if options.strategies and not options.csv:
+        raise TensorOptError("--strategies is written beside --csv; give both")
+    of_sheet = ("point", "memory", "headroom", "price")
+    alone = [name for name in of_sheet if getattr(options, name) is not None]
+    if alone and not options.sheet:
+        raise TensorOptError(f"--{alone[0]} is for --sheet; give a FILE.html, or leave it out")
+    if options.price is not None and not 0 < options.price < float("inf"):
+        raise TensorOptError(f"--price {options.price:g} is no price of a device-hour; give more than 0")
+    data: dict[str, Any] = {"csv": options.csv, "strategies": options.strategies, "sheet": options.sheet}
+    lines = []
+    from tensoropt.saved import export_csv, opened
 
-    found = export_csv(options.dir, options.csv, strategies=options.strategies)
-    lines = [f"{len(found.points)} points written to {options.csv}"]
+    found = opened(options.dir)
+    data["points"] = len(found.points)
+    sheet = _sheet(options, found) if options.sheet else None
+    if options.csv:
+        export_csv(found, options.csv, strategies=options.strategies)
+        lines.append(f"{len(found.points)} points written to {options.csv}")
     if options.strategies:
         lines.append(f"their strategies written to {options.strategies}")
-    data = {"points": len(found.points), "csv": options.csv, "strategies": options.strategies}
+    if sheet is not None:
+        from tensoropt.saved import export_sheet
+
+        point = export_sheet(found, options.sheet, **sheet)
+        data["point"] = point + 1
+        lines.append(f"the decision sheet of {found.title(point)} written to {options.sheet}")
     return Answer(data, "\n".join(lines))
 
 
-VERB = Verb("export", "write a saved frontier as CSV", add_arguments, answer)
+def _sheet(options: argparse.Namespace, found: Any) -> dict[str, Any]:
+    """What the sheet is told; wrong values are refused before anything is written."""
+    if options.point is not None and not 1 <= options.point <= len(found.points):
+        raise TensorOptError(
+            f"there is no point {options.point}; the frontier has points 1 to {len(found.points)}"
+        )
+
+    def device_bytes() -> float:
+        from tensoropt.cluster import Cluster
+
+        return float(Cluster.from_dict(found.cluster).memory_bytes)
+
+    budget(options, device_bytes)  # says what is wrong with either
+    return {
+        "point": None if options.point is None else options.point - 1,
+        "memory_bytes": parse_bytes(options.memory) if options.memory is not None else None,
+        "headroom": 0.0 if options.headroom is None else _share(options.headroom, device_bytes()),
+        "price_per_device_hour": options.price,
+        "folder": str(options.dir),
+    }
+
+
+def _share(headroom: str, whole: float) -> float:
+    """The headroom as a share of a device."""
+    text, percent, _ = headroom.partition("%")
+    return float(text) / 100 if percent else parse_bytes(headroom) / whole
+
+
+VERB = Verb("export", "write a saved frontier as CSV, a point as a decision sheet", add_arguments, answer)

@@ -16,6 +16,7 @@ from tensoropt.cli import (
     selftest,
     show,
     verify,
+    why,
 )
 from tensoropt.cli.verb import Verb
 
@@ -24,6 +25,7 @@ _IN_ORDER = (
     compare.VERB,
     choose.VERB,
     show.VERB,
+    why.VERB,
     recost.VERB,
     export.VERB,
     verify.VERB,

@@ -307,3 +307,7 @@ class _FreeCommunication:
 def free_prices(graph: GroupGraph, mesh: AxisSizes, optimizer: str) -> Prices:
     """Prices at which nothing takes any time: to follow bytes and collectives only."""
     return Prices(graph, mesh, _FreeCompute(), _FreeCommunication(), optimizer)
+
+
+FREE_COMMUNICATION: CommunicationCosts = _FreeCommunication()
+"""Collectives that take no time, for the time of a step that only its computation bounds."""

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import ASSUMED, DeviceKind, host_seconds, reached_by
-from tensoropt.costs.parameters import OPTIMIZER_STATE
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.registry import cost_class_of, launches
 from tensoropt.ops.spec import CostClass
 from tensoropt.profiling.facts import CallWork, Facts
+from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.kernel_settings import KernelSettings
 
@@ -68,6 +68,15 @@ def call_class(call: LocalCall) -> CostClass:
 def kernels_of(work: Workload) -> int:
     """Calls that launch something."""
     return sum(1 for call, _ in work.calls if launches(call.function))
+
+
+def peak_flops(device: DeviceKind, kernels: KernelSettings, dtype: str, cls: CostClass) -> float:
+    """FLOP/s at which operators of a class compute at most on a device: float32 ones of GPUs in TF32 where
+    PyTorch's settings allow it."""
+    setting = _TF32_BY.get(cls)
+    may = device.type == "cuda" and dtype == "float32" and setting is not None
+    tf32 = may and getattr(kernels, str(setting)) == "tf32" and "tf32" in device.flops
+    return device.flops_of("tf32" if tf32 else dtype)
 
 
 def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]:
@@ -379,10 +388,7 @@ class RooflineCompute:
     def peak(self, dtype: str, cls: CostClass) -> float:
         """FLOP/s at which operators of a class compute at most: float32 ones of GPUs in TF32 where PyTorch's
         settings allow it."""
-        setting = _TF32_BY.get(cls)
-        may = self.device.type == "cuda" and dtype == "float32" and setting is not None
-        tf32 = may and getattr(self.kernels, str(setting)) == "tf32" and "tf32" in self.device.flops
-        return self.device.flops_of("tf32" if tf32 else dtype)
+        return peak_flops(self.device, self.kernels, dtype, cls)
 
     def _fixed(self, peak: float, flops: float, traffic: float, launches: int) -> float:
         arithmetic = flops / (peak * MATRIX_EFFICIENCY)
@@ -392,6 +398,5 @@ class RooflineCompute:
 
     @property
     def optimizer_s_per_element(self) -> float:
-        """Reads parameter, gradient and state, writes parameter and state (float32)."""
-        values = 3 + 2 * OPTIMIZER_STATE[self.optimizer]
-        return 4.0 * values / (self.device.memory_bandwidth * self.reached.memory)
+        """As the memory's bandwidth allows, in float32."""
+        return 4.0 * OPTIMIZERS[self.optimizer].traffic / (self.device.memory_bandwidth * self.reached.memory)

@@ -35,18 +35,26 @@ def frontier_svg(found: Findings, path: str | os.PathLike[str], *, title: str) -
     write_text(path, draw_frontier(found, title=title) + "\n")
 
 
-def draw_frontier(found: Findings, *, title: str, indices: Sequence[int] | None = None) -> str:
+def draw_frontier(
+    found: Findings, *, title: str, indices: Sequence[int] | None = None, chosen: int | None = None
+) -> str:
     """The SVG of memory against time as a staircase, with the ends and the knee named.
 
     Args:
         indices: ascending, of the points to draw; None for all. The ends and the knee must be among them.
+        chosen: a point of ``all_points`` that is marked, wherever it lies.
     """
     (size_name, size), (time_name, second) = units_of(found)
     drawn = range(len(found.points)) if indices is None else indices
     xs = [found.points[i].memory_bytes / size for i in drawn]
     ys = [found.points[i].time_s / second for i in drawn]
-    pad_x, pad_y = 0.04 * (xs[-1] - xs[0]) or 0.1 * xs[0], 0.06 * (ys[0] - ys[-1]) or 0.1 * ys[0]
-    x0, x1, y0, y1 = xs[0] - pad_x, xs[-1] + 3 * pad_x, ys[-1] - 2 * pad_y, ys[0] + pad_y
+    reach_x, reach_y = list(xs), list(ys)
+    if chosen is not None:
+        reach_x.append(found.all_points[chosen].memory_bytes / size)
+        reach_y.append(found.all_points[chosen].time_s / second)
+    right, left_end, high, low = max(reach_x), min(reach_x), max(reach_y), min(reach_y)
+    pad_x, pad_y = 0.04 * (right - left_end) or 0.1 * left_end, 0.06 * (high - low) or 0.1 * high
+    x0, x1, y0, y1 = left_end - pad_x, right + 3 * pad_x, low - 2 * pad_y, high + pad_y
 
     def at(x: float, y: float) -> tuple[float, float]:
         across, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
@@ -80,14 +88,24 @@ def draw_frontier(found: Findings, *, title: str, indices: Sequence[int] | None 
     for x, y in zip(xs, ys, strict=True):
         px, py = at(x, y)
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2" fill="{LINE}"/>')
-    for index, words in marks_of(found).items():
-        point = found.points[index]
+    marks = marks_of(found)
+    if chosen is not None:
+        # Drawn last, over the others; a point that has a name keeps it.
+        marks[chosen] = ["chosen", *marks.pop(chosen, [])]
+    for index, words in marks.items():
+        point = found.all_points[index]
         px, py = at(point.memory_bytes / size, point.time_s / second)
         last = index == len(found.points) - 1 and index > 0
         # The stairs come from above left: the last point's words stand below them, all others above.
         anchor, across, down = ("end", 4, 22) if last else ("start", 10, -10)
         figures = f"{format_bytes(point.memory_bytes)}, {format_seconds(point.time_s)}"
         label = f"{', '.join(words)}: {figures}"
+        if index == chosen:
+            parts.append(
+                f'<circle cx="{px:.1f}" cy="{py:.1f}" r="9" fill="none" stroke="{MARK}" stroke-width="2.5"/>'
+            )
+            # Beside the point, so that the knee's words and the leanest's have their usual places.
+            across, down, anchor = (-14, 24, "end") if px > (LEFT + WIDTH - RIGHT) / 2 else (14, 24, "start")
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="{MARK}"/>')
         parts.append(
             f'<text x="{px + across:.1f}" y="{py + down:.1f}" text-anchor="{anchor}">{escape(label)}</text>'

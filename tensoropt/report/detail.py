@@ -8,26 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensoropt.cluster import Cluster
 from tensoropt.costs.effects import COMPUTE as COMPUTE_FORWARD
 from tensoropt.costs.effects import COMPUTE_AGAIN, COMPUTE_BACK, READ, READ_BACK
 from tensoropt.costs.move_effects import MoveEffects
-from tensoropt.costs.prices import Prices, runs_beside
+from tensoropt.costs.prices import Prices
 from tensoropt.errors import TensorOptError
 from tensoropt.ops.layouts import layout_names
-from tensoropt.plan.evaluate import evaluate_strategy
 from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.recorded import Recorded, mesh_of
-from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload, workload
+from tensoropt.plan.recorded import Recorded
 from tensoropt.report.carried import carried_detail
+from tensoropt.report.rebuilt import rebuilt
 from tensoropt.report.rows import Detail
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy
 from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.overlap import Overlap, overlap_of
+from tensoropt.simulate.overlap import Overlap
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.recording import (
     COMPUTE,
@@ -76,32 +72,15 @@ class _Telling:
         self.exploration, self.index = exploration, index
         point = exploration.all_points[index]
         self.point, self.space = point, exploration.spaces[point.space]
-        self.strategy: Strategy = strategy_from_dict(
-            exploration.plan(index).strategy_data(), recorded.grouped
-        )
-        cluster = Cluster.from_dict(exploration.cluster)
-        mesh = mesh_of(cluster, self.space.mesh.shape, self.space.mesh.names)
-        optimizer = str(exploration.settings["optimizer"])
-        self.works: dict[str, Workload] = {
-            name: workload(recorded.grouped, c, self.strategy.mesh)
-            for name, c in self.strategy.configurations.items()
-        }
-        self.facts: dict[str, Facts] = {n: recorded.compute.of(w).facts for n, w in self.works.items()}
-        self.prices: Prices = recorded.prices(
-            cluster,
-            mesh,
-            self.strategy.mesh,
-            optimizer,
-            with_process=bool(exploration.settings.get("process_memory")),
-        )
-        overlap = str(exploration.settings.get("overlap", "default"))
-        self.overlap: Overlap = overlap_of(cluster, mesh, beside=runs_beside(cluster.device_type, overlap))
+        self.found = rebuilt(exploration, index, recorded)
+        self.strategy: Strategy = self.found.strategy
+        self.works, self.facts = self.found.works, self.found.facts
+        self.prices: Prices = self.found.prices()
+        self.overlap: Overlap = self.found.overlap()
 
     def tell(self) -> Detail:
         recorder = StepRecorder()
-        evaluated = evaluate_strategy(
-            self.strategy, self.works, self.facts, self.prices, self.overlap, recorder
-        )
+        evaluated = self.found.simulated(recorder=recorder)
         names = self.space.mesh.names
         events = tuple(
             TimelineEvent(

@@ -245,7 +245,8 @@ class _Finder:
         """Of a large model the mesh whose pipelines need least memory, with one row of the batch in each
         micro-batch; None where that was asked for already, or is not for the search to choose."""
         rows = self._batch
-        if self.small or self.pin is not None or not any(found):
+        given = self.pin is not None and self.settings.micro_batches != "auto"
+        if self.small or given or not any(found):
             return None
         _, number = min((one.memory_bytes, n) for n, of in enumerate(found) for one in of)
         mesh, _ = asked[number]

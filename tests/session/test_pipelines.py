@@ -191,6 +191,22 @@ def test_large_models_are_looked_at_with_one_row_in_flight(
     assert any(f"one row in each micro-batch: on pp{mesh} alone" in note for note in found.report["notes"])
 
 
+@pytest.mark.parametrize(("counts", "looks"), [("auto", True), ([4], False)])
+def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
+    store: ProfileStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counts: Any, looks: bool
+) -> None:
+    monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
+    monkeypatch.setattr(pipelines, "MULTIPLES", (2,))
+    (tmp_path / "nodes.yaml").write_text(
+        "devices: [{kind: H100-80GB, count: 2}]\nnodes: 2\n"
+        "links: {intra_node: NVLink4, inter_node: {link: IB-400G, count: 2}}\n"
+    )
+    found = pinned(
+        store, {"stages": 2}, cluster=tmp_path / "nodes.yaml", micro_batches=counts, dtype="bfloat16"
+    )
+    assert any("one row in each micro-batch" in note for note in found.report["notes"]) is looks
+
+
 # -- pins -----------------------------------------------------------------------------------------
 
 

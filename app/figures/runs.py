@@ -1,0 +1,141 @@
+"""Several frontiers in one plot: one trace each, in the order of the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from ..views.frontier import unit_for
+from ..views.runs import Axes, Run, drawn, most_of_each, time_unit
+from ..views.units import Unit, Units, digits
+from .palette import Palette, layout, palette, run_colours, run_style
+
+MOST_MARKS, LEAST_MARKS = 1500, 5
+"""Marks drawn in all, and of one run at least. Each is an element of its own, a line is one path."""
+
+Json = dict[str, Any]
+
+
+def runs_figure(runs: Sequence[Run], shown: Collection[str], axes: Axes, units: Units, scheme: str) -> Json:
+    """The whole plot; runs that are not ``shown`` are there and hidden, so that the browser can show them.
+
+    Memory is that of the largest device, or that times the number of devices.
+    """
+    colours = palette(scheme)
+    most = most_of_each(runs)
+    found = [drawn(run, axes, most) for run in runs]
+    size = _memory_unit(found, units, axes)
+    slowest = max((float(d.y.max()) for d in found if len(d.y)), default=0.0)
+    second = time_unit(slowest) if axes.per_sample else units.time
+    count = sum(len(d.x) for d in found)
+    # Not WebGL: without a graphics card it draws a hundred lines in 1.5 s, paths take a tenth of that.
+    marks = 0 if count <= MOST_MARKS else max(LEAST_MARKS, MOST_MARKS // len(runs))
+    traces = []
+    for run, of in zip(runs, found, strict=True):
+        colour, dash, symbol = run_style(run.style or 0)
+        tint = run_colours(colours)[colour]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": escape(run.label),
+                "x": _short(of.x / size.factor),
+                "y": _short(of.y / second.factor),
+                "customdata": [[int(n), ""] for n in of.number],
+                "line": {"shape": "hv", "width": 2, "color": tint, "dash": dash},
+                "marker": {
+                    "size": 5 if len(of.x) > 60 else 7,
+                    "color": tint,
+                    "symbol": symbol,
+                    "maxdisplayed": marks,
+                },
+                "hovertemplate": _hover(run, axes, size, second),
+                "visible": run.key in shown,
+                "showlegend": False,
+            }
+        )
+    per = "sample" if axes.per_sample else "step"
+    of_what = "all devices (of the largest, times their number)" if axes.total else "per device"
+    return {
+        "data": traces,
+        "layout": layout(
+            colours,
+            xaxis=_axis(f"memory {of_what}, {size.name}", axes.log_x, colours),
+            yaxis=_axis(f"time per {per}, {second.name}", axes.log_y, colours),
+            hovermode="closest",
+            clickmode="event",
+            dragmode="zoom",
+            # A zoom stays while runs are shown and hidden, and goes when the axes mean something else.
+            uirevision=str(axes),
+            shapes=[] if axes.total else _capacities(runs, shown, size, colours),
+            margin={"l": 64, "r": 16, "t": 24, "b": 48},
+        ),
+    }
+
+
+def _memory_unit(found: Sequence[Any], units: Units, axes: Axes) -> Unit:
+    if not axes.total:
+        return units.memory
+    return unit_for(max((float(d.x.max()) for d in found if len(d.x)), default=1.0))
+
+
+def _axis(title: str, log: bool, colours: Palette) -> Json:
+    base = layout(colours)["xaxis"]
+    return {
+        **base,
+        "title": {**base["title"], "text": title},
+        "exponentformat": "none",
+        "nticks": 8,
+        # With a format, Plotly writes ticks between powers of ten as 20 and 30, not as a small 2 and 3.
+        **({"type": "log", "tickformat": ",~r"} if log else {"type": "linear"}),
+    }
+
+
+def _hover(run: Run, axes: Axes, size: Unit, second: Unit) -> str:
+    # A name is a person's: neither markup nor a placeholder of the template.
+    name = escape(run.label).replace("%", "&#37;").replace("{", "&#123;")
+    per = " per sample" if axes.per_sample else ""
+    return (
+        f"<b>{name}</b><br>point %{{customdata[0]}} of {run.points:,}<br>"
+        f"%{{x:.4~g}} {size.name}{' in all' if axes.total else ''} · %{{y:.4~g}} {second.name}{per}"
+        "%{customdata[1]}<extra></extra>"
+    )
+
+
+def _capacities(runs: Sequence[Run], shown: Collection[str], size: Unit, colours: Palette) -> list[Json]:
+    """What one device of each kind has, where a frontier that is shown comes near it.
+
+    Plotly makes room for shapes that are visible: lines far away would squeeze the frontiers.
+    """
+    kinds = {run.head.kind: run.head.capacity_bytes for run in runs if run.head.kind}
+    found = []
+    for kind, capacity in kinds.items():
+        whole = unit_for(capacity)
+        most = max(
+            (float(r.curve.memory.max()) for r in runs if r.curve is not None and r.points
+             and r.head.kind == kind and r.key in shown),
+            default=0.0,
+        )  # fmt: skip
+        at = capacity / size.factor
+        found.append(
+            {
+                "type": "line", "name": kind, "xref": "x", "yref": "paper", "x0": at, "x1": at,
+                "y0": 0, "y1": 1,
+                "line": {"color": colours.muted, "width": 1.5, "dash": "dash"}, "layer": "below",
+                "visible": most >= capacity / 2,
+                "label": {
+                    "text": f"{escape(kind)}: {digits(whole.of(capacity))} {whole.name}", "textangle": 0,
+                    "textposition": "end", "xanchor": "right", "yanchor": "bottom",
+                    "font": {"color": colours.muted, "size": 12},
+                },
+            }
+        )  # fmt: skip
+    return found
+
+
+def _short(values: np.ndarray) -> list[float]:
+    """Seven figures: enough for any screen."""
+    return [float(f"{v:.7g}") for v in values.tolist()]

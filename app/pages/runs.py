@@ -1,0 +1,408 @@
+"""The runs page: all explorations in one plot and one table, named, tagged, shown and hidden."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+from uuid import uuid4
+
+import dash_ag_grid as dag
+import dash_mantine_components as dmc
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+
+from tensoropt.errors import TensorOptError
+
+from ..context import Context
+from ..figures.palette import DASHES, GRAPH_CONFIG, RUN_COLOURS, run_style
+from ..figures.runs import runs_figure
+from ..labels import LabelError
+from ..views import runs as view
+from ..views.library import own_title
+from ..views.units import Units
+from .parts import aria, note, panel
+
+CHOICES = len(RUN_COLOURS) * len(DASHES)
+"""Styles that the table offers: every colour with every dash."""
+ROW_PX, HEAD_PX, MOST_ROWS = 32, 54, 14
+"""Of the table: a row, the head with a scroll bar, and how many rows it shows without scrolling."""
+LOCALE = {
+    "ariaRowToggleSelection": "Press Space to show or hide this run in the plot",
+    "ariaRowSelectAll": "Press Space to show or hide all runs of the table",
+    "noRowsToShow": "No exploration yet: start one on the Explore page",
+    "noMatchingRows": "No run matches",
+}
+
+
+def layout() -> Any:
+    return html.Div(
+        [
+            html.H1("Runs", className="unseen"),
+            *(dcc.Store(id=f"runs-{name}") for name in STORES),
+            html.Div([_plot(), _table()], className="stack"),
+        ]
+    )
+
+
+STORES = (
+    "view",
+    "axes",
+    "known",
+    "rows",
+    "drawn",
+    "edited",
+    "asked",
+    "named",
+    "clicked",
+    "hovered",
+    "searched",
+)
+"""``view``: what the URL holds; ``axes``: its part that the server draws; ``known``: what the browser has to
+know."""
+
+
+def _segments(id: str, label: str, *pairs: tuple[str, str]) -> Any:
+    return dmc.SegmentedControl(
+        id=id, data=[{"value": v, "label": t} for v, t in pairs], value=pairs[0][0], size="xs",
+        **aria(label=label),
+    )  # fmt: skip
+
+
+def _plot() -> Any:
+    chips = [
+        dmc.Chip(text, value=value, size="xs", variant="outline")
+        for value, text in (("logx", "log memory"), ("logy", "log time"))
+    ]
+    return panel(
+        html.Div(
+            [
+                _segments(
+                    "runs-memory", "Memory", ("device", "memory per device"), ("total", "of all devices")
+                ),
+                _segments("runs-time", "Time", ("step", "time per step"), ("sample", "per sample")),
+                dmc.ChipGroup(
+                    html.Div(chips, className="row tight"), id="runs-logs", multiple=True, value=[]
+                ),
+            ],
+            className="row above",
+        ),
+        html.Div(id="runs-said", role="status"),
+        html.Div(id="runs-notes"),
+        html.Div(
+            dcc.Graph(
+                id="runs-graph",
+                config=cast(Any, GRAPH_CONFIG),
+                style={"height": 400},
+                figure={"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}},
+            ),
+            id="runs-plot",
+            tabIndex=0,
+            role="application",
+            **aria(
+                label="Frontiers of the runs that are shown, memory against time. Left and right move along "
+                "a frontier, up and down to another run, Enter opens the point.",
+            ),
+        ),
+        html.Div(id="runs-legend", className="runs-legend"),
+        html.P(id="runs-point", role="status", className="runs-point"),
+        html.P(
+            [
+                "A click on a point opens it. ", html.Kbd("←"), " ", html.Kbd("→"),
+                " move along a frontier, ", html.Kbd("↑"), " ", html.Kbd("↓"),
+                " to another run, ", html.Kbd("Enter"), " opens.",
+            ],
+            className="hint",
+        ),
+        names="plot-panel",
+    )  # fmt: skip
+
+
+def _columns(units: Units | None = None) -> list[dict[str, Any]]:
+    size, time = (units.memory.name, units.time.name) if units else ("GiB", "ms")
+
+    def words(field: str, name: str, width: int, **more: Any) -> dict[str, Any]:
+        return {"field": field, "headerName": name, "width": width, "filter": "agTextColumnFilter", **more}
+
+    def number(field: str, name: str, width: int, fmt: str = ",.4~r") -> dict[str, Any]:
+        return {
+            "field": field, "headerName": name, "type": "rightAligned", "width": width,
+            "filter": "agNumberColumnFilter",
+            "valueFormatter": {"function": f"params.value == null ? '' : d3.format('{fmt}')(params.value)"},
+        }  # fmt: skip
+
+    editor = {
+        "cellEditor": "agSelectCellEditor", "cellEditorParams": {"values": list(range(CHOICES))},
+        "valueFormatter": {"function": "runStyle(params.value)"},
+    }  # fmt: skip
+    return [
+        {
+            "field": "style", "headerName": "colour", "width": 84, "cellRenderer": "RunSwatch",
+            "editable": True, "headerTooltip": "Double-click or Enter changes it", **editor,
+        },
+        words("name", "name", 230, editable=True, headerTooltip="Double-click or Enter changes it",
+              tooltipField="fault", valueFormatter={"function": "runName(params)"}),
+        {"field": "open", "headerName": "", "width": 66, "cellRenderer": "RunLink", "sortable": False,
+         "valueGetter": {"function": "'open'"}},
+        words("tags", "tags", 120, editable=True, headerTooltip="Separated by commas; Enter changes them"),
+        number("memory", f"leanest, {size}", 118),
+        number("time", f"fastest, {time}", 118),
+        words("model", "model", 110),
+        words("cluster", "cluster", 120),
+        number("devices", "devices", 98, "d"),
+        words("dtype", "dtype", 96),
+        number("batch", "batch", 88, "d"),
+        words("mode", "mode", 86),
+        words("optimizer", "optimizer", 112),
+        number("points", "points", 92, ",d"),
+        words("made", "made", 142),
+        words("origin", "from", 96),
+    ]  # fmt: skip
+
+
+def _table() -> Any:
+    buttons = [
+        dmc.Button(text, id=f"runs-{name}", size="compact-xs", variant="default", **aria(label=label))
+        for name, text, label in (
+            ("all", "show listed", "Show the runs that the table lists"),
+            ("only", "only listed", "Show the runs that the table lists and hide the others"),
+            ("none", "hide all", "Hide all runs"),
+            ("csv", "CSV", "Save the table as it is listed as a CSV file"),
+        )
+    ]
+    return panel(
+        html.Div(
+            [
+                dmc.TextInput(
+                    id="runs-search", size="xs", placeholder="search names, tags, models …", value="", w=240,
+                    **aria(label="Search the runs"),
+                ),
+                html.Div(buttons, className="row tight"),
+                html.Span(className="grow"),
+                html.Span(id="runs-count", role="status", className="muted"),
+            ],
+            className="row above",
+        ),
+        html.Div(id="runs-told"),
+        dag.AgGrid(
+            id="runs-table",
+            columnDefs=_columns(),
+            rowData=[],
+            getRowId="params.data.id",
+            columnSize=None,
+            defaultColDef={"sortable": True, "resizable": True},
+            dashGridOptions={
+                "rowSelection": {
+                    "mode": "multiRow", "checkboxes": True, "headerCheckbox": True, "selectAll": "filtered",
+                    "enableClickSelection": False,
+                },
+                "selectionColumnDef": {"headerName": "", "width": 44, "pinned": None, "sortable": True},
+                "rowHeight": ROW_PX, "headerHeight": 34, "animateRows": False, "tooltipShowDelay": 300,
+                "enterNavigatesVerticallyAfterEdit": False, "stopEditingWhenCellsLoseFocus": True,
+                "localeText": LOCALE, "enableCellTextSelection": True, "ensureDomOrder": True,
+                # Tab leaves the table instead of walking through its cells; arrow keys do that.
+                "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
+            },
+            eventListeners={"cellKeyDown": ["openRun(params)"]},
+            className="grid",
+            style={"height": HEAD_PX + ROW_PX * MOST_ROWS},
+        ),
+        html.P(
+            [
+                "The box at a row's left shows or hides the run. Names, tags and colours are changed in the ",
+                "table (double-click, or ", html.Kbd("Enter"), " on the cell) and kept beside the jobs; an ",
+                "empty name is the exploration's own again. Colours come round after six: dash and marks ",
+                "differ then.",
+            ],
+            className="hint",
+        ),
+        title="All explorations",
+    )  # fmt: skip
+
+
+def register(app: Dash, context: Context) -> None:
+    _register_browser(app)
+    _register_data(app, context)
+    _register_edits(app, context)
+
+
+def _register_browser(app: Dash) -> None:
+    def browser(name: str, *signature: Any, **options: Any) -> None:
+        app.clientside_callback(ClientsideFunction("runs", name), *signature, **options)
+
+    browser(
+        "state",
+        Output("runs-view", "data"),
+        Output("runs-axes", "data"),
+        Output("runs-memory", "value"),
+        Output("runs-time", "value"),
+        Output("runs-logs", "value"),
+        Input("url", "search"),
+        Input("runs-memory", "value"),
+        Input("runs-time", "value"),
+        Input("runs-logs", "value"),
+        State("runs-view", "data"),
+        State("runs-axes", "data"),
+    )
+    browser(
+        "show",
+        Output("runs-said", "children"),
+        Output("runs-legend", "children"),
+        Output("runs-count", "children"),
+        Input("runs-view", "data"),
+        Input("runs-known", "data"),
+        Input("runs-drawn", "data"),
+        Input("runs-table", "rowData"),
+        Input("runs-table", "virtualRowData"),
+        Input("scheme", "data"),
+    )
+    browser(
+        "rows",
+        Output("runs-table", "rowData"),
+        Input("runs-rows", "data"),
+        prevent_initial_call=True,
+    )
+    browser(
+        "search",
+        Output("runs-searched", "data"),
+        Input("runs-search", "value"),
+        prevent_initial_call=True,
+    )
+    browser(
+        "many",
+        Output("runs-clicked", "data"),
+        *(Input(f"runs-{name}", "n_clicks") for name in ("all", "only", "none", "csv")),
+        prevent_initial_call=True,
+    )
+    browser(
+        "open",
+        Output("runs-clicked", "data", allow_duplicate=True),
+        Input("runs-graph", "clickData"),
+        prevent_initial_call=True,
+    )
+    browser(
+        "hover",
+        Output("runs-hovered", "data"),
+        Input("runs-graph", "hoverData"),
+        prevent_initial_call=True,
+    )
+    browser(
+        "named",
+        Output("runs-hovered", "data", allow_duplicate=True),
+        Input("runs-named", "data"),
+        prevent_initial_call=True,
+    )
+
+
+def _register_data(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("runs-rows", "data"),
+        Output("runs-table", "columnDefs"),
+        Output("runs-table", "style"),
+        Output("runs-known", "data"),
+        Input("page", "data"),
+        Input("finished", "data"),
+        Input("runs-edited", "data"),
+        State("runs-known", "data"),
+    )
+    def fill(page: Any, *rest: Any) -> Any:
+        """The table and what the browser needs; nothing while another page is shown, or nothing changed."""
+        if page != "runs":
+            return (no_update,) * 4
+        found = view.runs_of(context.library)
+        units = view.common_units(found)
+        known = view.known_to_the_browser(found, units)
+        for fact in known["facts"].values():
+            fact["look"] = _look(fact["style"])
+        rows = [{**row, "look": _look(row["style"])} for row in view.table_rows(found, units)]
+        # With the edit, so that one that was refused puts back what the table showed.
+        known["of"] = json.dumps([hash(json.dumps([rows, known])), rest[1]])
+        before = rest[-1] if isinstance(rest[-1], Mapping) else {}
+        if before.get("of") == known["of"]:
+            return (no_update,) * 4
+        known["units"] = [units.memory.name, units.time.name]
+        # Columns that are set anew end what is being typed into a cell.
+        columns = no_update if before.get("units") == known["units"] else _columns(units)
+        return rows, columns, {"height": HEAD_PX + ROW_PX * min(max(len(rows), 3), MOST_ROWS)}, known
+
+    @app.callback(
+        Output("runs-graph", "figure"),
+        Output("runs-drawn", "data"),
+        Output("runs-notes", "children"),
+        Input("runs-known", "data"),
+        Input("runs-axes", "data"),
+        Input("scheme", "data"),
+        State("runs-view", "data"),
+        prevent_initial_call=True,
+    )
+    def draw(known: Any, axes: Any, scheme: Any, kept: Any) -> Any:
+        if not isinstance(known, Mapping):
+            return no_update, no_update, no_update
+        found = view.runs_of(context.library)
+        units, meant = view.common_units(found), view.Axes.from_data(axes)
+        shown = view.shown_keys(kept, known)
+        figure = runs_figure(found, shown, meant, units, str(scheme))
+        lines = [*view.plot_notes(found), context.library.labels.fault]
+        said = [note(line, "warn") for line in lines if line]
+        return figure, [known.get("of"), axes, scheme, [run.key for run in found]], said
+
+    @app.callback(
+        Output("runs-named", "data"),
+        Input("runs-asked", "data"),
+        prevent_initial_call=True,
+    )
+    def name_plans(key: Any) -> Any:
+        """The names of an exploration's plans, asked for when a point of it is looked at."""
+        try:
+            found = context.library.load(str(key))
+        except TensorOptError:
+            return no_update  # the table says what is wrong with it
+        return {"key": str(key), "names": list(found.names[: len(found.points)])}
+
+
+def _register_edits(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("runs-edited", "data"),
+        Output("runs-told", "children"),
+        Input("runs-table", "cellValueChanged"),
+        prevent_initial_call=True,
+    )
+    def edit(changes: Any) -> Any:
+        said = ""
+        kind = "info"
+        for change in changes if isinstance(changes, list) else [changes]:
+            try:
+                said = _edited(context, change) or said
+            except TensorOptError as error:
+                said, kind = str(error), "error"
+        # Not counted: two edits that follow each other quickly would both be the same number.
+        return uuid4().hex, note(said, kind)
+
+
+def _look(style: int | None) -> tuple[int, str, str] | None:
+    return None if style is None else run_style(style)
+
+
+def _edited(context: Context, change: Any) -> str:
+    """Apply one cell's change; gives what there is to say about it.
+
+    Raises:
+        TensorOptError: it cannot be applied; says why.
+    """
+    if not isinstance(change, Mapping):
+        return ""
+    entry = context.library.entry(str(change.get("rowId", "")))
+    labels, field = context.library.labels, change.get("colId")
+    value, before = change.get("value"), change.get("oldValue")
+    text = "" if value is None else str(value)
+    if field == "name":
+        # The table shows the exploration's own title where it has no name: typed again, it is no name.
+        own = own_title(context.library, entry)
+        seen = "" if str(before) == own else str(before or "")
+        return labels.rename(entry.identity, "" if text.strip() == own else text, seen)
+    if field == "tags":
+        labels.retag(entry.identity, text, str(before or ""))
+    elif field == "style":
+        if not text.isascii() or not text.isdigit() or len(text) > 6:
+            raise LabelError("there is no such colour")
+        labels.restyle(entry.identity, int(text))
+    return ""

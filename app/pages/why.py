@@ -1,0 +1,252 @@
+"""Part of the plan page: why the selected plan is not faster, and what would make it so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan import Exploration
+from tensoropt.plan.changed import fingerprint
+from tensoropt.report.changes import change_named
+from tensoropt.report.levers import OF_SIMULATED
+from tensoropt.report.why import Why, with_simulated
+
+from ..context import Context, Recent
+from ..jobs.deeper import Deeper, deeper_jobs
+from ..jobs.manager import JobManager
+from ..state import View
+from ..views.detail import detail_of
+from ..views.frontier import FrontierData
+from ..views.library import title_of
+from ..views.why import WhyRow, budget_of, deeper_rows, parts, quick, results_of, rows
+from .parts import aria, note, panel, plain_table
+from .view_store import shown_point, view_of
+
+HEAD = ("", "time", "change", "")
+
+
+def layout() -> Any:
+    return panel(
+        html.Div(id="why-quick"),
+        html.H3("This very plan at other prices"),
+        html.Div(id="why-simulated"),
+        html.H3("With a search of its own"),
+        html.Div(id="why-deeper", className="scroll"),
+        html.Div(id="why-said", className="said-below", **aria(live="polite")),
+        dcc.Store(id="why-rest"),
+        dcc.Store(id="why-started"),
+        dcc.Store(id="why-shown"),
+        title="Why not faster?",
+        names="why",
+    )
+
+
+class _Answers:
+    """What is remembered between callbacks: answers by exploration, point and budget."""
+
+    def __init__(self, context: Context):
+        self.context = context
+        self._quick, self._whole, self._prints = Recent(size=32), Recent(size=32), Recent(size=16)
+
+    def quick(self, data: FrontierData, view: View) -> Why:
+        found = data.exploration
+        key = (id(found), view.point, budget_of(data, view)[0])
+        return self._quick.get(key, lambda: (found, self._made(data, view)))[1]  # type: ignore[no-any-return]
+
+    def _made(self, data: FrontierData, view: View) -> Why:
+        entry, found, point = self.context.library.entry(view.exploration), data.exploration, view.point
+        assert point is not None
+        try:
+            # As the rest of the page remembers it.
+            detail = self.context.details.get((id(found), point), lambda: (data, detail_of(found, point)))[1]
+        except TensorOptError:
+            detail = None  # the engine says why
+        return quick(data, view, str(entry.folder), detail)
+
+    def whole(self, data: FrontierData, view: View) -> Why:
+        found = data.exploration
+        key = (id(found), view.point, budget_of(data, view)[0])
+        return self._whole.get(key, lambda: (found, with_simulated(found, self.quick(data, view))))[1]  # type: ignore[no-any-return]
+
+    def fingerprint(self, found: Exploration) -> str:
+        return str(self._prints.get(id(found), lambda: (found, fingerprint(found)))[1])
+
+
+def register(app: Dash, context: Context) -> None:
+    answers = _Answers(context)
+
+    @app.callback(
+        Output("why-quick", "children"),
+        Input("plan-headline", "children"),
+        State("pick", "data"),
+        State("page", "data"),
+        prevent_initial_call=True,
+    )
+    def known(_: Any, pick: Any, page: Any) -> Any:
+        """Once the rest of the page is there: it has the point's details, which take longest."""
+        data, view = shown_point(context, pick, page, "plan")
+        if data is None or view.point is None:
+            return None
+        try:
+            why = answers.quick(data, view)
+        except TensorOptError as error:
+            return note(f"Nothing can be said here: {error}", "warn")
+        return [
+            html.P(why.binding.sentence, className="binding"),
+            *_parts_table(why, data),
+            html.H3("On this frontier"),
+            _table(rows(why, (*why.bounds, *why.levers), data, view)),
+            html.P(budget_of(data, view)[1], className="hint"),
+            *(note(text) for text in why.notes),
+        ]
+
+    # A plan is simulated again a dozen times: not for every point that a person walks past.
+    app.clientside_callback(
+        ClientsideFunction("why", "rest"), Output("why-rest", "data"), Input("why-quick", "children")
+    )
+
+    @app.callback(
+        Output("why-simulated", "children"),
+        Input("why-rest", "data"),
+        State("pick", "data"),
+        State("page", "data"),
+        prevent_initial_call=True,
+    )
+    def simulated(_: Any, pick: Any, page: Any) -> Any:
+        data, view = shown_point(context, pick, page, "plan")
+        if data is None or view.point is None:
+            return None
+        try:
+            why, before = answers.whole(data, view), answers.quick(data, view)
+        except TensorOptError:
+            return None  # said above
+        bounds, levers = why.bounds[len(before.bounds) :], why.levers[len(before.levers) :]
+        if not bounds:
+            return [note(text) for text in why.notes[len(before.notes) :]]
+        return [
+            _table(rows(why, (*bounds, *levers), data, view)),
+            html.P(f"The first two are bounds. {OF_SIMULATED.capitalize()}.", className="hint"),
+        ]
+
+    @app.callback(
+        Output("why-deeper", "children"),
+        Output("why-shown", "data"),
+        Input("why-quick", "children"),
+        Input("told", "data"),
+        Input("why-started", "data"),
+        State("pick", "data"),
+        State("page", "data"),
+        State("why-shown", "data"),
+        prevent_initial_call=True,
+    )
+    def deeper(_: Any, __: Any, ___: Any, pick: Any, page: Any, shown: Any) -> Any:
+        """The changes that take a search; drawn again only when one says something new."""
+        data, view = shown_point(context, pick, page, "plan")
+        if data is None or view.point is None:
+            return no_update, no_update
+        try:
+            found = _deeper_rows(context, answers, data, view)
+        except TensorOptError:
+            return None, None  # said above
+        news = [view.exploration, view.point, view.budget_bytes, [_sign(row) for row in found]]
+        return (no_update, no_update) if news == shown else (_table(found, actions=True), news)
+
+    if context.jobs is not None:
+        _register_start(app, context, context.jobs)
+
+
+def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
+    @app.callback(
+        Output("why-started", "data"),
+        Output("why-said", "children"),
+        Input({"why": ALL}, "n_clicks"),
+        State("state", "data"),
+        prevent_initial_call=True,
+    )
+    def start(_: Any, kept: Any) -> Any:
+        """Explore a change. Alone, so that no other answer is dropped for it."""
+        asked = ctx.triggered_id
+        # A button that has just been made fires as well, without a click.
+        if not isinstance(asked, dict) or not any(t["value"] for t in ctx.triggered):
+            return no_update, no_update
+        try:
+            return jobs.submit(wanted(context, jobs, view_of(kept), str(asked.get("why")))).id, None
+        except TensorOptError as error:
+            return no_update, note(str(error), "error")
+
+
+def wanted(context: Context, jobs: JobManager, view: View, key: str) -> Deeper:
+    """What a button asks for.
+
+    Raises:
+        TensorOptError: there is no such exploration or change, or it is explored already.
+    """
+    exploration = context.library.load(view.exploration)
+    change = change_named(exploration, key)
+    if change.refusal:
+        raise TensorOptError(f"{change.title} cannot be explored: {change.refusal}")
+    entry = context.library.entry(view.exploration)
+    at_work = deeper_jobs(jobs.jobs(), entry.folder).get(key)
+    if at_work is not None and at_work.active:
+        raise TensorOptError(f"{change.title}: a job for it is at work already")
+    local = any(kind["type"] == "cpu" for kind in exploration.cluster["kinds"])
+    return Deeper(entry.folder, title_of(context.library, entry), change.key, change.title, local)
+
+
+def _deeper_rows(context: Context, answers: _Answers, data: FrontierData, view: View) -> tuple[WhyRow, ...]:
+    why = answers.quick(data, view)
+    entry = context.library.entry(view.exploration)
+    jobs = context.jobs.jobs() if context.jobs is not None else []
+    found = {}
+    for key, made in results_of(context.library, answers.fingerprint(data.exploration)).items():
+        try:
+            found[key] = (made, context.library.load(made))
+        except TensorOptError:
+            continue  # the list of explorations says what is wrong with it
+    at_work = deeper_jobs(jobs, entry.folder)
+    return deeper_rows(why, data, view, found, at_work, can_run=context.jobs is not None)
+
+
+def _sign(row: WhyRow) -> list[Any]:
+    return [row.key, row.time, row.state, row.action, row.link.href if row.link else ""]
+
+
+def _parts_table(why: Why, data: FrontierData) -> list[Any]:
+    found = parts(why, data.units)
+    # One panel above has the step's parts; what it lacks is which links are waited for.
+    if len(found) < 3:
+        return []
+    table = plain_table(["the step", "", "share"], [[p.title, p.time, p.share] for p in found], (1, 2))
+    return [html.Div(table, className="why-parts")]
+
+
+def _table(found: Sequence[WhyRow], *, actions: bool = False) -> Any:
+    lines = []
+    for row in found:
+        change = html.Span(row.change, className={True: "better", False: "worse", None: ""}[row.better])
+        said: list[Any] = []
+        if row.link is not None:
+            said += [dcc.Link(row.link.text, href=row.link.href), " "]
+        if row.words:
+            said.append(html.Span(row.words, className="muted"))
+        if actions:
+            said += _actions(row)
+        lines.append([row.title, row.time, change, said])
+    return html.Div(plain_table(HEAD, lines, numbers=(1, 2)), className="scroll levers")
+
+
+def _actions(row: WhyRow) -> list[Any]:
+    found: list[Any] = []
+    if row.state:
+        found.append(html.Span(row.state, className="why-state", role="status" if row.active else None))
+    if row.action:
+        words = {"run": "Explore", "again": "Try again"}[row.action]
+        found.append(
+            dmc.Button(words, id={"why": row.key}, size="compact-xs", variant="default",
+                       **aria(label=f"{words}: {row.title}"))
+        )  # fmt: skip
+    return found

@@ -1,0 +1,131 @@
+"""What a chosen plan was taken over: the frontier's ends and planners that were run, and why not they."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.frontier_table import marks_of
+from tensoropt.report.assumptions import share_words
+from tensoropt.report.commands import FRONTIER
+from tensoropt.units import format_bytes
+
+BASELINES = {"data_parallel": "data parallel", "zero": "ZeRO"}
+"""What people do by hand, and would ask for; by the planner that finds it."""
+SAME = 5e-4
+"""Relative difference that is called none."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that was not taken.
+
+    Attributes:
+        name: what it is: ``leanest (point 1)``, a planner.
+        plan: what people call it; "" where there is none.
+        memory_bytes, time_s: None where there is no plan.
+        verdict: why not it.
+    """
+
+    name: str
+    plan: str
+    memory_bytes: float | None
+    time_s: float | None
+    verdict: str
+
+
+def alternatives(exploration: Exploration, index: int, limit_bytes: float, limit: str) -> list[Alternative]:
+    """Named points of the frontier, then planners, each with why it was not chosen instead of ``index``.
+
+    Args:
+        limit_bytes, limit: what a plan may need of a device, and what that is called: ``the budget``.
+    """
+    named = {other: list(words) for other, words in marks_of(exploration).items()}
+    fitting = [i for i, point in enumerate(exploration.points) if point.memory_bytes <= limit_bytes]
+    if fitting and fitting[-1] != len(exploration.points) - 1:
+        named.setdefault(fitting[-1], []).append(f"fastest within {limit}")
+    found = []
+    for other in sorted(named):
+        if other != index:
+            name = f"{' and '.join(named[other])} (point {other + 1})"
+            found.append(_alternative(exploration, index, other, name, limit_bytes, limit))
+    refusals: dict[str, list[str]] = {}
+    for row in exploration.comparison:
+        if row["planner"] != FRONTIER:
+            refusals.setdefault(str(row["planner"]), []).extend(map(str, row["notes"]))
+    for planner, notes in refusals.items():
+        found += _planner(exploration, index, planner, notes, limit_bytes, limit)
+    ran = set(refusals)
+    for planner, name in BASELINES.items():
+        if planner not in ran:
+            found.append(
+                Alternative(
+                    name,
+                    "",
+                    None,
+                    None,
+                    f"not run beside this frontier: tensoropt recost DIR --planners {planner} --only-beside "
+                    "--out DIR2",
+                )
+            )
+    return found
+
+
+def _alternative(
+    exploration: Exploration, index: int, other: int, name: str, limit_bytes: float, limit: str
+) -> Alternative:
+    chosen, point = exploration.all_points[index], exploration.all_points[other]
+    verdict = verdict_words(
+        (chosen.memory_bytes, chosen.time_s), (point.memory_bytes, point.time_s), limit_bytes, limit
+    )
+    return Alternative(name, exploration.names[other], point.memory_bytes, point.time_s, verdict)
+
+
+def _planner(
+    exploration: Exploration, index: int, planner: str, notes: Sequence[str], limit_bytes: float, limit: str
+) -> list[Alternative]:
+    """A planner's fastest plan that fits, else its leanest; nothing where that is the chosen one."""
+    name = BASELINES.get(planner, planner.replace("_", " "))
+    its = [i for i, point in enumerate(exploration.all_points) if point.planner == planner]
+    if not its:
+        why = "; ".join(dict.fromkeys(notes))
+        return [Alternative(name, "", None, None, f"found no plan: {why}" if why else "found no plan")]
+    points = exploration.all_points
+    fitting = [i for i in its if points[i].memory_bytes <= limit_bytes]
+    best = (
+        min(fitting, key=lambda i: points[i].time_s)
+        if fitting
+        else min(its, key=lambda i: points[i].memory_bytes)
+    )
+    if best == index:
+        return []
+    which = "the fastest that fits" if fitting else "the leanest"
+    several = f", {which} of {len(its)}" if len(its) > 1 else ""
+    return [_alternative(exploration, index, best, f"{name}{several}", limit_bytes, limit)]
+
+
+def verdict_words(
+    chosen: tuple[float, float], other: tuple[float, float], limit_bytes: float, limit: str
+) -> str:
+    """Why a plan of ``other`` (memory, time) was not taken; what speaks for it is said, too."""
+    (memory, time_s), (its_memory, its_time_s) = chosen, other
+    slower, larger = its_time_s / time_s - 1, its_memory / memory - 1
+    speed = (
+        "as fast"
+        if abs(slower) < SAME
+        else f"slower by {share_words(slower)}"
+        if slower > 0
+        else f"faster by {share_words(-slower)}"
+    )
+    size = (
+        "with as much memory"
+        if abs(larger) < SAME
+        else f"with {format_bytes(its_memory - memory)} more memory"
+        if larger > 0
+        else f"with {format_bytes(memory - its_memory)} less memory"
+    )
+    if its_memory > limit_bytes:
+        over = format_bytes(its_memory - limit_bytes)
+        return f"does not fit {limit} of {format_bytes(limit_bytes)}: {over} too much; {speed}"
+    return f"{speed}, {size}"

@@ -1,0 +1,286 @@
+"""One thing changed about an exploration: links, dtype, micro-batches or devices, all else as it was.
+
+What is changed is explored again from the saved operator graph (:func:`tensoropt.api.explore_changed`), so
+that no model is needed; bfloat16 is a pass over that graph, the one that capturing ends with. Changes are
+named by what they make of an exploration and not of a point, so that one answer serves all points.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from tensoropt.capture.precision import with_compute_dtype
+from tensoropt.cluster import Cluster, Link, load_cluster
+from tensoropt.errors import ClusterError, TensorOptError
+from tensoropt.graph import OperatorGraph
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.plan import ModelInfo
+from tensoropt.plan.problem import Problem, micro_batch_counts
+from tensoropt.plan.settings import Settings
+from tensoropt.ranks.local_hardware import has_local_links
+from tensoropt.report.detail import recorded_of
+
+BANDWIDTH, DTYPE, MICRO_BATCHES, DEVICES = "bandwidth", "bfloat16", "micro-batches", "devices"
+ALL = "all"
+SEARCHED = "it was searched already"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that can be explored, or why it cannot.
+
+    Attributes:
+        key: as ``--deep`` takes it: ``bandwidth:gpu``, ``bfloat16``, ``micro-batches:8``, ``devices:16``.
+        title: in words.
+        remark: what it stands for, where that is not in the title.
+        refusal: why it cannot be explored, "" where it can.
+    """
+
+    key: str
+    title: str
+    remark: str = ""
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is explored for a change: everything that an exploration is asked."""
+
+    graph: OperatorGraph
+    model: ModelInfo
+    cluster: Cluster
+    settings: Settings
+
+
+def changes(exploration: Exploration, index: int) -> tuple[Change, ...]:
+    """What may be changed about an exploration to make point ``index`` of ``all_points`` faster."""
+    cluster = Cluster.from_dict(exploration.cluster)
+    return (
+        *_bandwidths(cluster),
+        _dtype(exploration),
+        _micro_batches(exploration, index),
+        _devices(cluster),
+    )
+
+
+def change_named(exploration: Exploration, key: str) -> Change:
+    """The change of a key, whatever point it is asked for.
+
+    Raises:
+        TensorOptError: there is none; says which there are.
+    """
+    cluster = Cluster.from_dict(exploration.cluster)
+    kind, _, value = key.partition(":")
+    if kind == MICRO_BATCHES and value.isascii() and value.isdecimal() and 0 < int(value) < 2**31:
+        return _with_count(exploration, int(value))
+    found = (*_bandwidths(cluster), _dtype(exploration), _devices(cluster))
+    for change in found:
+        if change.key == key:
+            return change
+    keys = [*(change.key for change in found), f"{MICRO_BATCHES}:N"]
+    raise TensorOptError(f"there is no change '{key}' of this exploration; there are {', '.join(keys)}")
+
+
+def question_of_change(exploration: Exploration, key: str) -> Question:
+    """What is explored for a change. A memory budget is left out: it only says which points fit.
+
+    Raises:
+        TensorOptError: there is no such change, it is refused, or the operator graph was not saved.
+    """
+    change = change_named(exploration, key)
+    if change.refusal:
+        raise TensorOptError(f"{change.title} cannot be explored: {change.refusal}")
+    graph, model = recorded_of(exploration).graph, exploration.model
+    cluster = Cluster.from_dict(exploration.cluster)
+    settings = replace(Settings.from_dict(exploration.settings), memory_bytes=None)
+    kind, _, value = key.partition(":")
+    if kind == BANDWIDTH:
+        cluster = with_faster_links(cluster, None if value == ALL else value)
+    elif kind == DTYPE:
+        graph = with_compute_dtype(graph, DTYPE)
+        settings = replace(settings, dtype=DTYPE)
+        model = model.model_copy(update={"fingerprint": graph.fingerprint})
+    elif kind == DEVICES:
+        cluster = twice_the_devices(cluster)
+    else:
+        counts = {*searched_counts(exploration), int(value)}
+        settings = replace(settings, micro_batches=tuple(sorted(counts)))
+    return Question(graph, model, cluster, settings)
+
+
+# -- links ----------------------------------------------------------------------------------------------
+
+
+def link_titles(cluster: Cluster) -> dict[str, str]:
+    """Per level of the cluster what its links are, in words: ``gpu links (NVLink4)``."""
+    return {level.name: f"{level.name} links ({level.link.name})" for level in cluster.levels}
+
+
+def with_faster_links(cluster: Cluster, level: str | None, factor: float = 2.0) -> Cluster:
+    """The cluster with ``factor`` times the bandwidth of a level's links, or of all; latencies stay.
+
+    Links of single pairs count as those of the innermost level.
+    """
+    inner = cluster.levels[-1].name if cluster.levels else ""
+    levels = tuple(
+        replace(one, link=_faster(one.link, factor)) if level in (None, one.name) else one
+        for one in cluster.levels
+    )
+    pairs = {
+        pair: _faster(link, factor) if level in (None, inner) else link
+        for pair, link in cluster.pairs.items()
+    }
+    where = "all" if level is None else level
+    return replace(cluster, name=f"{cluster.name}, {where} links {factor:g}x", levels=levels, pairs=pairs)
+
+
+def _faster(link: Link, factor: float) -> Link:
+    return replace(
+        link,
+        name=f"{factor:g}x {link.name}",
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor,
+        source=f"{factor:g} times: {link.source}",
+    )
+
+
+def _bandwidths(cluster: Cluster) -> tuple[Change, ...]:
+    refusal = ""
+    if has_local_links(cluster):
+        refusal = (
+            "the links of this machine are timed, and there are no faster ones here to time; describe the "
+            "cluster with the links that you think of in a file, and explore with --cluster FILE"
+        )
+    found = [
+        Change(f"{BANDWIDTH}:{name}", f"twice the bandwidth of the {words}", "latencies stay", refusal)
+        for name, words in link_titles(cluster).items()
+    ]
+    if len(found) > 1:
+        found.append(
+            Change(f"{BANDWIDTH}:{ALL}", "twice the bandwidth of all links", "latencies stay", refusal)
+        )
+    return tuple(found)
+
+
+# -- dtype ----------------------------------------------------------------------------------------------
+
+
+def _dtype(exploration: Exploration) -> Change:
+    dtype = str(exploration.settings.get("dtype", "float32"))
+    refusal = f"it computes in {dtype} already" if dtype == DTYPE else ""
+    return Change(DTYPE, "computing in bfloat16", "float32 master weights and optimizer state", refusal)
+
+
+# -- micro-batches --------------------------------------------------------------------------------------
+
+
+def searched_counts(exploration: Exploration) -> tuple[int, ...]:
+    """The micro-batch counts that were searched, of a pipeline for each of its places."""
+    settings = Settings.from_dict(exploration.settings)
+    return _counts(exploration, settings)
+
+
+def _counts(exploration: Exploration, settings: Settings) -> tuple[int, ...]:
+    refusal = str(exploration.report.get("micro_batches_refused") or "")
+    return micro_batch_counts(Problem(None, recorded_of(exploration).grouped, {}, refusal), settings)
+
+
+def _micro_batches(exploration: Exploration, index: int) -> Change:
+    """Twice the micro-batches of a point."""
+    point = exploration.all_points[index]
+    space = exploration.spaces[point.space]
+    count = 2 * space.micro_batches
+    if point.placed is not None:
+        return Change(MICRO_BATCHES, "twice the micro-batches", refusal="its planner places operators")
+    places = 1
+    if point.pipeline is not None and not _pinned(exploration):
+        # The exploration is asked for counts for each place, see session/pipelines.py.
+        places = space.mesh.shape[0]
+        if count % places:
+            return Change(
+                MICRO_BATCHES,
+                f"{count} micro-batches",
+                refusal=f"{places} places take multiples of {places}",
+            )
+    return _with_count(exploration, count // places, places)
+
+
+def _pinned(exploration: Exploration) -> bool:
+    constraints = Settings.from_dict(exploration.settings).constraints
+    return constraints is not None and constraints.pipeline is not None
+
+
+def _with_count(exploration: Exploration, count: int, places: int = 1) -> Change:
+    """So many micro-batches (for each place of a pipeline) beside those that were searched."""
+    key, title = f"{MICRO_BATCHES}:{count}", f"{count * places} micro-batches"
+    remark = "" if places == 1 else f"{count} for each of {places} places"
+    try:
+        if count in searched_counts(exploration):
+            return Change(key, title, remark, SEARCHED)
+        if exploration.settings.get("mode") == "inference":
+            return Change(key, title, remark, "inference has one micro-batch")
+        _counts(exploration, replace(Settings.from_dict(exploration.settings), micro_batches=(count,)))
+    except TensorOptError as error:
+        return Change(key, title, remark, str(error))
+    return Change(key, title, remark or f"beside {', '.join(map(str, searched_counts(exploration)))}")
+
+
+def was_searched(change: Change) -> bool:
+    """Whether a change is refused because the frontier has its answer."""
+    return change.key.startswith(MICRO_BATCHES) and change.refusal == SEARCHED
+
+
+# -- devices --------------------------------------------------------------------------------------------
+
+
+def _devices(cluster: Cluster) -> Change:
+    key, title = f"{DEVICES}:{2 * cluster.device_count}", f"{2 * cluster.device_count} devices"
+    if has_local_links(cluster):
+        return Change(key, title, refusal="the devices are this machine's, which has no more to time")
+    try:
+        found = twice_the_devices(cluster)
+    except ClusterError as error:
+        return Change(key, title, refusal=str(error))
+    outer = found.levels[0]
+    return Change(
+        key,
+        title,
+        f"the same global batch on {found.name}: {outer.name} x{outer.size} over {outer.link.name}",
+    )
+
+
+def twice_the_devices(cluster: Cluster) -> Cluster:
+    """A cluster of twice as many devices: a larger part of the preset, twice the nodes, else a wider level.
+
+    Raises:
+        ClusterError: nothing says how more devices would be connected.
+    """
+    wanted = 2 * cluster.device_count
+    base, _, _ = cluster.name.partition("[")
+    family = re.fullmatch(r"(.+)x([0-9]{1,4})", base)
+    wider = f"{family[1]}x{2 * int(family[2])}" if family else f"{base}x2"
+    for name in (base, wider):
+        with suppress(ClusterError):
+            whole = load_cluster(name)
+            if whole.subset(cluster.device_count).fingerprint == cluster.fingerprint:
+                return whole.subset(wanted)
+    if not cluster.levels or cluster.pairs or len(cluster.device_kinds) > 1:
+        raise ClusterError(
+            "how twice as many devices would be connected is not known of a cluster with "
+            + (
+                "a single device"
+                if not cluster.levels
+                else "links of single pairs"
+                if cluster.pairs
+                else "several kinds of devices"
+            )
+            + "; describe it in a file, and explore with --cluster FILE"
+        )
+    outer, *inner = cluster.levels
+    return replace(
+        cluster,
+        name=f"{wanted} x {cluster.device.name}",
+        devices=cluster.devices * 2,
+        levels=(replace(outer, size=2 * outer.size), *inner),
+    )

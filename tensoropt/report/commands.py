@@ -1,0 +1,130 @@
+"""The exact command lines that make an exploration again, choose its points, run and check them."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.errors import ClusterError
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.made_for import for_gpus
+from tensoropt.report.table import run_line
+from tensoropt.units import format_bytes
+
+FRONTIER = "frontier"
+"""The planner of the search's own points."""
+DEFAULTS = {
+    "mode": "train",
+    "optimizer": "adam",
+    "dtype": "float32",
+    "recompute": "auto",
+    "overlap": "default",
+    "measure": "all",
+    "pipelines": "auto",
+}
+"""Settings that are options of the same name, with the command line's defaults."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line to copy and what it does."""
+
+    title: str
+    line: str
+
+
+def cluster_is_named(exploration: Exploration) -> bool:
+    """Whether the cluster's name alone gives this cluster again; ``local`` is whatever is here."""
+    if str(exploration.cluster["name"]).partition(":")[0] == "local":
+        return True
+    try:
+        saved = Cluster.from_dict(exploration.cluster)
+        return load_cluster(saved.name).fingerprint == saved.fingerprint
+    except ClusterError:
+        return False
+
+
+def explore_line(exploration: Exploration, out: str) -> str:
+    """The command line that makes this exploration again, defaults left out.
+
+    What has no name of its own is in a file: ``cluster.json``, ``constraints.json``.
+    """
+    settings, model = exploration.settings, exploration.model
+    cluster = str(exploration.cluster["name"]) if cluster_is_named(exploration) else "cluster.json"
+    named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
+    planners = [name for name in named if name != FRONTIER]
+    parts = ["tensoropt", "compare" if planners else "explore", model.source or "MODEL", "--cluster", cluster]
+    for name, default in DEFAULTS.items():
+        if settings.get(name, default) != default:
+            parts += [f"--{name}", str(settings[name])]
+    micro = settings.get("micro_batches", "auto")
+    if micro != "auto":
+        parts += ["--micro-batches", ",".join(map(str, micro))]
+    if settings.get("memory_bytes") and not planners:
+        parts += ["--memory", str(round(settings["memory_bytes"]))]
+    if settings.get("epsilon", 1e-3) != 1e-3:
+        parts += ["--epsilon", f"{settings['epsilon']:g}"]
+    if settings.get("process_memory"):
+        parts.append("--process-memory")
+    if settings.get("max_points"):
+        parts += ["--max-points", str(settings["max_points"])]
+    if settings.get("constraints"):
+        parts += ["--constraints", "constraints.json"]
+    if model.batch:
+        parts += ["--batch", str(model.batch)]
+    if model.seed:
+        parts += ["--seed", str(model.seed)]
+    if model.onnx is not None:
+        parts += [w for name, size in model.onnx.dims.items() for w in ("--dim", f"{name}={size}")]
+        parts += [w for tensor in model.onnx.outputs for w in ("--output", tensor)]
+        if model.onnx.loss not in (None, "auto"):
+            parts += ["--loss", str(model.onnx.loss)]
+    if planners:
+        parts += ["--planners", ",".join(planners)]
+    return " ".join(shlex.quote(p) for p in [*parts, "--out", out])
+
+
+def choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
+    """The line that chooses a point; nothing for a planner's, which is no point of the frontier."""
+    point = exploration.all_points[index]
+    if index >= len(exploration.points):
+        return ()
+    # A budget a byte above the point's own memory selects it: the next point needs more.
+    budget = int(point.memory_bytes) + 1
+    return (
+        Command(
+            f"Make this plan ({format_bytes(point.memory_bytes)})",
+            f"tensoropt choose {shlex.quote(folder)} --memory {budget} --out plan.json",
+        ),
+    )
+
+
+def commands_for(exploration: Exploration, folder: str, again: str, index: int) -> tuple[Command, ...]:
+    """Explore again, choose a point, run it, check it and keep what the check found.
+
+    Args:
+        folder: of the exploration.
+        again: the folder that an exploration made again is written into.
+    """
+    gpus = for_gpus(exploration.cluster)
+    return (
+        Command("Explore again", explore_line(exploration, again)),
+        *choose_commands(exploration, folder, index),
+        Command(
+            "Run it on CPU ranks" if gpus else "Run it",
+            run_line(devices_of(exploration, index), "plan.json", gpus=gpus),
+        ),
+        Command(
+            "Check it beside the unsplit model, and keep what was found",
+            f"tensoropt verify plan.json --save {shlex.quote(folder)}",
+        ),
+    )
+
+
+def devices_of(exploration: Exploration, index: int) -> int:
+    """How many devices a point is for."""
+    count = 1
+    for size in exploration.spaces[exploration.all_points[index].space].mesh.shape:
+        count *= size
+    return count

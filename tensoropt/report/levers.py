@@ -1,0 +1,357 @@
+"""What a change would buy a plan: looked up on the frontier, or the same plan simulated at other prices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tensoropt.cluster import Cluster
+from tensoropt.costs.prices import FREE_COMMUNICATION
+from tensoropt.costs.roofline import call_class, peak_flops
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.recorded import Recorded, RecordedCompute, RecordedWork
+from tensoropt.profiling.link_fits import LinkFit
+from tensoropt.profiling.links import LinkFits
+from tensoropt.ranks.kernel_settings import KernelSettings
+from tensoropt.report.changes import ALL, link_titles, with_faster_links
+from tensoropt.report.detail import recorded_of
+from tensoropt.report.rebuilt import Rebuilt, rebuilt
+from tensoropt.units import format_bytes, format_seconds
+
+GIB = 2.0**30
+SMALL = 4 * GIB
+"""Plans of less memory are told what a tenth of it buys, too: 1 GiB is their whole frontier."""
+LOOKED_UP, SIMULATED, BOUND, EXPLORED = "looked up", "simulated", "bound", "explored"
+TO_EXPLORE, IMPOSSIBLE = "to explore", "not possible"
+OF_SIMULATED = (
+    "simulated: this very plan at the changed prices; a search at these prices may find a better one"
+)
+"""Said once of all levers that are simulated."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A change and what it buys.
+
+    Attributes:
+        key: names the change.
+        title: in words.
+        how: where the answer is from: one of ``looked up``, ``simulated``, ``bound``, ``explored``,
+            ``to explore``, ``not possible``.
+        time_s, memory_bytes: of the plan that answers; None where there is none.
+        point: its index in ``points`` of the exploration that has it (of another one where ``how`` is
+            ``explored``); None where it is this very plan, or a bound.
+        words: what was kept, what was computed, or why there is no answer.
+        command: what explores it, where that is to be done.
+    """
+
+    key: str
+    title: str
+    how: str
+    time_s: float | None = None
+    memory_bytes: float | None = None
+    point: int | None = None
+    words: str = ""
+    command: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data; the point counted from 1, as people do."""
+        return {**asdict(self), "point": None if self.point is None else self.point + 1}
+
+
+# -- looked up ------------------------------------------------------------------------------------------
+
+
+def memory_levers(exploration: Exploration, memory_bytes: float) -> tuple[Lever, ...]:
+    """What more memory than a budget buys, and what less of it costs: points of the frontier."""
+    steps = [GIB]
+    if memory_bytes < SMALL:
+        steps.insert(0, 0.1 * memory_bytes)
+    found = []
+    for step in steps:
+        words = "10 %" if step != GIB else "1 GiB"
+        for sign, size in (("+", step), ("−", -step)):
+            found.append(_with_memory(exploration, f"{sign}{words} of memory", memory_bytes, size))
+    return tuple(found)
+
+
+def _with_memory(exploration: Exploration, title: str, memory_bytes: float, more: float) -> Lever:
+    points, budget = exploration.points, memory_bytes + more
+    key = f"memory:{more:+.0f}"
+    fitting = [i for i, point in enumerate(points) if point.memory_bytes <= budget]
+    if not fitting:
+        leanest = format_bytes(points[0].memory_bytes)
+        words = f"no plan needs so little: the leanest takes {leanest}"
+        return Lever(key, title, LOOKED_UP, words=words)
+    best = points[fitting[-1]]
+    words = f"the frontier's fastest within {format_bytes(budget)}"
+    if best.memory_bytes <= memory_bytes and more > 0:
+        words = "no faster plan needs that little more"
+        if best is points[-1]:
+            words = "the frontier has no faster plan, whatever it needs"
+    capacity = float(Cluster.from_dict(exploration.cluster).memory_bytes)
+    if budget > capacity and best.memory_bytes > capacity:
+        words += f", more than the {format_bytes(capacity)} of a device"
+    return Lever(key, title, LOOKED_UP, best.time_s, best.memory_bytes, fitting[-1], words)
+
+
+def unlimited_memory(exploration: Exploration) -> Lever:
+    """The frontier's fastest point: the time if memory were unlimited."""
+    last = len(exploration.points) - 1
+    point = exploration.points[last]
+    words = "the frontier's fastest: no plan that was searched and simulated takes less, whatever it needs"
+    return Lever("memory:unlimited", "memory unlimited", BOUND, point.time_s, point.memory_bytes, last, words)
+
+
+def without_waiting(exploration: Exploration, index: int) -> Lever:
+    """The computation of the busiest device of a placed plan or a pipeline: no schedule takes less."""
+    point = exploration.all_points[index]
+    words = "what the busiest device computes: no schedule of this plan takes less"
+    return Lever("waiting:none", "no waiting, no idle time", BOUND, point.compute_s, words=words)
+
+
+def searched_micro_batches(exploration: Exploration, count: int, memory_bytes: float, title: str) -> Lever:
+    """The frontier's fastest point with so many micro-batches within a budget, which were searched."""
+    key = f"micro-batches:{count}"
+    fitting = [
+        i
+        for i, point in enumerate(exploration.points)
+        if point.memory_bytes <= memory_bytes and exploration.spaces[point.space].micro_batches == count
+    ]
+    if not fitting:
+        words = "searched already: none of the frontier's plans within the budget has so many"
+        return Lever(key, title, LOOKED_UP, words=words)
+    best = exploration.points[fitting[-1]]
+    words = f"searched already: the frontier's fastest with so many within {format_bytes(memory_bytes)}"
+    return Lever(key, title, LOOKED_UP, best.time_s, best.memory_bytes, fitting[-1], words)
+
+
+# -- simulated again ------------------------------------------------------------------------------------
+
+
+def simulated_levers(exploration: Exploration, index: int) -> tuple[tuple[Lever, ...], tuple[Lever, ...]]:
+    """(bounds, what would buy) of a sharded point by simulating its very plan at other prices.
+
+    Raises:
+        TensorOptError: it is placed or a pipeline, or its costs were not saved; says what to do.
+    """
+    point = exploration.all_points[index]
+    if point.carried is not None:
+        kind = "pipeline" if point.pipeline is not None else "placed plan"
+        raise TensorOptError(
+            f"a {kind} carries its recording and not its costs, so that it cannot be simulated at other "
+            "prices; what is looked up and explored holds for it, too"
+        )
+    found = rebuilt(exploration, index, recorded_of(exploration))
+    bounds = (_without_communication(found), _at_the_peak(found))
+    return bounds, (*_faster_links(found), *_faster_kernels(found), *_faster_host(found, point.host_bound))
+
+
+def _time_s(found: Rebuilt, **changed: Any) -> float:
+    return float(found.simulated(**changed).metrics.total_s[0])
+
+
+def _without_communication(found: Rebuilt) -> Lever:
+    time_s = _time_s(found, communication=FREE_COMMUNICATION)
+    words = "this very plan, simulated with collectives that take no time; copies around them are counted"
+    return Lever("communication:free", "communication free", BOUND, time_s, words=words)
+
+
+def plan_flops(found: Rebuilt) -> dict[tuple[str, Any], float]:
+    """FLOP of one device and one step by (dtype, class of operator), recomputation included."""
+    flops: dict[tuple[str, Any], float] = defaultdict(float)
+    micro, training = found.strategy.micro_batches, found.strategy.graph.atoms.graph.training
+    for name, work in found.works.items():
+        facts = found.facts[name]
+        times = found.strategy.forwards(name)
+        total = micro * (times * facts.forward_flops + (facts.backward_flops if training else 0.0))
+        # A group is its anchor and what goes with it, which is next to nothing beside it.
+        flops[work.dtype, call_class(work.calls[0][0])] += total
+    return dict(flops)
+
+
+def _at_the_peak(found: Rebuilt) -> Lever:
+    """The FLOP of the plan at the peak of the slowest device."""
+    kernels = KernelSettings.now().of(found.cluster.device_type)
+    device = found.cluster.device
+    seconds = flops = 0.0
+    peaks: dict[str, float] = {}
+    for (dtype, cls), number in plan_flops(found).items():
+        if number:
+            peaks[dtype] = max(peaks.get(dtype, 0.0), peak_flops(device, kernels, dtype, cls))
+    for (dtype, _), number in plan_flops(found).items():
+        if number:
+            # The largest peak of a dtype for all of its operators: a bound must not be above what is reached.
+            seconds += number / peaks[dtype]
+            flops += number
+    rates = ", ".join(f"{_flop_words(peak)}/s in {dtype}" for dtype, peak in peaks.items())
+    words = f"the {_flop_words(flops)} of one device, recomputation included, at {device.name}'s {rates}"
+    return Lever("compute:peak", "computation at the peak", BOUND, seconds, words=words)
+
+
+def _flop_words(number: float) -> str:
+    for unit, factor in (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
+        if number >= factor:
+            return f"{number / factor:.3g} {unit}"
+    return f"{number:,.0f} FLOP"
+
+
+def _faster_links(found: Rebuilt) -> list[Lever]:
+    """Twice the bandwidth of each level's links, and of all."""
+    titles = link_titles(found.cluster)
+    timed = any(fits.collectives or fits.pairs for fits in found.recorded.links.values())
+    levels: list[str | None] = [None] if timed else [*titles, *([None] if len(titles) > 1 else [])]
+    if not titles:
+        return []
+    levers = []
+    for level in levels:
+        what = "all links" if level is None and len(titles) > 1 else f"the {titles[level or min(titles)]}"
+        words = ""
+        if timed:
+            recorded = replace(
+                found.recorded,
+                links={mesh: _twice_as_fast(fits) for mesh, fits in found.recorded.links.items()},
+            )
+            time_s = _time_s(found, recorded=recorded)
+            words = "of what was timed the seconds per byte are halved; latencies stay"
+        else:
+            time_s = _time_s(found, cluster=with_faster_links(found.cluster, level))
+        key = f"bandwidth:{level or ALL}"
+        levers.append(Lever(key, f"twice the bandwidth of {what}", SIMULATED, time_s, words=words))
+    return levers
+
+
+def _twice_as_fast(fits: LinkFits) -> LinkFits:
+    def faster(fit: LinkFit) -> LinkFit:
+        halved = (replace(s, seconds_per_byte=s.seconds_per_byte / 2) for s in fit.segments)
+        return replace(fit, segments=tuple(halved))
+
+    return replace(
+        fits,
+        collectives={key: tuple(map(faster, group)) for key, group in fits.collectives.items()},
+        pairs={key: faster(fit) for key, fit in fits.pairs.items()},
+    )
+
+
+def _faster_kernels(found: Rebuilt) -> list[Lever]:
+    """Twice as fast the workload that takes longest, and all of them."""
+    names: dict[str, list[str]] = defaultdict(list)
+    taken: dict[str, float] = defaultdict(float)
+    for name, work in found.works.items():
+        one = found.recorded.compute.of(work)
+        names[work.key].append(name)
+        taken[work.key] += found.strategy.forwards(name) * one.forward_s + one.backward_s
+    top = max(taken, key=taken.__getitem__, default=None)
+    if top is None:
+        return []
+    alike = names[top]
+    title = alike[0] if len(alike) == 1 else f"{alike[0]} and {len(alike) - 1} alike"
+    return [
+        Lever(
+            "kernel:top", f"a kernel twice as fast for {title}", SIMULATED,
+            _time_s(found, recorded=_works_changed(found.recorded, lambda key, w: _halved(w, key == top))),
+        ),
+        Lever(
+            "kernel:all", "all kernels twice as fast", SIMULATED,
+            _time_s(found, recorded=_works_changed(found.recorded, lambda _, w: _halved(w, True))),
+            words="the optimizer and copies as they are",
+        ),
+    ]  # fmt: skip
+
+
+def _halved(work: RecordedWork, halve: bool) -> RecordedWork:
+    if not halve:
+        return work
+    return replace(
+        work,
+        forward_s=work.forward_s / 2,
+        backward_s=work.backward_s / 2,
+        weight_gradient_s=work.weight_gradient_s / 2,
+    )
+
+
+def _works_changed(recorded: Recorded, change: Callable[[str, RecordedWork], RecordedWork]) -> Recorded:
+    compute = recorded.compute
+    works: Mapping[str, RecordedWork] = {key: change(key, work) for key, work in compute.works.items()}
+    return replace(recorded, compute=RecordedCompute(works, compute.optimizer_s_per_element, compute.source))
+
+
+def _faster_host(found: Rebuilt, host_bound: bool) -> list[Lever]:
+    """A host that issues at once, where the device waits for it."""
+    if not host_bound:
+        return []
+    quick = _works_changed(
+        found.recorded, lambda _, work: replace(work, forward_host_s=0.0, backward_host_s=0.0)
+    )
+    quick = replace(quick, overheads=replace(quick.overheads, of_host=None))
+    words = "as with CUDA graphs, or with fewer and larger operators"
+    return [
+        Lever(
+            "host:free",
+            "a host that issues at once",
+            SIMULATED,
+            _time_s(found, recorded=quick),
+            words=words,
+        )
+    ]
+
+
+# -- explored -------------------------------------------------------------------------------------------
+
+
+def explored_lever(
+    key: str, title: str, found: Exploration, memory_bytes: float, unchanged_s: float | None = None
+) -> Lever:
+    """What an exploration with a change found within a budget.
+
+    Args:
+        unchanged_s: what the fastest plan within the budget takes without the change, where that is another
+            one than the plan that is asked about.
+    """
+    fitting = [i for i, point in enumerate(found.points) if point.memory_bytes <= memory_bytes]
+    if not fitting:
+        words = (
+            f"searched again: no plan fits {format_bytes(memory_bytes)}, the leanest needs "
+            f"{format_bytes(found.points[0].memory_bytes)}"
+        )
+        return Lever(key, title, EXPLORED, words=words)
+    best = found.points[fitting[-1]]
+    words = f"searched again: the fastest within {format_bytes(memory_bytes)}, all else as it was"
+    if unchanged_s is not None:
+        words += f"; without the change another plan takes {format_seconds(unchanged_s)} within it"
+    return Lever(key, title, EXPLORED, best.time_s, best.memory_bytes, fitting[-1], words)
+
+
+MOVED = 0.01
+"""Median change of seconds from which two explorations are said to be priced differently."""
+
+
+def moved_words(before: Exploration, found: Exploration) -> str:
+    """That pieces of work which both explorations know are priced otherwise in the second, "" if not."""
+    if before.recorded is None or found.recorded is None:
+        return ""
+    old, new = before.recorded.compute.works, found.recorded.compute.works
+    ratios = sorted(
+        (new[key].forward_s + new[key].backward_s) / (work.forward_s + work.backward_s)
+        for key, work in old.items()
+        if key in new and work.forward_s + work.backward_s > 0
+    )
+    if not ratios or abs(ratios[len(ratios) // 2] - 1) < MOVED:
+        return ""
+    return (
+        f"computation is priced {100 * (ratios[len(ratios) // 2] - 1):+.0f} % today, in the median of "
+        f"{len(ratios)} pieces of work that both know: part of the difference is that; `tensoropt recost` "
+        "makes the exploration anew at the costs of now"
+    )
+
+
+def gain_words(before_s: float, lever: Lever) -> str:
+    """``−16 % (295 ms)``; "" without an answer."""
+    if lever.time_s is None:
+        return ""
+    change = 100 * (lever.time_s / before_s - 1) if before_s else 0.0
+    sign = "±0" if abs(change) < 0.05 else f"{change:+.1f}" if abs(change) < 9.95 else f"{change:+.0f}"
+    return f"{sign.replace('-', '−')} %, {format_seconds(lever.time_s)}"

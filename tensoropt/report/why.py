@@ -1,0 +1,259 @@
+"""Why a plan is not faster: what binds it, lower bounds, and what each change would buy."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tensoropt.console import columns
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.plan.exploration import Exploration
+from tensoropt.report.binding import Binding, binding
+from tensoropt.report.changes import Change, changes, was_searched
+from tensoropt.report.detail import detail as detail_of
+from tensoropt.report.levers import (
+    IMPOSSIBLE,
+    OF_SIMULATED,
+    SIMULATED,
+    TO_EXPLORE,
+    Lever,
+    explored_lever,
+    gain_words,
+    memory_levers,
+    searched_micro_batches,
+    simulated_levers,
+    unlimited_memory,
+    without_waiting,
+)
+from tensoropt.report.rows import Detail
+from tensoropt.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, repr=False)
+class Why:
+    """What binds a point, and what would make it faster.
+
+    Attributes:
+        point: its index in ``all_points``; people count from 1.
+        memory_bytes: the budget: the one given, else what the point itself needs.
+        within: the frontier's fastest point that fits the budget.
+        unchanged_s: what that takes, where it is faster than the point; None where not.
+        bounds: what a step takes at least.
+        levers: changes whose answers are here.
+        deeper: changes that are to be explored, or were.
+        notes: what could not be said, and why.
+    """
+
+    point: int
+    title: str
+    name: str
+    time_s: float
+    memory_bytes: float
+    within: int
+    unchanged_s: float | None
+    binding: Binding
+    bounds: tuple[Lever, ...]
+    levers: tuple[Lever, ...]
+    deeper: tuple[Lever, ...]
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(why_lines(self))
+
+    def answered(self, key: str, title: str, found: Exploration) -> Lever:
+        """What an exploration with a change says of this point's budget."""
+        return explored_lever(key, title, found, self.memory_bytes, self.unchanged_s)
+
+    def with_explored(self, lever: Lever, note: str = "") -> Why:
+        """The same with the answer of a change that was explored in place of the question."""
+        deeper = tuple(lever if one.key == lever.key else one for one in self.deeper)
+        if lever not in deeper:
+            deeper = (*deeper, lever)
+        return replace(self, deeper=deeper, notes=(*self.notes, *([note] if note else [])))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data; points counted from 1."""
+        return {
+            "point": self.point + 1,
+            "title": self.title,
+            "name": self.name,
+            "time_s": self.time_s,
+            "memory_bytes": self.memory_bytes,
+            "within": self.within + 1,
+            "unchanged_s": self.unchanged_s,
+            "binding": asdict(self.binding),
+            "bounds": [lever.to_dict() for lever in self.bounds],
+            "levers": [lever.to_dict() for lever in self.levers],
+            "deeper": [lever.to_dict() for lever in self.deeper],
+            "notes": list(self.notes),
+        }
+
+
+def why_point(
+    exploration: Exploration, index: int, *, memory_bytes: float | None = None, folder: str = "DIR"
+) -> Why:
+    """Why point ``index`` of ``exploration.all_points`` is not faster.
+
+    Looked up or simulated at once; what takes a search is listed with its command
+    (:func:`tensoropt.api.explore_changed` does it).
+
+    Args:
+        memory_bytes: the budget per device; by default what the point needs.
+        folder: of the exploration, for commands.
+
+    Raises:
+        TensorOptError: there is no such point.
+        InfeasibleError: it does not fit the budget.
+    """
+    quick = looked_up(exploration, index, memory_bytes=memory_bytes, folder=folder)
+    return with_simulated(exploration, quick)
+
+
+def looked_up(
+    exploration: Exploration,
+    index: int,
+    *,
+    memory_bytes: float | None = None,
+    folder: str = "DIR",
+    detail: Detail | None = None,
+) -> Why:
+    """:func:`why_point` without what takes a simulation of the plan at other prices.
+
+    Args:
+        detail: of the point, where it is known already.
+    """
+    count = len(exploration.all_points)
+    if not 0 <= index < count:
+        raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {count}")
+    point = exploration.all_points[index]
+    if memory_bytes is None:
+        budget = point.memory_bytes
+    else:
+        budget = memory_bytes
+        if point.memory_bytes > budget:
+            raise InfeasibleError(
+                f"{exploration.title(index)} needs {format_bytes(point.memory_bytes)}, more than the budget "
+                f"of {format_bytes(budget)}; take a point that fits, or a larger budget"
+            )
+    fitting = [i for i, one in enumerate(exploration.points) if one.memory_bytes <= budget]
+    # A planner's plan may need less than the leanest point.
+    within = fitting[-1] if fitting else 0
+    best_s = exploration.points[within].time_s
+    notes = []
+    if detail is None:
+        try:
+            detail = detail_of(exploration, index)
+        except TensorOptError as error:
+            notes.append(f"operators and links are not told apart: {error}")
+    return Why(
+        point=index,
+        title=exploration.title(index),
+        name=exploration.names[index],
+        time_s=point.time_s,
+        memory_bytes=budget,
+        within=within,
+        unchanged_s=best_s if fitting and best_s < point.time_s * (1 - 1e-9) else None,
+        binding=binding(exploration, index, detail, budget, within),
+        bounds=(
+            unlimited_memory(exploration),
+            *((without_waiting(exploration, index),) if point.carried is not None else ()),
+        ),
+        levers=memory_levers(exploration, budget),
+        deeper=_deeper(exploration, index, budget, folder, notes),
+        notes=tuple(notes),
+    )
+
+
+def with_simulated(exploration: Exploration, why: Why) -> Why:
+    """What was looked up, and the answers of simulating the plan at other prices."""
+    try:
+        bounds, levers = simulated_levers(exploration, why.point)
+    except TensorOptError as error:
+        return replace(why, notes=(*why.notes, str(error)))
+    return replace(why, bounds=(*why.bounds, *bounds), levers=(*why.levers, *levers))
+
+
+def _deeper(
+    exploration: Exploration, index: int, memory_bytes: float, folder: str, notes: list[str]
+) -> tuple[Lever, ...]:
+    """Changes that are to be explored."""
+    if exploration.recorded is None:
+        notes.append(
+            "nothing can be explored from it: it was saved without its operator graph (by an older version, "
+            "or for an operator that no file can hold); explore the model again"
+        )
+        return ()
+    return tuple(
+        _to_explore(exploration, index, memory_bytes, folder, change)
+        for change in changes(exploration, index)
+    )
+
+
+def _to_explore(
+    exploration: Exploration, index: int, memory_bytes: float, folder: str, change: Change
+) -> Lever:
+    if was_searched(change):
+        space = exploration.spaces[exploration.all_points[index].space]
+        return replace(
+            searched_micro_batches(exploration, 2 * space.micro_batches, memory_bytes, change.title),
+            key=change.key,
+        )
+    if change.refusal:
+        return Lever(change.key, change.title, IMPOSSIBLE, words=change.refusal)
+    command = why_command(folder, index, len(exploration.points), change.key)
+    return Lever(change.key, change.title, TO_EXPLORE, words=change.remark, command=command)
+
+
+def why_command(folder: str, index: int, points: int, key: str) -> str:
+    """The command that explores a change for a point."""
+    point = ["--point", str(index + 1)] if index < points else []
+    out = f"out/{key.replace(':', '-')}"
+    return shlex.join(["tensoropt", "why", folder, *point, "--deep", key, "--out", out])
+
+
+def why_lines(why: Why) -> list[str]:
+    """All of it as text."""
+    lines = [
+        f"{why.title}: {format_seconds(why.time_s)} per step, within {format_bytes(why.memory_bytes)} per "
+        "device",
+        f"  {why.name}",
+        "",
+        why.binding.sentence,
+        "",
+        columns(
+            [["the step", "time", "share"]]
+            + [[p.title, format_seconds(p.seconds), f"{100 * p.share:.1f} %"] for p in why.binding.parts],
+            left=(0,),
+        ),
+        "",
+        "at least",
+        _levers(why, why.bounds),
+        "",
+        f"what would buy, within {format_bytes(why.memory_bytes)} unless it says otherwise",
+        _levers(why, why.levers),
+        *([OF_SIMULATED] if any(lever.how == SIMULATED for lever in why.levers) else []),
+    ]
+    if why.deeper:
+        lines += ["", "with a search of its own", _levers(why, why.deeper)]
+        lines += [lever.command for lever in why.deeper if lever.command]
+    return [*lines, *(f"note: {note}" for note in why.notes)]
+
+
+def _levers(why: Why, levers: Sequence[Lever]) -> str:
+    rows = [["", "time", "change", "memory", "point", "how", ""]]
+    for lever in levers:
+        gain = gain_words(why.time_s, lever)
+        rows.append(
+            [
+                lever.title,
+                "-" if lever.time_s is None else format_seconds(lever.time_s),
+                gain.partition(",")[0] or "-",
+                "-" if lever.memory_bytes is None else format_bytes(lever.memory_bytes),
+                "-" if lever.point is None else str(lever.point + 1),
+                lever.how,
+                lever.words,
+            ]
+        )
+    return columns(rows, left=(0, 5, 6))

@@ -1,0 +1,63 @@
+"""``tensoropt export``: the frontier as CSV, a point as a decision sheet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tensoropt.cli.parser import main
+from tensoropt.cluster import load_cluster
+from tests.plan.explorations import small_exploration
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    replace(small_exploration(), cluster=load_cluster("dgx-h100[2]").to_dict()).save("out")
+    return tmp_path
+
+
+def test_a_sheet_beside_the_csv_or_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "out", "--csv", "f.csv", "--sheet", "s.html", "--point", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "4 points written to f.csv" in out
+    assert "the decision sheet of point 2 of 4 written to s.html" in out
+    arguments = ["export", "out", "--sheet", "t.html", "--memory", "16MiB", "--price", "2.5", "--json"]
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["point"] == 2  # the fastest that fits
+    text = (folder / "t.html").read_text()
+    assert "Fits the budget of 16 MiB" in text
+    assert "2.5 (as given)" in text
+    assert "tensoropt choose out --memory" in text
+    for headroom in ("50%", "40GiB"):
+        assert main(["export", "out", "--sheet", "h.html", "--headroom", headroom]) == 0
+        assert "50 % headroom leaves of a H100-80GB of 40 GiB" in (folder / "h.html").read_text()
+
+
+REFUSED = {
+    "nothing to write": ((), "give --csv FILE for the frontier, --sheet FILE.html for a point"),
+    "strategies alone": (("--strategies", "s.csv"), "give --csv"),
+    "strategies beside a sheet": (("--strategies", "s.csv", "--sheet", "s.html"), "is written beside --csv"),
+    "a point without a sheet": (("--csv", "f.csv", "--point", "1"), "--point is for --sheet"),
+    "a point that there is not": (("--sheet", "s.html", "--point", "5"), "has points 1 to 4"),
+    "point 0": (("--sheet", "s.html", "--point", "0"), "there is no point 0"),
+    "a price below 0": (("--sheet", "s.html", "--price", "-1"), "is no price of a device-hour"),
+    "a price that is no number": (("--sheet", "s.html", "--price", "nan"), "is no price of a device-hour"),
+    "a price without end": (("--sheet", "s.html", "--price", "inf"), "is no price of a device-hour"),
+    "a budget that nothing fits": (("--sheet", "s.html", "--memory", "1KiB"), "no plan fits 1 KiB"),
+    "headroom that is none": (("--sheet", "s.html", "--headroom", "x%"), "neither a share nor a size"),
+    "a file that is a folder": (("--sheet", "out"), "cannot write out"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_used_says_why_and_writes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    arguments, words = REFUSED[name]
+    assert main(["export", "out", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["out"]

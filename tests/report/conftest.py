@@ -1,0 +1,37 @@
+"""One exploration for the tests of what is said of a point, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import tensoropt
+from tensoropt.plan import load_exploration
+from tensoropt.plan.exploration import Exploration
+from tensoropt.profiling.store import ProfileStore
+from tests.costs.models import gpt2
+
+
+@dataclass(frozen=True)
+class Explored:
+    """An exploration as loaded from its folder, and the store that it was made with."""
+
+    found: Exploration
+    folder: Path
+    store: ProfileStore
+
+
+@pytest.fixture(scope="package")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explored]:
+    """A tiny GPT-2 on four GPUs that are not here."""
+    path = tmp_path_factory.mktemp("exploration")
+    with ProfileStore(path / "profile.sqlite") as store:
+        model, args, kwargs = gpt2(n_layer=1)
+        found = tensoropt.explore(
+            model, args, kwargs, cluster="rtx-4090", micro_batches=(1, 2), epsilon=0.05, store=store
+        )
+        found.save(path / "saved")
+        yield Explored(load_exploration(path / "saved"), path / "saved", store)

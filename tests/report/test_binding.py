@@ -1,0 +1,96 @@
+"""What binds a step: parts that add up to it, links by what is waited for, and the budget in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tensoropt.report.binding import binding, waited_lanes, waiting_by_links
+from tensoropt.report.detail import detail
+from tensoropt.simulate.recording import TimelineEvent
+from tests.plan.explorations import MIB, point, small_exploration
+
+
+def event(lane: str, start: float, duration: float) -> TimelineEvent:
+    return TimelineEvent("x", lane, start, duration, "forward", "g")
+
+
+def test_a_link_is_waited_for_only_while_nothing_is_computed() -> None:
+    found = waited_lanes(
+        [
+            event("compute", 0.0, 2.0),
+            event("link a", 1.0, 3.0),  # 1 beside computation, then 1 alone, then 1 beside link b
+            event("link b", 3.0, 2.0),  # 1 beside link a, then 1 alone
+            event("compute", 6.0, 1.0),
+            event("link c", 6.25, 0.5),  # beside computation
+            event("link d", 7.0, 0.0),
+        ]
+    )
+    assert found == {"link a": pytest.approx(1.5), "link b": pytest.approx(1.5)}
+
+
+def test_one_after_the_other_is_no_overlap() -> None:
+    found = waited_lanes([event("compute", 0.0, 1.0), event("link a", 1.0, 1.0), event("compute", 2.0, 1.0)])
+    assert found == {"link a": 1.0}
+
+
+def test_the_parts_of_real_plans_add_up_to_their_step(gpus: Any) -> None:
+    found = gpus.found
+    for index in range(0, len(found.points), 3):
+        one, told = found.points[index], detail(found, index)
+        bound = binding(found, index, told, one.memory_bytes, index)
+        assert sum(part.seconds for part in bound.parts) == pytest.approx(one.time_s)
+        assert sum(part.share for part in bound.parts) == pytest.approx(1.0)
+        # Not only after scaling: the timeline itself has what the simulator says is waited for.
+        # They differ by what computation is slower beside collectives.
+        waited = sum(waited_lanes(told.timeline).values())
+        assert waited == pytest.approx(one.exposed_s, rel=0.02, abs=1e-12)
+
+
+def test_links_are_named_by_level_and_axes(gpus: Any) -> None:
+    found = gpus.found
+    index = max(range(len(found.points)), key=lambda i: found.points[i].exposed_s)
+    waits = waiting_by_links(found, index, detail(found, index))
+    assert waits
+    for words, seconds in waits:
+        assert " links (" in words
+        assert " over ax" in words
+        assert seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        ({}, "computation", "Computation binds: 75 %"),
+        ({"compute_s": 0.1, "exposed_s": 0.3}, "communication",
+         "Communication that is waited for (communication) binds: 75 %"),
+        ({"compute_s": 0.1, "exposed_s": 0.1, "idle_s": 0.2}, "idle",
+         "Waiting for other devices binds: 50 %"),
+        ({"compute_s": 0.1, "exposed_s": 0.1, "idle_s": 0.2, "host_s": 0.4}, "host",
+         "The host, which issues work more slowly than the device does it, binds: 50 %"),
+        ({"compute_s": 0.1, "exposed_s": 0.0, "idle_s": 0.3, "host_s": 0.2}, "idle",
+         "Waiting for other devices binds: 50 %"),
+    ],
+)  # fmt: skip
+def test_what_takes_most_binds(changes: dict[str, float], key: str, words: str) -> None:
+    found = replace(small_exploration(), points=(point(10 * MIB, 0.4, 0, **changes),))
+    bound = binding(found, 0, None, 10 * MIB, 0)
+    assert bound.key == key
+    assert bound.sentence.startswith(words)
+    assert "The memory budget does not bind" in bound.sentence
+
+
+def test_the_budget_binds_where_more_memory_is_faster() -> None:
+    found = small_exploration()
+    leanest = binding(found, 0, None, 10 * MIB, 0).sentence
+    assert "The memory budget of 10 MiB binds, too" in leanest
+    assert "40 MiB and takes 140 ms (−65 %)" in leanest
+    roomy = binding(found, 0, None, 15 * MIB, 1).sentence
+    assert "Point 2 fits 15 MiB and is faster: 200 ms (−50 %)." in roomy
+    assert "The memory budget of 15 MiB binds, too" in roomy
+    all_fit = binding(found, 0, None, 50 * MIB, 3).sentence
+    assert "Point 4 fits 50 MiB and is faster" in all_fit
+    assert "binds, too" not in all_fit
+    assert "does not bind" not in all_fit

@@ -1,0 +1,215 @@
+"""What a change would buy: looked up on the frontier, simulated, and explored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tensoropt.cluster import load_cluster
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.recorded import RecordedWork
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.link_fits import LinkFit, Segment
+from tensoropt.profiling.links import LinkFits
+from tensoropt.report.detail import recorded_of
+from tensoropt.report.levers import (
+    GIB,
+    Lever,
+    explored_lever,
+    gain_words,
+    memory_levers,
+    moved_words,
+    plan_flops,
+    searched_micro_batches,
+    simulated_levers,
+    unlimited_memory,
+)
+from tensoropt.report.rebuilt import rebuilt
+from tests.plan.explorations import MIB, point, small_exploration
+
+
+def on_gpus(points: Any = None) -> Any:
+    """The small exploration, or other points, on devices of 24 GiB."""
+    found = replace(small_exploration(), cluster=load_cluster("rtx-4090[2]").to_dict())
+    return found if points is None else replace(found, points=tuple(points))
+
+
+def by_key(levers: tuple[Lever, ...]) -> dict[str, Lever]:
+    return {lever.key: lever for lever in levers}
+
+
+# -- looked up ------------------------------------------------------------------------------------
+
+
+def test_memory_is_looked_up_on_the_frontier() -> None:
+    found = on_gpus([point(size * GIB, 1.0 / size, 0) for size in (4, 5, 6, 30)])
+    levers = by_key(memory_levers(found, 5 * GIB))
+    assert len(levers) == 2
+    more, less = levers[f"memory:{GIB:+.0f}"], levers[f"memory:{-GIB:+.0f}"]
+    assert (more.point, more.time_s, more.memory_bytes) == (2, 1 / 6, 6 * GIB)
+    assert (less.point, less.time_s) == (0, 0.25)
+    beyond = memory_levers(found, 29.5 * GIB)[0]
+    assert beyond.point == 3
+    assert "more than the 24 GiB of a device" in beyond.words
+    none = memory_levers(found, 4 * GIB)[1]
+    assert (none.point, none.time_s) == (None, None)
+    assert "the leanest takes 4 GiB" in none.words
+    assert "no faster plan needs that little more" in memory_levers(found, 6 * GIB)[0].words
+    assert "whatever it needs" in memory_levers(found, 31 * GIB)[0].words
+
+
+def test_small_plans_are_told_of_a_tenth_too() -> None:
+    titles = [lever.title for lever in memory_levers(on_gpus(), 20 * MIB)]
+    assert titles == ["+10 % of memory", "−10 % of memory", "+1 GiB of memory", "−1 GiB of memory"]
+    tenth = memory_levers(on_gpus(), 11 * MIB)[0]
+    assert tenth.point == 1  # 12 MiB, within 12.1
+
+
+def test_unlimited_memory_is_the_fastest() -> None:
+    lever = unlimited_memory(on_gpus())
+    assert (lever.point, lever.time_s) == (3, 0.14)
+
+
+def test_micro_batches_that_were_searched_are_looked_up() -> None:
+    found = on_gpus()  # space 0 has 4 micro-batches, space 1 has 1
+    assert searched_micro_batches(found, 4, 25 * MIB, "4").point == 2
+    assert searched_micro_batches(found, 4, 15 * MIB, "4").point == 0
+    assert searched_micro_batches(found, 1, 25 * MIB, "1").point == 1
+    none = searched_micro_batches(found, 1, 11 * MIB, "1")
+    assert none.time_s is None
+    assert "none of the frontier's plans" in none.words
+
+
+# -- simulated ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def communicating(gpus: Any) -> int:
+    """The point that waits longest."""
+    points = gpus.found.points
+    return max(range(len(points)), key=lambda i: points[i].exposed_s)
+
+
+def test_a_plan_at_other_prices(gpus: Any, communicating: int) -> None:
+    one = gpus.found.points[communicating]
+    bounds, levers = map(by_key, simulated_levers(gpus.found, communicating))
+    free, peak = bounds["communication:free"], bounds["compute:peak"]
+    assert free.time_s is not None
+    assert peak.time_s is not None
+    assert peak.time_s < one.compute_s
+    assert free.time_s <= one.time_s
+    # Without communication a step is its computation, or what the host takes to issue it.
+    assert free.time_s >= max(one.compute_s * (1 - 0.2), one.host_s) * (1 - 1e-9)
+    for lever in levers.values():
+        assert lever.time_s is not None
+        assert lever.time_s <= one.time_s * (1 + 1e-9), lever
+    assert levers["kernel:all"].time_s <= levers["kernel:top"].time_s  # type: ignore[operator]
+    if one.host_bound:
+        assert levers["host:free"].time_s < one.time_s  # type: ignore[operator]
+
+
+def test_faster_links_halve_the_part_of_a_collective_that_its_bytes_take(gpus: Any) -> None:
+    found = rebuilt(gpus.found, 0, recorded_of(gpus.found))
+    level = found.cluster.levels[-1].name
+    from tensoropt.report.changes import with_faster_links
+
+    plain, faster = found.prices(), found.prices(cluster=with_faster_links(found.cluster, level))
+    axes, size = tuple(range(found.mesh.axis_count)), 1e9
+    of = [p.communication.time_s("all_gather", axes, size) for p in (plain, faster)]
+    start = plain.communication.time_s("all_gather", axes, 1e-9)
+    assert of[1] - start == pytest.approx((of[0] - start) / 2)
+
+
+def test_links_that_were_timed_are_halved_per_byte(gpus: Any, communicating: int) -> None:
+    found, index = gpus.found, communicating
+    recorded = recorded_of(found)
+    space = found.spaces[found.points[index].space]
+    mesh = rebuilt(found, index, recorded).mesh
+    from itertools import combinations
+
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+    fits = {
+        (kind, axes): tuple(
+            LinkFit(kind=kind, group=group, residual=0.0,
+                    segments=(Segment(alpha_s=0.0, seconds_per_byte=1e-6),))
+            for group in mesh.groups(axes)
+        )
+        for kind in kinds
+        for size in range(1, mesh.axis_count + 1)
+        for axes in combinations(range(mesh.axis_count), size)
+    }  # fmt: skip
+    timed = replace(found, recorded=replace(recorded, links={space.mesh.label: LinkFits(collectives=fits)}))
+    slow_s = float(rebuilt(timed, index, timed.recorded).simulated().metrics.total_s[0])
+    bounds, levers = map(by_key, simulated_levers(timed, index))
+    faster = levers["bandwidth:all"]
+    assert "seconds per byte are halved" in faster.words
+    free_s = bounds["communication:free"].time_s
+    assert free_s is not None
+    assert slow_s > 10 * free_s  # communication is all that counts now
+    assert faster.time_s == pytest.approx(slow_s / 2, rel=0.05)
+
+
+def test_flops_count_what_is_computed_again(gpus: Any) -> None:
+    found = gpus.found
+    sums = {}
+    for index, one in enumerate(found.points):
+        again = bool(found.spaces[one.space].recomputed(one.choice))
+        flops = sum(plan_flops(rebuilt(found, index, recorded_of(found))).values())
+        sums.setdefault(again, []).append(flops)
+    assert all(flops > 0 for of in sums.values() for flops in of)
+    if len(sums) == 2:
+        assert max(sums[True]) > min(sums[False])
+
+
+def test_a_placed_plan_says_why_it_is_not_simulated() -> None:
+    found = on_gpus([point(10 * MIB, 0.4, 0, placed={"placed": {}, "operators": {}})])
+    with pytest.raises(TensorOptError, match="a placed plan carries its recording"):
+        simulated_levers(found, 0)
+    with pytest.raises(TensorOptError, match="saved without its operator graph"):
+        simulated_levers(on_gpus(), 0)
+
+
+# -- explored -------------------------------------------------------------------------------------
+
+
+def test_an_exploration_answers_within_the_budget() -> None:
+    found = on_gpus()
+    lever = explored_lever("bfloat16", "t", found, 15 * MIB)
+    assert (lever.how, lever.point, lever.time_s) == ("explored", 1, 0.2)
+    assert "without the change" not in lever.words
+    assert "another plan takes 300 ms" in explored_lever("k", "t", found, 15 * MIB, 0.3).words
+    none = explored_lever("bfloat16", "t", found, 5 * MIB)
+    assert none.time_s is None
+    assert "no plan fits 5 MiB, the leanest needs 10 MiB" in none.words
+
+
+def test_other_prices_than_then_are_said(gpus: Any) -> None:
+    found = gpus.found
+    recorded = recorded_of(found)
+    works = recorded.compute.works
+    assert moved_words(found, found) == ""
+
+    def slower(share: float) -> Any:
+        changed = {
+            key: replace(work, forward_s=work.forward_s * share, backward_s=work.backward_s * share)
+            for key, work in works.items()
+        }
+        return replace(found, recorded=replace(recorded, compute=replace(recorded.compute, works=changed)))
+
+    assert "priced +10 % today" in moved_words(found, slower(1.1))
+    assert moved_words(found, slower(1.005)) == ""
+    other = {"another": RecordedWork(next(iter(works.values())).facts, 1.0, 1.0, "measured")}
+    unlike = replace(found, recorded=replace(recorded, compute=replace(recorded.compute, works=other)))
+    assert moved_words(found, unlike) == ""
+    assert moved_words(found, replace(found, recorded=None)) == ""
+    assert isinstance(next(iter(works.values())).facts, Facts)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "words"),
+    [(0.5, "−50 %, 500 ms"), (1.0, "±0 %, 1 s"), (0.95, "−5.0 %, 950 ms"), (1.2, "+20 %, 1.2 s"), (None, "")],
+)
+def test_gains_in_words(time_s: float | None, words: str) -> None:
+    assert gain_words(1.0, Lever("k", "t", "looked up", time_s)) == words

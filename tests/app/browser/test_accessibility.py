@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import workers_app
 from site_app import Site, running
+from tensoropt_app.state import PAGES
 
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 AXE = """async (tags) => (await axe.run(document, { runOnly: { type: 'tag', values: tags } })).violations
   .flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.target.join(' ')}: ${rule.help}`))"""
 READY = {
     "frontier": "#points .ag-row-selected",
+    "runs": "#runs-table .ag-row .ag-checkbox",
     "plan": "#operators .ag-row",
     "export": "#command-1",
     "explore": "#upload input[aria-label]",
@@ -41,6 +43,7 @@ def test_every_page_keeps_the_rules(
     )
     page.wait_for_selector(READY["frontier"])
     page.evaluate(axe)
+    assert set(READY) == set(PAGES)
     found: list[str] = []
     for name, ready in READY.items():
         page.click(f"#nav-{name}")

@@ -99,7 +99,7 @@ def register(app: Dash, context: Context) -> None:
             return no_update, no_update
         if not gone:
             return None, now
-        words = f"Forgotten: {gone[0].title}. It is deleted in ten minutes."
+        words = f"Forgotten: {gone[0].title}. It is deleted in ten minutes, or when the dashboard ends."
         row = html.Div([html.Span(words), _button("restore", gone[0].id, "Undo")], className="row tight")
         return html.Div(row, className="note note-info"), now
 

@@ -15,7 +15,7 @@ from tensoropt.version import __version__
 
 from . import downloads
 from .context import Context
-from .delivery import deliver, prepare
+from .delivery import Page, deliver, prepare
 from .jobs.manager import JobManager
 from .labels import FILE as LABELS
 from .labels import Labels
@@ -40,7 +40,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
     context = Context(library, jobs)
     if jobs is not None:
         library.labels = Labels(jobs.root / LABELS)
-    app = Dash(
+    app = Page(
         "tensoropt_app",
         title=TITLE,
         update_title="",

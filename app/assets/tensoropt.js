@@ -103,12 +103,20 @@ window.dash_clientside = window.dash_clientside || {};
     page: function (path) {
       const name = (path || "").replace(/^\/+|\/+$/g, "");
       const page = PAGES.includes(name) ? name : "frontier";
+      const left = document.documentElement.dataset.page;
       document.documentElement.dataset.page = page;
+      document.dispatchEvent(new Event("tensoropt-page"));
       document.querySelectorAll("nav a.nav").forEach((link) => {
         if (link.classList.contains("nav-" + page)) link.setAttribute("aria-current", "page");
         else link.removeAttribute("aria-current");
       });
-      window.setTimeout(() => window.dispatchEvent(new Event("resize")), 50);
+      window.setTimeout(() => {
+        window.dispatchEvent(new Event("resize"));
+        // A link of the page that was left is not to be seen any more: the keyboard goes on in the new page.
+        const at = document.activeElement;
+        const lost = !at || at === document.body || !at.checkVisibility();
+        if (lost && left && left !== page) document.getElementById("content")?.focus({ preventScroll: true });
+      }, 50);
       return [page, window.innerWidth < 700];
     },
 

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import secrets
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -20,8 +21,10 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan.device_sweep import folders_in
 
 from ..safety import LOG as LOGGER
+from .clusters import CLUSTER_FILE
+from .estimate import Asked, Estimate, Run, asked, estimate
 from .record import LOG, Job, is_alive, read_job, tail, this_server
-from .request import CLUSTER_FILE, CONSTRAINTS_FILE, Wanted
+from .request import CONSTRAINTS_FILE, Wanted
 from .uploads import Uploads
 from .worker import data_folder, run
 
@@ -61,6 +64,7 @@ class JobManager:
         self._server = this_server()
         self._running: dict[str, _Running] = {}
         self._jobs: dict[str, Job] = {}
+        self._asked: dict[str, Asked] = {}
         self._closed = False
         self.forgotten_folder = self.root / "forgotten"
         self._forgotten: dict[str, tuple[Job, float]] = {}
@@ -143,16 +147,36 @@ class JobManager:
             return None
         return self.submit(_Again(job, self.folder / id))
 
+    def job(self, id: str) -> Job | None:
+        """The job called ``id``; None for one that is not known."""
+        return next((job for job in self.jobs() if job.id == id), None)
+
     def took(self, job: Job) -> float | None:
-        """Seconds that the last job with the same arguments took that came to its end; None without one."""
-        alike = [
-            other
-            for other in self.jobs()
-            if other.state == "done" and other.id != job.id and _asked(other) == _asked(job)
-        ]
-        if not alike or alike[0].ended is None or alike[0].started is None:
-            return None
-        return alike[0].ended - alike[0].started
+        """Seconds that the last job that asked the same took to its end; None without one."""
+        alike = estimate(asked(job.arguments, self.folder / job.id), self._runs(but=job.id))
+        return alike.last_s if alike is not None and alike.same else None
+
+    def estimate(self, wanted: Wanted) -> Estimate | None:
+        """How long a request will take, from what jobs like it took; None where there was none.
+
+        Raises:
+            TensorOptError: the request is none.
+        """
+        with tempfile.TemporaryDirectory(dir=self.root) as name:
+            folder = Path(name)
+            return estimate(asked(tuple(wanted.arguments(folder)), folder), self._runs())
+
+    def _runs(self, but: str = "") -> list[Run]:
+        """What jobs that came to their end asked, and the seconds they took; newest first."""
+        runs = []
+        for job in self.jobs():
+            if job.state != "done" or job.id == but or job.started is None or job.ended is None:
+                continue
+            # What a job asked never changes, and reading its files at every key that is pressed would.
+            if job.id not in self._asked:
+                self._asked[job.id] = asked(job.arguments, self.folder / job.id)
+            runs.append(Run(self._asked[job.id], job.ended - job.started))
+        return runs
 
     def cancel(self, id: str) -> None:
         """End a job and every process it started; nothing for one that has ended or isn't known."""
@@ -329,11 +353,6 @@ class _Again:
 
 def _moved(word: str, old: Path, new: Path) -> str:
     return f"{new}{word.removeprefix(str(old))}" if word == str(old) or word.startswith(f"{old}/") else word
-
-
-def _asked(job: Job) -> tuple[str, ...]:
-    """The job's words, without the name of its own folder."""
-    return tuple(word.replace(job.id, "") for word in job.arguments)
 
 
 def kill_tree(pid: int) -> None:

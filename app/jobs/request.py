@@ -15,10 +15,12 @@ from tensoropt.planners import ENTRIES
 from tensoropt.zoo import list_models
 
 from . import fields
+from .clusters import CLUSTER_FILE, ClusterFile
 from .fields import RequestError
 
-CLUSTER_FILE, CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
+CONSTRAINTS_FILE = "asked-constraints.json"
 MOST_RANKS = 64
+NO_CLUSTERS: Mapping[str, ClusterFile] = {}
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class Request:
 
     model: str
     label: str
-    hardware: Hardware
+    hardware: Hardware | ClusterFile
     options: tuple[str, ...] = ()
     planners: tuple[str, ...] = ()
     devices: str = ""
@@ -247,13 +249,17 @@ def planners_from(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def hardware_from(form: Mapping[str, Any]) -> Hardware:
-    """The cluster part of the form.
+def hardware_from(
+    form: Mapping[str, Any], clusters: Mapping[str, ClusterFile] = NO_CLUSTERS
+) -> Hardware | ClusterFile:
+    """The cluster part of the form; ``clusters``: uploaded ones by token.
 
     Raises:
         RequestError: a field is missing or impossible.
     """
     name = form.get("cluster")
+    if isinstance(name, str) and name in clusters:
+        return clusters[name]
     if name == "local":
         return Hardware("local", "CPU", fields.count(form.get("per_node"), "ranks", MOST_RANKS), 1, "", "")
     if name not in list_clusters():
@@ -275,16 +281,21 @@ def hardware_from(form: Mapping[str, Any]) -> Hardware:
     )
 
 
-def request_from(form: Mapping[str, Any], uploads: Mapping[str, tuple[Path, str]]) -> Request:
+def request_from(
+    form: Mapping[str, Any],
+    uploads: Mapping[str, tuple[Path, str]],
+    clusters: Mapping[str, ClusterFile] = NO_CLUSTERS,
+) -> Request:
     """A request from the form's fields.
 
     Args:
         uploads: token -> (file, name for people) of what was uploaded.
+        clusters: token -> uploaded cluster.
 
     Raises:
         RequestError: a field is missing or impossible; says which.
     """
-    hardware = hardware_from(form)
+    hardware = hardware_from(form, clusters)
     training = form.get("mode") != "inference"
     model = form.get("model")
     if isinstance(model, str) and model in uploads:

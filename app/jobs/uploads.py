@@ -1,4 +1,8 @@
-"""Uploaded model files: limited in size, kept under generated names, never opened by the server itself."""
+"""Uploaded files: limited in size and kept under generated names.
+
+Model files are never opened by the server itself. Cluster files are small text: they are read once, at the
+upload, and kept as the plain values that were found in them (:mod:`.clusters`).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tensoropt.errors import TensorOptError
 
 from ..safety import MAX_UPLOAD_BYTES
+from .clusters import ENDINGS, MOST_BYTES, ClusterFile, cluster_file, read_description
 
 MOST_TOGETHER_BYTES = 8 * 2**30
 
@@ -55,27 +62,80 @@ class Uploads:
         label = label_of(name)
         if not label.lower().endswith(".onnx"):
             raise UploadError(f"'{label}' is not taken: only files that end in .onnx are")
-        if not isinstance(contents, str) or "," not in contents[:200]:
-            raise UploadError(f"'{label}' did not arrive whole; upload it again")
-        try:
-            # Strict: what was damaged on the way must not become another file.
-            data = base64.b64decode(contents.partition(",")[2], validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise UploadError(f"'{label}' did not arrive whole; upload it again") from error
-        if not data:
-            raise UploadError(f"'{label}' is empty; export the model again")
-        if len(data) > MAX_UPLOAD_BYTES:
-            raise UploadError(
-                f"'{label}' has {len(data) / 2**20:.0f} MiB; at most {MAX_UPLOAD_BYTES // 2**20} MiB are "
-                "taken. Use the command line for larger files"
-            )
-        together = sum(f.stat().st_size for f in self.folder.iterdir())
-        if together + len(data) > MOST_TOGETHER_BYTES:
-            raise UploadError(f"{together / 2**30:.1f} GiB of uploads are kept; delete some in {self.folder}")
+        data = _decoded(contents, label, MAX_UPLOAD_BYTES, "export the model again")
+        self._check_room(len(data))
         token = f"upload-{secrets.token_hex(8)}"
         _write(self.folder / f"{token}.onnx", data)
         _write(self.folder / f"{token}.json", json.dumps({"label": label}).encode())
         return token
+
+    # -- clusters -----------------------------------------------------------------------------------
+
+    def clusters(self) -> dict[str, ClusterFile]:
+        """token -> an uploaded cluster, newest last; one that cannot be read any more is left out."""
+        found = {}
+        for file in sorted(self.folder.glob("cluster-*.json"), key=lambda f: f.stat().st_mtime):
+            if re.fullmatch(r"cluster-[0-9a-f]{16}", file.stem):
+                try:
+                    kept = json.loads(file.read_text(encoding="utf-8"))
+                    found[file.stem] = cluster_file(kept["cluster"], str(kept["label"]))
+                # A file of another version, or damaged: the rest of the list is still good.
+                except (OSError, ValueError, KeyError, TypeError, TensorOptError):
+                    continue
+        return found
+
+    def keep_cluster(self, contents: object, name: object) -> str:
+        """Store a cluster file that a page uploaded; gives its token.
+
+        Raises:
+            TensorOptError: not a cluster file by its name or content, empty, too large, or damaged.
+        """
+        label = _label(name)
+        if not label.lower().endswith(ENDINGS):
+            raise UploadError(f"'{label}' is not taken: only files that end in {', '.join(ENDINGS)} are")
+        data = _decoded(contents, label, MOST_BYTES, "write the cluster into it")
+        return self.keep_description(read_description(data, label), label)
+
+    def keep_description(self, description: Mapping[str, Any], label: str) -> str:
+        """Store the content of a cluster file; the same content under the same name is stored once.
+
+        Raises:
+            TensorOptError: it describes no cluster.
+        """
+        wanted = cluster_file(description, label)
+        for token, known in self.clusters().items():
+            if known == wanted:
+                return token
+        data = json.dumps({"label": label, "cluster": wanted.description}).encode()
+        self._check_room(len(data))
+        token = f"cluster-{secrets.token_hex(8)}"
+        _write(self.folder / f"{token}.json", data)
+        return token
+
+    def _check_room(self, more_bytes: int) -> None:
+        together = sum(f.stat().st_size for f in self.folder.iterdir())
+        if together + more_bytes > MOST_TOGETHER_BYTES:
+            raise UploadError(f"{together / 2**30:.1f} GiB of uploads are kept; delete some in {self.folder}")
+
+
+def _decoded(contents: object, label: str, most_bytes: int, remedy: str) -> bytes:
+    """What a ``data:`` URL holds; ``remedy``: what helps where that is nothing."""
+    if not isinstance(contents, str) or "," not in contents[:200]:
+        raise UploadError(f"'{label}' did not arrive whole; upload it again")
+    try:
+        # Strict: what was damaged on the way must not become another file.
+        data = base64.b64decode(contents.partition(",")[2], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UploadError(f"'{label}' did not arrive whole; upload it again") from error
+    if not data:
+        raise UploadError(f"'{label}' is empty; {remedy}")
+    if len(data) > most_bytes:
+        size, most = (f"{n / 2**20:.0f} MiB" if most_bytes >= 2**20 else f"{n / 2**10:.0f} KiB"
+                      for n in (len(data), most_bytes))  # fmt: skip
+        raise UploadError(
+            f"'{label}' has {size}; at most {most} are taken. Use the command line for larger files"
+        )
+    return data
 
 
 def label_of(name: object) -> str:

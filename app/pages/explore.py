@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import dash_mantine_components as dmc
 from dash import Dash, dcc, html
 
-from tensoropt.cluster import list_clusters, list_devices, list_links
+from tensoropt.cluster import list_devices, list_links
 
 from ..context import Context
+from ..jobs.clusters import ENDINGS, MOST_BYTES
 from ..jobs.fields import PIN
 from ..jobs.manager import JobManager
 from ..jobs.request import CHOICES, LOSSES
 from ..safety import MAX_UPLOAD_BYTES
-from ..views.jobs import models
-from . import explore_callbacks, job_list
+from ..views.jobs import clusters, models
+from . import explore_callbacks, job_list, refill
 from .parts import CLEAR, aria, number_field, panel, planner_choice
 
 COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
@@ -25,13 +27,20 @@ def layout(context: Context) -> Any:
     if context.jobs is None:
         form: Any = panel(html.P("This dashboard only shows explorations; it was started without jobs."))
     else:
-        form = html.Div([_model(context.jobs), _cluster(), _options(), _start()], className="stack")
+        form = html.Div(
+            [_model(context.jobs), _cluster(context.jobs), _options(), _start()], className="stack"
+        )
     return html.Div(
         [
             html.H1("Explore", className="unseen"),
-            dcc.Interval(id="tick", interval=1000),
             html.Div(
-                [form, html.Div([panel(job_list.layout(), title="Jobs")], className="stack jobs-column")],
+                [
+                    form,
+                    html.Div(
+                        [panel(desktop_notice(), job_list.layout(), title="Jobs")],
+                        className="stack jobs-column",
+                    ),
+                ],
                 className="explore-columns",
             ),
         ]
@@ -40,6 +49,7 @@ def layout(context: Context) -> Any:
 
 def _model(jobs: JobManager) -> Any:
     return panel(
+        refill.layout(),
         dmc.Select(
             id="model", label="Model", data=models(jobs.uploads.known()), value="zoo:gpt2-tiny",
             searchable=True, clearSearchOnFocus=True, allowDeselect=False,
@@ -53,7 +63,7 @@ def _model(jobs: JobManager) -> Any:
                 accept=".onnx",
             ),
             id="upload-place",
-            **cast(Any, {"data-most-bytes": str(MAX_UPLOAD_BYTES)}),
+            **upload_rule("upload-said", (".onnx",), MAX_UPLOAD_BYTES, "export the model again"),
         ),
         html.Div(id="upload-said", **aria(live="polite")),
         html.Div(
@@ -90,18 +100,26 @@ def _model(jobs: JobManager) -> Any:
     )  # fmt: skip
 
 
-def _cluster() -> Any:
+def _cluster(jobs: JobManager) -> Any:
     links = list(list_links())
-    names = [n for n in list_clusters() if not n.endswith("xN")]
     return panel(
         dmc.Select(
-            id="cluster", label="Preset", value="dgx-h100", allowDeselect=False, searchable=True,
-            clearSearchOnFocus=True,
-            data=[
-                {"group": "Here", "items": [{"value": "local", "label": "local: CPU ranks of this machine"}]},
-                {"group": "Presets", "items": [{"value": n, "label": n} for n in names]},
-            ],
+            id="cluster", label="Preset, or a file of yours", value="dgx-h100", allowDeselect=False,
+            searchable=True, clearSearchOnFocus=True, data=clusters(jobs.uploads.clusters()),
+            nothingFoundMessage="no cluster by that name",
         ),
+        html.Div(
+            dcc.Upload(
+                html.Div(
+                    ["Drop a cluster file (YAML) here, or ", html.Span("choose one", className="linklike")]
+                ),
+                id="cluster-upload", className="upload", max_size=MOST_BYTES, min_size=1, multiple=False,
+                accept=",".join(ENDINGS),
+            ),
+            id="cluster-upload-place",
+            **upload_rule("cluster-upload-said", ENDINGS, MOST_BYTES, "write the cluster into it"),
+        ),
+        html.Div(id="cluster-upload-said", **aria(live="polite")),
         html.Div(
             [
                 dmc.Select(
@@ -126,6 +144,12 @@ def _cluster() -> Any:
         html.Div(id="cluster-said", className="hint"),
         title="Cluster",
     )  # fmt: skip
+
+
+def upload_rule(said: str, endings: Sequence[str], most: int, remedy: str) -> Any:
+    """What the browser needs to say why a file is not taken (``assets/upload.js``), and where to say it."""
+    values = {"said": said, "endings": ",".join(endings), "most-bytes": str(most), "remedy": remedy}
+    return {f"data-{name}": value for name, value in values.items()}
 
 
 def _choice(name: str, label: str, width: int) -> Any:
@@ -178,10 +202,22 @@ def _options() -> Any:
     )
 
 
+def desktop_notice() -> Any:
+    """The button that asks the browser for notices (``assets/notify.js``), and what came of it."""
+    return html.Div(
+        [
+            html.Button("Notify me when a job ends", id="notify", type="button", className="plain-button"),
+            html.Span(id="notify-said", role="status", className="muted small"),
+        ],
+        className="row tight notify",
+    )
+
+
 def _start() -> Any:
     return html.Div(
         [
             dmc.Button("Explore", id="start", size="md"),
+            html.Div(id="estimate", className="muted small"),
             html.Div(id="start-said", className="grow", **aria(live="polite")),
         ],
         className="row start-bar",

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, State, html, no_update
+from dash import Dash, Input, Output, State, ctx, html, no_update
 
 from tensoropt.cluster import list_clusters
 from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
 
 from ..context import Context
+from ..jobs.clusters import ClusterFile
 from ..jobs.fields import CHECKS, MOST_DEVICES, RequestError, count, faults
 from ..jobs.manager import JobManager
-from ..jobs.request import Hardware, hardware_from, request_from
-from ..views.jobs import duration, model_words, models
+from ..jobs.refill import hardware_fields
+from ..jobs.request import Hardware, Request, hardware_from, request_from
+from ..views.jobs import clusters, duration, estimate_words, model_words, models
 from ..views.planners import refusals
-from . import job_list, parts
+from . import job_list, parts, refill
 from .parts import note
 
 FORM = {
@@ -34,24 +36,31 @@ def register(app: Dash, context: Context) -> None:
     job_list.register(app, context)
     if context.jobs is not None:
         _register_form(app, context.jobs)
+        refill.register(app, context, context.jobs, FORM, _BESIDE)
 
 
 def _register_form(app: Dash, jobs: JobManager) -> None:
     @app.callback(
-        *(Output(n, "value") for n in ("kind", "per-node", "nodes", "inside", "between", "device-price")),
-        *(Output(n, "disabled") for n in ("kind", "nodes", "inside", "between", "device-price")),
+        *(Output(FORM[n], "value") for n in _BESIDE),
+        *(Output(FORM[n], "disabled") for n in _BESIDE),
         Input("cluster", "value"),
+        Input("refilled", "data"),
     )
-    def preset(name: Any) -> Any:
-        """A preset fills the fields; they may be edited then."""
+    def preset(name: Any, refilled: Any) -> Any:
+        """A preset or a file fills the fields; those of a preset may be edited then."""
+        uploaded = jobs.uploads.clusters()
+        if name != "local" and name not in list_clusters() and name not in uploaded:
+            return (no_update,) * 2 * len(_BESIDE)
         if name == "local":
-            return None, str(len(available_cores())), "1", None, None, "", *[True] * 5
-        if name not in list_clusters():
-            return (no_update,) * 11
-        found = Hardware.of(name)
-        price = "" if found.price is None else f"{found.price:g}"
-        links = found.inside or None, found.between or None
-        return found.kind, str(found.per_node), str(found.nodes), *links, price, *[False] * 5
+            found: Any = Hardware("local", "CPU", len(available_cores()), 1, "", "")
+        else:
+            found = uploaded[name] if name in uploaded else Hardware.of(name)
+        values = hardware_fields(found)
+        # A form that was filled from a job brings a cluster and the changes to it at once.
+        if "refilled.data" in ctx.triggered_prop_ids and isinstance(refilled, dict):
+            values = {field: refilled.get(field) for field in _BESIDE}
+        fixed = {field: name in uploaded or (name == "local" and field != "per_node") for field in _BESIDE}
+        return *(values[field] for field in _BESIDE), *(fixed[field] for field in _BESIDE)
 
     @app.callback(
         *(Output(FORM[name], "error") for name in CHECKS),
@@ -66,7 +75,9 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
     def say(*values: Any) -> Any:
         """What the fields amount to, or what is wrong with them."""
         try:
-            found = hardware_from(dict(zip(_CLUSTER, values, strict=True)))
+            found = hardware_from(dict(zip(_CLUSTER, values, strict=True)), jobs.uploads.clusters())
+            if isinstance(found, ClusterFile):
+                return found.words
             if found.is_local:
                 cores = len(available_cores())
                 words = f"{found.per_node} ranks, measured here ({cores} cores); nothing else runs meanwhile."
@@ -127,6 +138,37 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         return models(known), token, note(f"{known[token][1]} is here; it is read when the job starts.")
 
     @app.callback(
+        Output("cluster", "data"),
+        Output("cluster", "value"),
+        Output("cluster-upload-said", "children"),
+        Input("cluster-upload", "contents"),
+        State("cluster-upload", "filename"),
+        prevent_initial_call=True,
+    )
+    def upload_cluster(contents: Any, name: Any) -> Any:
+        """A cluster file is read at once: what is wrong with it is said beside the field."""
+        if contents is None:
+            return no_update, no_update, no_update
+        try:
+            token = jobs.uploads.keep_cluster(contents, name)
+        except TensorOptError as error:
+            return no_update, no_update, note(str(error), "error")
+        known = jobs.uploads.clusters()
+        return clusters(known), token, note(f"{known[token].label} is here: {known[token].words}")
+
+    @app.callback(Output("estimate", "children"), *(Input(control, "value") for control in FORM.values()))
+    def estimate(*values: Any) -> Any:
+        """How long it will take, before it is started; nothing for a form that cannot be."""
+        try:
+            return estimate_words(jobs.estimate(_request(values)))
+        except TensorOptError:
+            return ""
+
+    def _request(values: tuple[Any, ...]) -> Request:
+        form = dict(zip(FORM, values, strict=True))
+        return request_from(form, jobs.uploads.known(), jobs.uploads.clusters())
+
+    @app.callback(
         Output("start-said", "children"),
         Input("start", "n_clicks"),
         *(State(control, "value") for control in FORM.values()),
@@ -136,8 +178,7 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         if not clicks:
             return no_update
         try:
-            request = request_from(dict(zip(FORM, values, strict=True)), jobs.uploads.known())
-            job = jobs.submit(request)
+            job = jobs.submit(_request(values))
         except TensorOptError as error:
             return note(str(error), "error")
         words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
@@ -148,4 +189,6 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         return html.Div([words, link], className="note note-info", role="status")
 
 
+_BESIDE = ("kind", "per_node", "nodes", "inside", "between", "price")
+"""Fields that the choice of a cluster fills."""
 _CLUSTER = ("cluster", "kind", "per_node", "nodes", "inside", "between", "price")

@@ -11,8 +11,8 @@ from dash import Dash, dcc, html
 from ..context import Context
 from ..figures import frontier as drawing
 from ..figures.palette import GRAPH_CONFIG
-from . import frontier_callbacks, planners
-from .parts import CLEAR, aria, number_field, panel
+from . import frontier_callbacks, planners, refill
+from .parts import CLEAR, aria, number_field, panel, scrolled
 
 OPTIONS = (
     ("log_x", "log memory"),
@@ -48,7 +48,7 @@ def layout(context: Context) -> Any:
                         [_plot(), _comparison(), _table(), planners.layout(context), _profile()],
                         className="stack",
                     ),
-                    html.Div([_limits(), _card(), _assumptions()], className="stack"),
+                    html.Div([_limits(), _card(), _assumptions(context)], className="stack"),
                 ],
                 id="frontier-body",
                 className="columns",
@@ -180,8 +180,9 @@ def _comparison() -> Any:
     )
 
 
-def _assumptions() -> Any:
-    return panel(html.Div(id="assumptions"), title="Assumptions in effect", names="said-left later")
+def _assumptions(context: Context) -> Any:
+    again = [html.Div(refill.button(), className="actions")] if context.jobs is not None else []
+    return panel(html.Div(id="assumptions"), *again, title="Assumptions in effect", names="said-left later")
 
 
 def _columns() -> list[dict[str, Any]]:
@@ -249,7 +250,7 @@ def _table() -> Any:
 
 def _profile() -> Any:
     return panel(
-        html.Div(id="profile", className="scroll"),
+        scrolled("Devices × memory → time", id="profile"),
         title="Devices × memory → time",
         names="later",
     )

@@ -99,7 +99,7 @@ def register(app: Dash, context: Context) -> None:
             return no_update, no_update
         if not gone:
             return None, now
-        words = f"Forgotten: {gone[0].title}. It is deleted in ten minutes."
+        words = f"Forgotten: {gone[0].title}. It is deleted in ten minutes, or when the dashboard ends."
         row = html.Div([html.Span(words), _button("restore", gone[0].id, "Undo")], className="row tight")
         return html.Div(row, className="note note-info"), now
 
@@ -188,7 +188,10 @@ def _buttons(card: JobCard, _: str) -> Any:
     if card.active:
         return [*buttons, _button("cancel", card.id)]
     words = "run again" if card.state == "done" else "try again"
-    return [*buttons, _button("again", card.id, words), _button("forget", card.id)]
+    buttons.append(_button("again", card.id, words))
+    if card.can_refill:
+        buttons.append(_button("change", card.id, "change and run"))
+    return [*buttons, _button("forget", card.id)]
 
 
 def _fault(card: JobCard, _: str) -> Any:

@@ -66,6 +66,14 @@ def visible(yes: bool) -> dict[str, str]:
     return {} if yes else {"display": "none"}
 
 
+def scrolled(label: str, *children: Any, names: str = "", **more: Any) -> html.Div:
+    """What may be wider or taller than its place: with a name, and reached by Tab, to be scrolled by keys."""
+    attributes = {**aria(label=label), **more}
+    return html.Div(
+        list(children), className=f"scroll {names}".strip(), tabIndex=0, role="region", **attributes
+    )
+
+
 def facts(pairs: Sequence[tuple[str, Any]]) -> html.Dl:
     """Labels and figures, aligned."""
     cells: list[Any] = []

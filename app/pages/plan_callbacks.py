@@ -34,7 +34,7 @@ from ..views.plan import (
 from ..views.point import point_card
 from ..views.units import plural
 from . import measured
-from .parts import aria, empty, note, plain_table
+from .parts import aria, empty, note, plain_table, scrolled
 from .points import big, difference_table
 from .view_store import shown_point
 
@@ -191,10 +191,7 @@ def difference(data: FrontierData, view: View) -> Any:
         if again
         else html.P("None, in either plan.", className="hint"),
         html.H3(f"{plural(len(changed), 'operator')} split otherwise"),
-        html.Div(
-            plain_table(head, rows),
-            className="scroll tall",
-        ),
+        scrolled("Operators split otherwise", plain_table(head, rows), names="tall"),
         html.P(f"{more} more are not listed; strategies.csv has all of them.", className="hint")
         if more
         else None,

@@ -18,7 +18,7 @@ from ..jobs.request import Beside, planners_from
 from ..state import View
 from ..views.library import title_of
 from ..views.planners import planner_rows, refusals_beside
-from .parts import aria, note, panel, plain_table, planner_choice, planner_options
+from .parts import aria, note, panel, plain_table, planner_choice, planner_options, scrolled
 from .view_store import view_of
 
 USUAL = ("data_parallel", "zero", "megatron")
@@ -41,7 +41,7 @@ def layout(context: Context) -> Any:
             className="row fields",
         )
     return panel(
-        html.Div(id="planner-table", className="scroll"),
+        scrolled("Published planners", id="planner-table"),
         start,
         html.Div(id="beside-said", className="said-below", **aria(live="polite")),
         dcc.Store(id="beside-job"),

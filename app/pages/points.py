@@ -9,7 +9,7 @@ from dash import html
 from ..state import View
 from ..views.frontier import FrontierData
 from ..views.point import PointCard, differences
-from .parts import plain_table
+from .parts import plain_table, scrolled
 
 
 def big(card: PointCard, words: str, *, wide: bool = False) -> Any:
@@ -35,4 +35,4 @@ def difference_table(data: FrontierData, view: View) -> Any:
     if not rows:
         return html.P("Both points have the same figures.", className="hint")
     head = ["", data.label(view.other), data.label(view.point), "change"]
-    return html.Div(plain_table(head, rows, numbers=(1, 2, 3)), className="scroll compare")
+    return scrolled("Two points", plain_table(head, rows, numbers=(1, 2, 3)), names="compare")

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..jobs.estimate import Estimate
 from ..jobs.record import Job
+from ..jobs.refill import can_refill
 from .units import digits, plural
 
 STATE_WORDS = {
@@ -37,6 +39,7 @@ class JobCard:
     Attributes:
         command: the line that does the same without the dashboard.
         results: keys of its explorations, none while it runs.
+        can_refill: whether the form can be filled from it.
     """
 
     id: str
@@ -48,6 +51,7 @@ class JobCard:
     command: str
     results: tuple[str, ...]
     active: bool
+    can_refill: bool = False
 
 
 def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
@@ -79,6 +83,7 @@ def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
         command="tensoropt " + shlex.join(job.arguments),
         results=results,
         active=job.active,
+        can_refill=can_refill(job.arguments),
     )
 
 
@@ -104,6 +109,33 @@ def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
         group = "Zoo, laptop size" if entry.size == "laptop" else "Zoo, the papers' size"
         found.setdefault(group, []).append({"value": f"zoo:{entry.name}", "label": entry.name})
     return [{"group": group, "items": items} for group, items in found.items() if items]
+
+
+def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """This machine, uploaded cluster files by token, and the presets, as grouped options of a select."""
+    from tensoropt.cluster import list_clusters
+
+    uploaded = [{"value": token, "label": file.label} for token, file in reversed(list(uploads.items()))]
+    presets = [{"value": name, "label": name} for name in list_clusters() if not name.endswith("xN")]
+    groups = (
+        ("Here", [{"value": "local", "label": "local: CPU ranks of this machine"}]),
+        ("Uploaded", uploaded),
+        ("Presets", presets),
+    )
+    return [{"group": group, "items": items} for group, items in groups if items]
+
+
+def estimate_words(found: Estimate | None) -> str:
+    """How long it will take, and from what that is known."""
+    if found is None:
+        return "No estimate yet: nothing like it has come to its end here."
+    span = duration(found.low_s)
+    if found.high_s > 1.1 * found.low_s:
+        span += f" to {duration(found.high_s)}"
+    what = "the same" if found.same else "this model there, with other settings,"
+    if found.runs == 1:
+        return f"About {duration(found.last_s)}: {what} took that last time."
+    return f"About {duration(found.last_s)}: {what} took {span} in {plural(found.runs, 'run')}."
 
 
 def model_words(source: str) -> str:

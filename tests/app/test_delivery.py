@@ -31,9 +31,17 @@ def test_a_first_load_is_at_most_three_megabytes(client: Any) -> None:
     text = gzip.decompress(page.data).decode()
     addresses = re.findall(r'(?:src|href)="(/[^"]+)"', text)
     assert len(addresses) > 12
-    answers = [client.get(a, headers=GZIP) for a in (*addresses, *LATER, "/_dash-layout")]
+    answers = [client.get(a, headers=GZIP) for a in {*addresses, *LATER, "/_dash-layout"}]
     assert all(answer.status_code == 200 for answer in answers)
     assert len(page.data) + sum(len(answer.data) for answer in answers) < MOST_BYTES
+
+
+def test_what_takes_long_is_asked_for_at_once(client: Any) -> None:
+    text = client.get("/").text
+    for address in LATER:
+        assert f'<link rel="preload" as="script" href="{address}">' in text
+        assert client.get(address).status_code == 200
+    assert '<html lang="en">' in text
 
 
 def test_what_is_compressed_is_the_same(client: Any) -> None:

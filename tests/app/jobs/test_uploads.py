@@ -46,7 +46,7 @@ def test_what_is_not_taken_is_said(tmp_path: Path, contents: object, name: str, 
 def test_sizes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Uploads(tmp_path)
     monkeypatch.setattr(uploads, "MAX_UPLOAD_BYTES", 10)
-    with pytest.raises(UploadError, match="at most 0 MiB"):
+    with pytest.raises(UploadError, match="at most 0 KiB"):
         store.keep(url(b"x" * 11), "a.onnx")
     monkeypatch.setattr(uploads, "MOST_TOGETHER_BYTES", 15)
     store.keep(url(b"x" * 8), "a.onnx")

@@ -1,0 +1,133 @@
+"""Run again with changes: the form filled from a job, or from the exploration that is shown."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from tensoropt.errors import TensorOptError
+
+from ..context import Context
+from ..jobs.fields import RequestError
+from ..jobs.manager import JobManager
+from ..jobs.refill import Refill, refill
+from ..state import View
+from ..views.export import explore_line
+from ..views.jobs import clusters
+from .parts import aria, note
+
+
+def layout() -> Any:
+    """The button for the exploration that is shown, and where it is said what the form was filled from."""
+    return html.Div(
+        [
+            dcc.Store(id="refilled"),
+            dmc.Button(
+                "Fill the form from the exploration above",
+                id="refill-shown",
+                size="compact-xs",
+                variant="default",
+            ),
+            html.Div(id="refill-said", tabIndex=-1, **aria(live="polite")),
+        ],
+        className="refill",
+    )
+
+
+def button() -> Any:
+    """On pages that show an exploration: explore again, with changes."""
+    return dmc.Button("explore again with changes", id="change-shown", size="compact-xs", variant="default")
+
+
+def register(
+    app: Dash, context: Context, jobs: JobManager, form: Mapping[str, str], beside: Sequence[str]
+) -> None:
+    """Connect the buttons.
+
+    Args:
+        form: field -> id of its control.
+        beside: fields that follow the choice of a cluster, which another callback sets.
+    """
+    filled = [field for field in form if field not in beside]
+    none = (no_update,) * (len(filled) + 2)
+
+    @app.callback(
+        *(Output(form[field], "value", allow_duplicate=True) for field in filled),
+        Output("cluster", "data", allow_duplicate=True),
+        Output("refilled", "data"),
+        Output("refill-said", "children"),
+        Input({"job": ALL, "do": "change"}, "n_clicks"),
+        Input("refill-shown", "n_clicks"),
+        Input("change-shown", "n_clicks"),
+        State("state", "data"),
+        prevent_initial_call=True,
+    )
+    def fill(_: Any, __: Any, ___: Any, state: Any) -> Any:
+        """Every field from what was asked then; nothing is started."""
+        # A button that has just been made fires as well, without a click.
+        if not any(t["value"] for t in ctx.triggered):
+            return *none, no_update
+        asked = ctx.triggered_id
+        try:
+            if isinstance(asked, dict):
+                what, found = _of_job(jobs, str(asked.get("job")))
+            else:
+                what, found = _of_exploration(context, jobs, state)
+        except TensorOptError as error:
+            return *none, note(str(error), "error")
+        fields = {**found.fields, "filled": time.time()}
+        words = f"Filled from {what}. Change what should be different, then press Explore."
+        if found.said:
+            words += f" The form has no field for {', '.join(found.said)}: that is left out."
+        return (
+            *(fields[field] for field in filled),
+            clusters(jobs.uploads.clusters()),
+            fields,
+            note(words, "warn" if found.said else "info"),
+        )
+
+    app.clientside_callback(
+        """said => {
+          const place = document.getElementById("refill-said");
+          if (!said || !place) return window.dash_clientside.no_update;
+          // As a person would go there, so that the address, the page and the way back agree.
+          const away = document.documentElement.dataset.page !== "explore";
+          if (away) document.getElementById("nav-explore").click();
+          window.setTimeout(() => {
+            place.scrollIntoView({ block: "center" });
+            place.focus({ preventScroll: true });
+          }, 150);
+          return window.dash_clientside.no_update;
+        }""",
+        Output("refill-said", "title"),
+        Input("refill-said", "children"),
+        prevent_initial_call=True,
+    )
+
+
+def _of_job(jobs: JobManager, id: str) -> tuple[str, Refill]:
+    job = jobs.job(id)
+    if job is None:
+        raise RequestError("this job is not kept any more; fill the form from another one")
+    return f"'{job.title}'", refill(job.arguments, jobs.uploads)
+
+
+def _of_exploration(context: Context, jobs: JobManager, state: Any) -> tuple[str, Refill]:
+    view = View.from_data((state or {}).get("view"))
+    exploration = context.exploration(view)
+    if exploration is None:
+        raise RequestError("no exploration is shown; choose one in the list at the top")
+    words = shlex.split(explore_line(exploration, "out"))[1:]
+    name = context.library.model_name(exploration.model.source)
+    found = refill(
+        words,
+        jobs.uploads,
+        cluster=exploration.cluster,
+        constraints=exploration.settings.get("constraints"),
+    )
+    return f"{name} on {exploration.cluster['name']}", found

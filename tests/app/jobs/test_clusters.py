@@ -1,0 +1,91 @@
+"""Cluster files: read as data, refused with a reason, and what a job keeps of one."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from tensoropt_app.jobs.clusters import MOST_BYTES, cluster_file, read_description
+from tensoropt_app.jobs.uploads import Uploads
+
+from tensoropt.cluster import load_cluster
+from tensoropt.errors import TensorOptError
+
+MIXED = """
+# two kinds in a node
+nodes: 2
+devices: [{kind: A100-80GB, count: 2}, {kind: H100-80GB, count: 2}]
+links: {intra_node: NVLink3, inter_node: IB-200G}
+"""
+
+
+def url(text: str | bytes) -> str:
+    data = text.encode() if isinstance(text, str) else text
+    return "data:application/yaml;base64," + base64.b64encode(data).decode()
+
+
+def test_a_file_becomes_a_cluster_that_a_job_keeps(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path / "uploads")
+    token = uploads.keep_cluster(url(MIXED), "../mixed.yaml")
+    found = uploads.clusters()[token]
+    assert (found.label, found.kinds) == ("mixed.yaml", ("A100-80GB", "H100-80GB"))
+    assert (found.per_node, found.nodes) == (4, 2)
+    cluster = load_cluster(found.argument(tmp_path))
+    assert (cluster.name, cluster.device_count) == ("mixed", 8)
+    assert uploads.keep_cluster(url(MIXED), "mixed.yaml") == token
+    assert uploads.known() == {}
+
+
+def test_what_an_exploration_keeps_of_its_cluster_is_taken_too(tmp_path: Path) -> None:
+    wanted = load_cluster("netsplit-paper")
+    uploads = Uploads(tmp_path / "uploads")
+    token = uploads.keep_cluster(url(json.dumps(wanted.to_dict())), "saved.json")
+    assert load_cluster(uploads.clusters()[token].argument(tmp_path)).fingerprint == wanted.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        (MIXED, "mixed.txt", "only files that end in .yaml, .yml, .json"),
+        ("", "a.yaml", "'a.yaml' is empty"),
+        ("devices: [", "a.yaml", "is not valid YAML or JSON"),
+        (b"\xff\xfe\x00", "a.yaml", "is not valid YAML or JSON"),
+        ("[1, 2]", "a.yaml", "describes no cluster"),
+        ("just words", "a.yaml", "describes no cluster"),
+        ("devices: [{kind: H100-80GB, count: 8}]", "a.yaml", "links lacks intra_node"),
+        ("devices: [{kind: H1000}]", "a.yaml", "H1000"),
+        ("device: 3", "a.yaml", "unknown key 'device'"),
+        ("devices: [{kind: T4, count: 999999999}]", "a.yaml", "more than 1,024 devices"),
+        ("nodes: [{count: 40000, devices: [T4]}]", "a.yaml", "more than 1,024 devices"),
+        ("nodes: 1000\ndevices: [{kind: T4, count: 1000}]\nlinks: {intra_node: PCIe3, inter_node: IB-100G}",
+         "a.yaml", "has 1,000,000 devices; at most 1,024"),
+        ("a: &a [1]\nb: *a", "a.yaml", r"aliases \(\*name\) are not taken"),
+        ("kinds: 3", "a.yaml", "a.yaml"),
+        ("[" * 5000, "a.yaml", "a.yaml"),
+        ("!!python/object/apply:os.system ['true']", "a.yaml", "is not valid YAML or JSON"),
+        ("#" * (MOST_BYTES + 1), "a.yaml", "at most 64 KiB"),
+    ],
+)  # fmt: skip
+def test_what_is_no_cluster_is_refused_with_a_reason(
+    tmp_path: Path, text: str | bytes, name: str, said: str
+) -> None:
+    uploads = Uploads(tmp_path)
+    with pytest.raises(TensorOptError, match=said):
+        uploads.keep_cluster(url(text), name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_one_is_left_out_of_the_list(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path)
+    token = uploads.keep_cluster(url(MIXED), "mixed.yaml")
+    (tmp_path / "cluster-0123456789abcdef.json").write_text("{")
+    (tmp_path / "cluster-0123456789abcdee.json").write_text('{"label": "x", "cluster": {"devices": []}}')
+    assert list(uploads.clusters()) == [token]
+
+
+def test_json_is_read_as_yaml_is() -> None:
+    text = '{"devices": [{"kind": "T4", "count": 2}], "links": {"intra_node": "PCIe3"}}'
+    found = cluster_file(read_description(text.encode(), "two.json"), "two.json")
+    assert (found.per_node, found.description["name"]) == (2, "two")

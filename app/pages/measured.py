@@ -105,14 +105,17 @@ def register(app: Dash, context: Context, overlay: Overlay) -> None:
     def take(contents: Any, _: Any, align: Any, name: Any, kept: Any) -> Any:
         """A file comes, goes, or is laid otherwise."""
         token = kept.get("token") if isinstance(kept, dict) else None
-        if ctx.triggered_id == "measured-remove":
+        # Several may come at once: the select is set anew as a page is shown, and must not hide a file.
+        fired = set(ctx.triggered_prop_ids.values())
+        uploaded = "measured-upload" in fired and contents is not None
+        if "measured-remove" in fired and not uploaded:
             overlay.files.remove(token)
             return None, None, None
-        if ctx.triggered_id == "measured-align":
+        if "measured-align" in fired and not uploaded:
             if token is None or kept.get("align") == align or align is None:
                 return no_update, no_update, no_update
             return {"token": token, "align": align}, no_update, no_update
-        if contents is None:
+        if not uploaded:
             return no_update, no_update, no_update
         try:
             new = overlay.files.keep(contents, name)

@@ -31,7 +31,7 @@ def owners_panel() -> Any:
         )
     ]
     search = dmc.TextInput(
-        id="owners-search", placeholder="operator, tensor, kind", size="xs", w=170, debounce=200,
+        id="owners-search", placeholder="operator, tensor, kind", size="xs", w=130, debounce=200,
         **aria(label="Search owners"),
     )  # fmt: skip
     column = {

@@ -90,7 +90,7 @@ class Uploads:
         Raises:
             TensorOptError: not a cluster file by its name or content, empty, too large, or damaged.
         """
-        label = _label(name)
+        label = label_of(name)
         if not label.lower().endswith(ENDINGS):
             raise UploadError(f"'{label}' is not taken: only files that end in {', '.join(ENDINGS)} are")
         data = _decoded(contents, label, MOST_BYTES, "write the cluster into it")

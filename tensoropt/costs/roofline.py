@@ -243,6 +243,14 @@ _TF32_BY = {
 """By class of operator the setting that decides whether float32 numbers are computed in TF32."""
 
 
+def number_format(dtype: str, cls: CostClass, device_type: str, kernels: KernelSettings) -> str:
+    """What operators of a class compute in: the dtype, or ``tf32`` where PyTorch's settings have GPUs round
+    float32 numbers to it. A GPU without such tensor cores computes float32 even so."""
+    setting = _TF32_BY.get(cls)
+    may = device_type == "cuda" and dtype == "float32" and setting is not None
+    return "tf32" if may and getattr(kernels, str(setting)) == "tf32" else dtype
+
+
 _FUSED = (CostClass.ELEMENT_WISE, CostClass.NORM)
 """Classes of operators that share a kernel with their like, where they are fused."""
 
@@ -379,10 +387,8 @@ class RooflineCompute:
     def peak(self, dtype: str, cls: CostClass) -> float:
         """FLOP/s at which operators of a class compute at most: float32 ones of GPUs in TF32 where PyTorch's
         settings allow it."""
-        setting = _TF32_BY.get(cls)
-        may = self.device.type == "cuda" and dtype == "float32" and setting is not None
-        tf32 = may and getattr(self.kernels, str(setting)) == "tf32" and "tf32" in self.device.flops
-        return self.device.flops_of("tf32" if tf32 else dtype)
+        name = number_format(dtype, cls, self.device.type, self.kernels)
+        return self.device.flops_of(dtype if name not in self.device.flops else name)
 
     def _fixed(self, peak: float, flops: float, traffic: float, launches: int) -> float:
         arithmetic = flops / (peak * MATRIX_EFFICIENCY)

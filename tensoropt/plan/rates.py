@@ -1,0 +1,381 @@
+"""The units in which people decide: samples and tokens per second, MFU, device-hours and money.
+
+All of them follow from a point's seconds per step and what a step is: how many samples and tokens it reads,
+how many FLOP its model has, on which devices it runs and what these cost. What is not known is None, with the
+reason in words; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensoropt.cluster import Cluster
+from tensoropt.cluster.devices import DeviceKind
+from tensoropt.cluster.quantities import suggest
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.made_for import made_for
+from tensoropt.units import format_number
+
+AMOUNTS = ("steps", "samples", "tokens", "epochs")
+MODEL_FLOPS = "model_flops"
+"""The name in an exploration's report of FLOP by number format (:mod:`tensoropt.plan.model_flops`)."""
+HOUR_S = 3600.0
+_INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+_LOOKUP = "aten.embedding"
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What a step reads and computes.
+
+    Attributes:
+        samples, tokens: of the global batch; None where unknown.
+        flops: of the model by number format; None where unknown.
+        whys: by the name of an attribute that is None, why.
+    """
+
+    samples: int | None
+    tokens: int | None
+    flops: Mapping[str, float] | None
+    whys: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: Findings) -> StepWork:
+        """The step that an exploration is of."""
+        whys: dict[str, str] = {}
+        inputs = list(_inputs(found))
+        samples, why = _samples(found, inputs)
+        if samples is None:
+            whys["samples"] = why
+        tokens, why = _tokens(found, inputs, samples)
+        if tokens is None:
+            whys["tokens"] = why
+        flops = found.report.get(MODEL_FLOPS)
+        if flops is None:
+            whys["flops"] = "it was saved without the FLOP of its model; explore or recost it again"
+        return cls(samples, tokens, flops, whys)
+
+
+@dataclass(frozen=True)
+class Tariff:
+    """What devices cost.
+
+    Attributes:
+        price: money per device-hour of every device whose kind has no price of its own in ``by_kind``; None
+            for what the cluster says.
+        by_kind: money per device-hour by the name of a kind.
+        currency: what the money is called; "" leaves it without a name, as cluster files do.
+
+    Raises:
+        TensorOptError: a price is not more than nothing.
+    """
+
+    price: float | None = None
+    by_kind: Mapping[str, float] = field(default_factory=dict)
+    currency: str = ""
+
+    def __post_init__(self) -> None:
+        for name, price in (("all devices", self.price), *self.by_kind.items()):
+            if price is not None and not (math.isfinite(price) and price > 0):
+                raise TensorOptError(f"the price of {name} is {price:g} per hour; give more than 0")
+
+    def of(self, kind: DeviceKind) -> float | None:
+        """Money per hour of one device of a kind; None where unknown."""
+        own = self.by_kind.get(kind.name, self.price)
+        return kind.price_per_hour if own is None else own
+
+    def check(self, kinds: Iterable[str]) -> None:
+        """Raise :class:`TensorOptError` for a price of a kind that is not among those given."""
+        known = dict.fromkeys(kinds)
+        for name in self.by_kind:
+            if name not in known:
+                raise TensorOptError(
+                    f"there is a price for {name}, but no such device; {suggest(name, known)}"
+                )
+
+    def words(self, amount: float) -> str:
+        """Three significant figures and the currency."""
+        return f"{format_number(amount)} {self.currency}".rstrip()
+
+
+CLUSTERS_OWN = Tariff()
+
+
+def prices_of(text: str) -> tuple[float | None, dict[str, float]]:
+    """(the price of all devices, prices by kind) in ``2.5``, ``H100-80GB=2.5, A100-80GB=1.6`` or both.
+
+    Raises:
+        TensorOptError: a price is no number, or two are given for the same devices.
+    """
+    everywhere: float | None = None
+    by_kind: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        kind, _, number = part.rpartition("=")
+        kind = kind.strip()
+        try:
+            price = float(number)
+        except ValueError:
+            raise TensorOptError(
+                f"'{part}' is no price; write 2.5 for all devices or H100-80GB=2.5 for a kind of them"
+            ) from None
+        if kind in by_kind or (not kind and everywhere is not None):
+            raise TensorOptError(f"there are two prices for {kind or 'all devices'}; give one")
+        if kind:
+            by_kind[kind] = price
+        else:
+            everywhere = price
+    return everywhere, by_kind
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How long a training is.
+
+    Attributes:
+        count: how many.
+        unit: one of :data:`AMOUNTS`.
+        samples_per_epoch: the size of the data set; only of epochs.
+
+    Raises:
+        TensorOptError: there is no such unit, a count is not more than nothing, or an epoch has no size.
+    """
+
+    count: float
+    unit: str = "steps"
+    samples_per_epoch: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit not in AMOUNTS:
+            raise TensorOptError(f"'{self.unit}' is no amount of training; use one of {', '.join(AMOUNTS)}")
+        if not (math.isfinite(self.count) and self.count > 0):
+            raise TensorOptError(f"{self.count:g} {self.unit} are no amount of training; give more than 0")
+        size = self.samples_per_epoch
+        if (self.unit == "epochs") != (size is not None):
+            raise TensorOptError(
+                "epochs need the size of the data set, and nothing else does; give the samples of an epoch"
+            )
+        if size is not None and not (math.isfinite(size) and size > 0):
+            raise TensorOptError(f"an epoch of {size:g} samples is none; give more than 0")
+
+    def steps(self, work: StepWork) -> float:
+        """How many steps that are, as a fraction: the last one need not be full.
+
+        Raises:
+            TensorOptError: what a step has of the unit is not known; says why.
+        """
+        if self.unit == "steps":
+            return self.count
+        name = "tokens" if self.unit == "tokens" else "samples"
+        per_step = work.tokens if name == "tokens" else work.samples
+        if per_step is None:
+            raise TensorOptError(f"{name} of a step are unknown: {work.whys[name]}")
+        return self.count * (self.samples_per_epoch or 1.0) / per_step
+
+    @property
+    def words(self) -> str:
+        """``1,000 steps``, ``1e+09 tokens``, ``3 epochs of 50,000 samples``."""
+        of = f" of {_count(self.samples_per_epoch)} samples" if self.samples_per_epoch is not None else ""
+        unit = self.unit[:-1] if self.count == 1 else self.unit
+        return f"{_count(self.count)} {unit}{of}"
+
+
+THOUSAND_STEPS = Amount(1000.0)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """One point in these units.
+
+    Attributes:
+        step_s: seconds of a step.
+        devices: how many it runs on.
+        samples_per_s, tokens_per_s: of all devices together; None where unknown.
+        flops_per_s: FLOP of the model per second, of all devices together.
+        mfu: model FLOPs utilisation: the share of a step that its model's FLOP would take if every device
+            computed them at the peak of the format of their numbers (PaLM, appendix B).
+        per_hour: money for an hour of all devices.
+        whys: by the name of an attribute that is None, why.
+    """
+
+    step_s: float
+    devices: int
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    flops_per_s: float | None
+    mfu: float | None
+    per_hour: float | None
+    whys: Mapping[str, str] = field(default_factory=dict)
+
+    def hours(self, steps: float) -> float:
+        """Hours that so many steps take."""
+        return steps * self.step_s / HOUR_S
+
+    def device_hours(self, steps: float) -> float:
+        """Hours of all devices added up."""
+        return self.hours(steps) * self.devices
+
+    def cost(self, steps: float) -> float | None:
+        """Money for so many steps; None where the price is unknown."""
+        return None if self.per_hour is None else self.hours(steps) * self.per_hour
+
+
+class RatesOf:
+    """The rates of an exploration's points.
+
+    Args:
+        tariff: prices that replace those of the cluster.
+    """
+
+    def __init__(self, found: Findings, tariff: Tariff = CLUSTERS_OWN):
+        self.found, self.tariff = found, tariff
+        self.work = StepWork.of(found)
+        self.cluster = made_for(found.cluster)
+        self._by_count: dict[int, tuple[float | None, float | None, dict[str, str]]] = {}
+
+    def of(self, index: int) -> Rates:
+        """Rates of point ``index`` of ``all_points``."""
+        point = self.found.all_points[index]
+        devices = math.prod(self.found.spaces[point.space].mesh.shape)
+        ideal_s, per_hour, whys = self._of_devices(devices)
+        work, seconds = self.work, point.time_s
+        flops = None if work.flops is None else sum(work.flops.values()) / seconds
+        return Rates(
+            step_s=seconds,
+            devices=devices,
+            samples_per_s=None if work.samples is None else work.samples / seconds,
+            tokens_per_s=None if work.tokens is None else work.tokens / seconds,
+            flops_per_s=flops,
+            mfu=None if ideal_s is None else ideal_s / seconds,
+            per_hour=per_hour,
+            whys={**{f"{name}_per_s": why for name, why in work.whys.items()}, **whys},
+        )
+
+    def _of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
+        """(seconds of a step at peak, money per hour, whys) on so many devices."""
+        if count not in self._by_count:
+            self._by_count[count] = self._asked_devices(count)
+        return self._by_count[count]
+
+    def _asked_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
+        kinds, why = _kinds(self.cluster, count)
+        if kinds is None:
+            return None, None, {"mfu": why, "per_hour": why}
+        whys: dict[str, str] = {}
+        ideal_s, why = self._ideal_s(kinds)
+        if ideal_s is None:
+            whys["mfu"] = why
+        prices = [self.tariff.of(kind) for kind in kinds]
+        unknown = dict.fromkeys(kind.name for kind, price in zip(kinds, prices, strict=True) if price is None)
+        if unknown:
+            whys["per_hour"] = f"no price of a device-hour is known for {', '.join(unknown)}"
+        return ideal_s, None if unknown else float(sum(p for p in prices if p is not None)), whys
+
+    def _ideal_s(self, kinds: tuple[DeviceKind, ...]) -> tuple[float | None, str]:
+        if self.work.flops is None:
+            return None, self.work.whys["flops"]
+        if not self.work.flops:
+            return None, "its model has no product whose FLOP are counted"
+        seconds = 0.0
+        for name, flops in self.work.flops.items():
+            peaks = [_peak(kind, name) for kind in kinds]
+            lacking = dict.fromkeys(k.name for k, peak in zip(kinds, peaks, strict=True) if peak is None)
+            if lacking:
+                return None, f"no peak of {name} is known for {', '.join(lacking)}"
+            seconds += flops / sum(peak for peak in peaks if peak is not None)
+        return seconds, ""
+
+
+def kinds_of(found: Findings) -> tuple[str, ...]:
+    """The names of the kinds of devices of an exploration's cluster."""
+    return tuple(str(kind["name"]) for kind in found.cluster.get("kinds", ()))
+
+
+def rates(found: Findings, index: int, *, tariff: Tariff = CLUSTERS_OWN) -> Rates:
+    """The rates of point ``index`` of ``all_points``: throughput, MFU and what an hour costs.
+
+    Args:
+        tariff: prices that replace those of the cluster, and the currency.
+    """
+    return RatesOf(found, tariff).of(index)
+
+
+def _peak(kind: DeviceKind, name: str) -> float | None:
+    # What has no tensor cores for TF32 computes float32 as it is.
+    return kind.flops.get(name, kind.flops["float32"] if name == "tf32" else None)
+
+
+def _kinds(cluster: Cluster | None, count: int) -> tuple[tuple[DeviceKind, ...] | None, str]:
+    """The kinds of the devices that a plan on ``count`` of them has; None and why where that is unknown."""
+    if cluster is None:
+        return None, "the cluster was not saved with it"
+    if count == cluster.device_count:
+        return cluster.devices, ""
+    if count < cluster.device_count and len(cluster.device_kinds) == 1:
+        return cluster.devices[:count], ""
+    return None, f"which of the {cluster.device_count} devices the plan is on is not known"
+
+
+def _inputs(found: Findings) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """(name, shape, dtype) of what a caller passes, as far as that is known."""
+    if found.recorded is not None:
+        graph = found.recorded.graph
+        for name in graph.inputs:
+            yield name, tuple(graph.tensors[name].shape), graph.tensors[name].dtype
+        return
+    call: Mapping[str, Any] = found.model.call or {}
+    named = [*enumerate(call.get("args", ())), *call.get("kwargs", {}).items()]
+    for name, value in named:
+        if isinstance(value, Mapping) and "tensor" in value:
+            yield str(name), tuple(value["tensor"]), str(value["dtype"])
+
+
+def _samples(found: Findings, inputs: list[tuple[str, tuple[int, ...], str]]) -> tuple[int | None, str]:
+    sizes = list(dict.fromkeys(shape[0] for _, shape, _ in inputs if shape))
+    if len(sizes) == 1 and sizes[0] > 0:
+        return sizes[0], ""
+    if found.model.batch:  # what the command line asked of a model of the zoo
+        return found.model.batch, ""
+    if not sizes:
+        return None, "the shapes of the model's inputs were not saved"
+    return None, f"its inputs have no batch in common (first sizes {', '.join(map(str, sizes))})"
+
+
+def _tokens(
+    found: Findings, inputs: list[tuple[str, tuple[int, ...], str]], samples: int | None
+) -> tuple[int | None, str]:
+    """Tokens are numbers that an embedding looks up: batch × sequence."""
+    numbers = {
+        name: shape
+        for name, shape, dtype in inputs
+        if dtype in _INTEGERS and len(shape) == 2 and shape[0] == samples
+    }
+    if found.recorded is not None:
+        read = _looked_up(found)
+        numbers = {name: shape for name, shape in numbers.items() if name in read}
+    else:
+        numbers = {name: shape for name, shape in numbers.items() if name == "input_ids"}
+    lengths = list(dict.fromkeys(shape[1] for shape in numbers.values()))
+    if len(lengths) == 1 and samples:
+        return samples * lengths[0], ""
+    if lengths:
+        return None, f"it reads sequences of {' and '.join(map(str, lengths))} tokens a sample; count samples"
+    return None, "it reads no sequences of token numbers; count samples"
+
+
+def _looked_up(found: Findings) -> set[str]:
+    """Inputs that an embedding reads as they are."""
+    return {
+        name
+        for operator in found.recorded.graph.operators
+        if operator.target.startswith(_LOOKUP)
+        for name in operator.inputs()
+    }
+
+
+def _count(value: float) -> str:
+    """A count as people write it: grouped, or with an exponent from a hundred million on."""
+    return f"{value:,.12g}" if value < 1e8 else f"{value:.6g}".replace("e+0", "e").replace("e+", "e")

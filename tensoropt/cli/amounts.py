@@ -32,12 +32,12 @@ def add_amount(verb: argparse.ArgumentParser) -> None:
 
 
 def amount_option(options: argparse.Namespace) -> Any:
-    """The :class:`~tensoropt.plan.rates.Amount` that is asked for; None where nothing is.
+    """The :class:`~tensoropt.plan.amounts.Amount` that is asked for; None where nothing is.
 
     Raises:
         TensorOptError: it is no amount, or an epoch's size is missing.
     """
-    from tensoropt.plan.rates import AMOUNTS, Amount
+    from tensoropt.plan.amounts import AMOUNTS, Amount
 
     size = options.samples_per_epoch
     of_epoch = None if size is None else parse_count(size, "--samples-per-epoch")
@@ -51,12 +51,12 @@ def amount_option(options: argparse.Namespace) -> Any:
 
 
 def tariff_option(options: argparse.Namespace) -> Any:
-    """The :class:`~tensoropt.plan.rates.Tariff` that ``--price`` and ``--currency`` say.
+    """The :class:`~tensoropt.plan.amounts.Tariff` that ``--price`` and ``--currency`` say.
 
     Raises:
         TensorOptError: a price is none, or there are several for the same devices.
     """
-    from tensoropt.plan.rates import Tariff, prices_of
+    from tensoropt.plan.amounts import Tariff, prices_of
 
     price, by_kind = prices_of(",".join(options.price))
     return Tariff(price, by_kind, options.currency.strip())

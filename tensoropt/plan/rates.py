@@ -8,182 +8,17 @@ reason in words; nothing is guessed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.cluster.devices import DeviceKind
-from tensoropt.cluster.quantities import suggest
-from tensoropt.errors import TensorOptError
+from tensoropt.plan.amounts import CLUSTERS_OWN, Tariff
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.made_for import made_for
-from tensoropt.units import format_number
+from tensoropt.plan.step_work import StepWork
 
-AMOUNTS = ("steps", "samples", "tokens", "epochs")
-MODEL_FLOPS = "model_flops"
-"""The name in an exploration's report of FLOP by number format (:mod:`tensoropt.plan.model_flops`)."""
 HOUR_S = 3600.0
-_INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
-_LOOKUP = "aten.embedding"
-
-
-@dataclass(frozen=True)
-class StepWork:
-    """What a step reads and computes.
-
-    Attributes:
-        samples, tokens: of the global batch; None where unknown.
-        flops: of the model by number format; None where unknown.
-        whys: by the name of an attribute that is None, why.
-    """
-
-    samples: int | None
-    tokens: int | None
-    flops: Mapping[str, float] | None
-    whys: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, found: Findings) -> StepWork:
-        """The step that an exploration is of."""
-        whys: dict[str, str] = {}
-        inputs = list(_inputs(found))
-        samples, why = _samples(found, inputs)
-        if samples is None:
-            whys["samples"] = why
-        tokens, why = _tokens(found, inputs, samples)
-        if tokens is None:
-            whys["tokens"] = why
-        flops = found.report.get(MODEL_FLOPS)
-        if flops is None:
-            whys["flops"] = "it was saved without the FLOP of its model; explore or recost it again"
-        return cls(samples, tokens, flops, whys)
-
-
-@dataclass(frozen=True)
-class Tariff:
-    """What devices cost.
-
-    Attributes:
-        price: money per device-hour of every device whose kind has no price of its own in ``by_kind``; None
-            for what the cluster says.
-        by_kind: money per device-hour by the name of a kind.
-        currency: what the money is called; "" leaves it without a name, as cluster files do.
-
-    Raises:
-        TensorOptError: a price is not more than nothing.
-    """
-
-    price: float | None = None
-    by_kind: Mapping[str, float] = field(default_factory=dict)
-    currency: str = ""
-
-    def __post_init__(self) -> None:
-        for name, price in (("all devices", self.price), *self.by_kind.items()):
-            if price is not None and not (math.isfinite(price) and price > 0):
-                raise TensorOptError(f"the price of {name} is {price:g} per hour; give more than 0")
-
-    def of(self, kind: DeviceKind) -> float | None:
-        """Money per hour of one device of a kind; None where unknown."""
-        own = self.by_kind.get(kind.name, self.price)
-        return kind.price_per_hour if own is None else own
-
-    def check(self, kinds: Iterable[str]) -> None:
-        """Raise :class:`TensorOptError` for a price of a kind that is not among those given."""
-        known = dict.fromkeys(kinds)
-        for name in self.by_kind:
-            if name not in known:
-                raise TensorOptError(
-                    f"there is a price for {name}, but no such device; {suggest(name, known)}"
-                )
-
-    def words(self, amount: float) -> str:
-        """Three significant figures and the currency."""
-        return f"{format_number(amount)} {self.currency}".rstrip()
-
-
-CLUSTERS_OWN = Tariff()
-
-
-def prices_of(text: str) -> tuple[float | None, dict[str, float]]:
-    """(the price of all devices, prices by kind) in ``2.5``, ``H100-80GB=2.5, A100-80GB=1.6`` or both.
-
-    Raises:
-        TensorOptError: a price is no number, or two are given for the same devices.
-    """
-    everywhere: float | None = None
-    by_kind: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        kind, _, number = part.rpartition("=")
-        kind = kind.strip()
-        try:
-            price = float(number)
-        except ValueError:
-            raise TensorOptError(
-                f"'{part}' is no price; write 2.5 for all devices or H100-80GB=2.5 for a kind of them"
-            ) from None
-        if kind in by_kind or (not kind and everywhere is not None):
-            raise TensorOptError(f"there are two prices for {kind or 'all devices'}; give one")
-        if kind:
-            by_kind[kind] = price
-        else:
-            everywhere = price
-    return everywhere, by_kind
-
-
-@dataclass(frozen=True)
-class Amount:
-    """How long a training is.
-
-    Attributes:
-        count: how many.
-        unit: one of :data:`AMOUNTS`.
-        samples_per_epoch: the size of the data set; only of epochs.
-
-    Raises:
-        TensorOptError: there is no such unit, a count is not more than nothing, or an epoch has no size.
-    """
-
-    count: float
-    unit: str = "steps"
-    samples_per_epoch: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.unit not in AMOUNTS:
-            raise TensorOptError(f"'{self.unit}' is no amount of training; use one of {', '.join(AMOUNTS)}")
-        if not (math.isfinite(self.count) and self.count > 0):
-            raise TensorOptError(f"{self.count:g} {self.unit} are no amount of training; give more than 0")
-        size = self.samples_per_epoch
-        if (self.unit == "epochs") != (size is not None):
-            raise TensorOptError(
-                "epochs need the size of the data set, and nothing else does; give the samples of an epoch"
-            )
-        if size is not None and not (math.isfinite(size) and size > 0):
-            raise TensorOptError(f"an epoch of {size:g} samples is none; give more than 0")
-
-    def steps(self, work: StepWork) -> float:
-        """How many steps that are, as a fraction: the last one need not be full.
-
-        Raises:
-            TensorOptError: what a step has of the unit is not known; says why.
-        """
-        if self.unit == "steps":
-            return self.count
-        name = "tokens" if self.unit == "tokens" else "samples"
-        per_step = work.tokens if name == "tokens" else work.samples
-        if per_step is None:
-            raise TensorOptError(f"{name} of a step are unknown: {work.whys[name]}")
-        return self.count * (self.samples_per_epoch or 1.0) / per_step
-
-    @property
-    def words(self) -> str:
-        """``1,000 steps``, ``1e+09 tokens``, ``3 epochs of 50,000 samples``."""
-        of = f" of {_count(self.samples_per_epoch)} samples" if self.samples_per_epoch is not None else ""
-        unit = self.unit[:-1] if self.count == 1 else self.unit
-        return f"{_count(self.count)} {unit}{of}"
-
-
-THOUSAND_STEPS = Amount(1000.0)
 
 
 @dataclass(frozen=True)
@@ -240,7 +75,7 @@ class RatesOf:
         """Rates of point ``index`` of ``all_points``."""
         point = self.found.all_points[index]
         devices = math.prod(self.found.spaces[point.space].mesh.shape)
-        ideal_s, per_hour, whys = self._of_devices(devices)
+        ideal_s, per_hour, whys = self.of_devices(devices)
         work, seconds = self.work, point.time_s
         flops = None if work.flops is None else sum(work.flops.values()) / seconds
         return Rates(
@@ -254,8 +89,8 @@ class RatesOf:
             whys={**{f"{name}_per_s": why for name, why in work.whys.items()}, **whys},
         )
 
-    def _of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
-        """(seconds of a step at peak, money per hour, whys) on so many devices."""
+    def of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
+        """(seconds of a step at peak, money per hour, whys) of plans on so many devices."""
         if count not in self._by_count:
             self._by_count[count] = self._asked_devices(count)
         return self._by_count[count]
@@ -317,65 +152,3 @@ def _kinds(cluster: Cluster | None, count: int) -> tuple[tuple[DeviceKind, ...] 
     if count < cluster.device_count and len(cluster.device_kinds) == 1:
         return cluster.devices[:count], ""
     return None, f"which of the {cluster.device_count} devices the plan is on is not known"
-
-
-def _inputs(found: Findings) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """(name, shape, dtype) of what a caller passes, as far as that is known."""
-    if found.recorded is not None:
-        graph = found.recorded.graph
-        for name in graph.inputs:
-            yield name, tuple(graph.tensors[name].shape), graph.tensors[name].dtype
-        return
-    call: Mapping[str, Any] = found.model.call or {}
-    named = [*enumerate(call.get("args", ())), *call.get("kwargs", {}).items()]
-    for name, value in named:
-        if isinstance(value, Mapping) and "tensor" in value:
-            yield str(name), tuple(value["tensor"]), str(value["dtype"])
-
-
-def _samples(found: Findings, inputs: list[tuple[str, tuple[int, ...], str]]) -> tuple[int | None, str]:
-    sizes = list(dict.fromkeys(shape[0] for _, shape, _ in inputs if shape))
-    if len(sizes) == 1 and sizes[0] > 0:
-        return sizes[0], ""
-    if found.model.batch:  # what the command line asked of a model of the zoo
-        return found.model.batch, ""
-    if not sizes:
-        return None, "the shapes of the model's inputs were not saved"
-    return None, f"its inputs have no batch in common (first sizes {', '.join(map(str, sizes))})"
-
-
-def _tokens(
-    found: Findings, inputs: list[tuple[str, tuple[int, ...], str]], samples: int | None
-) -> tuple[int | None, str]:
-    """Tokens are numbers that an embedding looks up: batch × sequence."""
-    numbers = {
-        name: shape
-        for name, shape, dtype in inputs
-        if dtype in _INTEGERS and len(shape) == 2 and shape[0] == samples
-    }
-    if found.recorded is not None:
-        read = _looked_up(found)
-        numbers = {name: shape for name, shape in numbers.items() if name in read}
-    else:
-        numbers = {name: shape for name, shape in numbers.items() if name == "input_ids"}
-    lengths = list(dict.fromkeys(shape[1] for shape in numbers.values()))
-    if len(lengths) == 1 and samples:
-        return samples * lengths[0], ""
-    if lengths:
-        return None, f"it reads sequences of {' and '.join(map(str, lengths))} tokens a sample; count samples"
-    return None, "it reads no sequences of token numbers; count samples"
-
-
-def _looked_up(found: Findings) -> set[str]:
-    """Inputs that an embedding reads as they are."""
-    return {
-        name
-        for operator in found.recorded.graph.operators
-        if operator.target.startswith(_LOOKUP)
-        for name in operator.inputs()
-    }
-
-
-def _count(value: float) -> str:
-    """A count as people write it: grouped, or with an exponent from a hundred million on."""
-    return f"{value:,.12g}" if value < 1e8 else f"{value:.6g}".replace("e+0", "e").replace("e+", "e")

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.rates import (
-    CLUSTERS_OWN,
-    HOUR_S,
-    THOUSAND_STEPS,
-    Amount,
-    Rates,
-    RatesOf,
-    StepWork,
-    Tariff,
-)
+from tensoropt.plan.rates import HOUR_S, Rates, RatesOf
+from tensoropt.plan.step_work import StepWork
 from tensoropt.units import format_number
 
 TERA = 1e12

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.amounts import Amount, Tariff, prices_of
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo
-from tensoropt.plan.rates import Amount, StepWork, Tariff, kinds_of, prices_of, rates
+from tensoropt.plan.rates import kinds_of, rates
+from tensoropt.plan.step_work import StepWork
 from tests.plan.explorations import point, small_exploration, space
 
 TOKENS = {

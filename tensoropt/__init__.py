@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tensoropt.saved import choose, device_profile, export_csv, show
     from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
+    from tensoropt.shopping import explore_clusters, shop
     from tensoropt.verify import verify_plan, verify_random
 
 _MODULE_OF = {
@@ -50,6 +51,7 @@ _MODULE_OF = {
     "dashboard": "tensoropt.machine",
     "device_profile": "tensoropt.saved",
     "explore": "tensoropt.api",
+    "explore_clusters": "tensoropt.shopping",
     "export_csv": "tensoropt.saved",
     "list_clusters": "tensoropt.catalogue",
     "list_models": "tensoropt.catalogue",
@@ -65,6 +67,7 @@ _MODULE_OF = {
     "recost": "tensoropt.api",
     "run_demo": "tensoropt.demo",
     "run_selftest": "tensoropt.selftest",
+    "shop": "tensoropt.shopping",
     "show": "tensoropt.saved",
     "shutdown": "tensoropt.execute",
     "verify_plan": "tensoropt.verify",
@@ -98,6 +101,7 @@ __all__ = [
     "device_profile",
     "errors",
     "explore",
+    "explore_clusters",
     "export_csv",
     "list_clusters",
     "list_models",
@@ -113,6 +117,7 @@ __all__ = [
     "recost",
     "run_demo",
     "run_selftest",
+    "shop",
     "show",
     "shutdown",
     "verify_plan",

@@ -14,6 +14,7 @@ from tensoropt.cli import (
     profiles,
     recost,
     selftest,
+    shop,
     show,
     verify,
 )
@@ -24,6 +25,7 @@ _IN_ORDER = (
     compare.VERB,
     choose.VERB,
     show.VERB,
+    shop.VERB,
     recost.VERB,
     export.VERB,
     verify.VERB,

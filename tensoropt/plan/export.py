@@ -39,7 +39,8 @@ RATE_COLUMNS = ("samples_per_s", "tokens_per_s", "mfu", "device_hours_per_1000_s
 """At the very end (:mod:`tensoropt.plan.rates`), empty where unknown; the price is that of all devices."""
 
 
-def _write(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Write a CSV file, whole or not at all."""
     with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -69,7 +70,9 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
                 *_rates(rated.of(i)),
             ]
         )  # fmt: skip
-    _write(path, FIXED_COLUMNS + FURTHER_COLUMNS + (ALLOCATOR_COLUMNS if told else ()) + RATE_COLUMNS, rows)
+    write_rows(
+        path, FIXED_COLUMNS + FURTHER_COLUMNS + (ALLOCATOR_COLUMNS if told else ()) + RATE_COLUMNS, rows
+    )
 
 
 def _rates(one: Rates) -> Iterator[str]:
@@ -118,7 +121,7 @@ def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) ->
                 for p in members[name]["parameters"]
             )
             rows.append([i, name, *labels, *[""] * (axes - len(labels)), stored])
-    _write(path, header, rows)
+    write_rows(path, header, rows)
 
 
 def _stage_rows(plan: Plan, axes: int) -> Iterator[list[str]]:
@@ -155,4 +158,4 @@ def write_comparison_csv(exploration: Findings, path: str | os.PathLike[str]) ->
         return "; ".join(value) if isinstance(value, (list, tuple)) else value
 
     rows = [[cell(row[column]) for column in COMPARISON_COLUMNS] for row in exploration.comparison]
-    _write(path, COMPARISON_COLUMNS, rows)
+    write_rows(path, COMPARISON_COLUMNS, rows)

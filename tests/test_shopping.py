@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ class _Recorded:
     graph = None
 
 
-FAST_RECORDED = FAST.__class__(**{**vars(FAST), "recorded": _Recorded()})
+FAST_RECORDED = replace(FAST, recorded=_Recorded())
 
 
 def test_a_model_that_cannot_be_captured_is_no_cluster_s_fault() -> None:
@@ -158,7 +159,7 @@ def test_nonsense_ends_with_code_2(
 
 def test_explorations_of_different_models_are_not_compared(tmp_path: Path) -> None:
     folder = saved(tmp_path)
-    other = FAST.__class__(**{**vars(FAST), "model": FAST.model.model_copy(update={"fingerprint": "0" * 64})})
+    other = replace(FAST, model=FAST.model.model_copy(update={"fingerprint": "0" * 64}))
     other.save(folder / "other")
     with pytest.raises(TensorOptError, match="different models or settings"):
         tensoropt.shop(folder)

@@ -13,7 +13,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan.amounts import Tariff, amount_of, prices_of
 from tensoropt.units import parse_bytes, parse_seconds
 
-PAGES = ("explore", "frontier", "plan", "export")
+PAGES = ("explore", "frontier", "plan", "clusters", "export")
 DEFAULT_HEADROOM = 0.05
 ACROSS, UP = ("memory", "hours", "cost"), ("time", "rate", "mfu", "cost")
 USUAL_ACROSS, USUAL_UP = ACROSS[0], UP[0]

@@ -139,7 +139,7 @@ def load_clusters(folder: str | os.PathLike[str]) -> OnClusters:
     Raises:
         TensorOptError: there is none, or they are not of one model's step.
     """
-    found, refused = [], _refused(Path(folder))
+    found, refused = [], refused_in(Path(folder))
     for one in folders_in(folder):
         try:
             found.append(load_exploration(one))
@@ -157,7 +157,8 @@ def load_clusters(folder: str | os.PathLike[str]) -> OnClusters:
     return OnClusters(tuple(found), refused)
 
 
-def _refused(folder: Path) -> dict[str, str]:
+def refused_in(folder: Path) -> dict[str, str]:
+    """Why a model could not be explored on some clusters, by name, as a folder of explorations keeps it."""
     try:
         data = json.loads((folder / REFUSED).read_text(encoding="utf-8"))
         return {str(name): str(why) for name, why in data.items()}

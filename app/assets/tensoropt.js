@@ -104,7 +104,7 @@ window.dash_clientside = window.dash_clientside || {};
 
     page: function (path) {
       const name = (path || "").replace(/^\/+|\/+$/g, "");
-      const page = ["explore", "frontier", "plan", "export"].includes(name) ? name : "frontier";
+      const page = ["explore", "frontier", "plan", "clusters", "export"].includes(name) ? name : "frontier";
       document.documentElement.dataset.page = page;
       document.querySelectorAll("nav a.nav").forEach((link) => {
         if (link.classList.contains("nav-" + page)) link.setAttribute("aria-current", "page");
@@ -123,7 +123,7 @@ window.dash_clientside = window.dash_clientside || {};
     },
 
     write: function (state, page) {
-      if (!state) return [SAME(), SAME(), SAME(), SAME(), SAME()];
+      if (!state) return [SAME(), SAME(), SAME(), SAME(), SAME(), SAME()];
       const search = query(state);
       const here = window.location.pathname + search;
       if (window.location.pathname + window.location.search !== here) {
@@ -134,7 +134,8 @@ window.dash_clientside = window.dash_clientside || {};
         wrote = now;
       }
       wrote = wrote || Date.now();
-      return [search, "/explore" + search, "/frontier" + search, "/plan" + search, "/export" + search];
+      return [search, "/explore" + search, "/frontier" + search, "/plan" + search, "/clusters" + search,
+        "/export" + search];
     },
   };
 

@@ -124,6 +124,11 @@ def _cluster() -> Any:
             className="row fields",
         ),
         html.Div(id="cluster-said", className="hint"),
+        dmc.MultiSelect(
+            id="also-on", label="Also on", data=names, value=[], clearable=True, clearButtonProps=CLEAR,
+            searchable=True, hidePickedOptions=True, placeholder="no further cluster",
+            description="The page Clusters then says which is the cheapest, and which the fastest.",
+        ),
         title="Cluster",
     )  # fmt: skip
 

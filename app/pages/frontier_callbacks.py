@@ -28,7 +28,8 @@ from ..views.frontier import (
 from ..views.library import choices
 from ..views.point import PROVEN, point_card
 from ..views.rates import rate_arrays, rate_columns
-from . import planners
+from . import clusters, planners
+from .clusters import CLUSTER_FIELDS
 from .parts import empty, facts, note, plain_table, visible
 from .points import big, difference_table
 from .view_store import stored, view_of
@@ -58,8 +59,9 @@ FIELDS = (
     "axis-y",
     "amount",
     "currency",
+    *CLUSTER_FIELDS,
 )
-TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency")
+TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
 """Controls whose text may break a rule, which is said beside them."""
 SECOND = {"graph": events.on_click, "points": events.on_row}
 """Controls that pick the compared point while clicks compare."""
@@ -275,6 +277,7 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
         "axis-y": view.up,
         "amount": view.amount,
         "currency": view.currency,
+        **clusters.shown_fields(view, data),
     }
     return values, ranges
 
@@ -417,7 +420,7 @@ def _register_words(app: Dash, context: Context) -> None:
             return None, None, None, visible(False)
         notes = [
             note(filter_sentence(data, view), "warn"),
-            note(axis_sentence(axes_of(data, view))),
+            note(axis_sentence(axes_of(data, view), view)),
             note(limit_sentence(data, view), "warn"),
             note(mark_sentence(data)) if view.marks else None,
         ]

@@ -9,7 +9,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from ..context import Context
 from ..state import PAGES
-from . import explore, export, frontier, plan
+from . import clusters, explore, export, frontier, plan
 from .parts import aria
 
 DARK_SCALE = (
@@ -17,7 +17,13 @@ DARK_SCALE = (
     "#11171d",
 )  # fmt: skip
 """The controls' greys in the dark scheme, from text to page, in the hue of the rest."""
-TITLES = {"explore": "Explore", "frontier": "Frontier", "plan": "Plan", "export": "Export"}
+TITLES = {
+    "explore": "Explore",
+    "frontier": "Frontier",
+    "plan": "Plan",
+    "clusters": "Clusters",
+    "export": "Export",
+}
 
 
 def layout(context: Context) -> Any:
@@ -46,6 +52,7 @@ def layout(context: Context) -> Any:
         "explore": explore.layout(context),
         "frontier": frontier.layout(context),
         "plan": plan.layout(),
+        "clusters": clusters.layout(),
         "export": export.layout(),
     }
     return dmc.MantineProvider(
@@ -163,5 +170,6 @@ def register(app: Dash, context: Context) -> None:
     )
     frontier.register(app, context)
     plan.register(app, context)
+    clusters.register(app, context)
     export.register(app, context)
     explore.register(app, context)

@@ -68,7 +68,7 @@ def axes_of(data: FrontierData, view: View) -> Axes:
     found, refused = rate_arrays(data, view), []
     axes = []
     for name, usual in ((view.across, USUAL_ACROSS), (view.up, USUAL_UP)):
-        axis = _usual(data, name) if name == usual else _of(data, found, name)
+        axis = _usual(data, name) if name == usual else _of(data, view, found, name)
         if axis is None:
             why = found.whys.get({"hours": "device_hours"}.get(name, name), "it is unknown")
             refused.append(f"The plot cannot show {TITLES[name]}: {why}.")
@@ -76,14 +76,16 @@ def axes_of(data: FrontierData, view: View) -> Axes:
     return Axes(axes[0], axes[1], " ".join(dict.fromkeys(refused)))
 
 
-def axis_sentence(axes: Axes) -> str:
+def axis_sentence(axes: Axes, view: View) -> str:
     """What is switched off while other units are shown, and what could not be shown; "" for usual axes."""
     off = []
     if not axes.over_memory:
-        off.append("what devices have and the memory budget")
+        off.append("what a device has")
+        off += ["the memory budget, which still selects a point"] if view.budget_bytes is not None else []
     if not axes.up_time:
-        off.append("the time target")
-    words = f"Not drawn over these axes: {', '.join(off)}; they still select points." if off else ""
+        off += ["the time target, which still selects a point"] if view.target_s is not None else []
+        off += ["compute and network"] if view.lines else []
+    words = f"Not drawn over these axes: {'; '.join(off)}." if off else ""
     return " ".join(filter(None, (axes.refused, words)))
 
 
@@ -98,7 +100,7 @@ def _axis(name: str, title: str, unit: Unit, values: np.ndarray, bounds: np.ndar
     return Axis(name, said, unit.name, values / unit.factor, bounds / unit.factor)
 
 
-def _of(data: FrontierData, found: RateArrays, name: str) -> Axis | None:
+def _of(data: FrontierData, view: View, found: RateArrays, name: str) -> Axis | None:
     values = {
         "rate": found.rate, "mfu": found.mfu, "hours": found.device_hours, "cost": found.cost,
     }[name]  # fmt: skip
@@ -107,7 +109,7 @@ def _of(data: FrontierData, found: RateArrays, name: str) -> Axis | None:
     unit = Unit({"rate": f"{found.unit}/s", "mfu": "%", "hours": "h", "cost": ""}[name], 1.0)
     title = {
         "rate": "throughput", "mfu": "MFU", "hours": f"device-hours for {found.amount}",
-        "cost": f"cost of {found.amount}",
+        "cost": f"cost of {found.amount}" + (f", {view.currency}" if view.currency else ""),
     }[name]  # fmt: skip
     if name == "mfu":
         unit = Unit("%", 0.01)

@@ -41,8 +41,12 @@ class Tariff:
 
     def of(self, kind: DeviceKind) -> float | None:
         """Money per hour of one device of a kind; None where unknown."""
-        own = self.by_kind.get(kind.name, self.price)
-        return kind.price_per_hour if own is None else own
+        return self.of_named(kind.name, kind.price_per_hour)
+
+    def of_named(self, kind: str, own: float | None) -> float | None:
+        """The same of a kind by its name, whose own price is given."""
+        said = self.by_kind.get(kind, self.price)
+        return own if said is None else said
 
     def check(self, kinds: Iterable[str]) -> None:
         """Raise :class:`TensorOptError` for a price of a kind that is not among those given."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.export import write_rows
 from tensoropt.plan.rates import Rates, RatesOf
+from tensoropt.plan.step_work import StepWork
 from tensoropt.units import format_bytes, format_seconds
 
 
@@ -62,6 +65,11 @@ class Question:
     headroom: float = 0.0
     amount: Amount = THOUSAND_STEPS
     tariff: Tariff = CLUSTERS_OWN
+
+    def room(self, device_bytes: float) -> float:
+        """What a plan may use of a device that has so many bytes."""
+        usable = device_bytes * (1.0 - self.headroom)
+        return usable if self.memory_bytes is None else min(usable, self.memory_bytes)
 
 
 @dataclass(frozen=True)
@@ -145,19 +153,97 @@ def offers(
 def _offer(found: Exploration, asked: Question) -> Offer:
     table = RatesOf(found, asked.tariff)
     cluster = str(found.cluster["name"])
-    devices = table.cluster.counts if table.cluster is not None else ""
     if table.cluster is None:
         return Offer(cluster, reason="the cluster was not saved with it; explore again")
-    room = table.cluster.memory_bytes * (1.0 - asked.headroom)
-    if asked.memory_bytes is not None:
-        room = min(room, asked.memory_bytes)
-    fitting = [i for i, point in enumerate(found.points) if point.memory_bytes <= room]
-    if not fitting:
-        smallest = min((point.memory_bytes for point in found.points), default=float("inf"))
-        why = f"does not fit: {format_bytes(smallest)} at least, {format_bytes(room)} a device may use"
-        return Offer(cluster, devices, reason=why)
-    best = min(fitting, key=lambda i: found.points[i].time_s)
-    rates, steps = table.of(best), asked.amount.steps(table.work)
+    memory = np.array([point.memory_bytes for point in found.points])
+    time = np.array([point.time_s for point in found.points])
+    best = _fastest(memory, time, asked.room(table.cluster.memory_bytes))
+    row = Offer(cluster, table.cluster.counts)
+    if best is None:
+        return replace(row, reason=_no_room(memory, asked.room(table.cluster.memory_bytes)))
+    return _filled(
+        replace(row, name=found.names[best]), best, float(memory[best]), table.of(best), table.work, asked
+    )
+
+
+@dataclass(frozen=True)
+class SomeDevices:
+    """Devices of one kind: how many, the memory of each, and their own price per hour."""
+
+    kind: str
+    count: int
+    memory_bytes: float
+    price: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterCurve:
+    """A frontier as numbers, with what its cluster has: enough to offer it without opening it."""
+
+    cluster: str
+    devices: tuple[SomeDevices, ...]
+    memory: np.ndarray
+    time: np.ndarray
+
+    def per_hour(self, tariff: Tariff) -> float | None:
+        """Money for an hour of all devices; None where a price is unknown."""
+        prices = [tariff.of_named(some.kind, some.price) for some in self.devices]
+        if any(price is None for price in prices):
+            return None
+        return sum(some.count * (price or 0.0) for some, price in zip(self.devices, prices, strict=True))
+
+    def fitting(self, asked: Question) -> np.ndarray:
+        """Per point whether it fits what a device may use."""
+        room = asked.room(min(some.memory_bytes for some in self.devices))
+        return np.asarray(self.memory <= room)
+
+
+def offer_of(curve: ClusterCurve, work: StepWork, asked: Question) -> Offer:
+    """What a cluster offers by its curve alone: as :func:`offers` has it, without MFU and the plan's name.
+
+    Args:
+        work: of the step, which all clusters share.
+    """
+    row = Offer(curve.cluster, ", ".join(f"{some.count} x {some.kind}" for some in curve.devices))
+    room = asked.room(min(some.memory_bytes for some in curve.devices))
+    best = _fastest(curve.memory, curve.time, room)
+    if best is None:
+        return replace(row, reason=_no_room(curve.memory, room))
+    seconds, per_hour = float(curve.time[best]), curve.per_hour(asked.tariff)
+    unknown = [s.kind for s in curve.devices if asked.tariff.of_named(s.kind, s.price) is None]
+    whys = {
+        "mfu": "not worked out",
+        "per_hour": f"no price of a device-hour is known for {', '.join(unknown)}",
+    }
+    rates = Rates(
+        step_s=seconds,
+        devices=sum(some.count for some in curve.devices),
+        samples_per_s=None if work.samples is None else work.samples / seconds,
+        tokens_per_s=None if work.tokens is None else work.tokens / seconds,
+        flops_per_s=None,
+        mfu=None,
+        per_hour=per_hour,
+        whys=whys,
+    )
+    return _filled(row, best, float(curve.memory[best]), rates, work, asked)
+
+
+def _fastest(memory: np.ndarray, time: np.ndarray, room: float) -> int | None:
+    """The fastest point that fits; None where none does."""
+    fitting = np.flatnonzero(memory <= room)
+    return int(fitting[np.argmin(time[fitting])]) if len(fitting) else None
+
+
+def _no_room(memory: np.ndarray, room: float) -> str:
+    smallest = float(memory.min()) if len(memory) else float("inf")
+    return f"does not fit: {format_bytes(smallest)} at least, {format_bytes(room)} a device may use"
+
+
+def _filled(
+    row: Offer, point: int, memory_bytes: float, rates: Rates, work: StepWork, asked: Question
+) -> Offer:
+    """A row with the figures of its point, and why that is not within what was asked."""
+    steps = asked.amount.steps(work)
     cost = rates.cost(steps)
     reason = ""
     if asked.time_s is not None and rates.step_s > asked.time_s:
@@ -166,16 +252,14 @@ def _offer(found: Exploration, asked: Question) -> Offer:
         reason = rates.whys["per_hour"]
     elif asked.cost is not None and cost is not None and cost > asked.cost:
         reason = f"too dear: {asked.tariff.words(cost)}"
-    return Offer(
-        cluster=cluster,
-        devices=devices,
-        point=best,
+    return replace(
+        row,
+        point=point,
         rates=rates,
-        memory_bytes=found.points[best].memory_bytes,
+        memory_bytes=memory_bytes,
         hours=rates.hours(steps),
         device_hours=rates.device_hours(steps),
         cost=cost,
-        name=found.names[best],
         reason=reason,
     )
 

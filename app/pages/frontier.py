@@ -157,7 +157,8 @@ def _limits() -> Any:
                 ),
                 number_field("currency", "Currency", size="xs", w=86, placeholder="none", debounce=True),
                 number_field(
-                    "amount", "Hours and cost of", size="xs", w="100%", placeholder="1,000 steps", debounce=True,
+                    "amount", "Hours and cost of", size="xs", w="100%", placeholder="1,000 steps",
+                    debounce=True,
                     description="1e9 tokens, 50000 samples, 3 epochs of 50000 samples",
                 ),
             ],

@@ -20,6 +20,15 @@ from .view_store import view_of
 
 CLUSTER_FIELDS = ("shop-within", "shop-cost", "shop-amount", "shop-currency", "shop-prices")
 """Controls of this page whose values are the view's."""
+FOLLOW = """(href) => {
+  if (href) {
+    window.history.pushState({}, "", href);
+    window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
+    window.scrollTo(0, 0);
+  }
+  return window.dash_clientside.no_update;
+}"""
+"""Follows an address as a link of the page does (``dcc.Link``)."""
 MORE = (
     "Explore the model on other clusters (“Also on” of the Explore page, or --also-on) to compare them here."
 )
@@ -55,6 +64,8 @@ def layout() -> Any:
     return html.Div(
         [
             html.H1("Clusters", className="unseen"),
+            dcc.Store(id="clusters-open"),
+            dcc.Store(id="clusters-opened"),
             html.Div(id="clusters-empty"),
             html.Div(
                 [
@@ -109,8 +120,7 @@ def register(app: Dash, context: Context) -> None:
         return None, {}, answer(data, view), table(data, view), clusters_figure(data, view, str(scheme))
 
     @app.callback(
-        Output("url", "pathname", allow_duplicate=True),
-        Output("url", "search", allow_duplicate=True),
+        Output("clusters-open", "data"),
         Input("clusters-graph", "clickData"),
         State("state", "data"),
         prevent_initial_call=True,
@@ -120,8 +130,12 @@ def register(app: Dash, context: Context) -> None:
         data = clusters_data(context.library, view)
         hit = None if data is None else clicked(click, data)
         if data is None or hit is None:
-            return no_update, no_update
-        return "/frontier", f"?{point_view(view, data.rows[hit[0]], hit[1]).to_query()}"
+            return no_update
+        return f"/frontier?{point_view(view, data.rows[hit[0]], hit[1]).to_query()}"
+
+    app.clientside_callback(
+        FOLLOW, Output("clusters-opened", "data"), Input("clusters-open", "data"), prevent_initial_call=True
+    )
 
 
 def clicked(click: Any, data: ClustersData) -> tuple[int, int] | None:

@@ -171,7 +171,7 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer": "lion"}, "use sgd, momentum or adam"),
+        ({"optimizer": "lion"}, "use sgd, momentum, adam, adam_fused"),
         ({"mode": "evaluate"}, "use train or inference"),
         ({"epsilon": 1.5}, "not between 0 and 1"),
         ({"max_points": 1}, "use at least 2"),

@@ -334,7 +334,7 @@ def clusters_from(value: Any, but: str = "") -> tuple[str, ...]:
 
 CHOICES = {
     "mode": ("train", "inference"),
-    "optimizer": ("adam", "momentum", "sgd"),
+    "optimizer": ("adam", "adam_fused", "momentum", "sgd"),
     "dtype": ("float32", "bfloat16"),
     "recompute": ("auto", "never"),
     "measure": ("all", "never"),

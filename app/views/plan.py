@@ -97,7 +97,8 @@ def step_bar(data: FrontierData, row: int) -> Bar:
     unit = data.units.time
     parts = {"compute": point.compute_s, "exposed": point.exposed_s, "idle": point.idle_s}
     total, hidden = point.time_s or 1.0, point.hidden_s
-    titles = STEP_TITLES | ({"idle": "waiting for the host"} if point.host_bound else {})
+    waiting = "waiting for the host" if point.pipeline is None else "idle, and waiting for the host"
+    titles = STEP_TITLES | ({"idle": waiting} if point.host_bound else {})
     segments = tuple(
         Segment(kind, titles[kind], value / total, unit.text(value), percent(value / total))
         for kind, value in parts.items()

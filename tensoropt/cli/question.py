@@ -11,6 +11,7 @@ from typing import Any
 from tensoropt.cli.arguments import CLUSTER_HELP, MODEL_HELP, add_onnx, onnx_options, writable_folder
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
+from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.units import format_bytes
 
 
@@ -20,7 +21,10 @@ def add_question(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--cluster", required=True, help=CLUSTER_HELP)
     verb.add_argument("--mode", choices=("train", "inference"), default="train", help="default: %(default)s")
     verb.add_argument(
-        "--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="default: %(default)s"
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default="adam",
+        help="adam_fused: one kernel, nothing made for a while; default: %(default)s",
     )
     verb.add_argument(
         "--dtype",

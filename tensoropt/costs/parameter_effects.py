@@ -29,10 +29,10 @@ from tensoropt.costs.effects import (
     When,
 )
 from tensoropt.costs.move_effects import Both
-from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.together_effects import TogetherEffects, Use
 from tensoropt.ops.layouts import Layout
+from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.sharding.buckets import reduction_axes
 from tensoropt.sharding.storage import Storage, Way, whole_layout
 from tensoropt.sharding.strategy import made_again
@@ -143,7 +143,7 @@ class ParameterEffects(TogetherEffects):
         found.append(
             Effect(
                 STEP,
-                workspace_bytes=size * OPTIMIZER_TRANSIENT[self.prices.optimizer],
+                workspace_bytes=size * OPTIMIZERS[self.prices.optimizer].transient,
                 local_s=step.device_s,
                 host_s=step.host_s,
                 source=source,
@@ -153,7 +153,7 @@ class ParameterEffects(TogetherEffects):
         if axes:
             share = GradientShare(axes, tensor.stored_dtype, elements, complete)
             found.append(Effect(REDUCED, share=share))
-        state = size * OPTIMIZER_STATE[self.prices.optimizer]
+        state = size * OPTIMIZERS[self.prices.optimizer].state
         return Effects(tuple(found), size, size, state)
 
     def complete(self, name: str, stored: Layout, use: Use) -> When:

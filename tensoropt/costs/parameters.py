@@ -20,12 +20,6 @@ from tensoropt.sharding.reshard.steps import forward_placements, resharding_step
 from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import replicated_axes
 
-OPTIMIZER_STATE = {"sgd": 0, "momentum": 1, "adam": 2}
-"""Values kept per parameter element by each optimizer, beside the parameter and its gradient."""
-OPTIMIZER_TRANSIENT = {"sgd": 0, "momentum": 0, "adam": 1}
-"""Values per parameter element that a multi-tensor step makes for a while (``foreach=True``: Adam's
-denominators, of all parameters at once)."""
-
 
 def sharded_layout(
     atoms: tuple[int, ...], mesh: tuple[int, ...], whole: Layout, axes: tuple[int, ...]

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import ASSUMED, DeviceKind, host_seconds, reached_by
-from tensoropt.costs.parameters import OPTIMIZER_STATE
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.registry import cost_class_of, launches
 from tensoropt.ops.spec import CostClass
 from tensoropt.profiling.facts import CallWork, Facts
+from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.kernel_settings import KernelSettings
 
@@ -398,6 +398,5 @@ class RooflineCompute:
 
     @property
     def optimizer_s_per_element(self) -> float:
-        """Reads parameter, gradient and state, writes parameter and state (float32)."""
-        values = 3 + 2 * OPTIMIZER_STATE[self.optimizer]
-        return 4.0 * values / (self.device.memory_bandwidth * self.reached.memory)
+        """As the memory's bandwidth allows, in float32."""
+        return 4.0 * OPTIMIZERS[self.optimizer].traffic / (self.device.memory_bandwidth * self.reached.memory)

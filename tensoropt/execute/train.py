@@ -34,7 +34,7 @@ from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.files import write_text
 from tensoropt.plan.made_for import device_words, made_for
 from tensoropt.plan.model_source import named_function
-from tensoropt.profiling.optimizer_timing import make_optimizer
+from tensoropt.profiling.optimizers import make_optimizer
 from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.ranks.pinning import pin, pin_gpu_rank
 from tensoropt.units import format_bytes

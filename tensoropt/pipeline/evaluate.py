@@ -43,6 +43,7 @@ class PipelineEvaluation:
             messages.
         idle_s: what the busiest place waits for others, the bubble.
         kinds: per place the names of its kinds of devices, where places differ in them.
+        host_s: what issuing the busiest place's steps takes its host; 0 where that is the device.
     """
 
     strategy: PipelinedStrategy
@@ -55,6 +56,7 @@ class PipelineEvaluation:
     exposed_s: float
     idle_s: float
     kinds: tuple[str, ...] = ()
+    host_s: float = 0.0
 
     @property
     def memory_bytes(self) -> float:
@@ -127,14 +129,20 @@ def assemble(
     """A pipelined strategy of stages whose own steps were simulated.
 
     Args:
-        communicating_apart: gathers and reductions of a step's ends as other systems have them
+        communicating_apart: gathers and reductions beside other stages' work, as other systems have them
             (:meth:`~tensoropt.pipeline.timing.StageSeconds.communicating_apart`), not as plans are run here.
     """
     per_place = len(strategy.stages) // strategy.places
     actions = place_actions(strategy.schedule, strategy.places, per_place, strategy.micro_batches)
     seconds = [_seconds(strategy, number, stage, prices) for number, stage in enumerate(stages)]
     if communicating_apart:
-        seconds = [one.communicating_apart() for one in seconds]
+        seconds = [
+            one.communicating_apart(
+                _three(stage.metrics.parts.scattering_s[0]),
+                prices.at(strategy.place_of(number)).overlap.slower,
+            )
+            for number, (one, stage) in enumerate(zip(seconds, stages, strict=True))
+        ]
     times = simulate_schedule(
         actions,
         seconds,
@@ -142,6 +150,10 @@ def assemble(
     )
     after_s = _tied_s(strategy, prices) + _results_s(strategy, prices)
     communication, compute = _split(strategy, stages)
+    if communicating_apart:
+        for number, of_stage in enumerate(seconds):
+            hidden_s = (strategy.micro_batches - 1) * of_stage.scatter_s
+            communication[strategy.place_of(number), 1] -= hidden_s
     busiest = int(np.argmax(compute + communication[:, 1]))
     total = times.total_s + after_s
     messages_s = float(times.sending_s[busiest])
@@ -157,6 +169,11 @@ def assemble(
         exposed,
         max(total - float(compute[busiest]) - exposed, 0.0),
         prices.kinds,
+        sum(
+            float(stage.metrics.host_s[0])
+            for number, stage in enumerate(stages)
+            if strategy.place_of(number) == busiest
+        ),
     )
 
 

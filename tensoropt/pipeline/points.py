@@ -80,6 +80,7 @@ def pipelined_point(
         exposed_s=found.exposed_s,
         hidden_s=max(found.communication_s - found.exposed_s, 0.0),
         idle_s=found.idle_s,
+        host_s=found.host_s,
         additive_memory_bytes=memory,
         additive_time_s=time_s,
         memory=tuple(float(size) for size in fullest),

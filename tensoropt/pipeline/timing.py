@@ -24,6 +24,8 @@ class StageSeconds:
             first forward waits for it.
         reduce_s: of reducing gradients behind the stage's last backward, beside whatever its place computes
             then; the end of the step waits for it.
+        scatter_s: the same behind every backward but the last: what a place has under way goes one after the
+            other.
         send_s, send_back_s: of a message of a micro-batch to the next stage, and of its gradient to the one
             before; 0 where both lie at one place.
         sync_s: from the end of the stage's last backward to the end of its step: what is left of reducing
@@ -38,20 +40,30 @@ class StageSeconds:
     weights: float = 0.5
     begin_s: float = 0.0
     reduce_s: float = 0.0
+    scatter_s: float = 0.0
 
-    def communicating_apart(self) -> StageSeconds:
-        """The same with what the first forward and the last backward take longer than others outside of them.
+    def communicating_apart(self, scattering: Three, slower: float) -> StageSeconds:
+        """The same with communication that a micro-batch does not need outside of its forward and backward.
 
-        Parameters are gathered from the beginning of the step on, and gradients reduced while earlier stages
-        have their backward, as Megatron-LM's distributed optimizer does.
+        Parameters are gathered from the beginning of the step on, and gradients reduced while other
+        micro-batches, and earlier stages, have their turn, as Megatron-LM's distributed optimizer does.
+
+        Args:
+            scattering: what backwards wait at their end for gradients on their way to their shards, seconds.
+            slower: how much longer computing takes beside communication, as a share.
         """
+        _, between, behind_last = scattering
+        # Beside s seconds of it s / (1 + slower) of computing are done.
+        beside_s = between * slower / (1.0 + slower)
         (first, forward, _), (_, backward, last) = self.forward, self.backward
+        backward, last = backward - between + beside_s, last - behind_last
         return replace(
             self,
             forward=(min(first, forward), forward, forward),
             backward=(backward, backward, min(last, backward)),
             begin_s=max(first - forward, 0.0),
-            reduce_s=max(last - backward, 0.0),
+            reduce_s=max(last - backward, 0.0) + behind_last,
+            scatter_s=between,
         )
 
     def of(self, action: Action, micro_batches: int) -> float:
@@ -132,7 +144,8 @@ class _Run:
         self.link_free: dict[tuple[str, int], float] = {}
         self.now = [0.0] * len(actions)
         self.working, self.sending = [0.0] * len(actions), [0.0] * len(actions)
-        self.last_end = [0.0] * len(stages)
+        # Per place when what was behind its backwards is reduced.
+        self.reduced = [0.0] * len(actions)
         self.found: list[Happening] = []
 
     def times(self) -> ScheduleTimes:
@@ -146,13 +159,7 @@ class _Run:
                     done[place] += 1
                     left -= 1
             assert left < before, "a schedule waits for itself"
-        # The stages of a place end one after the other, those first that had their last backward first.
-        ends = list(self.now)
-        reduced = [0.0] * len(self.actions)
-        for end_s, stage in sorted((end, stage) for stage, end in enumerate(self.last_end)):
-            place = self.place_of[stage]
-            reduced[place] = max(reduced[place], end_s) + self.stages[stage].reduce_s
-            ends[place] = max(ends[place], reduced[place])
+        ends = [max(times) for times in zip(self.now, self.reduced, strict=True)]
         for stage, seconds in enumerate(self.stages):
             place = self.place_of[stage]
             ends[place] += seconds.sync_s
@@ -189,11 +196,12 @@ class _Run:
             start = max(start, self.gathered[stage])
         seconds = self.stages[stage].of(action, self.micro_batches)
         end = start + seconds
-        self.last_end[stage] = end
         self.found.append(Happening(kind, place, stage, micro_batch, start, end))
         self.now[place] = end
         self.working[place] += seconds
         last = len(self.stages) - 1
+        if kind in "BW":
+            self._reduce(place, self.stages[stage], micro_batch, end)
         if kind == "F":
             if stage == last:
                 self.there["B", stage, micro_batch] = end
@@ -201,6 +209,12 @@ class _Run:
                 self._send("S", place, stage, stage + 1, micro_batch, self.stages[stage].send_s)
         elif kind in "BI" and stage:
             self._send("R", place, stage, stage - 1, micro_batch, self.stages[stage].send_back_s)
+
+    def _reduce(self, place: int, stage: StageSeconds, micro_batch: int, begin_s: float) -> None:
+        """Send a backward's gradients to their shards when those before them are there."""
+        seconds = stage.reduce_s if micro_batch == self.micro_batches - 1 else stage.scatter_s
+        if seconds:
+            self.reduced[place] = max(self.reduced[place], begin_s) + seconds
 
     def _send(self, kind: str, place: int, stage: int, to: int, micro_batch: int, seconds: float) -> None:
         arrives = "F" if kind == "S" else "B", to, micro_batch

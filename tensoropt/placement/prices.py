@@ -15,7 +15,6 @@ import numpy as np
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
 from tensoropt.costs.prices import ComputeCosts
 from tensoropt.costs.process_memory import named_terms
 from tensoropt.costs.source import CostSource
@@ -34,6 +33,7 @@ from tensoropt.placement.graph import (
 )
 from tensoropt.placement.problem import DeviceSet, PlacedTensor, PlacementProblem
 from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.overheads import Overheads, data_sheet_overheads
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
@@ -401,12 +401,12 @@ def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[Comput
         sizes[0] += size
         if tensor.requires_grad and prices.training:
             sizes[1] += size
-            sizes[2] += size * OPTIMIZER_STATE[prices.optimizer]
+            sizes[2] += size * OPTIMIZERS[prices.optimizer].state
             for kind, (rate, overheads) in enumerate(zip(rates, prices.overheads, strict=True)):
                 device_s = overheads.step_s + tensor.elements * rate.optimizer_s_per_element
                 seconds[kind] += max(device_s, overheads.host.step_s)
     names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
-    peak = sizes[1] * OPTIMIZER_TRANSIENT[prices.optimizer]
+    peak = sizes[1] * OPTIMIZERS[prices.optimizer].transient
     return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": peak, "update_s": seconds}
 
 

@@ -231,7 +231,7 @@ class Plan(_Strict):
     cluster: dict[str, Any]
     mesh: MeshInfo
     micro_batches: int = Field(ge=1)
-    optimizer: Literal["sgd", "momentum", "adam"]
+    optimizer: Literal["sgd", "momentum", "adam", "adam_fused"]
     operators: dict[str, OperatorPlan]
     hubs: dict[str, tuple[str, ...]]
     parameters: dict[str, ParameterPlan]

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 from tensoropt.capture import COMPUTE_DTYPES, Mode
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.constraints import Given, constraints_of
+from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.sharding.constraints import Constraints
 
 
@@ -73,8 +74,8 @@ class Settings:
             raise TensorOptError(f"unknown pipelines '{self.pipelines}'; use auto, always or never")
         if self.measure not in ("all", "never"):
             raise TensorOptError(f"unknown measure '{self.measure}'; use all or never")
-        if self.optimizer not in ("sgd", "momentum", "adam"):
-            raise TensorOptError(f"unknown optimizer '{self.optimizer}'; use sgd, momentum or adam")
+        if self.optimizer not in OPTIMIZERS:
+            raise TensorOptError(f"unknown optimizer '{self.optimizer}'; use {', '.join(OPTIMIZERS)}")
         if self.mode not in ("train", "inference"):
             raise TensorOptError(f"unknown mode '{self.mode}'; use train or inference")
         if not 0 <= self.epsilon < 1:

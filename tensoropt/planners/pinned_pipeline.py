@@ -57,7 +57,8 @@ def simulate_pinned_pipeline(
 
     Tensors cross cuts along the batch, and on the tensor axis whole or along the sequence; where activations
     between products are split along it, so is what crosses. Parameters are gathered from the beginning of the
-    step on, and gradients reduced while earlier stages have their backward, as in Megatron-LM.
+    step on, and gradients reduced while other micro-batches and earlier stages have their turn, as in
+    Megatron-LM.
 
     Args:
         problem: captured at the global batch size, in the settings' mode and dtype.

@@ -1,13 +1,11 @@
-"""What an optimizer's step takes per element of its parameters, and the optimizers themselves."""
+"""What an optimizer's step takes per element of its parameters."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 
-from tensoropt.errors import MeasurementError
+from tensoropt.profiling.optimizers import make_optimizer
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import local_timer, repeated
 from tensoropt.ranks.pool import RankPool
@@ -32,15 +30,6 @@ def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> floa
 
     meet = dist.barrier if world_size > 1 else lambda: None
     return repeated(timer, step, 5, before=meet, warm_ups=timer.host_apart * 2).usual_s
-
-
-def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:
-    """The optimizer called ``sgd``, ``momentum`` or ``adam``, multi-tensor implementation."""
-    if name == "adam":
-        return torch.optim.Adam(parameters, lr=lr, foreach=True)
-    if name in ("sgd", "momentum"):
-        return torch.optim.SGD(parameters, lr=lr, momentum=0.9 if name == "momentum" else 0.0, foreach=True)
-    raise MeasurementError(f"unknown optimizer '{name}'; use sgd, momentum or adam")
 
 
 OPTIMIZER_SIZES = (1 << 18, 1 << 22)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from tensoropt.cluster import DeviceKind, host_seconds
 from tensoropt.profiling.edge_timing import EdgeSeconds, time_edges
-from tensoropt.profiling.optimizer_timing import make_optimizer
+from tensoropt.profiling.optimizers import make_optimizer
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import DeviceTimer, Repeats, local_timer, repeated
 from tensoropt.ranks.pool import RankPool

@@ -9,7 +9,7 @@ from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.execute.checkpoint import load_checkpoint, optimizer_state, save_checkpoint
 from tensoropt.execute.parallel import parallelize
-from tensoropt.profiling.optimizer_timing import make_optimizer
+from tensoropt.profiling.optimizers import make_optimizer
 from tensoropt.selftest.models import device_of_check, loss_of, module_of
 from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
 from tensoropt.verify.differences import outputs_difference

@@ -11,7 +11,7 @@ from torch import nn
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.execute.parallel import parallelize
-from tensoropt.profiling.optimizer_timing import make_optimizer
+from tensoropt.profiling.optimizers import make_optimizer
 from tensoropt.selftest.models import device_of_check, loss_of, module_of, short_name, timed_models
 from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
 from tensoropt.selftest.timing import in_turns, over, unless_busy

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensoropt.costs.parameters import OPTIMIZER_STATE
 from tensoropt.costs.process_memory import NO_PROCESS
+from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.caching_allocator import AllocatorPeaks, Block, CachingAllocator
 from tensoropt.simulate.recording import ALLOCATOR
@@ -112,7 +112,7 @@ def step_requests(batch: Batch, row: int) -> StepRequests:
         own = effects.gradients - sum(e.share.bytes for e in effects.effects if e.share is not None)
         lasting += [own] if own else []
         if effects.optimizer:
-            tensors = OPTIMIZER_STATE[batch.prices.optimizer]
+            tensors = OPTIMIZERS[batch.prices.optimizer].state
             state += [effects.optimizer // tensors] * tensors
         for effect in effects.effects:
             position, size = owner.position(effect.when), effect.kept + effect.transient

@@ -102,6 +102,12 @@ class TwoQueues(Protocol):
     """Seconds of a step on a device, and of its host."""
 
     @property
+    def compute_s(self) -> float: ...
+
+    @property
+    def exposed_s(self) -> float | None: ...
+
+    @property
     def idle_s(self) -> float: ...
 
     @property
@@ -110,13 +116,20 @@ class TwoQueues(Protocol):
 
 def is_host_bound(step: TwoQueues) -> bool:
     """Whether issuing a step takes the host longer than the device takes to do it."""
-    return bool(step.host_s and step.idle_s)
+    # A place of a pipeline is idle while it waits for others, too.
+    return bool(step.host_s and step.idle_s) and step.host_s > _busy_s(step)
+
+
+def _busy_s(step: TwoQueues) -> float:
+    """Seconds in which the device computes or waits for communication, as far as a plan file says them."""
+    return step.compute_s + (step.exposed_s or 0.0)
 
 
 def host_words(step: TwoQueues) -> str:
     """What issuing a step takes the host, and whether the device waits for it."""
     if is_host_bound(step):
-        waits = f"host-bound: the device waits {format_seconds(step.idle_s)} of it"
+        waits_s = min(step.idle_s, step.host_s - _busy_s(step))
+        waits = f"host-bound: the device waits {format_seconds(waits_s)} of it"
         return f"{format_seconds(step.host_s)} to issue the step, {waits}"
     return f"{format_seconds(step.host_s)} to issue the step, beside the device"
 

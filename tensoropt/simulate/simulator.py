@@ -83,6 +83,8 @@ class StepParts:
     Attributes:
         forward_s, backward_s: (n, 3) of the first, of each one between, and of the last micro-batch; of a
             step of fewer those of the last.
+        scattering_s: (n, 3) of a backward what it waits at its very end, when all is computed, for gradients
+            on their way to their shards.
         end_s: (n,) from where the last backward is over to the end of the step.
         lasting_bytes: (n,) parameters, gradients and optimizer state.
         between_bytes: (n,) what a micro-batch has alive from the end of its forward until its backward
@@ -96,6 +98,7 @@ class StepParts:
 
     forward_s: Floats
     backward_s: Floats
+    scattering_s: Floats
     end_s: Floats
     lasting_bytes: Floats
     between_bytes: Floats
@@ -204,8 +207,8 @@ class StepSimulator:
         self.flying, self.since, self.since_computed = np.zeros(n), np.zeros(n), np.zeros(n)
         self.beside_s = np.zeros(n)  # what computing took longer
         # When the micro-batch that runs began, when its forward was over, and seconds of those that are over.
-        self.began, self.turned = np.zeros(n), np.zeros(n)
-        self.micro_batches: list[tuple[Floats, Floats]] = []
+        self.began, self.turned, self.scattering = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.micro_batches: list[tuple[Floats, Floats, Floats]] = []
         self.beginnings = frozenset(batch.schedule.beginnings if self.ahead and batch.overlap.beside else ())
 
     def _lay_out(self, stack: Stack) -> None:
@@ -376,11 +379,11 @@ class StepSimulator:
 
     def _note_micro_batch(self) -> None:
         """Note the seconds of the micro-batch that is over."""
-        self.micro_batches.append((self.turned - self.began, self.time - self.turned))
+        self.micro_batches.append((self.turned - self.began, self.time - self.turned, self.scattering))
 
     def _parts(self, end_s: Floats, host_bound: Floats) -> StepParts:
         """The step taken apart; (n,) how often longer all takes where the device waits for the host."""
-        forward, backward = zip(*self.micro_batches, strict=True)
+        forward, backward, scattering = zip(*self.micro_batches, strict=True)
         # Of a step of one or two micro-batches there is none between, and of one no first but the last.
         chosen = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[len(forward)]
         schedule, alive = self.batch.schedule, self.kept + self.transient
@@ -391,6 +394,7 @@ class StepSimulator:
         return StepParts(
             np.stack([forward[i] * host_bound for i in chosen], axis=1),
             np.stack([backward[i] * host_bound for i in chosen], axis=1),
+            np.stack([scattering[i] * host_bound for i in chosen], axis=1),
             end_s * host_bound,
             self.lasting.sum(axis=1),
             alive[end],
@@ -561,7 +565,10 @@ class StepSimulator:
                 self._send(sends)
             # As backward ends nothing follows that a collective could run beside.
             if position in self.beginnings and position == self.batch.schedule.last - 1:
+                self._count_slower_beside()
+                computed = self.time
                 self._arrive()
+                self.scattering = self.time - computed
         self.worked = self.work[positions.stop]
 
     def _arrive(self) -> None:

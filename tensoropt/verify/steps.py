@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.engine.engine import Engine
-from tensoropt.profiling.optimizer_timing import make_optimizer
+from tensoropt.profiling.optimizers import make_optimizer
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker
 

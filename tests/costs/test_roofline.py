@@ -260,8 +260,10 @@ def test_half_precision_is_faster(device):
     assert half < single
 
 
-@pytest.mark.parametrize(("optimizer", "values"), [("sgd", 3), ("momentum", 5), ("adam", 7)])
+@pytest.mark.parametrize(
+    ("optimizer", "values"), [("sgd", 3), ("momentum", 8), ("adam", 18), ("adam_fused", 7)]
+)
 def test_an_optimizer_step_is_bound_by_memory(device, optimizer, values):
-    """Read parameter, gradient, state; write parameter, state."""
+    """Kernel by kernel; the fused one reads parameter, gradient and state and writes parameter and state."""
     per_element = RooflineCompute(device, optimizer).optimizer_s_per_element
     assert per_element == pytest.approx(4 * values / (device.memory_bandwidth * MEMORY_EFFICIENCY))

@@ -20,11 +20,14 @@ from tensoropt.pipeline.evaluate import (
     stage_works,
 )
 from tensoropt.pipeline.memory import memory_of_actions
+from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.receipts import Receipt, receipts
 from tensoropt.pipeline.schedules import place_actions
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.simulate.collectives import Collective
+from tensoropt.simulate.recording import host_words
+from tensoropt.units import format_seconds
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.predict import rows_of
 from tensoropt.verify.random_pipelines import random_pipeline
@@ -43,7 +46,10 @@ RESULT = 10e-6 + 4 / 10e9
 
 
 def evaluated(
-    strategy: PipelinedStrategy, cluster: Cluster | None = None, optimizer: str = "adam"
+    strategy: PipelinedStrategy,
+    cluster: Cluster | None = None,
+    optimizer: str = "adam",
+    overheads: Overheads | None = None,
 ) -> PipelineEvaluation:
     """At hand's prices on CPU ranks, every place a node."""
     cluster = cluster or make_cluster(strategy.places, strategy.devices_per_place)
@@ -54,7 +60,8 @@ def evaluated(
     training = strategy.graph.atoms.graph.training
     facts = [{name: facts_of(work, training) for name, work in of_stage.items()} for of_stage in works]
     communication = CommunicationModel(cluster, mesh)
-    prices = PipelinePrices(cluster, mesh, Hand(), communication, Overheads(), optimizer, beside=False)
+    overheads = overheads or Overheads()
+    prices = PipelinePrices(cluster, mesh, Hand(), communication, overheads, optimizer, beside=False)
     return evaluate_pipeline(strategy, works, facts, prices)
 
 
@@ -82,6 +89,21 @@ def test_a_step_by_hand(schedule: str) -> None:
     assert found.idle_s == pytest.approx(3 + MESSAGE + 6)
     idle = (57 - 36) + (57 - 48)
     assert found.times.bubble == pytest.approx(idle / (2 * 57), rel=1e-4)
+
+
+def test_a_place_that_waits_for_others_is_not_bound_by_its_host() -> None:
+    quick, slow = (Overheads(of_host=Overheads(step_s=s)) for s in (1.0, 1000.0))
+    points = [
+        pipelined_point(evaluated(halves("1f1b"), overheads=one), Mesh(shape=(2,), names=("stage",)), space=0)
+        for one in (quick, slow)
+    ]
+    # Two parameters at each place, and nothing else that the host is charged for.
+    assert [point.host_s for point in points] == pytest.approx([2.0, 2000.0])
+    assert points[0].idle_s > 0
+    assert [point.host_bound for point in points] == [False, True]
+    assert "beside the device" in host_words(points[0])
+    waits = format_seconds(2000.0 - points[1].compute_s - points[1].exposed_s)
+    assert f"the device waits {waits} of it" in host_words(points[1])
 
 
 class Half(Hand):

@@ -119,7 +119,7 @@ def test_no_schedule_is_shorter_than_its_work(data: st.DataObject) -> None:
 def test_gathers_begin_with_the_step_and_reductions_run_behind_backward() -> None:
     """Worked out by hand: two places, one micro-batch, 1 s forward and 2 s backward each."""
     whole = StageSeconds((4.0, 1.0, 1.0), (2.0, 2.0, 7.0))
-    apart = whole.communicating_apart()
+    apart = whole.communicating_apart((0.0, 0.0, 0.0), slower=0.0)
     assert (apart.forward, apart.backward) == ((1.0, 1.0, 1.0), (2.0, 2.0, 2.0))
     assert (apart.begin_s, apart.reduce_s) == (3.0, 5.0)
     # Both gather from 0 to 3; forwards end at 4 and 5, backwards at 7 and 9; the first place reduces to 14.
@@ -127,6 +127,21 @@ def test_gathers_begin_with_the_step_and_reductions_run_behind_backward() -> Non
     assert times.total_s == 14.0
     # One after the other: 4 + 1 + ... as the same stages wait for both inside their micro-batches.
     assert run("gpipe", 2, 2, [whole, whole]).total_s > run("gpipe", 2, 2, [apart, apart]).total_s
+
+
+def test_gradients_go_to_their_shards_beside_later_micro_batches() -> None:
+    """Worked out by hand: two places, the second of which takes no time, and three micro-batches of 1 s
+    forward and 6 s backward, of which the last 4 s wait for gradients."""
+    whole = StageSeconds((1.0,) * 3, (6.0,) * 3)
+    apart = whole.communicating_apart((4.0, 4.0, 4.0), slower=0.25)
+    # Beside 4 s of communication 3.2 s of computing are done: 0.8 s longer.
+    assert apart.backward == pytest.approx((2.8, 2.8, 2.0))
+    assert (apart.scatter_s, apart.reduce_s) == pytest.approx((4.0, 4.0))
+    # Forwards end at 1, 2, 3; backwards at 5.8, 8.6, 10.6; gradients arrive at 9.8, 13.8, 17.8.
+    assert run("gpipe", 2, 3, [apart, like(0.0, 0.0)]).total_s == pytest.approx(17.8)
+    quick = whole.communicating_apart((1.0, 1.0, 1.0), slower=0.0)
+    # Two backwards of 5 s hide what follows them, the last one waits for its second.
+    assert run("gpipe", 2, 3, [quick, like(0.0, 0.0)]).total_s == pytest.approx(3 + 3 * 5 + 1)
 
 
 def test_a_place_gathers_and_reduces_for_its_stages_in_turn() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tensoropt import zoo
-from tensoropt.errors import MeasurementError
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling import workload_timing
 from tensoropt.profiling.measure import measure_workloads
-from tensoropt.profiling.optimizer_timing import make_optimizer, measure_optimizer
+from tensoropt.profiling.optimizer_timing import measure_optimizer
+from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, Span, WallTimer
 from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload
@@ -347,16 +347,11 @@ def test_what_was_disturbed_does_not_count():
     assert usual([1.0, 2.0]) == 1.5
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_take_time_per_element(pool, store, name):
     slope = measure_optimizer(pool, store, "here", name)
     assert 0 < slope < 1e-6
     assert measure_optimizer(Refusing(), store, "here", name) == slope
-
-
-def test_unknown_optimizer():
-    with pytest.raises(MeasurementError, match="use sgd, momentum or adam"):
-        make_optimizer("lion", [torch.zeros(1, requires_grad=True)])
 
 
 def test_the_routing_of_a_mixture_of_experts_can_be_measured(monkeypatch):

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from tensoropt.cluster import Mesh, load_cluster, stolen_s
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.plan import Plan
+from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import Strategy
@@ -56,15 +56,6 @@ def evenly(count: int, wanted: int) -> list[int]:
     return sorted({round(i * (count - 1) / (wanted - 1)) for i in range(wanted)})
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What costs depend on beside model and cluster."""
-
-    mode: str = "train"
-    optimizer: str = OPTIMIZER
-    measure: str = "all"
-
-
 def predicted_now(
     plans: Sequence[Plan], strategies: Sequence[Strategy], cluster: str, pool: RankPool
 ) -> list[Prediction]:
@@ -73,7 +64,7 @@ def predicted_now(
         (strategy, Mesh(shape=plan.mesh.shape)) for plan, strategy in zip(plans, strategies, strict=True)
     ]
     with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "now.sqlite") as store:
-        return predict(drawn, CostSource(load_cluster(cluster), store, Settings(), pool))
+        return predict(drawn, CostSource(load_cluster(cluster), store, Settings(optimizer=OPTIMIZER), pool))
 
 
 def halves(rounds: Sequence[float]) -> list[float]:

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.papers.scale [--quick] [--all-meshes] [devices ...]
 
 The job of the Llama 3 paper (arXiv 2407.21783, table 4): sequences of 8,192 tokens, 2,048 of them in a step
-(16 million tokens), bfloat16 with Adam; the same step on every number of DGX H100 nodes. Nothing is run:
-seconds are data sheets'. Searched is the mesh nodes x GPUs of a node, whole and as the places of pipelines;
+(16 million tokens), bfloat16 with a fused Adam; the same step on every number of DGX H100 nodes. Nothing is
+run: seconds are data sheets'. Searched is the mesh nodes x GPUs of a node, whole and as places of pipelines;
 ``--all-meshes`` adds those that are flat or cut one of the two again (seven more: 11,188 pieces of work
 instead of some hundreds), ``--no-pipelines`` leaves those out. Results:
 tests/benchmarks/results/papers/DATE-scale.{json,md,svg}, written after each cluster; ``--quick`` takes two
@@ -83,7 +83,8 @@ def measure(devices: int, layers: int | None, all_meshes: bool, pipelines: bool)
     begun, cpu = time.perf_counter(), time.process_time()
     found = explore(
         built.model, built.args, built.kwargs, cluster=f"dgx-h100x{devices // PER_NODE}", dtype="bfloat16",
-        micro_batches=micro_batches(devices), epsilon=EPSILON, max_points=POINTS, source="zoo:llama3-405b",
+        optimizer="adam_fused", micro_batches=micro_batches(devices), epsilon=EPSILON, max_points=POINTS,
+        source="zoo:llama3-405b",
         constraints=None if all_meshes else OF_NODES, pipelines="auto" if pipelines else "never",
         progress=ProgressDisplay(),
     )  # fmt: skip

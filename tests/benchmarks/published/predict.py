@@ -61,6 +61,7 @@ def simulate_run(
     model, inputs = build(of, batch, sequence, stored_scores=run.stored_scores)
     settings = Settings(
         dtype="bfloat16",
+        optimizer="adam_fused",
         micro_batches=(pinned.micro_batches,),
         measure="never",
         overlap=overlap,
@@ -153,6 +154,8 @@ def other_notes(run: Run) -> list[str]:
     notes = []
     if not run.precision.startswith("bf16"):
         notes.append("simulated in bfloat16, where the run computes in other 16 bits")
+    if run.seq_parallel.startswith("yes ("):
+        notes.append("activations between products are split along the sequence, which the run leaves unsaid")
     if run.number("pp") > 1 and run.row.get("virtual_stages", "") in ("", "unsaid"):
         notes.append(f"{run.schedule[1]} stages to a place, which the run leaves unsaid")
     return notes

@@ -208,7 +208,7 @@ def pinned_of(run: Run, *, recompute: bool | None = None) -> PinnedConfiguration
         tensor=run.number("tp"),
         stage=stage,
         shard_group=group,
-        sequence_parallel=run.seq_parallel == "yes",
+        sequence_parallel=run.seq_parallel.startswith("yes"),
         micro_batches=pieces,
         recompute=share >= 0.5 if recompute is None else recompute,
         places=run.number("pp"),

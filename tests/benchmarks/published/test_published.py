@@ -12,7 +12,7 @@ from tensoropt.cluster.catalog import device_kind
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.published import predict as predicting
 from tests.benchmarks.published.decoder import Architecture, attention_of_scores, parameters_of
-from tests.benchmarks.published.predict import figures, predict
+from tests.benchmarks.published.predict import figures, other_notes, predict
 from tests.benchmarks.published.report import medians, summary
 from tests.benchmarks.published.runs import RefusedRunError, Run, cluster_of, pinned_of
 
@@ -150,6 +150,14 @@ def test_a_pipelined_run_is_pinned_with_its_schedule():
     assert (several.schedule, several.stages_per_place) == ("interleaved_1f1b", 3)
     unsaid = run(**PIPED | {"pp_schedule": "interleaved 1f1b (tunable)", "virtual_stages": "unsaid"})
     assert pinned_of(unsaid).stages_per_place == 8
+
+
+def test_sequence_parallelism_is_pinned_where_a_run_is_taken_to_have_it():
+    split = PIPED | {"tp": "2", "n_gpus": "8", "gpus_per_node": "8"}
+    for said, pinned in (("no", False), ("yes", True), ("yes (assumed)", True)):
+        one = run(**split | {"seq_parallel": said})
+        assert pinned_of(one).sequence_parallel is pinned
+        assert any("along the sequence" in note for note in other_notes(one)) is ("assumed" in said)
 
 
 def test_pipelined_runs_are_predicted_and_say_what_is_assumed():

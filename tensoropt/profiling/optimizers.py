@@ -1,0 +1,57 @@
+"""The optimizers: what each keeps, makes for a while and moves per element, and the optimizers themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tensoropt.errors import MeasurementError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """Values per element of the parameters.
+
+    Attributes:
+        state: kept beside the parameter and its gradient.
+        transient: made by a step for a while, of all parameters at once.
+        traffic: read and written by a step.
+    """
+
+    state: int
+    transient: int
+    traffic: int
+
+
+OPTIMIZERS = {
+    "sgd": OptimizerKind(state=0, transient=0, traffic=3),
+    "momentum": OptimizerKind(state=1, transient=0, traffic=8),
+    "adam": OptimizerKind(state=2, transient=1, traffic=18),
+    "adam_fused": OptimizerKind(state=2, transient=0, traffic=7),
+}
+"""A multi-tensor step (``foreach=True``) is several kernels, each of which goes through all elements. Adam's
+(``_multi_tensor_adam`` of ``torch/optim/adam.py``): the first moment 3, the second 2 and 3, its root,
+quotient and sum 2 each, the parameter 4; it makes denominators. The momentum's: 2 and 3, and 3 for the
+parameter. A fused Adam reads parameter, gradient and state once and writes parameter and state."""
+
+
+def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:
+    """The optimizer of a name in :data:`OPTIMIZERS`: multi-tensor, or ``adam_fused`` in one kernel.
+
+    Raises:
+        MeasurementError: there is none of that name.
+    """
+    if name not in OPTIMIZERS:
+        raise MeasurementError(f"unknown optimizer '{name}'; use {', '.join(OPTIMIZERS)}")
+    # Imported when one is made: the command line reads the names alone.
+    import torch
+
+    if name == "adam_fused":
+        return torch.optim.Adam(parameters, lr=lr, fused=True)
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=lr, foreach=True)
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9 if name == "momentum" else 0.0, foreach=True)

@@ -259,6 +259,48 @@ def filtered(name: str) -> Callable[[View, FrontierData, Any], View]:
     return on_filter
 
 
+def said(name: str) -> Callable[[View, FrontierData, Any], View]:
+    """The event of a text that the view keeps as it is: an amount of training, a currency."""
+
+    def on_said(view: View, data: FrontierData, value: Any) -> View:
+        text = str(value or "").strip()
+        try:
+            state.check_said(name, text)
+        except TensorOptError as error:
+            raise NotUnderstoodError(str(error)) from error
+        kept: dict[str, Any] = {name: text}
+        return replace(view, **kept)
+
+    return on_said
+
+
+def on_axis(name: str, choices: tuple[str, ...]) -> Callable[[View, FrontierData, Any], View]:
+    """The event of a choice of what an axis shows."""
+
+    def on_choice(view: View, data: FrontierData, value: Any) -> View:
+        kept: dict[str, Any] = {name: value}
+        return replace(view, **kept) if value in choices else view
+
+    return on_choice
+
+
+def on_within(view: View, data: FrontierData, value: Any) -> View:
+    """The view after the longest step was typed on the page of clusters."""
+    wanted, old, unit = typed_limit(value, data, "time"), view.within_s, data.units.time
+    # Leaving the field without a change gives its own rounded text back.
+    if wanted and old and unit.text(wanted) == unit.text(old):
+        return view
+    return replace(view, within_s=wanted)
+
+
+def on_most_cost(view: View, data: FrontierData, value: Any) -> View:
+    """The view after the most money was typed on the page of clusters."""
+    cost = _typed_number(value, "the cost")
+    if cost is not None and cost <= 0:
+        raise NotUnderstoodError("more than nothing; empty for no limit")
+    return replace(view, within_cost=cost)
+
+
 EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "budget-rest": on_budget,
     "target-rest": on_target,
@@ -270,6 +312,15 @@ EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "headroom": on_share,
     "price": on_price,
     "options": on_options,
+    "amount": said("amount"),
+    "currency": said("currency"),
+    "shop-amount": said("amount"),
+    "shop-currency": said("currency"),
+    "shop-prices": said("prices"),
+    "shop-within": on_within,
+    "shop-cost": on_most_cost,
+    "axis-x": on_axis("across", state.ACROSS),
+    "axis-y": on_axis("up", state.UP),
     "filter-mesh": filtered("mesh"),
     "filter-micro": filtered("micro"),
     "filter-devices": filtered("devices"),

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.cluster_offers import SomeDevices
 from tensoropt.plan.device_sweep import FILE
 from tensoropt.plan.files import check_size
 
@@ -40,6 +41,7 @@ class Head:
         step: what explorations must share to be compared, as :func:`tensoropt.plan.device_sweep.same_step`.
         kind: of the devices with the least memory.
         price: money per device-hour, None where unknown.
+        kinds: of devices of its cluster, with what a tariff asks of them.
         settings: what tells two explorations of one model apart, as pairs of name and words.
         batch: samples of a step; None where unknown.
         devices: of the cluster.
@@ -51,6 +53,7 @@ class Head:
     step: tuple[Any, ...] = ()
     kind: str = ""
     price: float | None = None
+    kinds: tuple[SomeDevices, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     batch: int | None = None
     devices: int = 0
@@ -120,6 +123,15 @@ def _head(file: Path) -> Head:
         kind=str(least["name"]),
         # A cluster with one price missing has none: a sum of what is known would be too low.
         price=None if None in prices else max(map(float, prices)),
+        kinds=tuple(
+            SomeDevices(
+                str(kind["name"]),
+                sum(number == place for number in cluster.get("devices", ())),
+                float(kind["memory_bytes"]),
+                None if kind.get("price_per_hour") is None else float(kind["price_per_hour"]),
+            )
+            for place, kind in enumerate(cluster["kinds"])
+        ),
         settings=(
             ("devices", str(len(cluster.get("devices", ())))),
             ("batch", str(model.get("batch") or "")),

@@ -10,10 +10,15 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.amounts import Tariff, amount_of, prices_of
 from tensoropt.units import parse_bytes, parse_seconds
 
-PAGES = ("explore", "frontier", "runs", "plan", "export")
+PAGES = ("explore", "frontier", "runs", "plan", "clusters", "export")
 DEFAULT_HEADROOM = 0.05
+ACROSS, UP = ("memory", "hours", "cost"), ("time", "rate", "mfu", "cost")
+USUAL_ACROSS, USUAL_UP = ACROSS[0], UP[0]
+LONGEST_SAID = 600
+LONGEST_CURRENCY = 12
 LONGEST = 80
 """Characters of a name in the URL; what is longer was not written by us."""
 
@@ -30,6 +35,11 @@ class View:
         price: money per device-hour; None for the cluster's own price, if it has one.
         log_x, log_y, lines, band, marks: how the plot is drawn.
         mesh, micro, devices: filters; "" for all.
+        across, up: what the plot's axes show, names of :data:`ACROSS` and :data:`UP`.
+        amount: the training that hours and money are of, such as ``1e9 tokens``; "" for 1,000 steps.
+        currency: what money is called, "" for nothing.
+        prices: money per device-hour by kind, such as ``H100-80GB=2.5, A100-80GB=1.6``.
+        within_s, within_cost: limits of a step and of the training's cost on the page of clusters.
     """
 
     exploration: str = ""
@@ -47,6 +57,13 @@ class View:
     mesh: str = ""
     micro: str = ""
     devices: str = ""
+    across: str = USUAL_ACROSS
+    up: str = USUAL_UP
+    amount: str = ""
+    currency: str = ""
+    prices: str = ""
+    within_s: float | None = None
+    within_cost: float | None = None
 
     def to_data(self) -> dict[str, Any]:
         """For a ``dcc.Store``."""
@@ -92,6 +109,8 @@ _IN_URL = {
     "exploration": "x", "point": "point", "other": "other", "budget_bytes": "budget", "target_s": "target",
     "headroom": "headroom", "price": "price", "log_x": "logx", "log_y": "logy", "lines": "lines",
     "band": "band", "marks": "marks", "mesh": "mesh", "micro": "micro", "devices": "devices",
+    "across": "across", "up": "up", "amount": "amount", "currency": "currency", "prices": "prices",
+    "within_s": "within", "within_cost": "cost",
 }  # fmt: skip
 
 
@@ -108,7 +127,13 @@ def _clean(name: str, value: Any) -> Any:
         return _positive(_parsed(parse_bytes, value))
     if name == "target_s":
         return _positive(_parsed(parse_seconds, value))
-    if name == "price":
+    if name == "within_s":
+        return _positive(_parsed(parse_seconds, value))
+    if name in ("across", "up"):
+        return value if value in (ACROSS if name == "across" else UP) else default
+    if name in ("amount", "prices", "currency"):
+        return value if isinstance(value, str) and _is_said(name, value) else default
+    if name in ("price", "within_cost"):
         return _positive(_parsed(float, value))
     if name == "headroom":
         share = _parsed(float, value)
@@ -116,6 +141,25 @@ def _clean(name: str, value: Any) -> Any:
     if isinstance(default, bool):
         return str(value).lower() in ("1", "true")
     return value if isinstance(value, str) and len(value) <= LONGEST else default
+
+
+def check_said(name: str, text: str) -> None:
+    """Raise :class:`TensorOptError` for an amount, prices or a currency that are none."""
+    most = LONGEST_CURRENCY if name == "currency" else LONGEST_SAID
+    if len(text) > most or not text.isprintable():
+        raise TensorOptError(f"at most {most} printable characters")
+    if name == "amount":
+        amount_of(text)
+    elif name == "prices":
+        Tariff(*prices_of(text))
+
+
+def _is_said(name: str, text: str) -> bool:
+    try:
+        check_said(name, text)
+    except TensorOptError:
+        return False
+    return True
 
 
 def _parsed(parse: Any, value: Any) -> float | None:
@@ -161,12 +205,19 @@ def with_point(view: View, data: Rows) -> View:
     return replace(view, point=point, other=other if other != point else None)
 
 
+STAYING = (
+    "headroom", "price", "log_x", "log_y", "lines", "band", "marks", "across", "up", "amount", "currency",
+    "prices", "within_s", "within_cost",
+)  # fmt: skip
+"""Fields that mean the same in every exploration."""
+
+
 def open_exploration(view: View, key: str) -> View:
     """Another exploration: how things are drawn stays, what was selected in the old one goes."""
     if key == view.exploration:
         return view
     # Not limits and filters: bytes, seconds and meshes of one exploration mean nothing in another.
-    kept = {n: getattr(view, n) for n in ("headroom", "price", "log_x", "log_y", "lines", "band", "marks")}
+    kept = {n: getattr(view, n) for n in STAYING}
     return View(exploration=key, **kept)
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tensoropt.saved import choose, device_profile, export_csv, export_sheet, show, why
     from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
+    from tensoropt.shopping import explore_clusters, shop
     from tensoropt.verify import verify_plan, verify_random
 
 _MODULE_OF = {
@@ -51,6 +52,7 @@ _MODULE_OF = {
     "device_profile": "tensoropt.saved",
     "explore": "tensoropt.api",
     "explore_changed": "tensoropt.api",
+    "explore_clusters": "tensoropt.shopping",
     "export_csv": "tensoropt.saved",
     "export_sheet": "tensoropt.saved",
     "list_clusters": "tensoropt.catalogue",
@@ -67,6 +69,7 @@ _MODULE_OF = {
     "recost": "tensoropt.api",
     "run_demo": "tensoropt.demo",
     "run_selftest": "tensoropt.selftest",
+    "shop": "tensoropt.shopping",
     "show": "tensoropt.saved",
     "shutdown": "tensoropt.execute",
     "verify_plan": "tensoropt.verify",
@@ -102,6 +105,7 @@ __all__ = [
     "errors",
     "explore",
     "explore_changed",
+    "explore_clusters",
     "export_csv",
     "export_sheet",
     "list_clusters",
@@ -118,6 +122,7 @@ __all__ = [
     "recost",
     "run_demo",
     "run_selftest",
+    "shop",
     "show",
     "shutdown",
     "verify_plan",

@@ -71,3 +71,23 @@ def format_seconds(value: float) -> str:
         return "∞"
     smallest = f"{value / 1e-9:.3g} ns" if value else "0 s"
     return _readable(value, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)), smallest)
+
+
+def format_number(value: float) -> str:
+    """Three significant figures without an exponent, thousands grouped: ``12,300``, ``0.0123``."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    # Rounded first: 9.999 has one place less than 9.99.
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"
+
+
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def parse_count(text: str, what: str = "a count") -> float:
+    """The number in a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (K, M, B, T: thousands)."""
+    match = _QUANTITY.match(text)
+    if match is None or match.group(2).lower() not in _COUNTS:
+        raise TensorOptError(f"{what} '{text}' is no count; write for example 1e9, 50000, 300B or 1.5T")
+    return float(match.group(1)) * _COUNTS[match.group(2).lower()]

@@ -25,6 +25,8 @@
   function show(name, limit, places, none) {
     const plot = document.querySelector("#graph .js-plotly-plot");
     if (!plot || !plot.data || !plot.layout || !plot.layout.shapes || !window.Plotly) return;
+    // Over other units than memory and time the server alone knows what a limit picks.
+    if (plot.layout.meta && !plot.layout.meta.usual) return;
     const axis = name === "budget" ? "x" : "y";
     const veil = "shapes[" + places[name] + "].";
     const other = "shapes[" + places[name === "budget" ? "target" : "budget"] + "].visible";

@@ -3,12 +3,15 @@ window.dash_clientside = window.dash_clientside || {};
 (function () {
   const SAME = () => window.dash_clientside.no_update;
   // What the plot is drawn from; everything else of the state only moves the selection.
-  const FRAME = ["exploration", "headroom", "log_x", "log_y", "lines", "band", "marks", "mesh", "micro", "devices", "price"];
-  const PAGES = ["explore", "frontier", "runs", "plan", "export"];
+  const FRAME = ["exploration", "headroom", "log_x", "log_y", "lines", "band", "marks", "mesh", "micro", "devices", "price",
+    "across", "up", "amount", "currency", "prices"];
+  const PAGES = ["explore", "frontier", "runs", "plan", "clusters", "export"];
   const IN_URL = {
     exploration: "x", point: "point", other: "other", budget_bytes: "budget", target_s: "target",
     headroom: "headroom", price: "price", log_x: "logx", log_y: "logy", lines: "lines", band: "band",
     marks: "marks", mesh: "mesh", micro: "micro", devices: "devices",
+    across: "across", up: "up", amount: "amount", currency: "currency", prices: "prices", within_s: "within",
+    within_cost: "cost",
   };
 
   function subset(state, names) {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..state import View
+from ..views.axes import axes_of
 from ..views.frontier import FRONTIER, PLANNER_TITLES, FrontierData, planner_title, unit_for
 from ..views.units import digits
 from .palette import Palette, layout, palette
@@ -38,25 +40,32 @@ def frontier_figure(data: FrontierData, view: View, scheme: str) -> Json:
     it rules out.
     """
     colours = palette(scheme)
+    data = drawn(data, view)
     kept = data.passing(view)
     on_line = np.flatnonzero(kept & data.on_frontier)
     kind = "scattergl" if len(data) > GL_FROM else "scatter"
     usable = data.usable_bytes(view)
     fits, over = on_line[data.memory[on_line] <= usable], on_line[data.memory[on_line] > usable]
     size = 5 if len(on_line) > 400 else 7
+    parts = view.lines and data.axes.up_time
     traces: list[Json] = [
         _line(data, on_line, data.floor, kind, colours.band, 0) | {"visible": _banded(data, view)},
         _line(data, on_line, data.time, kind, colours.accent, 1.5)
         | ({"fill": "tonexty", "fillcolor": colours.band} if _banded(data, view) else {}),
         _dots(data, fits, kind, colours.accent, size, "fits"),
         _dots(data, over, kind, colours.faded, size, "does not fit") | {"opacity": 0.6},
-        _dotted(data, on_line, data.compute, colours.kinds["optimizer"], "compute time", view.lines),
-        _dotted(data, on_line, data.network, colours.kinds["kept"], "network time", view.lines),
+        _dotted(data, on_line, data.compute, colours.kinds["optimizer"], "compute time", parts),
+        _dotted(data, on_line, data.network, colours.kinds["kept"], "network time", parts),
         _planner_marks(data, kept, colours, view.marks),
         # Last, so that they lie above all others.
         *selection_traces(data, view, colours),
     ]
     return {"data": traces, "layout": _layout(data, view, on_line, colours)}
+
+
+def drawn(data: FrontierData, view: View) -> FrontierData:
+    """The frontier with the axes that a view asks for."""
+    return replace(data, axes=axes_of(data, view))
 
 
 def zoomed(figure: Json, zoom: Any) -> Json:
@@ -78,10 +87,14 @@ def _banded(data: FrontierData, view: View) -> bool:
 
 
 def _xy(data: FrontierData, rows: np.ndarray, values: np.ndarray) -> Json:
-    return {
-        "x": _short(data.memory[rows] / data.units.memory.factor),
-        "y": _short(values[rows] / data.units.time.factor),
-    }
+    axes = data.axes
+    if values is data.time or values is data.floor:
+        ups = axes.y.values if values is data.time else axes.y.bounds
+    else:
+        ups = values / data.units.time.factor
+    # A bound of the time moves along the axis that time is on, and so along both where both follow from it.
+    acrosses = axes.x.bounds if values is data.floor else axes.x.values
+    return {"x": _short(acrosses[rows]), "y": _short(ups[rows])}
 
 
 def _short(values: np.ndarray) -> list[float]:
@@ -95,7 +108,8 @@ def _line(
     return {
         "type": kind,
         "mode": "lines",
-        "line": {"shape": "hv", "color": colour, "width": width},
+        # Between two points over memory the leaner one is the best; over other units there is no between.
+        "line": {"shape": "hv" if data.axes.over_memory else "linear", "color": colour, "width": width},
         "hoverinfo": "skip",
         "showlegend": False,
         **_xy(data, rows, values),
@@ -121,7 +135,7 @@ def _wrapped(name: str) -> str:
 
 
 def _hover(data: FrontierData) -> str:
-    return HOVER.replace("{size}", data.units.memory.name).replace("{time}", data.units.time.name)
+    return HOVER.replace("{size}", data.axes.x.unit).replace("{time}", data.axes.y.unit)
 
 
 def _dotted(
@@ -178,8 +192,7 @@ def _mark_labels(data: FrontierData, rows: np.ndarray) -> list[str]:
     if not len(rows):
         return found
     # As shares of the plot's sides, in which distances on the screen are.
-    x = data.memory[rows] / (np.ptp(data.memory) or 1.0)
-    y = data.time[rows] / (np.ptp(data.time) or 1.0)
+    x, y = (axis.values[rows] / (np.ptp(axis.values) or 1.0) for axis in (data.axes.x, data.axes.y))
     names = np.array([data.planner[i] for i in rows])
     named: dict[int, list[str]] = {}
     for name in dict.fromkeys(names):
@@ -195,8 +208,7 @@ def _mark_labels(data: FrontierData, rows: np.ndarray) -> list[str]:
 def _beside_marks(data: FrontierData, rows: np.ndarray, labels: Sequence[str]) -> list[str]:
     """Where names of marks stand: above or below, left or right of them, wherever the fewest points, and
     names that are placed already, are near."""
-    x = data.memory / (np.ptp(data.memory) or 1.0)
-    y = data.time / (np.ptp(data.time) or 1.0)
+    x, y = (axis.values / (np.ptp(axis.values) or 1.0) for axis in (data.axes.x, data.axes.y))
     x, y = x - x.min(), y - y.min()
     taken: list[tuple[float, float, float]] = []  # (left, right, middle) of names
     found = ["top right"] * len(rows)
@@ -230,6 +242,7 @@ LETTER, LINE_HIGH = 0.012, 0.05
 
 def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[Json]:
     """Knee, compared point, selected point."""
+    data = data if data.axes is not None else drawn(data, view)
     return [
         _ring(data, data.special(view).get("knee"), colours.muted, "knee", 13, "circle-open")
         | {"hoverinfo": "skip"},
@@ -267,12 +280,13 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
     rows = np.flatnonzero(data.passing(view))
     if not len(rows):
         rows = np.arange(len(data))
-    xs, ys = data.memory[rows] / data.units.memory.factor, data.time[rows] / data.units.time.factor
+    axes = data.axes
+    xs, ys = axes.x.values[rows], axes.y.values[rows]
     capacity = data.capacity_bytes / data.units.memory.factor
-    in_view = capacity <= xs.max() * (IN_VIEW**2 if view.log_x else IN_VIEW)
+    in_view = axes.over_memory and capacity <= xs.max() * (IN_VIEW**2 if view.log_x else IN_VIEW)
     right = max(xs.max(), capacity) if in_view else xs.max()
     low_y = ys.min()
-    if view.lines and len(on_line):
+    if view.lines and axes.up_time and len(on_line):
         parts = np.concatenate([data.compute[on_line], data.network[on_line]]) / data.units.time.factor
         positive = parts[parts > 0]
         low_y = min(low_y, positive.min() if view.log_y and len(positive) else parts.min())
@@ -280,12 +294,12 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
     return layout(
         colours,
         xaxis={
-            **_axis(f"memory per device, {data.units.memory.name}", colours),
+            **_axis(axes.x.title, colours),
             **_scale(view.log_x),
             "range": _range(xs.min(), right, view.log_x),
         },
         yaxis={
-            **_axis(f"time per step, {data.units.time.name}", colours),
+            **_axis(axes.y.title, colours),
             **_scale(view.log_y),
             "range": _range(low_y, ys.max(), view.log_y, *([0.1, 0.12] if named else [])),
         },
@@ -293,9 +307,13 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         hovermode="closest",
         clickmode="event",
         # Plotly keeps a person's zoom as long as this text stays the same: what changes the axes resets it.
-        uirevision=f"{view.exploration}/{view.log_x}/{view.log_y}/{view.mesh}/{view.micro}/{view.devices}",
+        uirevision=f"{view.exploration}/{axes.key}/{view.log_x}/{view.log_y}/{view.mesh}/{view.micro}/{view.devices}",
         shapes=shapes(data, view, colours),
-        annotations=[_capacity_text(data, view, capacity if in_view else None, colours)],
+        # Sliders that are dragged answer in the browser over the usual axes only.
+        meta={"usual": axes.over_memory and axes.up_time},
+        annotations=[
+            _capacity_text(data, view, capacity if in_view else None, colours) | {"visible": axes.over_memory}
+        ],
         legend={"x": 1, "xanchor": "right", "y": 1, "bgcolor": "rgba(0,0,0,0)"},
         margin={"l": 64, "r": 16, "t": 28, "b": 48},
     )
@@ -312,19 +330,21 @@ def _axis(title: str, colours: Palette) -> Json:
 
 
 def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
-    """Capacity, capacity less headroom, and the veils of budget and target."""
+    """Capacity, capacity less headroom, and the veils of budget and target; none off their own axes."""
+    data = data if data.axes is not None else drawn(data, view)
     size, second = data.units.memory.factor, data.units.time.factor
     edge = {"width": 0}
     # Shapes keep their places in the list, so that a veil that is off is invisible and far away, not left
     # out.
     far = 1e9
-    budget = view.budget_bytes / size if view.budget_bytes else None
-    target = view.target_s / second if view.target_s else None
+    budget = view.budget_bytes / size if view.budget_bytes and data.axes.over_memory else None
+    target = view.target_s / second if view.target_s and data.axes.up_time else None
     return [
-        _vertical(data.capacity_bytes / size, {"color": colours.ink, "width": 1.5}),
+        _vertical(data.capacity_bytes / size, {"color": colours.ink, "width": 1.5})
+        | {"visible": data.axes.over_memory},
         _vertical(
             data.usable_bytes(view) / size, {"color": colours.muted, "width": 1.5, "dash": "dash"}
-        ),
+        ) | {"visible": data.axes.over_memory},
         {
             "type": "rect", "xref": "x", "yref": "paper", "x0": budget or far, "x1": far * 10,
             "y0": 0, "y1": 1, "fillcolor": colours.veil, "line": edge, "layer": "above",

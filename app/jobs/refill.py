@@ -33,6 +33,7 @@ VERBS = ("explore", "compare")
 HANDLED = {
     *CHOICES, "verb", "json", "debug", "csv", "out", "model", "cluster", "micro_batches", "epsilon",
     "max_points", "batch", "constraints", "seed", "dim", "output", "loss", "devices", "planners", "memory",
+    "also_on",
 }  # fmt: skip
 
 
@@ -88,6 +89,7 @@ def refill(
         "epsilon": f"{100 * options.epsilon:.6g}",
         "max_points": _text(options.max_points),
         "devices": getattr(options, "devices", None) or "",
+        "also_on": _further(getattr(options, "also_on", None)),
         "memory": options.memory or "",
         "seed": _text(options.seed or None),
         "planners": planners,
@@ -122,6 +124,16 @@ def _model(source: str, words: Sequence[str], uploads: Uploads) -> str:
         )
     line = shlex.join(["tensoropt", *words])
     raise RequestError(f"a Python model is named on the command line only; change it there: {line[:600]}")
+
+
+def _further(given: str | None) -> list[str]:
+    names = given.split(",") if given else []
+    if unknown := [name for name in names if name not in list_clusters()]:
+        raise RequestError(
+            f"it was explored on {', '.join(unknown)[:200]}, too, which the form has no name for; change it on "
+            "the command line (--also-on)"
+        )
+    return names
 
 
 def _hardware(named: str, cluster: Cluster, uploads: Uploads) -> dict[str, Any]:

@@ -158,6 +158,7 @@ class Request:
         planners: published ones to run beside it.
         devices: numbers of devices to explore on, as ``--devices`` takes them; "" for all at once.
         constraints: as in a file of them; None for none.
+        also_on: further clusters by name.
     """
 
     model: str
@@ -167,6 +168,7 @@ class Request:
     planners: tuple[str, ...] = ()
     devices: str = ""
     constraints: Mapping[str, Any] | None = None
+    also_on: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -174,6 +176,8 @@ class Request:
         found = [f"{self.label} on {self.hardware.title}"]
         if self.devices:
             found.append(f"on {self.devices} devices")
+        if self.also_on:
+            found.append(f"also on {', '.join(self.also_on)}")
         for name, value in zip(self.options[::2], self.options[1::2], strict=True):
             if (name, value) == USUAL_GAP:
                 continue
@@ -198,6 +202,8 @@ class Request:
             words += ["--planners", ",".join(self.planners)]
         if self.devices:
             words += ["--devices", self.devices]
+        if self.also_on:
+            words += ["--also-on", ",".join(self.also_on)]
         if self.constraints is not None:
             file = folder / CONSTRAINTS_FILE
             file.write_text(json.dumps(self.constraints, indent=1) + "\n", encoding="utf-8")
@@ -313,9 +319,28 @@ def request_from(
         raise RequestError(
             "planners run beside one number of devices; leave either them or the numbers of devices empty"
         )
+    also_on = clusters_from(form.get("also_on"), but=str(form.get("cluster") or ""))
+    if also_on and (planners or devices):
+        raise RequestError(
+            "several clusters are compared without planners and with all their devices; leave the further "
+            "clusters, or these, empty"
+        )
     options += _search_options(form)
     pins = fields.constraints(form.get("constraints"))
-    return Request(source, label, hardware, tuple(options), planners, devices, pins)
+    return Request(source, label, hardware, tuple(options), planners, devices, pins, also_on)
+
+
+def clusters_from(value: Any, but: str = "") -> tuple[str, ...]:
+    """Names of presets, without the one that is explored anyway.
+
+    Raises:
+        RequestError: one is not on the list.
+    """
+    names = list(value or ()) if isinstance(value, (list, tuple, type(None))) else [value]
+    unknown = [str(name)[:40] for name in names if not isinstance(name, str) or name not in list_clusters()]
+    if unknown:
+        raise RequestError(f"there is no cluster called {', '.join(unknown)}; choose from the list")
+    return tuple(dict.fromkeys(name for name in names if name != but))
 
 
 CHOICES = {

@@ -16,7 +16,7 @@ from ..jobs.fields import PIN
 from ..jobs.manager import JobManager
 from ..jobs.request import CHOICES, LOSSES
 from ..safety import MAX_UPLOAD_BYTES
-from ..views.jobs import clusters, models
+from ..views.jobs import clusters, models, presets
 from . import explore_callbacks, job_list, refill
 from .parts import CLEAR, aria, number_field, panel, planner_choice
 
@@ -142,6 +142,11 @@ def _cluster(jobs: JobManager) -> Any:
             className="row fields",
         ),
         html.Div(id="cluster-said", className="hint"),
+        dmc.MultiSelect(
+            id="also-on", label="Also on", data=presets(), value=[], clearable=True, clearButtonProps=CLEAR,
+            searchable=True, hidePickedOptions=True, placeholder="no further cluster",
+            description="The page Clusters then says which is the cheapest, and which the fastest.",
+        ),
         title="Cluster",
     )  # fmt: skip
 

@@ -28,6 +28,7 @@ FORM = {
     "recompute": "recompute", "measure": "measure", "micro": "micro", "epsilon": "epsilon",
     "max_points": "max-points", "devices": "devices", "planners": "planners", "loss": "loss",
     "outputs": "outputs", "memory": "memory", "seed": "seed", "constraints": "constraints",
+    "also_on": "also-on",
 }  # fmt: skip
 """Field of the form -> id of its control."""
 

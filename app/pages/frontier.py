@@ -11,6 +11,8 @@ from dash import Dash, dcc, html
 from ..context import Context
 from ..figures import frontier as drawing
 from ..figures.palette import GRAPH_CONFIG
+from ..state import ACROSS, UP
+from ..views.axes import TITLES
 from . import frontier_callbacks, planners, refill
 from .parts import CLEAR, aria, number_field, panel, scrolled
 
@@ -21,6 +23,7 @@ OPTIONS = (
     ("band", "certificate"),
     ("marks", "planners"),
 )
+AXES = (("axis-y", "up", UP), ("axis-x", "across", ACROSS))
 
 PLACES = {
     "dots": [drawing.FITS, drawing.OVER],
@@ -84,6 +87,7 @@ def _plot() -> Any:
             ],
             className="row plot-controls",
         ),
+        html.Div([_axis(*axis) for axis in AXES], className="row tight axes"),
         html.Div(id="frontier-notes"),
         html.Div(
             dcc.Graph(
@@ -106,6 +110,14 @@ def _plot() -> Any:
             className="hint",
         ),
         names="plot-panel",
+    )  # fmt: skip
+
+
+def _axis(name: str, direction: str, choices: tuple[str, ...]) -> Any:
+    return dmc.Select(
+        id=name, size="xs", w=230, allowDeselect=False, value=choices[0],
+        data=[{"value": one, "label": f"{direction}: {TITLES[one]}"} for one in choices],
+        **aria(label=f"What the plot shows {direction}"),
     )  # fmt: skip
 
 
@@ -142,6 +154,12 @@ def _limits() -> Any:
                 number_field("headroom", "Headroom, %", value="5", size="xs", w=104, debounce=True),
                 number_field(
                     "price", "Price per device-hour", size="xs", w=150, placeholder="unknown", debounce=True
+                ),
+                number_field("currency", "Currency", size="xs", w=86, placeholder="none", debounce=True),
+                number_field(
+                    "amount", "Hours and cost of", size="xs", w="100%", placeholder="1,000 steps",
+                    debounce=True,
+                    description="1e9 tokens, 50000 samples, 3 epochs of 50000 samples",
                 ),
             ],
             className="row",
@@ -206,7 +224,10 @@ def _columns() -> list[dict[str, Any]]:
         number("devices", "devices", 86, "d"),
         {"field": "gap", "headerName": "proof", "width": 86},
         {"field": "planner", "headerName": "planner", "width": 100},
-        {**number("cost", "per 1,000 steps", 124), "hide": True},
+        number("rate", "samples/s", 108),
+        number("mfu", "MFU, %", 84),
+        number("device_hours", "device-hours", 110),
+        {**number("cost", "cost", 124), "hide": True},
     ]
 
 

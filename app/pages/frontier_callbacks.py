@@ -16,18 +16,20 @@ from ..figures import frontier as drawing
 from ..figures.palette import palette
 from ..state import View
 from ..views import assumptions, profile
+from ..views.axes import axes_of, axis_sentence
 from ..views.frontier import (
     FrontierData,
     count_words,
     filter_sentence,
     limit_sentence,
     mark_sentence,
-    price_of,
     table_rows,
 )
 from ..views.library import choices
 from ..views.point import PROVEN, point_card
-from . import planners
+from ..views.rates import rate_arrays, rate_columns
+from . import clusters, planners
+from .clusters import CLUSTER_FIELDS
 from .parts import empty, facts, note, plain_table, visible
 from .points import big, difference_table
 from .view_store import stored, view_of
@@ -45,8 +47,21 @@ BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
 )  # fmt: skip
 LIMITS = ("budget", "target")
-FIELDS = (*LIMITS, "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices")
-TYPED = ("budget-text", "target-text", "headroom", "price")
+FIELDS = (
+    *LIMITS,
+    "headroom",
+    "price",
+    "options",
+    "filter-mesh",
+    "filter-micro",
+    "filter-devices",
+    "axis-x",
+    "axis-y",
+    "amount",
+    "currency",
+    *CLUSTER_FIELDS,
+)
+TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
 """Controls whose text may break a rule, which is said beside them."""
 SECOND = {"graph": events.on_click, "points": events.on_row}
 """Controls that pick the compared point while clicks compare."""
@@ -259,6 +274,11 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
         "filter-mesh": view.mesh or None,
         "filter-micro": view.micro or None,
         "filter-devices": view.devices or None,
+        "axis-x": view.across,
+        "axis-y": view.up,
+        "amount": view.amount,
+        "currency": view.currency,
+        **clusters.shown_fields(view, data),
     }
     return values, ranges
 
@@ -295,7 +315,7 @@ def _register_plot(app: Dash, context: Context) -> None:
         if data is None or drawn == key:
             return (no_update,) * 5
         figure = drawing.zoomed(drawing.frontier_figure(data, view, str(scheme)), zoom)
-        rows = table_rows(data, view)
+        rows = rate_columns(table_rows(data, view), data, view)
         count = count_words(data, view)
         return figure, rows, _column_units(columns, data, view), count, key
 
@@ -338,8 +358,14 @@ def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View)
         "memory": f"memory, {data.units.memory.name}",
         **{n: f"{n}, {data.units.time.name}" for n in ("time", "compute", "network")},
     }
+    found = rate_arrays(data, view)
+    heads |= {
+        "rate": f"{found.unit}/s",
+        "device_hours": f"device-hours, {found.amount}",
+        "cost": f"{view.currency or 'cost'}, {found.amount}",
+    }
     hidden = {
-        "cost": price_of(data, view) is None,
+        **{name: getattr(found, name) is None for name in ("rate", "mfu", "device_hours", "cost")},
         "planner": bool(data.on_frontier.all()),
         "devices": len(data.filters()["devices"]) < 2,
     }
@@ -395,6 +421,7 @@ def _register_words(app: Dash, context: Context) -> None:
             return None, None, None, visible(False)
         notes = [
             note(filter_sentence(data, view), "warn"),
+            note(axis_sentence(axes_of(data, view), view)),
             note(limit_sentence(data, view), "warn"),
             note(mark_sentence(data)) if view.marks else None,
         ]

@@ -10,7 +10,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from ..context import Context
 from ..later import Later
 from ..state import PAGES
-from . import explore, export, frontier, plan, runs
+from . import clusters, explore, export, frontier, plan, runs
 from .parts import aria
 
 DARK_SCALE = (
@@ -19,8 +19,13 @@ DARK_SCALE = (
 )  # fmt: skip
 """The controls' greys in the dark scheme, from text to page, in the hue of the rest."""
 TITLES = {
-    "explore": "Explore", "frontier": "Frontier", "runs": "Runs", "plan": "Plan", "export": "Export",
-}  # fmt: skip
+    "explore": "Explore",
+    "frontier": "Frontier",
+    "runs": "Runs",
+    "plan": "Plan",
+    "clusters": "Clusters",
+    "export": "Export",
+}
 
 
 def layout(context: Context) -> Any:
@@ -51,6 +56,7 @@ def layout(context: Context) -> Any:
         "frontier": frontier.layout(context),
         "runs": runs.layout(),
         "plan": plan.layout(),
+        "clusters": clusters.layout(),
         "export": export.layout(),
     }
     return dmc.MantineProvider(
@@ -173,5 +179,6 @@ def register(app: Dash, context: Context) -> None:
     frontier.register(app, context)
     runs.register(app, context)
     plan.register(app, context)
+    clusters.register(app, context)
     export.register(app, context)
     explore.register(app, context)

@@ -12,6 +12,7 @@ import numpy as np
 
 from tensoropt.frontier import knee
 from tensoropt.plan import Exploration, Point
+from tensoropt.plan.amounts import prices_of
 from tensoropt.plan.plan_names import JOIN
 
 from ..state import View
@@ -72,6 +73,8 @@ class FrontierData:
     mesh: tuple[str, ...]
     micro: np.ndarray
     devices: np.ndarray
+    axes: Any = None
+    """What the plot shows against what (:class:`.axes.Axes`); None off the plot."""
 
     @classmethod
     def of(cls, exploration: Exploration, model: str = "") -> FrontierData:
@@ -222,17 +225,12 @@ def price_of(data: FrontierData, view: View) -> float | None:
     """Money per device-hour: what the page says, else the cluster's own (the dearest kind), else None."""
     if view.price is not None:
         return view.price
-    prices = [kind.get("price_per_hour") for kind in data.exploration.cluster["kinds"]]
+    _, by_kind = prices_of(view.prices)
+    kinds = data.exploration.cluster["kinds"]
+    prices = [by_kind.get(kind["name"], kind.get("price_per_hour")) for kind in kinds]
     known = [float(p) for p in prices if p is not None]
     # A cluster with one price missing has none: a sum of what is known would be too low.
     return max(known) if known and len(known) == len(prices) else None
-
-
-def step_cost(data: FrontierData, row: int, price: float | None) -> float | None:
-    """Money per step: device-hours times price."""
-    if price is None:
-        return None
-    return float(data.time[row]) / 3600.0 * int(data.devices[row]) * price
 
 
 def money(amount: float) -> str:
@@ -316,7 +314,6 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
     """One dict per kept point, numbers in readable units, ready for a table."""
     unit, time = data.units.memory, data.units.time
     usable = data.usable_bytes(view)
-    price = price_of(data, view)
     kept = np.flatnonzero(data.passing(view))
     rows = []
     for row in kept[:TABLE_LIMIT]:
@@ -338,7 +335,6 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
                 "gap": _proof(point),
                 "fits": bool(point.memory_bytes <= usable),
                 "planner": planner_title(point.planner),
-                "cost": None if price is None else _round(1000 * (step_cost(data, row, price) or 0.0)),
             }
         )
     return rows

@@ -111,16 +111,21 @@ def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
     return [{"group": group, "items": items} for group, items in found.items() if items]
 
 
-def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """This machine, uploaded cluster files by token, and the presets, as grouped options of a select."""
+def presets() -> list[str]:
+    """The presets that stand for one cluster each."""
     from tensoropt.cluster import list_clusters
 
+    return [name for name in list_clusters() if not name.endswith("xN")]
+
+
+def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """This machine, uploaded cluster files by token, and the presets, as grouped options of a select."""
     uploaded = [{"value": token, "label": file.label} for token, file in reversed(list(uploads.items()))]
-    presets = [{"value": name, "label": name} for name in list_clusters() if not name.endswith("xN")]
+    named = [{"value": name, "label": name} for name in presets()]
     groups = (
         ("Here", [{"value": "local", "label": "local: CPU ranks of this machine"}]),
         ("Uploaded", uploaded),
-        ("Presets", presets),
+        ("Presets", named),
     )
     return [{"group": group, "items": items} for group, items in groups if items]
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, Point
 from tensoropt.plan.frontier_table import source_words, split_words
+from tensoropt.plan.rates import RatesOf
 from tensoropt.plan.verified import Verified
 from tensoropt.report.assumptions import proof_words as proof_of
+from tensoropt.report.rate_words import facts_of
 from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
-from .frontier import FRONTIER, FrontierData, money, planner_title, price_of, step_cost, unit_for
+from .frontier import FRONTIER, FrontierData, planner_title, unit_for
+from .rates import amount_in, tariff_of
 from .units import Units, percent, plural, signed
 from .verified import of_point, verified_words
 
@@ -81,7 +85,6 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
             f"Does not fit a {data.device}: {unit_for(usable).text(usable)} are left after "
             f"{percent(view.headroom)} headroom."
         )
-    cost = step_cost(data, row, price_of(data, view))
     marks = [word for word, at in data.special(view).items() if at == row]
     hidden = f", {time.text(point.hidden_s)} hidden" if hides(point) else ""
     facts = [
@@ -93,8 +96,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         Fact("figures", source_words(dict(point.sources)) or "—"),
         Fact(PROVEN, proof_words(point, data.units)),
     ]
-    if cost is not None:
-        facts.append(Fact("price", money(cost)))
+    facts += rate_facts(data, view, row)
     ran = of_point(data, row, verified)
     if ran is not None:
         facts.append(Fact("verified", verified_words(ran, data)))
@@ -110,6 +112,16 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         dominant=dominant_words(data.exploration, row),
         facts=tuple(facts),
     )
+
+
+def rate_facts(data: FrontierData, view: View, row: int) -> list[Fact]:
+    """Throughput, MFU, and what the training that the view asks about takes and costs."""
+    table, amount = RatesOf(data.exploration, tariff_of(view)), amount_in(view)
+    try:
+        return [Fact(*said) for said in facts_of(table, row, amount)]
+    except TensorOptError as error:
+        # Kept from an exploration whose model reads tokens.
+        return [*(Fact(*said) for said in facts_of(table, row)), Fact(amount.words, f"unknown: {error}")]
 
 
 def hides(point: Point) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
 from tensoropt.cli.arguments import add_folder, add_headroom, budget, limits
 from tensoropt.cli.device_profile import profile_answer
 from tensoropt.cli.verb import Answer, Verb
@@ -28,6 +29,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
     verb.add_argument("--out", metavar="plan.json", help="where to write the plan")
+    add_amount(verb)
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
@@ -38,13 +40,18 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         return Answer(*profile_answer(options.dir))
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
+    amount, tariff = amount_option(options), tariff_option(options)
     from tensoropt.plan.made_for import for_gpus
+    from tensoropt.plan.rates import RatesOf, kinds_of
+    from tensoropt.report.rate_words import rate_lines, rates_data
     from tensoropt.report.table import point_lines, points_data, run_line
     from tensoropt.saved import chosen_point
 
     found, index = chosen_point(options.dir, devices=options.devices, **wanted)
     plan = found.plan(index)
-    lines = point_lines(found, index)
+    tariff.check(kinds_of(found))
+    rated = RatesOf(found, tariff)
+    lines = [*point_lines(found, index), *rate_lines(rated, index, amount)]
     if options.out:
         plan.save(options.out)
         gpus = for_gpus(found.cluster)
@@ -54,6 +61,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         lines.append("not saved; give --out plan.json to keep it")
     data = {
         **points_data(found, [index])[0],
+        "rates": rates_data(rated, index, amount),
         "out": options.out,
         "plan": plan.to_data(),
     }

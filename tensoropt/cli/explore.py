@@ -7,7 +7,8 @@ from typing import Any
 
 from tensoropt.cli.arguments import add_headroom, budget, writable_folder
 from tensoropt.cli.device_profile import profile_answer
-from tensoropt.cli.question import add_question, explored
+from tensoropt.cli.question import add_question, asked_cluster, explored, explored_again
+from tensoropt.cli.shop import shop_answer
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import InfeasibleError, TensorOptError
@@ -25,10 +26,22 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="profiling mode: explore on so many of the cluster's devices, a folder in DIR for each; auto: "
         "1, 2, 4, ... up to all of them",
     )
+    verb.add_argument(
+        "--also-on",
+        metavar="CLUSTER,...",
+        help="explore on these clusters too, a folder in DIR for each, and compare; presets: all of them",
+    )
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """The frontier of a model on a cluster, or on several parts of it."""
+    if options.also_on:
+        if options.devices:
+            raise TensorOptError(
+                "--devices is for parts of one cluster, --also-on for several clusters; name parts of "
+                "these as in --also-on 'dgx-h100[4],dgx-a100[4]'"
+            )
+        return over_clusters(options, progress)
     if options.devices:
         return sweep(options, progress)
     folder, found = explored(options, progress, _budget(options))
@@ -56,11 +69,39 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 def _budget(options: argparse.Namespace) -> float | None:
     def device_bytes() -> float:
-        from tensoropt.cluster import load_cluster
-
-        return load_cluster(options.cluster).memory_bytes
+        return asked_cluster(options).memory_bytes
 
     return budget(options, device_bytes)
+
+
+def over_clusters(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """The same question on several clusters; the model is captured once."""
+    from tensoropt.shopping import named_clusters
+    from tensoropt.shopping import over_clusters as explore_each
+
+    names = named_clusters([options.cluster, *options.also_on.split(",")])
+    with writable_folder(options.out) as folder:
+
+        def part(cluster: Any) -> argparse.Namespace:
+            # A copy: every cluster gets the same question; it is saved by the one who goes over them.
+            one = argparse.Namespace(**vars(options))
+            one.cluster, one.out = str(cluster.name), None
+            one.cluster_itself = cluster
+            return one
+
+        def anew(cluster: Any) -> Any:
+            one = part(cluster)
+            return explored(one, progress, _budget(one))[1]
+
+        def again(cluster: Any, first: Any) -> Any:
+            one = part(cluster)
+            return explored_again(one, progress, first, _budget(one))
+
+        found = explore_each(names, anew, again, out=folder, progress=progress)
+    answer = shop_answer(found, {})
+    data = {"out": str(folder), **answer.data}
+    saved = f"saved: {folder}, one exploration for each cluster; `tensoropt shop {folder} --time ...` asks on"
+    return Answer(data, "\n".join([answer.text, saved]))
 
 
 def sweep(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:

@@ -103,14 +103,46 @@ def explored(
     """The folder of ``--out`` if there is one, and the exploration saved there; no folder is left empty."""
     # Settings before cluster and folder: a wrong option is refused before anything is made.
     settings = settings_option(options, memory_bytes)
-    from tensoropt.cluster import load_cluster
-
-    cluster = load_cluster(options.cluster)
+    cluster = asked_cluster(options)
     with writable_folder(options.out) if options.out else contextlib.nullcontext() as folder:
         found = _explored(options, progress, cluster, settings, more)
         if folder is not None:
             found.save(folder)
         return folder, found
+
+
+def asked_cluster(options: argparse.Namespace) -> Any:
+    """The cluster of ``--cluster``, or the one that was loaded of several."""
+    from tensoropt.cluster import load_cluster
+
+    loaded = getattr(options, "cluster_itself", None)
+    return load_cluster(options.cluster) if loaded is None else loaded
+
+
+def explored_again(
+    options: argparse.Namespace, progress: ProgressDisplay, first: Any, memory_bytes: float | None
+) -> Any:
+    """The operators of an exploration explored on another cluster: kept before, or made and kept now."""
+    settings, cluster = settings_option(options, memory_bytes), asked_cluster(options)
+    from tensoropt.api import explore_graph
+    from tensoropt.profiling.store import ProfileStore
+    from tensoropt.session.kept import KeptExplorations, question_of
+
+    progress.note(defaults_line(options, cluster, settings))
+    keep, question = not options.anew, question_of(first.model)
+    if keep:
+        with ProfileStore() as store:
+            found = KeptExplorations(store).find(question, cluster, settings)
+        if found is not None:
+            return found
+    found = explore_graph(
+        first.recorded.graph, first.model, cluster=cluster, settings=settings, progress=progress, keep=keep
+    )
+    if keep:
+        with ProfileStore() as store:
+            if refusal := KeptExplorations(store).keep(question, cluster, settings, found):
+                progress.note(refusal)
+    return found
 
 
 def _explored(

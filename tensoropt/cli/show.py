@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
 from tensoropt.cli.arguments import add_folder, limits
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
@@ -42,6 +43,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--top", type=int, default=10, metavar="N", help="operators and edges listed; default: %(default)s"
     )
+    add_amount(verb)
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
@@ -52,10 +54,13 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError(f"--align {options.align} is about a measured file; give it with --beside FILE")
     if options.top < 1:
         raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
+    amount, tariff = amount_option(options), tariff_option(options)
     from tensoropt.observed.files import read_observation
+    from tensoropt.plan.rates import RatesOf, kinds_of
     from tensoropt.report.beside import beside
     from tensoropt.report.explain import detail_lines
     from tensoropt.report.owners import point_owners
+    from tensoropt.report.rate_words import rate_lines, rates_data
     from tensoropt.report.table import point_lines
     from tensoropt.report.trace import write_trace
     from tensoropt.saved import opened, show
@@ -67,7 +72,15 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         )
     told = show(found, None if options.point is None else options.point - 1, **wanted)
     summed = found.all_points[told.point].carried is None
-    lines = [*point_lines(found, told.point), "", *detail_lines(told, options.top, summed=summed)]
+    tariff.check(kinds_of(found))
+    rated = RatesOf(found, tariff)
+    rated_lines = rate_lines(rated, told.point, amount)
+    lines = [
+        *point_lines(found, told.point),
+        *rated_lines,
+        "",
+        *detail_lines(told, options.top, summed=summed),
+    ]
     if options.trace:
         write_trace(told.trace(), options.trace)
         lines.append(
@@ -87,6 +100,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         data["beside"] = measured.to_dict()
     if owned is not None:
         data["owners"] = owned.to_dict()
+    data["rates"] = rates_data(rated, told.point, amount)
     return Answer(data, "\n".join(lines))
 
 

@@ -70,13 +70,19 @@ def kernels_of(work: Workload) -> int:
     return sum(1 for call, _ in work.calls if launches(call.function))
 
 
-def peak_flops(device: DeviceKind, kernels: KernelSettings, dtype: str, cls: CostClass) -> float:
-    """FLOP/s at which operators of a class compute at most on a device: float32 ones of GPUs in TF32 where
-    PyTorch's settings allow it."""
+def number_format(dtype: str, cls: CostClass, device_type: str, kernels: KernelSettings) -> str:
+    """What operators of a class compute in: the dtype, or ``tf32`` where PyTorch's settings have GPUs round
+    float32 numbers to it. A GPU without such tensor cores computes float32 even so."""
     setting = _TF32_BY.get(cls)
-    may = device.type == "cuda" and dtype == "float32" and setting is not None
-    tf32 = may and getattr(kernels, str(setting)) == "tf32" and "tf32" in device.flops
-    return device.flops_of("tf32" if tf32 else dtype)
+    may = device_type == "cuda" and dtype == "float32" and setting is not None
+    return "tf32" if may and getattr(kernels, str(setting)) == "tf32" else dtype
+
+
+def peak_flops(device: DeviceKind, kernels: KernelSettings, dtype: str, cls: CostClass) -> float:
+    """FLOP/s at which operators of a class compute at most on a device, in the format of numbers that they
+    have there."""
+    name = number_format(dtype, cls, device.type, kernels)
+    return device.flops_of(name if name in device.flops else dtype)
 
 
 def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_plan import plan_of
+from tensoropt.plan.rates import Rates, RatesOf
 from tensoropt.sharding.storage import stored_words
 from tensoropt.simulate.recording import ALLOCATOR
 
@@ -34,9 +35,12 @@ FURTHER_COLUMNS = (
 further stages begin. The name is what people call such a plan (:mod:`tensoropt.plan.plan_names`)."""
 ALLOCATOR_COLUMNS = tuple(f"allocator_{name}_bytes" for name in ALLOCATOR)
 """Behind these where process memory is counted."""
+RATE_COLUMNS = ("samples_per_s", "tokens_per_s", "mfu", "device_hours_per_1000_steps", "price_per_hour")
+"""At the very end (:mod:`tensoropt.plan.rates`), empty where unknown; the price is that of all devices."""
 
 
-def _write(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Write a CSV file, whole or not at all."""
     with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -47,6 +51,7 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
     """One row per point, ascending in memory, strictly descending in time."""
     rows = []
     told = any(p.allocator for p in exploration.points)
+    rated = RatesOf(exploration)
     for i, p in enumerate(exploration.points):
         space = exploration.spaces[p.space]
         devices = 1
@@ -62,9 +67,19 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
                 *(round(p.terms.get(name, 0)) for name in TERMS), repr(p.host_s), str(p.host_bound).lower(),
                 *_pipeline(p), exploration.names[i],
                 *((round(p.allocator[name]) if p.allocator else "" for name in ALLOCATOR) if told else ()),
+                *_rates(rated.of(i)),
             ]
         )  # fmt: skip
-    _write(path, FIXED_COLUMNS + FURTHER_COLUMNS + (ALLOCATOR_COLUMNS if told else ()), rows)
+    write_rows(
+        path, FIXED_COLUMNS + FURTHER_COLUMNS + (ALLOCATOR_COLUMNS if told else ()) + RATE_COLUMNS, rows
+    )
+
+
+def _rates(one: Rates) -> Iterator[str]:
+    figures = (
+        one.samples_per_s, one.tokens_per_s, one.mfu, one.device_hours(1000.0), one.per_hour,
+    )  # fmt: skip
+    return ("" if figure is None else repr(figure) for figure in figures)
 
 
 def _pipeline(point: Point) -> tuple[Any, str, str]:
@@ -106,7 +121,7 @@ def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) ->
                 for p in members[name]["parameters"]
             )
             rows.append([i, name, *labels, *[""] * (axes - len(labels)), stored])
-    _write(path, header, rows)
+    write_rows(path, header, rows)
 
 
 def _stage_rows(plan: Plan, axes: int) -> Iterator[list[str]]:
@@ -143,4 +158,4 @@ def write_comparison_csv(exploration: Findings, path: str | os.PathLike[str]) ->
         return "; ".join(value) if isinstance(value, (list, tuple)) else value
 
     rows = [[cell(row[column]) for column in COMPARISON_COLUMNS] for row in exploration.comparison]
-    _write(path, COMPARISON_COLUMNS, rows)
+    write_rows(path, COMPARISON_COLUMNS, rows)

@@ -52,6 +52,7 @@ def run_report(
             if any(spaces[op.name].discovered for op in graph.operators if op.target == target)
         },
         "split_share_of_flops": searched.split_share,
+        "model_flops": dict(searched.model_flops),
         "micro_batches_refused": problem.refusal,
         "notes": [
             *local_notes(costs.cluster),

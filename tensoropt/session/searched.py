@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensoropt.costs.kept_tables import KeptTables
@@ -9,6 +10,7 @@ from tensoropt.costs.math_form import math_form_notes
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.coverage import shares_of_flops, undivided, unsplit
+from tensoropt.plan.model_flops import model_flops
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
 from tensoropt.processes import not_searched_for_garbage
 from tensoropt.profiling.store import ProfileStore
@@ -34,6 +36,7 @@ class Searched:
         spaces: one per mesh and micro-batch count in which there is a strategy.
         simulations: of the strategies that were found.
         split_share: of the forward FLOPs the share in groups that can be split in two or more ways.
+        model_flops: of a step by number format (:func:`~tensoropt.plan.model_flops.model_flops`).
         notes: what constraints, refused spaces and undivided sizes left out, and what attention's math form
             takes more, in words.
     """
@@ -43,6 +46,7 @@ class Searched:
     spaces: tuple[SearchedSpace, ...]
     simulations: tuple[SpaceSimulations, ...]
     split_share: float
+    model_flops: Mapping[str, float]
     notes: tuple[str, ...]
 
 
@@ -88,6 +92,7 @@ def search(session: Session, problem: Problem) -> Searched:
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
             _, split_share = shares_of_flops(problem, costs.facts_of)
+            flops = model_flops(problem.graph, costs.facts_of, session.cluster.device_type, costs.kernels)
             math_form = math_form_notes(
                 unsplit(problem.graph, costs.facts_of).values(), costs.capability, costs.training
             )
@@ -99,6 +104,7 @@ def search(session: Session, problem: Problem) -> Searched:
         tuple(found.values()),
         tuple(spaces.simulations.spaces[number] for number in found),
         split_share,
+        flops,
         (*math_form, *left.notes, *refused, *spaces.notes, *refined, *left_out),
     )
 

@@ -16,6 +16,7 @@ from tensoropt.plan.export import (
     COMPARISON_COLUMNS,
     FIXED_COLUMNS,
     FURTHER_COLUMNS,
+    RATE_COLUMNS,
     write_comparison_csv,
     write_frontier_csv,
     write_strategies_csv,
@@ -51,7 +52,7 @@ def check(exploration: Exploration, rows: list[dict[str, str]]) -> None:
     for i, row in enumerate(rows):
         plan = exploration.plan(i)
         told = plan.predicted
-        assert list(row) == [*FIXED_COLUMNS, *FURTHER_COLUMNS]
+        assert list(row) == [*FIXED_COLUMNS, *FURTHER_COLUMNS, *RATE_COLUMNS]
         assert row["point"] == str(i + 1)
         assert row["mesh"] == ("pp" if plan.pipeline is not None else "") + "x".join(
             map(str, plan.mesh.shape)

@@ -18,7 +18,6 @@ from tensoropt_app.views.frontier import (
     mark_sentence,
     price_of,
     short_name,
-    step_cost,
     table_rows,
 )
 
@@ -87,7 +86,8 @@ def test_the_floor_is_what_the_certificate_proves() -> None:
 
 def test_cost_is_device_hours_times_price() -> None:
     assert price_of(DATA, View()) is None
-    assert step_cost(DATA, 0, price_of(DATA, View(price=3.0))) == pytest.approx(0.8 / 3600 * 8 * 3.0)
+    assert price_of(DATA, View(price=3.0)) == 3.0
+    assert price_of(DATA, View(prices="H100-80GB=2")) == 2.0
 
 
 def test_neighbours_are_among_what_the_filters_keep() -> None:

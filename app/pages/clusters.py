@@ -1,0 +1,209 @@
+"""The page of clusters: one model on all clusters that it was explored on, and which of them to take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from dash import Dash, Input, Output, State, dcc, html, no_update
+
+from tensoropt.units import format_bytes, format_number
+
+from ..context import Context
+from ..figures.clusters import clusters_figure
+from ..figures.palette import GRAPH_CONFIG
+from ..state import View
+from ..views.clusters import ClustersData, clusters_data, point_view, unpriced_kinds
+from ..views.frontier import FrontierData
+from .parts import aria, empty, note, number_field, panel, plain_table, visible
+from .view_store import view_of
+
+CLUSTER_FIELDS = ("shop-within", "shop-cost", "shop-amount", "shop-currency", "shop-prices")
+"""Controls of this page whose values are the view's."""
+FOLLOW = """(href) => {
+  if (href) {
+    window.history.pushState({}, "", href);
+    window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
+    window.scrollTo(0, 0);
+  }
+  return window.dash_clientside.no_update;
+}"""
+"""Follows an address as a link of the page does (``dcc.Link``)."""
+MORE = (
+    "Explore the model on other clusters (“Also on” of the Explore page, or --also-on) to compare them here."
+)
+
+
+def shown_fields(view: View, data: FrontierData) -> dict[str, str]:
+    """What the controls of this page show for a view."""
+    within = "" if view.within_s is None else data.units.time.text(view.within_s).replace(",", "")
+    return {
+        "shop-within": within,
+        "shop-cost": "" if view.within_cost is None else f"{view.within_cost:.10g}",
+        "shop-amount": view.amount,
+        "shop-currency": view.currency,
+        "shop-prices": view.prices,
+    }
+
+
+def layout() -> Any:
+    """The page, empty."""
+    limits = html.Div(
+        [
+            number_field("shop-within", "Step at most", placeholder="no limit", w=160, debounce=True),
+            number_field("shop-cost", "Cost at most", placeholder="no limit", w=130, debounce=True),
+            number_field("shop-amount", "Hours and cost of", placeholder="1,000 steps", w=220, debounce=True),
+            number_field("shop-currency", "Currency", placeholder="none", w=90, debounce=True),
+            number_field(
+                "shop-prices", "Prices per device-hour", w=380, debounce=True,
+                placeholder="H100-80GB=2.5, A100-80GB=1.6",
+            ),
+        ],
+        className="row fields",
+    )  # fmt: skip
+    return html.Div(
+        [
+            html.H1("Clusters", className="unseen"),
+            dcc.Store(id="clusters-open"),
+            dcc.Store(id="clusters-opened"),
+            html.Div(id="clusters-empty"),
+            html.Div(
+                [
+                    panel(
+                        limits,
+                        html.Div(id="clusters-answer", **aria(live="polite")),
+                        html.Div(
+                            dcc.Graph(
+                                id="clusters-graph",
+                                config=cast(Any, GRAPH_CONFIG),
+                                style={"height": 420},
+                                figure={"data": [], "layout": {}},
+                            ),
+                            role="img",
+                            **aria(
+                                label="Cost against time of every cluster; the table below has the figures."
+                            ),
+                        ),
+                        html.P("A click on a point opens it.", className="hint"),
+                        title="Which cluster",
+                    ),
+                    panel(html.Div(id="clusters-table", className="scroll"), title="Clusters"),
+                ],
+                id="clusters-body",
+                className="stack",
+            ),
+        ]
+    )
+
+
+def register(app: Dash, context: Context) -> None:
+    """The page follows the state; a click opens a point."""
+
+    @app.callback(
+        Output("clusters-empty", "children"),
+        Output("clusters-body", "style"),
+        Output("clusters-answer", "children"),
+        Output("clusters-table", "children"),
+        Output("clusters-graph", "figure"),
+        Input("state", "data"),
+        Input("page", "data"),
+        Input("scheme", "data"),
+    )
+    def show(kept: Any, page: Any, scheme: Any) -> Any:
+        if page != "clusters" or not kept:
+            return (no_update,) * 5
+        view = view_of(kept)
+        data = clusters_data(context.library, view) if view.exploration else None
+        if data is None or not data.rows:
+            said = empty("No cluster to show", "Pick an exploration above, or start one on the Explore page.")
+            return said, visible(False), None, None, no_update
+        return None, {}, answer(data, view), table(data, view), clusters_figure(data, view, str(scheme))
+
+    @app.callback(
+        Output("clusters-open", "data"),
+        Input("clusters-graph", "clickData"),
+        State("state", "data"),
+        prevent_initial_call=True,
+    )
+    def open_point(click: Any, kept: Any) -> Any:
+        view = view_of(kept)
+        data = clusters_data(context.library, view)
+        hit = None if data is None else clicked(click, data)
+        if data is None or hit is None:
+            return no_update
+        return f"/frontier?{point_view(view, data.rows[hit[0]], hit[1]).to_query()}"
+
+    app.clientside_callback(
+        FOLLOW, Output("clusters-opened", "data"), Input("clusters-open", "data"), prevent_initial_call=True
+    )
+
+
+def clicked(click: Any, data: ClustersData) -> tuple[int, int] | None:
+    """(row, point) of a click; None for one that is of none, or that a page made up."""
+    for hit in click.get("points", ()) if isinstance(click, Mapping) else ():
+        custom = hit.get("customdata") if isinstance(hit, Mapping) else None
+        if not isinstance(custom, list) or len(custom) < 2 or not all(type(c) is int for c in custom[:2]):
+            continue
+        place, point = custom[:2]
+        if 0 <= place < len(data.rows) and 0 <= point < len(data.rows[place].curve.time):
+            return place, point
+    return None
+
+
+def answer(data: ClustersData, view: View) -> Any:
+    """Which cluster to take, in words, and what is lacking."""
+    lacking = unpriced_kinds(data, view)
+    without = ""
+    if not data.priced:
+        without = (
+            "No price is known, so that the plot shows device-hours: write prices per device-hour above, "
+            f"for example {lacking[0]}=2.5."
+        )
+    return [
+        *(html.P(sentence, className="answer") for sentence in data.answer),
+        note(data.fault and f"Hours and cost are of 1,000 steps: {data.fault}.", "warn"),
+        note(without),
+        note("" if len(data.rows) > 1 else MORE),
+    ]
+
+
+def table(data: ClustersData, view: View) -> Any:
+    """A row per cluster with the point it offers, which it links to, or the reason why not."""
+    money = view.currency or "cost"
+    head = [
+        "cluster",
+        "devices",
+        "time per step",
+        "memory per device",
+        f"{money} per hour",
+        "hours",
+        money,
+        "",
+    ]
+    rows = []
+    for place, row in enumerate(data.rows):
+        offer, rates = row.offer, row.offer.rates
+        name: Any = row.label
+        if offer.point is not None:
+            name = dcc.Link(row.label, href=f"/frontier?{point_view(view, row, offer.point).to_query()}")
+        marks = [w for w, at in (("cheapest", data.cheapest), ("fastest", data.fastest)) if at == place]
+        unknown = rates.whys["per_hour"] if rates is not None and rates.per_hour is None else ""
+        rows.append(
+            [
+                name,
+                offer.devices,
+                "—" if rates is None else data.time.text(rates.step_s),
+                "—" if offer.memory_bytes is None else format_bytes(offer.memory_bytes),
+                "—" if rates is None or rates.per_hour is None else format_number(rates.per_hour),
+                "—" if offer.hours is None else format_number(offer.hours),
+                "—" if offer.cost is None else format_number(offer.cost),
+                ", ".join(filter(None, [*marks, offer.reason or unknown])),
+            ]
+        )
+    rows += [[name, *["—"] * 6, why] for name, why in data.refused]
+    caption = html.P(
+        f"Of every cluster its fastest plan that fits, which is its cheapest too. Hours and {money} are of "
+        f"{data.amount}.",
+        className="hint",
+    )
+    return [plain_table(head, rows, numbers=(2, 3, 4, 5, 6)), caption]

@@ -1,0 +1,119 @@
+"""What the frontier's plot shows against what: memory and time, or the units by which people decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..state import USUAL_ACROSS, USUAL_UP, View
+from .frontier import FrontierData
+from .rates import RateArrays, rate_arrays
+from .units import Unit
+
+TITLES = {
+    "memory": "memory per device", "time": "time per step", "rate": "tokens/s or samples/s", "mfu": "MFU",
+    "hours": "device-hours", "cost": "cost",
+}  # fmt: skip
+"""Of what an axis can show, as a choice."""
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """One axis of the plot.
+
+    Attributes:
+        name: a key of :data:`TITLES`.
+        title: with the unit, as the axis says it.
+        unit: as a tooltip says it.
+        values: of every row, in the unit shown.
+        bounds: the same of the time that the certificate leaves open.
+    """
+
+    name: str
+    title: str
+    unit: str
+    values: np.ndarray
+    bounds: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Axes:
+    """Both axes, and why one of them is not the one asked for."""
+
+    x: Axis
+    y: Axis
+    refused: str = ""
+
+    @property
+    def over_memory(self) -> bool:
+        """Whether lines of devices' memory and a budget's veil have a place."""
+        return self.x.name == "memory"
+
+    @property
+    def up_time(self) -> bool:
+        """Whether a target's veil, and the parts of a step's time, have a place."""
+        return self.y.name == "time"
+
+    @property
+    def key(self) -> str:
+        """Tells two pairs of axes apart."""
+        return f"{self.x.name}/{self.y.name}"
+
+
+def axes_of(data: FrontierData, view: View) -> Axes:
+    """The axes that a view asks for; the usual one, with the reason, where its figures are unknown."""
+    if (view.across, view.up) == (USUAL_ACROSS, USUAL_UP):
+        return Axes(_usual(data, USUAL_ACROSS), _usual(data, USUAL_UP))
+    found, refused = rate_arrays(data, view), []
+    axes = []
+    for name, usual in ((view.across, USUAL_ACROSS), (view.up, USUAL_UP)):
+        axis = _usual(data, name) if name == usual else _of(data, view, found, name)
+        if axis is None:
+            why = found.whys.get({"hours": "device_hours"}.get(name, name), "it is unknown")
+            refused.append(f"The plot cannot show {TITLES[name]}: {why}.")
+        axes.append(axis or _usual(data, usual))
+    return Axes(axes[0], axes[1], " ".join(dict.fromkeys(refused)))
+
+
+def axis_sentence(axes: Axes, view: View) -> str:
+    """What is switched off while other units are shown, and what could not be shown; "" for usual axes."""
+    off = []
+    if not axes.over_memory:
+        off.append("what a device has")
+        off += ["the memory budget, which still selects a point"] if view.budget_bytes is not None else []
+    if not axes.up_time:
+        off += ["the time target, which still selects a point"] if view.target_s is not None else []
+        off += ["compute and network"] if view.lines else []
+    words = f"Not drawn over these axes: {'; '.join(off)}." if off else ""
+    return " ".join(filter(None, (axes.refused, words)))
+
+
+def _usual(data: FrontierData, name: str) -> Axis:
+    values, unit = (data.memory, data.units.memory) if name == "memory" else (data.time, data.units.time)
+    bounds = data.memory if name == "memory" else data.floor
+    return _axis(name, TITLES[name], unit, values, bounds)
+
+
+def _axis(name: str, title: str, unit: Unit, values: np.ndarray, bounds: np.ndarray) -> Axis:
+    said = f"{title}, {unit.name}" if unit.name else title
+    return Axis(name, said, unit.name, values / unit.factor, bounds / unit.factor)
+
+
+def _of(data: FrontierData, view: View, found: RateArrays, name: str) -> Axis | None:
+    values = {
+        "rate": found.rate, "mfu": found.mfu, "hours": found.device_hours, "cost": found.cost,
+    }[name]  # fmt: skip
+    if values is None:
+        return None
+    unit = Unit({"rate": f"{found.unit}/s", "mfu": "%", "hours": "h", "cost": ""}[name], 1.0)
+    title = {
+        "rate": "throughput", "mfu": "MFU", "hours": f"device-hours for {found.amount}",
+        "cost": f"cost of {found.amount}" + (f", {view.currency}" if view.currency else ""),
+    }[name]  # fmt: skip
+    if name == "mfu":
+        unit = Unit("%", 0.01)
+    # Throughput and MFU fall as the time grows, hours and money grow with it.
+    share = data.time / data.floor
+    bounds = values * share if name in ("rate", "mfu") else values / share
+    return _axis(name, title, unit, values, bounds)

@@ -1,0 +1,164 @@
+"""One model's step on every cluster that the library knows it on: time, money, and which to take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.cluster_offers import ClusterCurve, Offer, Offers, Question, offer_of
+from tensoropt.plan.rates import HOUR_S
+from tensoropt.plan.step_work import StepWork
+from tensoropt.shopping import refused_in
+
+from ..library import Entry, Library
+from ..state import View, open_exploration
+from .rates import amount_in, tariff_of
+from .units import Unit, Units
+
+
+@dataclass(frozen=True, eq=False)
+class OnCluster:
+    """One exploration: its curve, and what it offers.
+
+    Attributes:
+        label: the cluster's name, with the key where several have that.
+        fitting: per point whether a device has room for it.
+        money: per point for the amount; device-hours where no price is known of any cluster; None of a
+            cluster without a price beside others that have one.
+    """
+
+    entry: Entry
+    label: str
+    offer: Offer
+    curve: ClusterCurve
+    fitting: np.ndarray
+    money: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class ClustersData:
+    """All explorations of one step.
+
+    Attributes:
+        priced: whether any price is known; else device-hours stand for money.
+        refused: clusters that could not be explored, with the reason.
+        fault: why hours and money cannot be said for the amount asked for, and are of 1,000 steps; "" else.
+    """
+
+    rows: tuple[OnCluster, ...]
+    answer: tuple[str, ...]
+    cheapest: int | None
+    fastest: int | None
+    time: Unit
+    amount: str
+    currency: str
+    priced: bool
+    refused: tuple[tuple[str, str], ...] = ()
+    fault: str = ""
+
+    @property
+    def money_title(self) -> str:
+        """What is called money here, with what it is for."""
+        name = f"cost, {self.currency}" if self.currency else "cost"
+        return f"{name if self.priced else 'device-hours'} of {self.amount}"
+
+
+def clusters_data(library: Library, view: View) -> ClustersData | None:
+    """What the page of clusters shows for the view's model; None where it names no exploration that opens."""
+    try:
+        chosen = library.load(view.exploration)
+    except TensorOptError:
+        return None
+    work, units = StepWork.of(chosen), Units.of(chosen)
+    asked, fault = _question(view, work)
+    found = [(entry, _curve(library, entry)) for entry in _alike(library, view.exploration)]
+    names = [curve.cluster for _, curve in found]
+    priced = any(curve.per_hour(asked.tariff) is not None for _, curve in found)
+    rows = tuple(
+        _row(entry, curve, work, asked, priced=priced, alone=names.count(curve.cluster) == 1)
+        for entry, curve in found
+    )
+    offers = Offers(asked, tuple(row.offer for row in rows))
+
+    def place(offer: Offer | None) -> int | None:
+        return next((i for i, row in enumerate(rows) if row.offer is offer), None)
+
+    return ClustersData(
+        rows=rows,
+        answer=tuple(offers.sentences()),
+        cheapest=place(offers.cheapest),
+        fastest=place(offers.fastest),
+        time=units.time,
+        amount=asked.amount.words,
+        currency=view.currency,
+        priced=priced,
+        refused=tuple(_refused(found).items()),
+        fault=fault,
+    )
+
+
+def _question(view: View, work: StepWork) -> tuple[Question, str]:
+    asked = Question(
+        time_s=view.within_s,
+        cost=view.within_cost,
+        headroom=view.headroom,
+        amount=amount_in(view),
+        tariff=tariff_of(view),
+    )
+    try:
+        asked.amount.steps(work)
+    except TensorOptError as error:
+        return replace(asked, amount=Question().amount), f"{asked.amount.words}: {error}"
+    return asked, ""
+
+
+def _row(
+    entry: Entry, curve: ClusterCurve, work: StepWork, asked: Question, *, priced: bool, alone: bool
+) -> OnCluster:
+    label = curve.cluster if alone else f"{curve.cluster} ({entry.key.removeprefix('opened-')})"
+    named = replace(curve, cluster=label)
+    per_hour = curve.per_hour(asked.tariff) if priced else float(sum(s.count for s in curve.devices))
+    hours = asked.amount.steps(work) * curve.time / HOUR_S
+    return OnCluster(
+        entry=entry,
+        label=label,
+        offer=offer_of(named, work, asked),
+        curve=named,
+        fitting=curve.fitting(asked),
+        money=None if per_hour is None else hours * per_hour,
+    )
+
+
+def _alike(library: Library, key: str) -> list[Entry]:
+    """Explorations of the same step that have points, in the library's order; none of them is opened."""
+    step = library.head_of(library.entry(key)).step
+    alike = [entry for entry in library.entries() if library.head_of(entry).step == step]
+    return [e for e in alike if len(library.curve_of(e).memory) and library.head_of(e).kinds]
+
+
+def _refused(found: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
+    """What the folders of these explorations say of clusters on which there is none."""
+    said: dict[str, str] = {}
+    for folder in dict.fromkeys(entry.folder.parent for entry, _ in found):
+        said |= refused_in(folder)
+    known = {curve.cluster for _, curve in found}
+    return {name: why for name, why in said.items() if name not in known}
+
+
+def _curve(library: Library, entry: Entry) -> ClusterCurve:
+    head, curve = library.head_of(entry), library.curve_of(entry)
+    return ClusterCurve(head.cluster, head.kinds, curve.memory, curve.time)
+
+
+def unpriced_kinds(data: ClustersData, view: View) -> list[str]:
+    """Kinds of devices without a price, once each."""
+    tariff = tariff_of(view)
+    found = [s for row in data.rows for s in row.curve.devices if tariff.of_named(s.kind, s.price) is None]
+    return list(dict.fromkeys(some.kind for some in found))
+
+
+def point_view(view: View, row: OnCluster, point: int) -> View:
+    """The view that shows a point of one of the clusters."""
+    return replace(open_exploration(replace(view, exploration=""), row.entry.key), point=point)

@@ -1,0 +1,124 @@
+"""``shop``: which cluster to take for a model that was explored on several."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
+from tensoropt.cli.verb import Answer, Verb
+from tensoropt.console import ProgressDisplay, columns
+from tensoropt.errors import TensorOptError
+from tensoropt.units import format_bytes, format_number, format_seconds, parse_bytes, parse_seconds
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    verb.add_argument("dir", metavar="DIR", help="the folder given to explore --also-on --out")
+    verb.add_argument("--time", metavar="300ms", help="the cheapest cluster within this time per step")
+    verb.add_argument("--cost", metavar="5", help="the fastest within this money for what is asked below")
+    verb.add_argument("--memory", metavar="24GiB", help="use at most this much of every device")
+    verb.add_argument("--headroom", default="5%", metavar="5%%", help="of devices' memory kept free")
+    verb.add_argument("--csv", metavar="FILE", help="write the table")
+    add_amount(verb)
+
+
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """A row per cluster, and which to take."""
+    asked = _asked(options)
+    from tensoropt.shopping import load_clusters
+
+    return shop_answer(load_clusters(options.dir), asked, options.csv)
+
+
+def shop_answer(found: Any, asked: dict[str, Any], csv: str | None = None) -> Answer:
+    """The table and the answer of explorations on clusters (:class:`tensoropt.shopping.OnClusters`)."""
+    from tensoropt.plan.cluster_offers import offers_data, write_offers_csv
+    from tensoropt.shopping import shop
+
+    told = shop(found, **asked)
+    lines = [_table(told), "", *told.sentences()]
+    if csv:
+        write_offers_csv(told, csv)
+        lines.append(f"{len(told.rows)} clusters written to {csv}")
+    best = {
+        name: None if row is None else row.cluster
+        for name, row in (("cheapest", told.cheapest), ("fastest", told.fastest))
+    }
+    data = {
+        **best,
+        "amount": told.question.amount.words,
+        "currency": told.question.tariff.currency,
+        "clusters": offers_data(told),
+        "csv": csv,
+    }
+    return Answer(data, "\n".join(lines))
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    from tensoropt.plan.amounts import THOUSAND_STEPS
+
+    return {
+        "time_s": None if options.time is None else parse_seconds(options.time),
+        "cost": None if options.cost is None else _money(options.cost),
+        "memory_bytes": None if options.memory is None else parse_bytes(options.memory),
+        "headroom": _share(options.headroom),
+        "amount": amount_option(options) or THOUSAND_STEPS,
+        "tariff": tariff_option(options),
+    }
+
+
+def _money(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        raise TensorOptError(f"--cost '{text}' is no number; write for example 5") from None
+    if not 0 < found < float("inf"):
+        raise TensorOptError(f"--cost {text} buys nothing; give more than 0")
+    return found
+
+
+def _share(text: str) -> float:
+    number, percent, rest = text.partition("%")
+    try:
+        found = float(number) / 100
+    except ValueError:
+        found = -1.0
+    if not percent or rest.strip() or not 0 <= found < 1:
+        raise TensorOptError(f"--headroom '{text}' is no share of a device's memory; write for example 5%")
+    return found
+
+
+def _table(told: Any) -> str:
+    currency = told.question.tariff.currency or "money"
+    head = ["cluster", "devices", "time/step", "memory", f"{currency}/h", "hours", currency, "plan", ""]
+    rows = [head]
+    for row in told.rows:
+        rates = row.rates
+        rows.append(
+            [
+                row.cluster,
+                row.devices,
+                "-" if rates is None else format_seconds(rates.step_s),
+                "-" if row.memory_bytes is None else format_bytes(row.memory_bytes),
+                "-" if rates is None or rates.per_hour is None else format_number(rates.per_hour),
+                "-" if row.hours is None else format_number(row.hours),
+                "-" if row.cost is None else format_number(row.cost),
+                row.name,
+                _remark(told, row),
+            ]
+        )
+    caption = f"hours and {currency} are of {told.question.amount.words}"
+    return "\n".join([columns(rows, left=(0, 1, 7, 8)), caption])
+
+
+def _remark(told: Any, row: Any) -> str:
+    if row.reason:
+        return str(row.reason)
+    marks = [word for word in ("cheapest", "fastest") if getattr(told, word) is row]
+    if row.cost is None:
+        marks.append(row.rates.whys["per_hour"])
+    return "<- " + ", ".join(marks) if marks and marks[0] in ("cheapest", "fastest") else ", ".join(marks)
+
+
+VERB = Verb("shop", "say which cluster to take for a model explored on several", add_arguments, answer)

@@ -1,0 +1,305 @@
+"""One model's step on several clusters: the cheapest within a time, the fastest within a price.
+
+Of one cluster the fastest plan that fits is also the cheapest, since money is time times a price: every
+cluster is one row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.export import write_rows
+from tensoropt.plan.rates import Rates, RatesOf
+from tensoropt.plan.step_work import StepWork
+from tensoropt.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one cluster offers.
+
+    Attributes:
+        cluster: its name.
+        devices: of which kinds, in words.
+        point: index of the fastest point that fits; None where none does.
+        rates: of that point.
+        memory_bytes: per device.
+        hours, device_hours, cost: of the amount asked for; None where unknown.
+        name: what people call the plan.
+        reason: why it is not within what was asked; "" where it is.
+    """
+
+    cluster: str
+    devices: str = ""
+    point: int | None = None
+    rates: Rates | None = None
+    memory_bytes: float | None = None
+    hours: float | None = None
+    device_hours: float | None = None
+    cost: float | None = None
+    name: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of clusters.
+
+    Attributes:
+        time_s: the longest step; cost: the most money for the amount; None for no limit.
+        memory_bytes: per device, where less is meant than a device has.
+        headroom: the share of a device's memory that stays free.
+        amount: the training that money is for.
+    """
+
+    time_s: float | None = None
+    cost: float | None = None
+    memory_bytes: float | None = None
+    headroom: float = 0.0
+    amount: Amount = THOUSAND_STEPS
+    tariff: Tariff = CLUSTERS_OWN
+
+    def room(self, device_bytes: float) -> float:
+        """What a plan may use of a device that has so many bytes."""
+        usable = device_bytes * (1.0 - self.headroom)
+        return usable if self.memory_bytes is None else min(usable, self.memory_bytes)
+
+
+@dataclass(frozen=True)
+class Offers:
+    """The answer: a row per cluster, in the order they were given in; last those that were not explored."""
+
+    question: Question
+    rows: tuple[Offer, ...]
+
+    @property
+    def within(self) -> tuple[Offer, ...]:
+        """The rows within what was asked."""
+        return tuple(row for row in self.rows if not row.reason)
+
+    @property
+    def cheapest(self) -> Offer | None:
+        """Of those within the limits whose price is known, the cheapest, of equals the fastest."""
+        priced = [row for row in self.within if row.cost is not None]
+        return min(priced, key=lambda row: (row.cost or 0.0, _seconds(row)), default=None)
+
+    @property
+    def fastest(self) -> Offer | None:
+        """Of those within the limits the fastest, of equals the cheapest."""
+        return min(
+            self.within,
+            key=lambda row: (_seconds(row), float("inf") if row.cost is None else row.cost),
+            default=None,
+        )
+
+    def sentences(self) -> Iterator[str]:
+        """The answer in words."""
+        asked = self.question
+        limits = [
+            *([f"within {format_seconds(asked.time_s)} a step"] if asked.time_s is not None else []),
+            *([f"at most {asked.tariff.words(asked.cost)}"] if asked.cost is not None else []),
+        ]
+        said = " and ".join(limits) or "without limits"
+        fastest, cheapest = self.fastest, self.cheapest
+        if fastest is None:
+            yield f"No cluster is {said}." if limits else "No cluster has a plan that fits."
+            return
+        if cheapest is not None:
+            assert cheapest.cost is not None
+            yield (
+                f"Cheapest {said}: {cheapest.cluster}, {asked.tariff.words(cheapest.cost)} for "
+                f"{asked.amount.words} at {format_seconds(_seconds(cheapest))} a step."
+            )
+        else:
+            yield f"Which is cheapest is unknown: of no cluster {said} the price is known."
+        cost = "of unknown price" if fastest.cost is None else asked.tariff.words(fastest.cost)
+        yield f"Fastest {said}: {fastest.cluster}, {format_seconds(_seconds(fastest))} a step, {cost}."
+        unknown = [row.cluster for row in self.within if row.cost is None]
+        if unknown and cheapest is not None:
+            yield f"Without a price, and so left out of what is cheapest: {', '.join(unknown)}."
+
+
+def _seconds(row: Offer) -> float:
+    assert row.rates is not None
+    return row.rates.step_s
+
+
+def offers(
+    explorations: Sequence[Exploration],
+    question: Question | None = None,
+    refused: Mapping[str, str] | None = None,
+) -> Offers:
+    """What clusters offer for one model's step.
+
+    Args:
+        refused: clusters that could not be explored, with the reason.
+
+    Raises:
+        TensorOptError: the amount is in a unit of which a step's is unknown.
+    """
+    asked = question or Question()
+    rows = [_offer(found, asked) for found in explorations]
+    rows += [Offer(cluster, reason=why) for cluster, why in (refused or {}).items()]
+    return Offers(asked, tuple(rows))
+
+
+def _offer(found: Exploration, asked: Question) -> Offer:
+    table = RatesOf(found, asked.tariff)
+    cluster = str(found.cluster["name"])
+    if table.cluster is None:
+        return Offer(cluster, reason="the cluster was not saved with it; explore again")
+    memory = np.array([point.memory_bytes for point in found.points])
+    time = np.array([point.time_s for point in found.points])
+    best = _fastest(memory, time, asked.room(table.cluster.memory_bytes))
+    row = Offer(cluster, table.cluster.counts)
+    if best is None:
+        return replace(row, reason=_no_room(memory, asked.room(table.cluster.memory_bytes)))
+    return _filled(
+        replace(row, name=found.names[best]), best, float(memory[best]), table.of(best), table.work, asked
+    )
+
+
+@dataclass(frozen=True)
+class SomeDevices:
+    """Devices of one kind: how many, the memory of each, and their own price per hour."""
+
+    kind: str
+    count: int
+    memory_bytes: float
+    price: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterCurve:
+    """A frontier as numbers, with what its cluster has: enough to offer it without opening it."""
+
+    cluster: str
+    devices: tuple[SomeDevices, ...]
+    memory: np.ndarray
+    time: np.ndarray
+
+    def per_hour(self, tariff: Tariff) -> float | None:
+        """Money for an hour of all devices; None where a price is unknown."""
+        prices = [tariff.of_named(some.kind, some.price) for some in self.devices]
+        if any(price is None for price in prices):
+            return None
+        return sum(some.count * (price or 0.0) for some, price in zip(self.devices, prices, strict=True))
+
+    def fitting(self, asked: Question) -> np.ndarray:
+        """Per point whether it fits what a device may use."""
+        room = asked.room(min(some.memory_bytes for some in self.devices))
+        return np.asarray(self.memory <= room)
+
+
+def offer_of(curve: ClusterCurve, work: StepWork, asked: Question) -> Offer:
+    """What a cluster offers by its curve alone: as :func:`offers` has it, without MFU and the plan's name.
+
+    Args:
+        work: of the step, which all clusters share.
+    """
+    row = Offer(curve.cluster, ", ".join(f"{some.count} x {some.kind}" for some in curve.devices))
+    room = asked.room(min(some.memory_bytes for some in curve.devices))
+    best = _fastest(curve.memory, curve.time, room)
+    if best is None:
+        return replace(row, reason=_no_room(curve.memory, room))
+    seconds, per_hour = float(curve.time[best]), curve.per_hour(asked.tariff)
+    unknown = [s.kind for s in curve.devices if asked.tariff.of_named(s.kind, s.price) is None]
+    whys = {
+        "mfu": "not worked out",
+        "per_hour": f"no price of a device-hour is known for {', '.join(unknown)}",
+    }
+    rates = Rates(
+        step_s=seconds,
+        devices=sum(some.count for some in curve.devices),
+        samples_per_s=None if work.samples is None else work.samples / seconds,
+        tokens_per_s=None if work.tokens is None else work.tokens / seconds,
+        flops_per_s=None,
+        mfu=None,
+        per_hour=per_hour,
+        whys=whys,
+    )
+    return _filled(row, best, float(curve.memory[best]), rates, work, asked)
+
+
+def _fastest(memory: np.ndarray, time: np.ndarray, room: float) -> int | None:
+    """The fastest point that fits; None where none does."""
+    fitting = np.flatnonzero(memory <= room)
+    return int(fitting[np.argmin(time[fitting])]) if len(fitting) else None
+
+
+def _no_room(memory: np.ndarray, room: float) -> str:
+    smallest = float(memory.min()) if len(memory) else float("inf")
+    return f"does not fit: {format_bytes(smallest)} at least, {format_bytes(room)} a device may use"
+
+
+def _filled(
+    row: Offer, point: int, memory_bytes: float, rates: Rates, work: StepWork, asked: Question
+) -> Offer:
+    """A row with the figures of its point, and why that is not within what was asked."""
+    steps = asked.amount.steps(work)
+    cost = rates.cost(steps)
+    reason = ""
+    if asked.time_s is not None and rates.step_s > asked.time_s:
+        reason = f"too slow: {format_seconds(rates.step_s)} a step"
+    elif asked.cost is not None and cost is None:
+        reason = rates.whys["per_hour"]
+    elif asked.cost is not None and cost is not None and cost > asked.cost:
+        reason = f"too dear: {asked.tariff.words(cost)}"
+    return replace(
+        row,
+        point=point,
+        rates=rates,
+        memory_bytes=memory_bytes,
+        hours=rates.hours(steps),
+        device_hours=rates.device_hours(steps),
+        cost=cost,
+        reason=reason,
+    )
+
+
+OFFER_COLUMNS: dict[str, Callable[[Offer], object]] = {
+    "cluster": lambda row: row.cluster,
+    "devices": lambda row: row.devices,
+    "point": lambda row: None if row.point is None else row.point + 1,
+    "time_s": lambda row: row.rates and row.rates.step_s,
+    "memory_bytes": lambda row: None if row.memory_bytes is None else round(row.memory_bytes),
+    "price_per_hour": lambda row: row.rates and row.rates.per_hour,
+    "hours": lambda row: row.hours,
+    "device_hours": lambda row: row.device_hours,
+    "cost": lambda row: row.cost,
+    "samples_per_s": lambda row: row.rates and row.rates.samples_per_s,
+    "tokens_per_s": lambda row: row.rates and row.rates.tokens_per_s,
+    "mfu": lambda row: row.rates and row.rates.mfu,
+    "name": lambda row: row.name,
+    "reason": lambda row: row.reason,
+}
+"""Of the CSV and of plain data: a figure by its name; hours and money are of the amount asked for."""
+
+
+def offers_data(found: Offers) -> list[dict[str, object]]:
+    """The rows as plain data; None for what is unknown."""
+    return [{name: figure(row) for name, figure in OFFER_COLUMNS.items()} for row in found.rows]
+
+
+def write_offers_csv(found: Offers, path: str | os.PathLike[str]) -> None:
+    """One row per cluster: what it offers, or why it does not; what is unknown is empty."""
+    rows = [["" if value is None else value for value in row.values()] for row in offers_data(found)]
+    write_rows(path, tuple(OFFER_COLUMNS), rows)
+
+
+def check_prices(explorations: Sequence[Exploration], tariff: Tariff) -> None:
+    """Raise :class:`TensorOptError` for a price of a kind that none of the clusters has."""
+    tariff.check(str(kind["name"]) for found in explorations for kind in found.cluster.get("kinds", ()))
+
+
+def check_headroom(headroom: float) -> None:
+    """Raise :class:`TensorOptError` for a share that leaves nothing, or that is none."""
+    if not 0 <= headroom < 1:
+        raise TensorOptError(f"headroom {headroom:g} is no share of a device's memory; give 0.05 for 5 %")

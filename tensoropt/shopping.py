@@ -1,0 +1,202 @@
+"""One model on several clusters: exploring it there, and which cluster to take."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensoropt.api import explore, explore_graph
+from tensoropt.cluster import Cluster, list_clusters, load_cluster
+from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
+from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
+from tensoropt.plan.cluster_offers import Offers, Question, check_headroom, check_prices, offers
+from tensoropt.plan.device_sweep import folders_in, same_step
+from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.plan.files import write_text
+from tensoropt.types import Progress, silent
+
+REFUSED = "refused.json"
+"""In a folder of explorations on several clusters: where the model could not be explored, and why."""
+PRESETS = "presets"
+"""Stands for every preset by name, but those of a number of nodes."""
+
+
+@dataclass(frozen=True)
+class OnClusters:
+    """Explorations of one step on several clusters, and why there is none on others, by name."""
+
+    explorations: tuple[Exploration, ...]
+    refused: Mapping[str, str]
+
+
+def explore_clusters(
+    model: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    clusters: str | Sequence[str | Cluster],
+    out: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    **more: Any,
+) -> OnClusters:
+    """The cost frontiers of one model on several clusters; it is captured once.
+
+    What goes wrong on one cluster is said of that cluster, and the others are explored.
+
+    Args:
+        model, args, kwargs: as in :func:`tensoropt.explore`.
+        clusters: names, files or clusters; ``presets`` for all presets.
+        out: a folder, which gets a folder for each exploration, as ``explore --out`` makes it.
+        progress: as in :func:`tensoropt.explore`.
+        more: whatever else :func:`tensoropt.explore` takes, but planners.
+
+    Raises:
+        CaptureError: the model cannot be captured, on whatever cluster.
+        TensorOptError: it could be explored on none; says why of each.
+    """
+    graph_settings = {k: v for k, v in more.items() if k not in ("loss", "source", "seed")}
+
+    def anew(cluster: Cluster) -> Exploration:
+        return explore(model, args, kwargs, cluster=cluster, progress=progress, **more)
+
+    def again(cluster: Cluster, first: Exploration) -> Exploration:
+        graph = first.recorded.graph
+        return explore_graph(graph, first.model, cluster=cluster, progress=progress, **graph_settings)
+
+    return over_clusters(named_clusters(clusters), anew, again, out=out, progress=progress or silent)
+
+
+def named_clusters(clusters: str | Sequence[str | Cluster]) -> list[str | Cluster]:
+    """Clusters one by one, each once: ``presets`` and lists with commas taken apart."""
+    words = clusters.split(",") if isinstance(clusters, str) else list(clusters)
+    found: list[str | Cluster] = []
+    for word in words:
+        name = word.strip() if isinstance(word, str) else word
+        found += [n for n in list_clusters() if not n.endswith("xN")] if name == PRESETS else [name]
+    unique = list(dict.fromkeys(one for one in found if one != ""))
+    if not unique:
+        raise TensorOptError("there is no cluster to explore on; name some, or presets for all of them")
+    return unique
+
+
+def over_clusters(
+    clusters: Sequence[str | Cluster],
+    anew: Callable[[Cluster], Exploration],
+    again: Callable[[Cluster, Exploration], Exploration],
+    *,
+    out: str | os.PathLike[str] | None,
+    progress: Progress,
+) -> OnClusters:
+    """Explorations on clusters one after the other.
+
+    Args:
+        anew: explores with the capture of the model.
+        again: explores the operators of an exploration on another cluster.
+    """
+    found: list[Exploration] = []
+    refused: dict[str, str] = {}
+    for number, one in enumerate(clusters):
+        name = one if isinstance(one, str) else one.name
+        progress("clusters", number, len(clusters), name)
+        try:
+            cluster = load_cluster(one) if isinstance(one, str) else one
+            first = next((known for known in found if known.recorded is not None), None)
+            exploration = anew(cluster) if first is None else again(cluster, first)
+            if out is not None:
+                exploration.save(_folder(Path(out), cluster.name, found))
+            found.append(exploration)
+        except CaptureError:
+            raise  # no cluster mends it
+        except TensorOptError as error:
+            refused[name] = " ".join(str(error).split())
+        except Exception as error:  # one cluster's fault must not cost the others' results
+            refused[name] = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
+    progress("clusters", len(clusters), len(clusters), "")
+    if not found:
+        raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+    if out is not None:
+        write_text(Path(out) / REFUSED, json.dumps(refused, indent=1) + "\n")
+    return OnClusters(tuple(found), refused)
+
+
+def _folder(out: Path, name: str, found: Sequence[Exploration]) -> Path:
+    """A folder of its own for a cluster, whatever its name has in it."""
+    plain = re.sub(r"[^\w.\[\]-]+", "-", name).lstrip(".") or "cluster"
+    same = sum(str(one.cluster["name"]) == name for one in found)
+    return out / (f"{plain}-{same + 1}" if same else plain)
+
+
+def load_clusters(folder: str | os.PathLike[str]) -> OnClusters:
+    """The explorations of a folder, by name, and why there is none of others.
+
+    One that cannot be read is among those that are refused.
+
+    Raises:
+        TensorOptError: there is none, or they are not of one model's step.
+    """
+    found, refused = [], refused_in(Path(folder))
+    for one in folders_in(folder):
+        try:
+            found.append(load_exploration(one))
+        except TensorOptError as error:
+            refused[one.name] = str(error)
+    if not found:
+        raise TensorOptError(
+            f"{folder} holds no exploration that can be read; run `tensoropt explore` with --also-on"
+        )
+    if len({same_step(one) for one in found}) > 1:
+        raise TensorOptError(
+            f"{folder} holds explorations of different models or settings, which cannot be compared; "
+            "keep those of one in a folder of their own"
+        )
+    return OnClusters(tuple(found), refused)
+
+
+def refused_in(folder: Path) -> dict[str, str]:
+    """Why a model could not be explored on some clusters, by name, as a folder of explorations keeps it."""
+    try:
+        data = json.loads((folder / REFUSED).read_text(encoding="utf-8"))
+        return {str(name): str(why) for name, why in data.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        return {REFUSED: f"cannot be read ({error}); what could not be explored is not known"}
+
+
+def shop(
+    saved: OnClusters | str | os.PathLike[str] | Sequence[Exploration],
+    *,
+    time_s: float | None = None,
+    cost: float | None = None,
+    memory_bytes: float | None = None,
+    headroom: float = 0.0,
+    amount: Amount = THOUSAND_STEPS,
+    tariff: Tariff = CLUSTERS_OWN,
+) -> Offers:
+    """What clusters offer for one model: the cheapest within a time, the fastest within a price, and why.
+
+    Args:
+        saved: what :func:`explore_clusters` gave, its folder, or explorations.
+        time_s: the longest step.
+        cost: the most money for ``amount``.
+        memory_bytes: per device, where less is meant than a device has.
+        headroom: the share of a device's memory that stays free.
+        amount: the training that hours and money are of.
+        tariff: prices that replace those of the clusters, and the currency.
+
+    Raises:
+        TensorOptError: the folder holds none, they are of different steps, or the amount's unit is unknown.
+    """
+    check_headroom(headroom)
+    if isinstance(saved, (str, os.PathLike)):
+        saved = load_clusters(saved)
+    if not isinstance(saved, OnClusters):
+        saved = OnClusters(tuple(saved), {})
+    check_prices(saved.explorations, tariff)
+    question = Question(time_s, cost, memory_bytes, headroom, amount, tariff)
+    return offers(saved.explorations, question, saved.refused)

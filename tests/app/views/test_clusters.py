@@ -1,0 +1,125 @@
+"""One model on several clusters, from the index alone; and what the plot draws of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from samples_app import GIB, exploration, point, space
+from tensoropt_app.figures.clusters import clusters_figure
+from tensoropt_app.library import Library
+from tensoropt_app.pages.clusters import clicked
+from tensoropt_app.state import View
+from tensoropt_app.views.clusters import ClustersData, clusters_data, point_view, unpriced_kinds
+
+from tensoropt.plan.amounts import Tariff
+from tensoropt.shopping import shop
+
+CALL = {"args": [], "kwargs": {"input_ids": {"tensor": [16, 64], "dtype": "int64"}}}
+VIEW = View(exploration="opened-fast", prices="H100-80GB=3, A100-80GB=1", headroom=0.0, currency="EUR")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """Two clusters of one step, one of another step, one that cannot be read, one that was refused."""
+    folder = tmp_path_factory.mktemp("clusters")
+    for name, cluster, points in (
+        ("fast", "dgx-h100", [(10, 0.4), (90, 0.2)]),
+        ("slow", "dgx-a100", [(10, 0.9), (40, 0.6)]),
+    ):
+        found = exploration([point(m * GIB, t) for m, t in points], [space((8,))], cluster=cluster)
+        model = found.model.model_copy(update={"call": CALL})
+        replace(found, model=model).save(folder / name)
+    other = exploration(cluster="dgx-b200")
+    replace(other, settings={**other.settings, "optimizer": "sgd"}).save(folder / "other")
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "exploration.json").write_text("{")
+    (folder / "refused.json").write_text(json.dumps({"l40s-pcie": "no plan fits"}))
+    return Library(folder, ready_made=folder / "none")
+
+
+def data_of(library: Library, view: View = VIEW) -> ClustersData:
+    found = clusters_data(library, view)
+    assert found is not None
+    return found
+
+
+def test_the_page_answers_as_the_engine_does(library: Library) -> None:
+    found = data_of(library, replace(VIEW, within_s=0.5))
+    assert [row.label for row in found.rows] == ["dgx-h100", "dgx-a100"]
+    assert (found.cheapest, found.fastest) == (0, 0)
+    assert found.refused == (("l40s-pcie", "no plan fits"),)
+    opened = [library.load(row.entry.key) for row in found.rows]
+    told = shop(
+        opened, time_s=0.5, tariff=Tariff(by_kind={"H100-80GB": 3.0, "A100-80GB": 1.0}, currency="EUR")
+    )
+    assert tuple(told.sentences()) == found.answer
+    for mine, theirs in zip(found.rows, told.rows, strict=True):
+        assert (mine.offer.point, mine.offer.cost, mine.offer.hours, mine.offer.reason) == (
+            theirs.point, theirs.cost, theirs.hours, theirs.reason,
+        )  # fmt: skip
+
+
+def test_limits_choose_otherwise(library: Library) -> None:
+    assert data_of(library).rows[1].offer.cost == pytest.approx(1000 * 0.6 / 3600 * 8)
+    assert data_of(library).cheapest == 1
+    assert data_of(library).fastest == 0
+    assert data_of(library, replace(VIEW, within_s=0.1)).cheapest is None
+
+
+def test_without_prices_device_hours_are_shown(library: Library) -> None:
+    view = replace(VIEW, prices="")
+    found = data_of(library, view)
+    assert not found.priced
+    assert found.money_title == "device-hours of 1,000 steps"
+    assert found.rows[0].money is not None
+    assert found.rows[0].money[0] == pytest.approx(1000 * 0.4 / 3600 * 8)
+    assert unpriced_kinds(found, view) == ["H100-80GB", "A100-80GB"]
+    one = data_of(library, replace(VIEW, prices="A100-80GB=1"))
+    assert one.rows[0].money is None
+    assert one.rows[1].money is not None
+
+
+def test_an_amount_that_the_model_lacks_is_said(library: Library) -> None:
+    assert data_of(library, replace(VIEW, amount="1e9 tokens")).fault == ""
+    found = data_of(library, replace(VIEW, exploration="opened-other", amount="1e9 tokens"))
+    assert "tokens of a step are unknown" in found.fault
+    assert found.amount == "1,000 steps"
+
+
+def test_the_plot_has_a_trace_per_cluster_and_lines_of_limits(library: Library) -> None:
+    found = data_of(library, replace(VIEW, within_s=0.5, within_cost=5.0))
+    figure = clusters_figure(found, replace(VIEW, within_s=0.5, within_cost=5.0), "light")
+    first, second, rest, best, fastest = figure["data"]
+    assert (first["name"], second["name"]) == ("dgx-h100", "dgx-a100")
+    assert first["marker"]["color"] != second["marker"]["color"]
+    assert first["x"] == [400.0]
+    assert rest["x"] == [200.0]  # needs more than a device has
+    assert best["text"] == ["cheapest, fastest"]
+    assert fastest["x"] == []
+    assert [(s["x0"], s["y0"]) for s in figure["layout"]["shapes"]] == [(500.0, 0), (0, 5.0)]
+    assert [a["text"] for a in figure["layout"]["annotations"]] == ["iso-time", "iso-cost"]
+    # Without prices there is no line of equal cost.
+    bare = replace(VIEW, prices="", within_cost=5.0)
+    assert clusters_figure(data_of(library, bare), bare, "dark")["layout"]["shapes"] == []
+
+
+@pytest.mark.parametrize("custom", [None, [], [0], ["0", 1], [True, 0], [2, 0], [0, 99], [-1, 0], {"a": 1}])
+def test_a_made_up_click_opens_nothing(library: Library, custom: object) -> None:
+    assert clicked({"points": [{"customdata": custom}]}, data_of(library)) is None
+    assert clicked(custom, data_of(library)) is None
+
+
+def test_a_click_opens_the_point_and_keeps_prices(library: Library) -> None:
+    found = data_of(library)
+    assert clicked({"points": [{"customdata": [1, 0, "words"]}]}, found) == (1, 0)
+    view = point_view(VIEW, found.rows[1], 0)
+    assert (view.exploration, view.point, view.prices, view.currency) == (
+        "opened-slow", 0, VIEW.prices, "EUR",
+    )  # fmt: skip
+
+
+def test_an_exploration_that_is_gone_is_none(library: Library) -> None:
+    assert clusters_data(library, View(exploration="opened-gone")) is None
+    assert clusters_data(library, View(exploration="opened-damaged")) is None

@@ -1,0 +1,101 @@
+"""Units people decide by, on the page: the same figures as the engine's, for every row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from samples_app import exploration, space
+from tensoropt_app.state import View
+from tensoropt_app.views.axes import Axes, axes_of, axis_sentence
+from tensoropt_app.views.frontier import FrontierData, table_rows
+from tensoropt_app.views.point import point_card
+from tensoropt_app.views.rates import amount_in, rate_arrays, rate_columns, tariff_of
+
+from tensoropt.plan.rates import rates
+from tensoropt.plan.step_work import StepWork
+
+CALL = {"args": [], "kwargs": {"input_ids": {"tensor": [16, 64], "dtype": "int64"}}}
+
+
+def told(flops: bool = True, call: object = CALL) -> FrontierData:
+    """Eight points of 0.8 to 0.1 s on eight H100, 1,024 tokens a step."""
+    found = exploration(spaces=(space((2, 4)),))
+    model = found.model.model_copy(update={"call": call})
+    report = {**found.report, **({"model_flops": {"bfloat16": 8 * 989.4e12 * 0.05}} if flops else {})}
+    return FrontierData.of(replace(found, model=model, report=report))
+
+
+DATA = told()
+VIEW = View(exploration="x", point=7, price=3.0, amount="1e9 tokens", currency="EUR")
+
+
+def test_arrays_are_the_engine_s_figures() -> None:
+    found = rate_arrays(DATA, VIEW)
+    assert not found.whys
+    assert (found.unit, found.amount) == ("tokens", "1e9 tokens")
+    steps = amount_in(VIEW).steps
+    for row in range(len(DATA)):
+        one = rates(DATA.exploration, row, tariff=tariff_of(VIEW))
+        assert found.rate is not None
+        assert found.mfu is not None
+        assert found.cost is not None
+        assert found.device_hours is not None
+        assert found.rate[row] == pytest.approx(one.tokens_per_s)
+        assert found.mfu[row] == pytest.approx(one.mfu)
+        count = steps(StepWork.of(DATA.exploration))
+        assert found.cost[row] == pytest.approx(one.cost(count))
+        assert found.device_hours[row] == pytest.approx(one.device_hours(count))
+
+
+def test_what_is_unknown_is_no_column_and_says_why() -> None:
+    found = rate_arrays(told(flops=False, call=None), View(amount="1e9 tokens"))
+    assert found.rate is found.mfu is found.hours is found.cost is None
+    assert "FLOP" in found.whys["mfu"]
+    assert "tokens of a step are unknown" in found.whys["cost"]
+    rows = rate_columns(table_rows(DATA, View()), DATA, View())
+    assert {row["cost"] for row in rows} == {None}
+    assert rows[7]["rate"] == 10240
+    assert rows[7]["mfu"] == 50
+
+
+def test_the_card_says_them_and_why_not() -> None:
+    facts = {f.label: f.value for f in point_card(DATA, VIEW, 7).facts}
+    assert facts["throughput"].startswith("10,200 tokens/s (1,280 per device), 160 samples/s")
+    assert facts["MFU"].startswith("50 %")
+    assert facts["1e9 tokens"] == "27.1 h, 217 device-hours; costs 651 EUR"
+    images = told(call={"args": [{"tensor": [4, 3, 8, 8], "dtype": "float32"}], "kwargs": {}})
+    facts = {f.label: f.value for f in point_card(images, VIEW, 7).facts}
+    assert "reads no sequences of token numbers" in facts["1e9 tokens"]
+    assert facts["1,000 steps"].startswith("1.67 min")
+
+
+@pytest.mark.parametrize("across", ["memory", "hours", "cost"])
+@pytest.mark.parametrize("up", ["time", "rate", "mfu", "cost"])
+def test_axes_keep_the_order_of_points(across: str, up: str) -> None:
+    axes = axes_of(DATA, replace(VIEW, across=across, up=up))
+    assert (axes.x.name, axes.y.name, axes.refused) == (across, up, "")
+    # Points ascend in memory and get faster: throughput and MFU rise, time, hours and money fall.
+    assert (np.diff(axes.x.values) > 0).all() == (across == "memory")
+    assert (np.diff(axes.y.values) > 0).all() == (up in ("rate", "mfu"))
+    # A bound of the time is a better figure in every unit.
+    better = axes.y.bounds >= axes.y.values if up in ("rate", "mfu") else axes.y.bounds <= axes.y.values
+    assert better.all()
+
+
+def test_an_axis_without_figures_gives_way_and_says_why() -> None:
+    view = View(across="cost", up="mfu")
+    axes: Axes = axes_of(told(flops=False), view)
+    assert axes.key == "memory/time"
+    said = axis_sentence(axes, view)
+    assert "cannot show MFU: it was saved without the FLOP" in said
+    assert "cannot show cost: no price of a device-hour is known for H100-80GB" in said
+
+
+def test_what_is_switched_off_is_said() -> None:
+    assert axis_sentence(axes_of(DATA, VIEW), VIEW) == ""
+    view = replace(VIEW, across="hours", up="cost", budget_bytes=1e9, target_s=1.0, lines=True)
+    said = axis_sentence(axes_of(DATA, view), view)
+    for off in ("what a device has", "the memory budget", "the time target", "compute and network"):
+        assert off in said

@@ -1,0 +1,165 @@
+"""One model on several clusters: captured once, faults of one cluster apart, folders and answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tensoropt
+from tensoropt import shopping
+from tensoropt.cli.parser import main
+from tensoropt.cluster import load_cluster
+from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
+from tensoropt.plan.amounts import Tariff
+from tensoropt.profiling.store import ProfileStore
+from tests.plan.test_cluster_offers import CHEAP, FAST
+
+
+def net() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), (torch.randn(16, 64),)
+
+
+def loss(y: torch.Tensor) -> torch.Tensor:
+    return y.square().mean()
+
+
+def test_a_model_is_captured_once_and_explored_on_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures: list[object] = []
+    whole = tensoropt.api.capture
+
+    def counted(*args: object, **kwargs: object) -> object:
+        captures.append(args)
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr("tensoropt.api.capture", counted)
+    model, inputs = net()
+    with ProfileStore(tmp_path / "profiles.sqlite") as store:
+        found = tensoropt.explore_clusters(
+            model, inputs, clusters="dgx-h100[2],nonsense,dgx-a100[2],dgx-a100[2]", out=tmp_path / "out",
+            loss=loss, store=store, micro_batches=(1,),
+        )  # fmt: skip
+        alone = tensoropt.explore(
+            model, inputs, cluster="dgx-a100[2]", loss=loss, store=store, micro_batches=(1,)
+        )
+    assert len(captures) == 2  # for all clusters together, and alone
+    assert [one.cluster["name"] for one in found.explorations] == ["dgx-h100[2]", "dgx-a100[2]"]
+    assert "unknown cluster 'nonsense'" in found.refused["nonsense"]
+    # The second one, of saved operators, is what it would have been alone.
+    again = found.explorations[1]
+    assert [(p.memory_bytes, p.time_s) for p in again.points] == [
+        (p.memory_bytes, p.time_s) for p in alone.points
+    ]
+    assert again.report["model_flops"] == alone.report["model_flops"]
+    told = tensoropt.shop(tmp_path / "out", tariff=Tariff(2.0), time_s=1.0)
+    assert [(row.cluster, bool(row.reason)) for row in told.rows] == [
+        ("dgx-a100[2]", False), ("dgx-h100[2]", False), ("nonsense", True),
+    ]  # fmt: skip
+
+
+def test_a_fault_of_one_cluster_costs_the_others_nothing() -> None:
+    def again(cluster: object, first: object) -> object:
+        raise ZeroDivisionError("out of luck")
+
+    names = ["dgx-h100", "dgx-a100"]
+    found = shopping.over_clusters(names, lambda _: FAST_RECORDED, again, out=None, progress=lambda *_: None)  # type: ignore[arg-type]
+    assert found.explorations == (FAST_RECORDED,)
+    assert found.refused == {"dgx-a100": "unexpected ZeroDivisionError: out of luck"}
+
+
+class _Recorded:
+    graph = None
+
+
+FAST_RECORDED = replace(FAST, recorded=_Recorded())
+
+
+def test_a_model_that_cannot_be_captured_is_no_cluster_s_fault() -> None:
+    def anew(cluster: object) -> object:
+        raise CaptureError("it branches")
+
+    with pytest.raises(CaptureError):
+        shopping.over_clusters(["dgx-h100"], anew, None, out=None, progress=lambda *_: None)  # type: ignore[arg-type]
+
+
+def test_where_no_cluster_will_do_each_says_why() -> None:
+    def anew(cluster: object) -> object:
+        raise InfeasibleError("too small")
+
+    with pytest.raises(InfeasibleError, match="dgx-h100: too small; dgx-a100: too small"):
+        shopping.over_clusters(
+            ["dgx-h100", "dgx-a100"],
+            anew,
+            None,
+            out=None,
+            progress=lambda *_: None,  # type: ignore[arg-type]
+        )
+
+
+def test_presets_are_all_but_families_and_nothing_is_refused() -> None:
+    found = shopping.named_clusters("presets,dgx-h100, mine.yaml")
+    assert "dgx-a100" in found
+    assert not [name for name in found if str(name).endswith("xN")]
+    assert found.count("dgx-h100") == 1
+    assert found[-1] == "mine.yaml"
+    assert all(load_cluster(name).device_count for name in found[:-1])
+    with pytest.raises(TensorOptError, match="no cluster to explore on"):
+        shopping.named_clusters(" , ")
+
+
+def saved(folder: Path) -> Path:
+    FAST.save(folder / "fast")
+    CHEAP.save(folder / "cheap")
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "exploration.json").write_text("{")
+    (folder / "refused.json").write_text(json.dumps({"dgx-b200": "no plan fits"}))
+    return folder
+
+
+def test_the_command_line_answers_and_lists_what_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(saved(tmp_path))
+    prices = ["--price", "H100-80GB=3,A100-80GB=1", "--currency", "EUR"]
+    assert main(["shop", folder, "--time", "500ms", *prices, "--csv", str(tmp_path / "c.csv")]) == 0
+    told = capsys.readouterr().out
+    assert "Cheapest within 500 ms a step: dgx-h100" in told
+    assert "too slow: 600 ms a step" in told
+    assert "no plan fits" in told
+    assert "damaged" in told
+    assert "4 clusters written" in told
+    assert main(["shop", folder, "--cost", "0.4", *prices, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["cheapest"], data["fastest"]) == ("dgx-a100", "dgx-a100")
+    assert {row["cluster"] for row in data["clusters"]} == {"dgx-a100", "dgx-h100", "damaged", "dgx-b200"}
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--cost", "much"], "--cost 'much' is no number"),
+        (["--cost", "-1"], "buys nothing"),
+        (["--headroom", "2GiB"], "no share of a device's memory"),
+        (["--time", "soon"], "is not a time"),
+        (["--price", "H200=1"], "there is a price for H200"),
+    ],
+)
+def test_nonsense_ends_with_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], why: str
+) -> None:
+    assert main(["shop", str(saved(tmp_path)), *more]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_explorations_of_different_models_are_not_compared(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    other = replace(FAST, model=FAST.model.model_copy(update={"fingerprint": "0" * 64}))
+    other.save(folder / "other")
+    with pytest.raises(TensorOptError, match="different models or settings"):
+        tensoropt.shop(folder)

@@ -108,7 +108,6 @@ window.dash_clientside = window.dash_clientside || {};
       const page = PAGES.includes(name) ? name : "frontier";
       const left = document.documentElement.dataset.page;
       document.documentElement.dataset.page = page;
-      document.dispatchEvent(new Event("tensoropt-page"));
       document.querySelectorAll("nav a.nav").forEach((link) => {
         if (link.classList.contains("nav-" + page)) link.setAttribute("aria-current", "page");
         else link.removeAttribute("aria-current");

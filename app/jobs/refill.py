@@ -130,8 +130,8 @@ def _further(given: str | None) -> list[str]:
     names = given.split(",") if given else []
     if unknown := [name for name in names if name not in list_clusters()]:
         raise RequestError(
-            f"it was explored on {', '.join(unknown)[:200]}, too, which the form has no name for; change it on "
-            "the command line (--also-on)"
+            f"it was explored on {', '.join(unknown)[:200]}, too, which the form has no name for; change it "
+            "on the command line (--also-on)"
         )
     return names
 

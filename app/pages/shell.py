@@ -8,7 +8,6 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from ..context import Context
-from ..later import Later
 from ..state import PAGES
 from . import clusters, explore, export, frontier, plan, runs
 from .parts import aria
@@ -74,10 +73,7 @@ def layout(context: Context) -> Any:
             ),
             html.Div(id="problem", role="alert", **aria(live="assertive")),
             html.Main(
-                [
-                    html.Div(Later(body, id=f"later-{name}", page=name), id=f"page-{name}", className="page")
-                    for name, body in pages.items()
-                ],
+                [html.Div(body, id=f"page-{name}", className="page") for name, body in pages.items()],
                 id="content",
                 tabIndex=-1,
             ),

@@ -8,8 +8,9 @@ it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import prod
 
 from tensoropt.costs.effects import Effect
@@ -59,7 +60,11 @@ class StepOwners:
         self._blocks: list[_Block] = []
         for owner in batch.owners:
             self._lasting += _lasting(batch, owner)
-            self._blocks += self._of_owner(owner)
+            self._blocks += self._workspace(owner)
+        tied = [set(users) for users in batch.schedule.users.values() if len(users) > 1]
+        for kind in ("kept", "transient"):
+            changes = [change for owner in batch.owners for change in self._changes(owner, kind)]
+            self._blocks += _matched(changes, tied)
         self._blocks += self._packed()
 
     def at(self, point: int) -> tuple[OwnerRow, ...]:
@@ -116,11 +121,9 @@ class StepOwners:
 
     # -- blocks -------------------------------------------------------------------------------------
 
-    def _of_owner(self, owner: Owner) -> list[_Block]:
-        """All blocks of one owner."""
+    def _workspace(self, owner: Owner) -> list[_Block]:
+        """What one owner's moments need for themselves."""
         done: list[_Block] = []
-        for kind in ("kept", "transient"):
-            done += _matched(list(self._changes(owner, kind)), self.count)
         for effect in owner.effects.at(0).effects:
             at = owner.position(effect.when) + effect.after
             if effect.workspace_bytes and 0 <= at < self.count:
@@ -130,15 +133,12 @@ class StepOwners:
         return done
 
     def _changes(self, owner: Owner, kind: str) -> Iterator[_Block]:
-        """What begins and (of negative bytes) ends of one kind, in the order of the step."""
-        found = []
+        """What begins and (of negative bytes) ends of one kind."""
         for effect in owner.effects.at(0).effects:
             size = effect.kept if kind == "kept" else effect.transient
             at = owner.position(effect.when) + effect.after
             if size and 0 <= at < self.count:
-                found.append(self._block(owner, effect, kind, size, at))
-        # What ends at a moment was there before anything begins with it.
-        yield from sorted(found, key=lambda block: (block.first, block.bytes > 0))
+                yield self._block(owner, effect, kind, size, at)
 
     def _block(self, owner: Owner, effect: Effect, kind: str, size: int, at: int) -> _Block:
         words = self.batch.schedule.moments[at - effect.after].words
@@ -176,24 +176,73 @@ class StepOwners:
                 yield replace(block, kind="workspace", bytes=more, end=at + 1, until=f"the end of {words}")
 
 
-def _matched(changes: Sequence[_Block], count: int) -> list[_Block]:
-    """Blocks with their ends: each change that gives back ends one of its size, else the oldest first."""
+def _matched(changes: Sequence[_Block], tied: Sequence[Collection[str]]) -> list[_Block]:
+    """Blocks with their ends, from all changes of one kind in a step.
+
+    Args:
+        tied: the users of each parameter that has several.
+    """
     done: list[_Block] = []
     alive: list[_Block] = []
+    # What ends at a moment was there before anything begins with it.
+    in_order = sorted(changes, key=lambda change: (change.first, change.bytes > 0))
     owed: list[_Block] = []
-    for change in changes:
-        if change.bytes > 0:
-            alive.append(change)
-        elif _bytes(alive) >= -change.bytes:
-            done += _end(alive, change)
-            continue
-        else:
-            owed.append(change)
-        # What gives back before it has taken does so at one moment.
-        while owed and _bytes(alive) >= -owed[0].bytes:
-            done += _end(alive, owed.pop(0))
-    assert not owed, f"{owed[0].operator} {owed[0].tensor} gives back more than it has taken"
+    for _, at_once in groupby(in_order, key=lambda change: change.first):
+        for change in at_once:
+            if change.bytes > 0:
+                alive.append(change)
+            else:
+                owed, ended = _settled([*owed, change], alive, None)
+                done += ended
+        # What is given back before it is taken is so at one moment; only then is it looked for with others.
+        for among in (None, tied):
+            owed, ended = _settled(owed, alive, among)
+            done += ended
+    assert not owed, f"{owed[0].operator} {owed[0].tensor} gives back what none took"
     return [block for block in (*done, *alive) if block.end > block.first]
+
+
+def _settled(
+    owed: Sequence[_Block], alive: list[_Block], tied: Sequence[Collection[str]] | None
+) -> tuple[list[_Block], list[_Block]]:
+    """(changes that still have nothing to end, the blocks that the others have ended)."""
+    left: list[_Block] = []
+    done: list[_Block] = []
+    for change in owed:
+        ended = _ended(alive, change, tied)
+        if ended is None:
+            left.append(change)
+        else:
+            done += ended
+    return left, done
+
+
+def _ended(
+    alive: list[_Block], change: _Block, tied: Sequence[Collection[str]] | None
+) -> tuple[_Block, ...] | None:
+    """The blocks that a change ends, taken from what is alive; None where nobody has as much for it.
+
+    An owner gives back what is its own: a block of the size, else the oldest first. Of a tied parameter one
+    user takes a copy or makes a gradient that another one gives back.
+
+    Args:
+        tied: the users of each parameter that has several; None looks among the owner's own blocks alone.
+    """
+    own = [block for block in alive if (block.operator, block.tensor) == (change.operator, change.tensor)]
+    rest = -change.bytes - _bytes(own)
+    taken = own
+    if rest > 0 and tied is not None:
+        others = [block for block in alive if block not in own and block.bytes == rest]
+        users = [of for of in tied if change.operator in of]
+        with_it = [block for block in others if any(block.operator in of for of in users)]
+        taken = [*own, *(with_it or others)[:1]]
+    if _bytes(taken) < -change.bytes:
+        return None
+    for block in taken:
+        alive.remove(block)
+    ended = _end(taken, change)
+    alive += taken
+    return tuple(ended)
 
 
 def _bytes(blocks: Sequence[_Block]) -> int:

@@ -19,12 +19,15 @@ from tensoropt.simulate.simulator import simulate
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import facts_of
 from tests.execute import jobs
+from tests.simulate.test_tied import tied
 
 
-def recorded(strategy, optimizer: str, *, packs: bool) -> tuple[StepOwners, list[dict[str, float]]]:
+def recorded(
+    strategy, optimizer: str, *, packs: bool, facts=None
+) -> tuple[StepOwners, list[dict[str, float]]]:
     """The owners of a strategy's step, and its memory curve."""
     works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
-    candidates = StrategyCandidates(strategy, {n: facts_of(work) for n, work in works.items()})
+    candidates = StrategyCandidates(strategy, facts or {n: facts_of(work) for n, work in works.items()})
     prices = free_prices(strategy.graph, strategy.mesh, optimizer)
     prices.packs = packs
     batch = Batch(candidates, *candidates.row(), prices, Overlap(not packs, ""))
@@ -45,13 +48,24 @@ def strategies(name: str, mesh: tuple[int, ...], count: int, seed: int = 0):
 @pytest.mark.parametrize("packs", [False, True])
 def test_at_every_point_the_owners_add_up_to_the_curve_by_kind(name, mesh, packs):
     for strategy in strategies(name, mesh, 2):
-        owners, curve = recorded(strategy, "adam", packs=packs)
-        for number, kinds in enumerate(curve):
-            found = dict.fromkeys(MEMORY_KINDS, 0.0)
-            for row in owners.at(number):
-                assert row.bytes > 0
-                found[row.kind] += row.bytes
-            assert found == kinds
+        assert_adds_up(*recorded(strategy, "adam", packs=packs))
+
+
+def assert_adds_up(owners: StepOwners, curve: list[dict[str, float]]) -> None:
+    for number, kinds in enumerate(curve):
+        found = dict.fromkeys(MEMORY_KINDS, 0.0)
+        for row in owners.at(number):
+            assert row.bytes > 0
+            found[row.kind] += row.bytes
+        assert found == kinds
+
+
+@pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("packs", [False, True])
+def test_what_one_user_of_a_tied_parameter_takes_another_gives_back(stored, micro, packs):
+    strategy, facts = tied(stored, micro)
+    assert_adds_up(*recorded(strategy, "adam", packs=packs, facts=facts))
 
 
 def rows_at_peak(strategy) -> tuple[OwnerRow, ...]:

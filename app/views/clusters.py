@@ -61,8 +61,9 @@ class ClustersData:
     @property
     def money_title(self) -> str:
         """What is called money here, with what it is for."""
-        name = f"cost, {self.currency}" if self.currency else "cost"
-        return f"{name if self.priced else 'device-hours'} of {self.amount}"
+        if not self.priced:
+            return f"device-hours for {self.amount}"
+        return f"cost of {self.amount}" + (f", {self.currency}" if self.currency else "")
 
 
 def clusters_data(library: Library, view: View) -> ClustersData | None:

@@ -118,7 +118,8 @@ class Offers:
                 f"{asked.amount.words} at {format_seconds(_seconds(cheapest))} a step."
             )
         else:
-            yield f"Which is cheapest is unknown: of no cluster {said} the price is known."
+            among = f" of a cluster {said}" if limits else ""
+            yield f"Which is cheapest is unknown: no price{among} is known."
         cost = "of unknown price" if fastest.cost is None else asked.tariff.words(fastest.cost)
         yield f"Fastest {said}: {fastest.cluster}, {format_seconds(_seconds(fastest))} a step, {cost}."
         unknown = [row.cluster for row in self.within if row.cost is None]

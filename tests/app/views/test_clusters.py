@@ -72,7 +72,8 @@ def test_without_prices_device_hours_are_shown(library: Library) -> None:
     view = replace(VIEW, prices="")
     found = data_of(library, view)
     assert not found.priced
-    assert found.money_title == "device-hours of 1,000 steps"
+    assert found.money_title == "device-hours for 1,000 steps"
+    assert data_of(library).money_title == "cost of 1,000 steps, EUR"
     assert found.rows[0].money is not None
     assert found.rows[0].money[0] == pytest.approx(1000 * 0.4 / 3600 * 8)
     assert unpriced_kinds(found, view) == ["H100-80GB", "A100-80GB"]

@@ -220,16 +220,21 @@ def _modules(exploration: Exploration) -> dict[str, str]:
 
 
 TOTAL = "total"
+HEADLINE = "fullest, busiest device"
+"""Whose memory and whose seconds the headline has, where devices have different loads."""
 
 
 def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share, ...]:
     """What the operators' rows leave of memory, compute and communication, and the total: the headline's.
 
-    Nothing without details, or where rows are stages or devices of different loads.
+    Nothing without details. Where rows are stages, or operators of devices of different loads, they have no
+    sum that a device has: only the headline's figures follow.
     """
     point = exploration.all_points[row]
-    if detail is None or point.carried is not None:
+    if detail is None:
         return ()
+    if point.carried is not None:
+        return (Share(HEADLINE, point.memory_bytes, point.compute_s, point.communication_s),)
     operators, beside = detail.shares()
     process = Share(KIND_TITLES[PROCESS], sum(point.terms.values()), 0.0, 0.0)
     rows = [

@@ -13,6 +13,7 @@ from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.picture import picture
 from tensoropt_app.views.plan import (
     axes_words,
+    beside_rows,
     blocks_words,
     changed_operators,
     device_bars,
@@ -87,6 +88,16 @@ PLACED = {
     "placed": {"splits": {}, "transfers": [], "peak_bytes": [20 * GIB, 10 * GIB]},
     "notes": [],
 }
+
+
+def test_below_devices_of_different_loads_stands_what_the_headline_says() -> None:
+    mark = point(20 * GIB, 0.9, planner="m_etf", choice=(), options=(), placed=PLACED, exact=False)
+    found = replace(exploration(), others=(mark,))
+    row = len(found.points)
+    assert beside_rows(found, row, None) == ()
+    (headline,) = beside_rows(found, row, object())
+    assert (headline.memory_bytes, headline.compute_s) == (mark.memory_bytes, mark.compute_s)
+    assert headline.communication_s == mark.communication_s
 
 
 def test_a_placed_plan_names_devices_instead_of_axes() -> None:

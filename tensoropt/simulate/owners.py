@@ -192,17 +192,17 @@ def _matched(changes: Sequence[_Block], tied: Sequence[Collection[str]]) -> list
             if change.bytes > 0:
                 alive.append(change)
             else:
-                owed, ended = _settled([*owed, change], alive, None)
+                owed, ended = _given_back([*owed, change], alive, None)
                 done += ended
         # What is given back before it is taken is so at one moment; only then is it looked for with others.
         for among in (None, tied):
-            owed, ended = _settled(owed, alive, among)
+            owed, ended = _given_back(owed, alive, among)
             done += ended
     assert not owed, f"{owed[0].operator} {owed[0].tensor} gives back what none took"
     return [block for block in (*done, *alive) if block.end > block.first]
 
 
-def _settled(
+def _given_back(
     owed: Sequence[_Block], alive: list[_Block], tied: Sequence[Collection[str]] | None
 ) -> tuple[list[_Block], list[_Block]]:
     """(changes that still have nothing to end, the blocks that the others have ended)."""

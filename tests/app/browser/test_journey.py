@@ -56,6 +56,9 @@ def test_the_whole_journey(site: Any, opened: Callable[..., Any], tmp_path: Path
 
     page.click("#nav-plan")
     page.wait_for_selector("#plan-headline .big")
+    # The grid shows its rows once it is scrolled to.
+    page.wait_for_selector("#operators .ag-row", state="attached")
+    page.locator("#operators").scroll_into_view_if_needed()
     page.wait_for_selector("#operators .ag-row")
     memory = page.inner_text("#plan-headline .big strong >> nth=0")
 

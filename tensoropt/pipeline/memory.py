@@ -64,6 +64,9 @@ def memory_of_actions(
         alive.end(action)
         if ledger is not None:
             kept[of] += alive.kept - before
+            if not kept[of]:
+                # A step may have thousands of micro-batches, of which few are in flight.
+                del kept[of]
     end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
     if ledger is not None:
         parts = {n: float(stages[n].metrics.parts.end_bytes[0]) for n in numbers}

@@ -19,7 +19,7 @@ from tensoropt.pipeline.evaluate import (
     fits,
     stage_works,
 )
-from tensoropt.pipeline.memory import memory_of_actions
+from tensoropt.pipeline.memory import MemoryLedger, memory_of_actions
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.receipts import Receipt, receipts
 from tensoropt.pipeline.schedules import place_actions
@@ -363,3 +363,17 @@ def test_nothing_that_was_sent_stays_for_the_optimizer() -> None:
     strategy = split_along_the_batch(loaded.graph, (2,), (4, 2))
     issued = check_on_fake_ranks(loaded, strategy, "adam")
     assert issued.memory_tracked_of_ranks[1] == pytest.approx(evaluated(strategy).memory[1].sum(), abs=64)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+def test_a_ledger_has_what_is_alive_and_no_more(schedule: str) -> None:
+    found = evaluated(halves(schedule, 16))
+    for place, actions in enumerate(place_actions(schedule, 2, 1, 16)):
+        ledger: MemoryLedger = []
+        curve = list(memory_of_actions(found.strategy, found.stages, place, actions, ledger))
+        lasting = found.stages[place].metrics.memory[0][:3].sum()
+        for entries, (_, kinds) in zip(ledger, curve, strict=True):
+            assert sum(entries.values()) + lasting == pytest.approx(kinds.sum())
+            kept = [size for (_, _, _, kind), size in entries.items() if kind == "kept"]
+            # What 1F1B has in flight depends on its places, not on its micro-batches.
+            assert schedule == "gpipe" or len(kept) <= 3

@@ -46,7 +46,8 @@ def explore_clusters(
 ) -> OnClusters:
     """The cost frontiers of one model on several clusters; it is captured once.
 
-    What goes wrong on one cluster is said of that cluster, and the others are explored.
+    What goes wrong on one cluster is said of that cluster, and the others are explored; a name of none is
+    refused before.
 
     Args:
         model, args, kwargs: as in :func:`tensoropt.explore`.
@@ -56,6 +57,7 @@ def explore_clusters(
         more: whatever else :func:`tensoropt.explore` takes, but planners.
 
     Raises:
+        ClusterError: one is no cluster.
         CaptureError: the model cannot be captured, on whatever cluster.
         TensorOptError: it could be explored on none; says why of each.
     """
@@ -97,14 +99,17 @@ def over_clusters(
     Args:
         anew: explores with the capture of the model.
         again: explores the operators of an exploration on another cluster.
+
+    Raises:
+        ClusterError: one is no cluster; before anything is explored.
     """
     found: list[Exploration] = []
     refused: dict[str, str] = {}
-    for number, one in enumerate(clusters):
+    loaded = [load_cluster(one) if isinstance(one, str) else one for one in clusters]
+    for number, (one, cluster) in enumerate(zip(clusters, loaded, strict=True)):
         name = one if isinstance(one, str) else one.name
         progress("clusters", number, len(clusters), name)
         try:
-            cluster = load_cluster(one) if isinstance(one, str) else one
             first = next((known for known in found if known.recorded is not None), None)
             exploration = anew(cluster) if first is None else again(cluster, first)
             if out is not None:

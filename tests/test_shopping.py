@@ -14,8 +14,9 @@ import tensoropt
 from tensoropt import shopping
 from tensoropt.cli.parser import main
 from tensoropt.cluster import load_cluster
-from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
+from tensoropt.errors import CaptureError, ClusterError, InfeasibleError, TensorOptError
 from tensoropt.plan.amounts import Tariff
+from tensoropt.plan.exploration import Exploration
 from tensoropt.profiling.store import ProfileStore
 from tests.plan.test_cluster_offers import CHEAP, FAST
 
@@ -42,7 +43,7 @@ def test_a_model_is_captured_once_and_explored_on_each(
     model, inputs = net()
     with ProfileStore(tmp_path / "profiles.sqlite") as store:
         found = tensoropt.explore_clusters(
-            model, inputs, clusters="dgx-h100[2],nonsense,dgx-a100[2],dgx-a100[2]", out=tmp_path / "out",
+            model, inputs, clusters="dgx-h100[2],dgx-a100[2],dgx-a100[2]", out=tmp_path / "out",
             loss=loss, store=store, micro_batches=(1,),
         )  # fmt: skip
         alone = tensoropt.explore(
@@ -50,7 +51,7 @@ def test_a_model_is_captured_once_and_explored_on_each(
         )
     assert len(captures) == 2  # for all clusters together, and alone
     assert [one.cluster["name"] for one in found.explorations] == ["dgx-h100[2]", "dgx-a100[2]"]
-    assert "unknown cluster 'nonsense'" in found.refused["nonsense"]
+    assert not found.refused
     # The second one, of saved operators, is what it would have been alone.
     again = found.explorations[1]
     assert [(p.memory_bytes, p.time_s) for p in again.points] == [
@@ -59,8 +60,23 @@ def test_a_model_is_captured_once_and_explored_on_each(
     assert again.report["model_flops"] == alone.report["model_flops"]
     told = tensoropt.shop(tmp_path / "out", tariff=Tariff(2.0), time_s=1.0)
     assert [(row.cluster, bool(row.reason)) for row in told.rows] == [
-        ("dgx-a100[2]", False), ("dgx-h100[2]", False), ("nonsense", True),
+        ("dgx-a100[2]", False), ("dgx-h100[2]", False),
     ]  # fmt: skip
+
+
+def test_what_is_no_cluster_is_refused_before_anything_is_explored(tmp_path: Path) -> None:
+    def anew(cluster: object) -> Exploration:
+        raise AssertionError("nothing is to be explored")
+
+    with pytest.raises(ClusterError, match="unknown cluster 'nonsense'"):
+        shopping.over_clusters(
+            ["dgx-h100", "nonsense"],
+            anew,
+            anew,
+            out=tmp_path / "out",
+            progress=lambda *_: None,  # type: ignore[arg-type]
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_fault_of_one_cluster_costs_the_others_nothing() -> None:

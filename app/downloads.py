@@ -25,14 +25,19 @@ from .state import View
 from .views.detail import NoDetailError, detail_of
 from .views.export import command_folder
 from .views.frontier import FrontierData
+from .views.rates import amount_in, tariff_of
 
 
 def address(key: str, what: str, point: int | None, view: View | None = None) -> str:
-    """Where a file of an exploration is found; with a view also its limits and its price."""
+    """Where a file of an exploration is found; with a view also its limits and what it says
+    of money."""
     found = f"/download/{quote(key, safe='')}/{what}?point={(point or 0) + 1}"
     if view is None:
         return found
-    limits = View(budget_bytes=view.budget_bytes, headroom=view.headroom, price=view.price).to_query()
+    limits = View(
+        budget_bytes=view.budget_bytes, headroom=view.headroom, price=view.price, prices=view.prices,
+        currency=view.currency, amount=view.amount,
+    ).to_query()  # fmt: skip
     return f"{found}&{limits}" if limits else found
 
 
@@ -80,7 +85,8 @@ def _sheet(asked: Asked) -> str:
         folder=asked.folder,
         memory_bytes=view.budget_bytes,
         headroom=view.headroom,
-        price_per_device_hour=view.price,
+        tariff=tariff_of(view),
+        amount=amount_in(view),
         verified=asked.verified,
         detail=detail,
     )

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.observed.files import read_observation
+from tensoropt.plan.amounts import CLUSTERS_OWN, Amount, Tariff
 from tensoropt.plan.device_sweep import Profile, fewest_devices, folders_in, load_sweep, member, profile
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.plan import Plan
+from tensoropt.plan.rates import kinds_of
 from tensoropt.plan.verified import load_verified
 from tensoropt.report.beside import Beside, beside
 from tensoropt.report.detail import detail
@@ -183,7 +185,8 @@ def export_sheet(
     *,
     memory_bytes: float | None = None,
     headroom: float = 0.0,
-    price_per_device_hour: float | None = None,
+    tariff: Tariff = CLUSTERS_OWN,
+    amount: Amount | None = None,
     folder: str | None = None,
 ) -> int:
     """The index of the point of which a decision sheet was written: one HTML page, made to be printed.
@@ -193,14 +196,17 @@ def export_sheet(
         point: its index in ``all_points``, from 0; without it the fastest within the budget.
         memory_bytes: the budget per device; by default what the devices have.
         headroom: share of a device's memory that is to stay free.
-        price_per_device_hour: money in any currency; by default the cluster's own.
+        tariff: prices that replace those of the cluster, and the currency.
+        amount: the training that hours and money are of; by default 1,000 steps.
         folder: what commands call the exploration's folder; by default the one that was given.
 
     Raises:
-        TensorOptError: there is no such point, or the file cannot be written.
+        TensorOptError: there is no such point, a price is of a kind that the cluster lacks, the amount's
+            unit is unknown, or the file cannot be written.
         InfeasibleError: nothing fits; says what would.
     """
     found = opened(saved)
+    tariff.check(kinds_of(found))
     on_disk = None if isinstance(saved, Exploration) else os.fspath(saved)
     if point is None:
         usable = Cluster.from_dict(found.cluster).memory_bytes * (1 - headroom)
@@ -214,7 +220,8 @@ def export_sheet(
         folder=place or "DIR",
         memory_bytes=memory_bytes,
         headroom=headroom,
-        price_per_device_hour=price_per_device_hour,
+        tariff=tariff,
+        amount=amount,
         verified=load_verified(place) if place else (),
         detail=told,
     )

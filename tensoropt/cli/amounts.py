@@ -8,6 +8,9 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 from tensoropt.units import parse_count
 
+OF_AMOUNT = ("tokens", "samples", "epochs", "steps", "samples_per_epoch", "price", "currency")
+"""What :func:`add_amount` adds."""
+
 
 def add_amount(verb: argparse.ArgumentParser) -> None:
     """How long the training is, and prices."""

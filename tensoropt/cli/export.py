@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tensoropt.cli.amounts import OF_AMOUNT, add_amount, amount_option, tariff_option
 from tensoropt.cli.arguments import add_folder, add_headroom, budget
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
@@ -28,12 +29,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--memory", metavar="24GiB", help="the budget per device; default: the device's memory"
     )
     add_headroom(verb)
-    sheet.add_argument(
-        "--price",
-        type=float,
-        metavar="P",
-        help="money per device-hour, in any currency; default: the cluster's",
-    )
+    add_amount(verb)
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
@@ -44,12 +40,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         )
     if options.strategies and not options.csv:
         raise TensorOptError("--strategies is written beside --csv; give both")
-    of_sheet = ("point", "memory", "headroom", "price")
-    alone = [name for name in of_sheet if getattr(options, name) is not None]
+    of_sheet = ("point", "memory", "headroom", *OF_AMOUNT)
+    alone = [name.replace("_", "-") for name in of_sheet if getattr(options, name) not in (None, "", [])]
     if alone and not options.sheet:
         raise TensorOptError(f"--{alone[0]} is for --sheet; give a FILE.html, or leave it out")
-    if options.price is not None and not 0 < options.price < float("inf"):
-        raise TensorOptError(f"--price {options.price:g} is no price of a device-hour; give more than 0")
     data: dict[str, Any] = {"csv": options.csv, "strategies": options.strategies, "sheet": options.sheet}
     lines = []
     from tensoropt.saved import export_csv, opened
@@ -88,7 +82,8 @@ def _sheet(options: argparse.Namespace, found: Any) -> dict[str, Any]:
         "point": None if options.point is None else options.point - 1,
         "memory_bytes": parse_bytes(options.memory) if options.memory is not None else None,
         "headroom": 0.0 if options.headroom is None else _share(options.headroom, device_bytes()),
-        "price_per_device_hour": options.price,
+        "tariff": tariff_option(options),
+        "amount": amount_option(options),
         "folder": str(options.dir),
     }
 

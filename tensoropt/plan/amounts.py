@@ -137,7 +137,7 @@ class Amount:
 
     @property
     def words(self) -> str:
-        """``1,000 steps``, ``1e+09 tokens``, ``3 epochs of 50,000 samples``."""
+        """``1,000 steps``, ``300B tokens``, ``3 epochs of 50,000 samples``."""
         of = f" of {_count(self.samples_per_epoch)} samples" if self.samples_per_epoch is not None else ""
         unit = self.unit[:-1] if self.count == 1 else self.unit
         return f"{_count(self.count)} {unit}{of}"
@@ -169,5 +169,8 @@ def amount_of(text: str) -> Amount | None:
 
 
 def _count(value: float) -> str:
-    """A count as people write it: grouped, or with an exponent from a hundred million on."""
-    return f"{value:,.12g}" if value < 1e8 else f"{value:.6g}".replace("e+0", "e").replace("e+", "e")
+    """A count as ``parse_count`` reads it: grouped, from a hundred million on as ``300B``."""
+    if value < 1e8:
+        return f"{value:,.12g}"
+    letter, unit = next((one for one in (("T", 1e12), ("B", 1e9)) if value >= one[1]), ("M", 1e6))
+    return f"{value / unit:,.6g}{letter}"

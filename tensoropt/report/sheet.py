@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from html import escape
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.plan.changed import fingerprint
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.files import write_text
 from tensoropt.plan.frontier_picture import draw_frontier
 from tensoropt.plan.frontier_table import shown_points, source_words
+from tensoropt.plan.rates import RatesOf
 from tensoropt.plan.verified import Verified
 from tensoropt.report.alternatives import alternatives
 from tensoropt.report.assumptions import batch_words, proof_words, settings_rows, share_words
 from tensoropt.report.commands import cluster_is_named, commands_for, devices_of
+from tensoropt.report.rate_words import facts_of
 from tensoropt.report.rows import Detail
 from tensoropt.report.table import timing_words
 from tensoropt.report.why import looked_up
 from tensoropt.simulate.recording import MEMORY_KINDS, host_words
-from tensoropt.units import format_bytes, format_seconds
+from tensoropt.units import format_bytes, format_number, format_seconds
 from tensoropt.version import __version__
 
 Rows = Sequence[tuple[str, str]]
@@ -85,8 +88,8 @@ class SheetOptions:
         again: the folder that an exploration made again is written into; by default ``folder``.
         memory_bytes: the budget per device; None where there is none but the device's memory.
         headroom: share of a device's memory that is to stay free.
-        price_per_device_hour: money in any currency; by default the cluster's own.
-        costs: further rows of the table of costs: (label, words).
+        tariff: prices that replace those of the cluster, and the currency.
+        amount: the training that hours and money are of; by default 1,000 steps.
         verified: what is known of plans of this exploration that were run.
         detail: of the point, for what takes its time and what is assumed to overlap; None leaves that out.
         made: when; by default now.
@@ -97,8 +100,8 @@ class SheetOptions:
     again: str = ""
     memory_bytes: float | None = None
     headroom: float = 0.0
-    price_per_device_hour: float | None = None
-    costs: Rows = ()
+    tariff: Tariff = CLUSTERS_OWN
+    amount: Amount | None = None
     verified: Sequence[Verified] = ()
     detail: Detail | None = None
     made: datetime | None = None
@@ -108,7 +111,7 @@ def decision_sheet(exploration: Exploration, index: int, options: SheetOptions |
     """The sheet of point ``index`` of ``exploration.all_points``, as HTML.
 
     Raises:
-        TensorOptError: there is no such point.
+        TensorOptError: there is no such point, or the amount is in a unit of which a step's is unknown.
     """
     count = len(exploration.all_points)
     if not 0 <= index < count:
@@ -133,6 +136,9 @@ class _Sheet:
         self.space = exploration.spaces[self.point.space]
         self.cluster = Cluster.from_dict(exploration.cluster)
         self.devices = devices_of(exploration, index)
+        self.table = RatesOf(exploration, options.tariff)
+        self.rates, self.amount = self.table.of(index), options.amount or THOUSAND_STEPS
+        self.steps = self.amount.steps(self.table.work)
         self.model = options.model or exploration.model.source.removeprefix("zoo:") or "model"
         usable = self.cluster.memory_bytes * (1 - options.headroom)
         smallest = min(self.cluster.device_kinds, key=lambda kind: kind.memory_bytes)
@@ -225,7 +231,7 @@ class _Sheet:
             name = escape(other.name) + (
                 f"<br><span class=muted>{escape(other.plan)}</span>" if other.plan else ""
             )
-            cost = "" if other.time_s is None else self._money(1000 * other.time_s)
+            cost = "" if other.time_s is None else self._money(other.time_s)
             figures = (
                 "" if other.memory_bytes is None else format_bytes(other.memory_bytes),
                 "" if other.time_s is None else format_seconds(other.time_s),
@@ -233,41 +239,31 @@ class _Sheet:
             )
             cells = "".join(f"<td class=num>{escape(figure)}" for figure in figures)
             rows.append(f"<tr><td>{name}{cells}<td>{escape(other.verdict)}")
-        priced = "cost of 1,000 steps" if self._price() is not None else "device-hours of 1,000 steps"
+        spent = "device-hours" if self.rates.per_hour is None else "cost"
         head = (
             "<tr><th scope=col>plan<th scope=col class=num>memory<th scope=col class=num>time"
-            f"<th scope=col class=num>{priced}<th scope=col>why not"
+            f"<th scope=col class=num>{spent} of {escape(self.amount.words)}<th scope=col>why not"
         )
         table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
         return _section("Not chosen, and why", f"<div class=wide tabindex=0>{table}</div>")
 
-    def _price(self) -> float | None:
-        """Money per hour of all devices of the plan."""
-        one = self.options.price_per_device_hour
-        if one is not None:
-            return one * self.devices
-        whole = self.cluster.price_per_hour
-        return None if whole is None else whole * self.devices / self.cluster.device_count
-
-    def _money(self, seconds: float) -> str:
-        price = self._price()
-        hours = seconds / 3600
-        return f"{price * hours:,.3g}" if price is not None else f"{hours * self.devices:,.3g}"
+    def _money(self, step_s: float) -> str:
+        """Of the amount, by a step of the same devices; device-hours where the price is unknown."""
+        rates = replace(self.rates, step_s=step_s)
+        cost = rates.cost(self.steps)
+        return (
+            format_number(rates.device_hours(self.steps)) if cost is None else self.options.tariff.words(cost)
+        )
 
     def _costs(self) -> Rows:
-        step_s, price = self.point.time_s, self._price()
-        hours = 1000 * step_s * self.devices / 3600
-        rows = [("time of 1,000 steps", format_seconds(1000 * step_s)),
-                ("device-hours of 1,000 steps", f"{hours:,.3g}")]  # fmt: skip
-        if price is None:
-            rows.append(("price", "unknown: the cluster says none, and none was given"))
-        else:
-            whose = "as given" if self.options.price_per_device_hour is not None else "the cluster's own"
-            rows += [
-                ("price of a device-hour", f"{price / self.devices:,.4g} ({whose})"),
-                ("cost of 1,000 steps", self._money(1000 * step_s)),
-            ]
-        return (*rows, *self.options.costs)
+        rates, rows = self.rates, facts_of(self.table, self.index, self.options.amount)
+        if rates.per_hour is None:
+            return (*rows, ("price of a device-hour", f"unknown: {rates.whys['per_hour']}"))
+        given = self.options.tariff.price is not None or self.options.tariff.by_kind
+        kinds = ", in the mean of its kinds" if len(self.cluster.device_kinds) > 1 else ""
+        price = self.options.tariff.words(rates.per_hour / rates.devices)
+        whose = "as given" if given else "the cluster's own"
+        return (*rows, ("price of a device-hour", f"{price} ({whose}{kinds})"))
 
     def _proven(self) -> Rows:
         point = self.point

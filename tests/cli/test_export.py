@@ -30,7 +30,7 @@ def test_a_sheet_beside_the_csv_or_alone(folder: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["point"] == 2  # the fastest that fits
     text = (folder / "t.html").read_text()
     assert "Fits the budget of 16 MiB" in text
-    assert "2.5 (as given)" in text
+    assert "2.50 (as given)" in text
     assert "tensoropt choose out --memory" in text
     for headroom in ("50%", "40GiB"):
         assert main(["export", "out", "--sheet", "h.html", "--headroom", headroom]) == 0
@@ -44,9 +44,12 @@ REFUSED = {
     "a point without a sheet": (("--csv", "f.csv", "--point", "1"), "--point is for --sheet"),
     "a point that there is not": (("--sheet", "s.html", "--point", "5"), "has points 1 to 4"),
     "point 0": (("--sheet", "s.html", "--point", "0"), "there is no point 0"),
-    "a price below 0": (("--sheet", "s.html", "--price", "-1"), "is no price of a device-hour"),
-    "a price that is no number": (("--sheet", "s.html", "--price", "nan"), "is no price of a device-hour"),
-    "a price without end": (("--sheet", "s.html", "--price", "inf"), "is no price of a device-hour"),
+    "a price below 0": (("--sheet", "s.html", "--price", "-1"), "give more than 0"),
+    "a price that is no number": (("--sheet", "s.html", "--price", "nan"), "give more than 0"),
+    "a price without end": (("--sheet", "s.html", "--price", "inf"), "give more than 0"),
+    "a price of another kind": (("--sheet", "s.html", "--price", "B200=2"), "there is a price for B200"),
+    "tokens of a model that reads none": (("--sheet", "s.html", "--tokens", "1e9"), "of a step are unknown"),
+    "tokens without a sheet": (("--csv", "f.csv", "--tokens", "1e9"), "--tokens is for --sheet"),
     "a budget that nothing fits": (("--sheet", "s.html", "--memory", "1KiB"), "no plan fits 1 KiB"),
     "headroom that is none": (("--sheet", "s.html", "--headroom", "x%"), "neither a share nor a size"),
     "a file that is a folder": (("--sheet", "out"), "cannot write out"),

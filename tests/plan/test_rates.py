@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.amounts import Amount, Tariff, prices_of
+from tensoropt.plan.amounts import Amount, Tariff, amount_of, prices_of
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.rates import kinds_of, rates
@@ -186,3 +186,19 @@ def test_a_point_on_one_device_pays_for_one() -> None:
     found = explored(spaces=(replace(space((2,), 1), mesh=MeshInfo(shape=(), names=())),))
     one = rates(found, 0, tariff=Tariff(3.0))
     assert (one.devices, one.per_hour) == (1, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        (Amount(1000), "1,000 steps"), (Amount(3e11, "tokens"), "300B tokens"),
+        (Amount(1.5e13, "tokens"), "15T tokens"), (Amount(123_456_789, "samples"), "123.457M samples"),
+        (Amount(2, "epochs", 50_000), "2 epochs of 50,000 samples"), (Amount(1, "steps"), "1 step"),
+    ],
+)  # fmt: skip
+def test_an_amounts_words_are_read_as_the_amount(amount: Amount, words: str) -> None:
+    assert amount.words == words
+    read = amount_of(words)
+    assert read is not None
+    assert (read.unit, read.samples_per_epoch) == (amount.unit, amount.samples_per_epoch)
+    assert read.count == pytest.approx(amount.count, rel=1e-5)

@@ -14,6 +14,7 @@ import pytest
 import tensoropt
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.amounts import Amount, Tariff
 from tensoropt.plan.changed import fingerprint
 from tensoropt.plan.verified import Verified
 from tensoropt.report.detail import detail
@@ -56,14 +57,14 @@ def test_it_holds_what_a_decision_rests_on(gpus: Any) -> None:
     found = gpus.found
     told = page(
         found, 1, folder=str(gpus.folder), detail=detail(found, 1), made=datetime(2026, 11, 25, 4, 30),
-        price_per_device_hour=2.0, costs=(("tokens of 1,000 steps", "12 million"),),
+        tariff=Tariff(2.0, currency="EUR"), amount=Amount(5000.0, "samples"),
     ).text  # fmt: skip
     one = found.points[1]
     for words in (
         "Decision sheet, 2026-11-25 04:30", f"exploration {fingerprint(found)}", found.title(1),
         found.names[1], "binds:", "Not chosen, and why", "leanest (point 1)", "fastest (point",
-        "not run beside this frontier", "price of a device-hour 2 (as given)",
-        f"cost of 1,000 steps {2 * 4 * 1000 * one.time_s / 3600:,.3g}", "tokens of 1,000 steps 12 million",
+        "not run beside this frontier", "price of a device-hour 2.00 EUR (as given)",
+        "cost of 5,000 samples", "throughput", "MFU",
         "by the sums that the search adds up", "not yet: nothing is measured", "Estimated, approximated",
         f"tensoropt choose {gpus.folder} --memory {int(one.memory_bytes) + 1} --out plan.json",
         "tensoropt.execute plan.json", f"torch {found.versions['torch']}", "beside computation run",
@@ -100,7 +101,7 @@ def test_names_from_elsewhere_are_text() -> None:
     )  # fmt: skip
     verified = Verified("1x2", 1, 12 * MIB, 0.2, None, None, None, None, False, HOSTILE, HOSTILE)
     text = decision_sheet(
-        hostile, 1, SheetOptions(folder=HOSTILE, costs=((HOSTILE, HOSTILE),), verified=[verified])
+        hostile, 1, SheetOptions(folder=HOSTILE, tariff=Tariff(2.0, currency=HOSTILE), verified=[verified])
     )
     told, plain = Page(text), Page(decision_sheet(found, 1))
     assert {tag for tag, _ in told.tags} <= {tag for tag, _ in plain.tags} | {"p", "code"}
@@ -126,12 +127,12 @@ def test_the_price_is_the_clusters_own_or_unknown() -> None:
     cluster = load_cluster("dgx-h100[2]")
     priced = replace(cluster, devices=tuple(replace(kind, price_per_hour=4.0) for kind in cluster.devices))
     told = page(small(cluster=priced.to_dict())).text
-    assert "price of a device-hour 4 (the cluster's own)" in told
-    assert "cost of 1,000 steps 0.444" in told  # 2 devices x 200 s x 4 an hour
+    assert "price of a device-hour 4.00 (the cluster's own)" in told
+    assert "costs 0.444" in told  # 2 devices x 200 s x 4 an hour
     free = replace(cluster, devices=tuple(replace(kind, price_per_hour=None) for kind in cluster.devices))
     told = page(small(cluster=free.to_dict())).text
-    assert "price unknown" in told
-    assert "device-hours of 1,000 steps 0.111" in told
+    assert "price of a device-hour unknown: no price of a device-hour is known for H100-80GB" in told
+    assert "0.111 device-hours" in told
 
 
 def test_what_was_run_is_told() -> None:

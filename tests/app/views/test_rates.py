@@ -34,7 +34,7 @@ VIEW = View(exploration="x", point=7, price=3.0, amount="1e9 tokens", currency="
 def test_arrays_are_the_engine_s_figures() -> None:
     found = rate_arrays(DATA, VIEW)
     assert not found.whys
-    assert (found.unit, found.amount) == ("tokens", "1e9 tokens")
+    assert (found.unit, found.amount) == ("tokens", "1B tokens")
     steps = amount_in(VIEW).steps
     for row in range(len(DATA)):
         one = rates(DATA.exploration, row, tariff=tariff_of(VIEW))
@@ -64,10 +64,10 @@ def test_the_card_says_them_and_why_not() -> None:
     facts = {f.label: f.value for f in point_card(DATA, VIEW, 7).facts}
     assert facts["throughput"].startswith("10,200 tokens/s (1,280 per device), 160 samples/s")
     assert facts["MFU"].startswith("50 %")
-    assert facts["1e9 tokens"] == "27.1 h, 217 device-hours; costs 651 EUR"
+    assert facts["1B tokens"] == "27.1 h, 217 device-hours; costs 651 EUR"
     images = told(call={"args": [{"tensor": [4, 3, 8, 8], "dtype": "float32"}], "kwargs": {}})
     facts = {f.label: f.value for f in point_card(images, VIEW, 7).facts}
-    assert "reads no sequences of token numbers" in facts["1e9 tokens"]
+    assert "reads no sequences of token numbers" in facts["1B tokens"]
     assert facts["1,000 steps"].startswith("1.67 min")
 
 

@@ -11,15 +11,13 @@ ZeRO: Rajbhandari et al., SC 2020, section 7.2.2. PyTorch's FSDP: Zhao et al., V
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
-# Registers the coalesced collectives, and what the compiler has to know of them.
-from torch.distributed import _functional_collectives as _  # noqa: F401
-
+from tensoropt.engine.coalesced import gather, scatter, wait
 from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.reshard.packed import Packed, packed_gather, packed_scatter
@@ -74,52 +72,6 @@ class UnderWay(NamedTuple):
         """What has arrived, once the collective is over."""
         arrived = [wait(value) for value in self.arriving]
         return list(zip(self.specs, self.routes, arrived, strict=True))
-
-
-def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """The flat values of all ranks, one after the other, of each that is given; under way."""
-    found: list[torch.Tensor] = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
-        list(values), group.size(), group.group_name
-    )
-    return found
-
-
-def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """This rank's part of the sums of flat values over all ranks, of each that is given; under way.
-
-    Args:
-        values: afterwards it holds what has to stay until then.
-    """
-    # Gloo reduces what is coalesced one value after the other; NCCL does it together, without a copy.
-    if len(values) == 1 or values[0].device.type != "cpu":
-        return _scatter(values, group)
-    sizes = [value.numel() // group.size() for value in values]
-    packed = _packed(values, sizes, group.size())
-    values.append(packed)
-    (found,) = _scatter([packed], group)
-    # All lie in one storage, which is what is waited for.
-    return list(found.split(sizes))
-
-
-def _packed(values: list[torch.Tensor], sizes: Sequence[int], ranks: int) -> torch.Tensor:
-    """Values side by side, rank after rank; each is let go of as it is packed."""
-    packed = values[0].new_empty(ranks, sum(sizes))
-    for place in packed.split(list(sizes), 1):
-        place.copy_(values.pop(0).view(place.shape))
-    return packed.flatten()
-
-
-def _scatter(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(
-        list(values), "sum", group.size(), group.group_name
-    )
-    return found
-
-
-def wait(value: torch.Tensor) -> torch.Tensor:
-    """A value that has arrived."""
-    arrived: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
-    return arrived
 
 
 def begin_block(
@@ -219,8 +171,14 @@ class CallAhead:
 
     def _begin_gathering(self, specs: Sequence[EdgeSpec], block: int) -> None:
         self._gathering += self._sent({spec: self._shards[spec] for spec in specs})
+        self.begin_copies([block])
+
+    @torch.no_grad()
+    def begin_copies(self, blocks: Iterable[int]) -> None:
+        """Gather the copies of some blocks, block by block, if this call makes them."""
         if self._copies is not None:
-            self._copying += self._sent(self._copies.of(block))
+            for block in blocks:
+                self._copying += self._sent(self._copies.of(block))
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """A parameter that was gathered ahead, at its use."""
@@ -306,15 +264,19 @@ class CallAhead:
             self._calls.append(self)
 
     @torch.no_grad()
-    def finish(self) -> None:
-        """Backward is over."""
+    def leave(self) -> None:
+        """Backward is over: what is left of its gradients is on its way, until :meth:`finish`."""
         # As at the beginning of a block: what has arrived completes buckets first.
         self._arrive()
         self._scatter_behind(-1)
-        self._arrive()
         self._ready.clear()
         self._taken.clear()
         self._whole.clear()
+
+    def finish(self) -> None:
+        """Backward is over, and its gradients are where they belong."""
+        self.leave()
+        self.arrive()
 
     # -- collectives ------------------------------------------------------------------------------
 
@@ -344,8 +306,12 @@ class CallAhead:
             del gradient
         self._scattering += _coalesced(sent, scatter)
 
-    def _arrive(self) -> None:
+    @torch.no_grad()
+    def arrive(self) -> None:
         """Wait for all that is under way."""
+        self._arrive()
+
+    def _arrive(self) -> None:
         for one in self._gathering:
             for spec, route, flat in one.wait():
                 self._ready[spec] = _unpacking(route, flat)

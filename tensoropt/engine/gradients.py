@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -267,6 +268,15 @@ class Gradients:
             self.views[name].add_(gradient)
         if self.one_call or name not in self.delivered:
             self._count(name)
+
+    @contextmanager
+    def of_earlier(self) -> Iterator[None]:
+        """What is added meanwhile is of a micro-batch before the last one, and completes no bucket."""
+        eager, self._eager = self._eager, False
+        try:
+            yield
+        finally:
+            self._eager = eager
 
     def complete(self) -> None:
         """Those that have not come are zero: none comes any more, or what comes is added to it."""

@@ -108,10 +108,14 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
             return
         again = {block: [spec for spec, is_again in of if is_again] for block, of in ahead.items()}
         behind = self.strategy.blocks.behind
-        # Unsharded copies are made once in a step.
-        copies = self.unsharded if self.runtime.micro_batch == 0 else None
-        self.runtime.ahead = CallAhead(self.runtime, behind, again, self._deliver, self._calls, copies)
+        self.runtime.ahead = CallAhead(
+            self.runtime, behind, again, self._deliver, self._calls, self._copies_to_make()
+        )
         self._waiting += torch.is_grad_enabled()
+
+    def _copies_to_make(self) -> UnshardedParameters | None:
+        """The unsharded copies that are made in the forward to come: those of a step in its first."""
+        return self.unsharded if self.runtime.micro_batch == 0 else None
 
     def _deliver(self, name: str, gradient: torch.Tensor) -> None:
         self.shards.accumulated.add_late(name, gradient.to(self.shards.leaves[name].dtype))

@@ -67,6 +67,11 @@ class UnshardedParameters:
         """Whether any copy is made block by block."""
         return bool(self._of_block)
 
+    @property
+    def blocks(self) -> list[int]:
+        """Those that use copies, in their order."""
+        return sorted(self._of_block)
+
     # -- copies -----------------------------------------------------------------------------------
 
     @torch.no_grad()

@@ -136,31 +136,28 @@ def assemble(
     """A pipelined strategy of stages whose own steps were simulated.
 
     Args:
-        communicating_apart: gathers and reductions beside other stages' work, as other systems have them
+        communicating_apart: all gathers and reductions beside other stages' work, as other systems have them
             (:meth:`~tensoropt.pipeline.timing.StageSeconds.communicating_apart`), not as plans are run here.
     """
     per_place = len(strategy.stages) // strategy.places
     actions = place_actions(strategy.schedule, strategy.places, per_place, strategy.micro_batches)
-    seconds = [_seconds(strategy, number, stage, prices) for number, stage in enumerate(stages)]
-    if communicating_apart:
-        seconds = [
-            one.communicating_apart(
-                _three(stage.metrics.parts.scattering_s[0]),
-                prices.at(strategy.place_of(number)).overlap.slower,
-            )
-            for number, (one, stage) in enumerate(zip(seconds, stages, strict=True))
-        ]
+    seconds = [
+        _seconds(strategy, number, stage, prices, communicating_apart=communicating_apart)
+        for number, stage in enumerate(stages)
+    ]
     times = simulate_schedule(
         actions,
         seconds,
         blocking_sends=prices.cluster.device_type == "cpu",
+        one_behind=not communicating_apart,
     )
     after_s = _tied_s(strategy, prices) + _results_s(strategy, prices)
     communication, compute = _split(strategy, stages)
-    if communicating_apart:
-        for number, of_stage in enumerate(seconds):
-            hidden_s = (strategy.micro_batches - 1) * of_stage.scatter_s
-            communication[strategy.place_of(number), 1] -= hidden_s
+    for number, of_stage in enumerate(seconds):
+        place = strategy.place_of(number)
+        slower, hidden_s = prices.at(place).overlap.slower, (strategy.micro_batches - 1) * of_stage.scatter_s
+        communication[place, 1] -= hidden_s
+        compute[place] += hidden_s * slower / (1.0 + slower)
     busiest = int(np.argmax(compute + communication[:, 1]))
     total = times.total_s + after_s
     messages_s = float(times.sending_s[busiest])
@@ -185,7 +182,12 @@ def assemble(
 
 
 def _seconds(
-    strategy: PipelinedStrategy, number: int, stage: Evaluation, prices: PipelinePrices
+    strategy: PipelinedStrategy,
+    number: int,
+    stage: Evaluation,
+    prices: PipelinePrices,
+    *,
+    communicating_apart: bool,
 ) -> StageSeconds:
     parts, place = stage.metrics.parts, strategy.place_of(number)
     send_s = back_s = 0.0
@@ -195,13 +197,17 @@ def _seconds(
     if number:
         before = strategy.place_of(number - 1)
         back_s = prices.message_s(place, before, arriving_bytes(strategy, number, learning=True))
-    return StageSeconds(
+    found = StageSeconds(
         forward=_three(parts.forward_s[0]),
         backward=_three(parts.backward_s[0]),
         sync_s=float(parts.end_s[0]),
         send_s=send_s,
         send_back_s=back_s,
     )
+    scattering, slower = _three(parts.scattering_s[0]), prices.at(place).overlap.slower
+    if communicating_apart:
+        return found.communicating_apart(scattering, slower)
+    return found.gathering_early().reducing_behind(scattering, float(parts.reducing_s[0]), slower)
 
 
 def _three(seconds: np.ndarray) -> tuple[float, float, float]:

@@ -58,8 +58,9 @@ def memory_of_actions(
         if ledger is not None:
             of = action.stage, action.micro_batch
             kept[of] = kept.get(of, 0.0) + alive.kept - before
-            ledger.append(_entries(kept, action, needed, alive.on_the_way))
-        yield action, lasting + np.array([0.0, 0.0, 0.0, alive.kept, needed + alive.on_the_way])
+            ledger.append(_entries(kept, action, needed, alive))
+        transient = needed + alive.on_the_way + alive.trailing
+        yield action, lasting + np.array([0.0, 0.0, 0.0, alive.kept, transient])
         before = alive.kept
         alive.end(action)
         if ledger is not None:
@@ -76,7 +77,7 @@ def memory_of_actions(
 
 
 def _entries(
-    kept: dict[tuple[int, int], float], action: Action, needed: float, on_the_way: float
+    kept: dict[tuple[int, int], float], action: Action, needed: float, alive: _Alive
 ) -> dict[tuple[str, str, str, str], float]:
     """What is alive in an action beside what lasts."""
     found = {
@@ -86,7 +87,8 @@ def _entries(
     of = f"stage {action.stage}", f"micro-batch {action.micro_batch}"
     what = "needed in forward" if action.kind == "F" else "needed in backward"
     found[*of, what, "transient"] = needed
-    found["", "messages", "to come, and sent and not surely come", "transient"] = on_the_way
+    found["", "messages", "to come, and sent and not surely come", "transient"] = alive.on_the_way
+    found["", "gradients", "on their way to their shards", "transient"] = alive.trailing
     return found
 
 
@@ -96,12 +98,14 @@ class _Alive:
     Attributes:
         kept: of micro-batches between their actions.
         on_the_way: room for what is to come, and what was sent.
+        trailing: of gradients of the last backward, until the next one is over.
     """
 
     def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int):
         self.schedule, self.last = schedule_named(strategy.schedule), len(strategy.stages) - 1
         self.at_place = frozenset(strategy.stages_at(place))
-        self.kept = self.on_the_way = 0.0
+        self.kept = self.on_the_way = self.trailing = 0.0
+        self._micro_batches = strategy.micro_batches
         # What a schedule that waits has sent last.
         self._sent = 0.0
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
@@ -151,7 +155,7 @@ class _Alive:
 
     def end(self, action: Action) -> None:
         """An action is over."""
-        kind, stage, _ = action
+        kind, stage, micro_batch = action
         if kind == "F":
             self.kept += float(self._parts[stage].between_bytes[0]) - self._shared(stage)
         elif kind == "I":
@@ -162,6 +166,9 @@ class _Alive:
             self.on_the_way += back - self._sent
             if self.schedule.waits:
                 self._sent = back
+        if kind != "F":
+            of = self._parts[stage].trailing_bytes[0]
+            self.trailing = 0.0 if kind == "I" else float(of[int(micro_batch == self._micro_batches - 1)])
 
     def _room(self, receipt: Receipt) -> float:
         return self._coming_back[receipt.stage] if receipt.back else self._arriving[receipt.stage]

@@ -109,11 +109,17 @@ class StageFrontier:
             ]
         )
 
-    @property
-    def seconds(self) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) of a micro-batch, forward and backward, and of what is behind the last one."""
+    def seconds(self, slower: float) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) of a micro-batch, forward and backward, and of what is behind the last one.
+
+        Args:
+            slower: how much longer computing takes beside communication, as a share.
+        """
         parts = [one.metrics.parts for one in self.evaluations]
         _, between_s, last_s = np.concatenate([of.forward_s + of.backward_s for of in parts]).T
+        # Gradients go to their shards while other micro-batches have their turn.
+        hidden_s = np.concatenate([of.scattering_s[:, 1] for of in parts]) / (1.0 + slower)
+        between_s = between_s - hidden_s
         return between_s, np.concatenate([of.end_s for of in parts]) + last_s - between_s
 
     def at(self, row: int) -> tuple[Evaluation, int]:
@@ -224,7 +230,7 @@ class StageFrontiers:
         rows = np.array([at for at, own in enumerate(found.ends) if own == ends], dtype=np.int64)
         if not len(rows):
             return None
-        each_s, end_s = found.seconds
+        each_s, end_s = found.seconds(self.prices.overlap.slower)
         messages_s = sum(
             self.prices.message_s(stand.place, to, size)
             for to, size in zip((stand.behind, stand.before), found.sent[ends], strict=True)

@@ -42,11 +42,41 @@ class StageSeconds:
     reduce_s: float = 0.0
     scatter_s: float = 0.0
 
-    def communicating_apart(self, scattering: Three, slower: float) -> StageSeconds:
-        """The same with communication that a micro-batch does not need outside of its forward and backward.
+    def gathering_early(self) -> StageSeconds:
+        """The same with parameters gathered from the step's beginning on, and not in the first forward."""
+        first, forward, _ = self.forward
+        return replace(
+            self, forward=(min(first, forward), forward, forward), begin_s=max(first - forward, 0.0)
+        )
 
-        Parameters are gathered from the beginning of the step on, and gradients reduced while other
-        micro-batches, and earlier stages, have their turn, as Megatron-LM's distributed optimizer does.
+    def reducing_behind(self, scattering: Three, buckets_s: float, slower: float) -> StageSeconds:
+        """The same with gradients on their way while the place computes what comes next.
+
+        Args:
+            scattering: what backwards wait at their end for gradients on their way to their shards, seconds.
+            buckets_s: what the end of the step waits for buckets of gradients.
+            slower: how much longer computing takes beside communication, as a share.
+        """
+        # Beside s seconds of it s / (1 + slower) of computing are done.
+        first, between, last = (
+            seconds - waited / (1.0 + slower)
+            for seconds, waited in zip(self.backward, scattering, strict=True)
+        )
+        return replace(
+            self,
+            backward=(first, between, last),
+            scatter_s=scattering[1],
+            reduce_s=scattering[2] + buckets_s,
+            sync_s=self.sync_s - buckets_s,
+        )
+
+    def communicating_apart(self, scattering: Three, slower: float) -> StageSeconds:
+        """The same with all communication that a micro-batch does not need outside of its forward and
+        backward.
+
+        Parameters are gathered from the beginning of the step on, and all gradients reduced, whenever they
+        are there, while other micro-batches, and earlier stages, have their turn, as Megatron-LM's
+        distributed optimizer does.
 
         Args:
             scattering: what backwards wait at their end for gradients on their way to their shards, seconds.
@@ -55,13 +85,11 @@ class StageSeconds:
         _, between, behind_last = scattering
         # Beside s seconds of it s / (1 + slower) of computing are done.
         beside_s = between * slower / (1.0 + slower)
-        (first, forward, _), (_, backward, last) = self.forward, self.backward
+        _, backward, last = self.backward
         backward, last = backward - between + beside_s, last - behind_last
         return replace(
-            self,
-            forward=(min(first, forward), forward, forward),
+            self.gathering_early(),
             backward=(backward, backward, min(last, backward)),
-            begin_s=max(first - forward, 0.0),
             reduce_s=max(last - backward, 0.0) + behind_last,
             scatter_s=between,
         )
@@ -118,6 +146,7 @@ def simulate_schedule(
     stages: Sequence[StageSeconds],
     *,
     blocking_sends: bool = False,
+    one_behind: bool = False,
 ) -> ScheduleTimes:
     """Run the actions of all places.
 
@@ -129,13 +158,22 @@ def simulate_schedule(
         stages: what each takes.
         blocking_sends: the place that sends computes nothing meanwhile, nor does the one that receives, as on
             CPU ranks, whose cores copy messages.
+        one_behind: as a backward ends its place waits for what is behind the one before, so that of no more
+            than one gradients are under way.
     """
-    return _Run(actions, stages, blocking_sends).times()
+    return _Run(actions, stages, blocking_sends, one_behind).times()
 
 
 class _Run:
-    def __init__(self, actions: Sequence[Sequence[Action]], stages: Sequence[StageSeconds], blocking: bool):
-        self.actions, self.stages, self.blocking = actions, stages, blocking
+    def __init__(
+        self,
+        actions: Sequence[Sequence[Action]],
+        stages: Sequence[StageSeconds],
+        blocking: bool,
+        one_behind: bool,
+    ):
+        self.actions, self.stages = actions, stages
+        self.blocking, self.one_behind = blocking, one_behind
         self.place_of = {one.stage: place for place, own in enumerate(actions) for one in own}
         self.micro_batches = 1 + max(one.micro_batch for own in actions for one in own)
         # By (kind, stage, micro-batch) when an input is there: of a forward, of a backward.
@@ -196,6 +234,8 @@ class _Run:
             start = max(start, self.gathered[stage])
         seconds = self.stages[stage].of(action, self.micro_batches)
         end = start + seconds
+        if kind != "F" and self.one_behind:
+            end = max(end, self.reduced[place])
         self.found.append(Happening(kind, place, stage, micro_batch, start, end))
         self.now[place] = end
         self.working[place] += seconds

@@ -86,6 +86,7 @@ class StepParts:
         scattering_s: (n, 3) of a backward what it waits at its very end, when all is computed, for gradients
             on their way to their shards.
         end_s: (n,) from where the last backward is over to the end of the step.
+        reducing_s: (n,) of these, what is waited for buckets of gradients.
         lasting_bytes: (n,) parameters, gradients and optimizer state.
         between_bytes: (n,) what a micro-batch has alive from the end of its forward until its backward
             begins.
@@ -94,18 +95,22 @@ class StepParts:
         given_back_bytes: (n,) of a stage the gradients of what another one gave it, when all are there; those
             of several tensors may lie in one storage.
         end_bytes: (n,) the most that is alive behind the last backward.
+        trailing_bytes: (n, 2) of a backward that is over what is held of gradients until they have come to
+            their shards, of any micro-batch and of the last one.
     """
 
     forward_s: Floats
     backward_s: Floats
     scattering_s: Floats
     end_s: Floats
+    reducing_s: Floats
     lasting_bytes: Floats
     between_bytes: Floats
     forward_bytes: Floats
     backward_bytes: Floats
     given_back_bytes: Floats
     end_bytes: Floats
+    trailing_bytes: Floats
 
     @property
     def within_bytes(self) -> Floats:
@@ -200,6 +205,7 @@ class StepSimulator:
         self.busy: dict[str, Floats] = {}
         self.issued: dict[int, list[_Sends]] = {}
         self.ahead: dict[int, list[_Sends]] = {}
+        self.trailing = np.zeros((n, 2))
         self._lay_out_ahead()
         # When all that was sent ahead has arrived; the moments at which that is waited for.
         self.arrival = np.zeros(n)
@@ -278,11 +284,16 @@ class StepSimulator:
                 only=one.only,
             )
             self.ahead.setdefault(one.position, []).append(sends)
+            # Axes of collectives are counted without that of the micro-batches.
+            shards = one.bytes // prod(self.batch.mesh[axis + 1] for axis in one.axes)
+            if one.kind == "reduce_scatter" and one.position == self.batch.schedule.last - 1:
+                copied = self.batch.prices.packs & (one.members > 1)
+                held = one.bytes + shards - np.where(copied, 0, one.staying)
+                self.trailing[:, 1] += held
+                self.trailing[:, 0] += held * (one.only != "last")
             if self.batch.prices.packs and one.kind == "reduce_scatter":
                 # Beside the gradients, of which one after the other is let go of, before there are shards.
                 # What the packed ones of this moment have before them is gone by then.
-                # Axes of collectives are counted without that of the micro-batches.
-                shards = one.bytes // prod(self.batch.mesh[axis + 1] for axis in one.axes)
                 # Packed ones are under way beside gradients that stay, until the next block begins.
                 beside = np.where(one.members > 1, one.staying, 0)
                 packed = np.where(one.members > 1, one.bytes - shards - beside, 0)
@@ -341,8 +352,10 @@ class StepSimulator:
         step = max(schedule.position("optimizer", "step", ""), schedule.last)
         self._advance(range(schedule.last, step))
         self._count_slower_beside()
+        before_buckets = self.time
         for busy in self.busy.values():
             self.waited = np.where(busy > self.time, busy - self.worked, self.waited)
+        reducing = self.time - before_buckets
         self._advance(range(step, moments))
         self._count_slower_work(done)
         if self.recorder is not None:
@@ -366,7 +379,11 @@ class StepSimulator:
             host,
             idle,
             self.sources,
-            self._parts(device - backward_end, np.where(idle > 0.0, host / np.maximum(device, 1e-30), 1.0)),
+            self._parts(
+                device - backward_end,
+                reducing,
+                np.where(idle > 0.0, host / np.maximum(device, 1e-30), 1.0),
+            ),
         )
 
     def _pass_micro_batch(self) -> None:
@@ -381,7 +398,7 @@ class StepSimulator:
         """Note the seconds of the micro-batch that is over."""
         self.micro_batches.append((self.turned - self.began, self.time - self.turned, self.scattering))
 
-    def _parts(self, end_s: Floats, host_bound: Floats) -> StepParts:
+    def _parts(self, end_s: Floats, reducing_s: Floats, host_bound: Floats) -> StepParts:
         """The step taken apart; (n,) how often longer all takes where the device waits for the host."""
         forward, backward, scattering = zip(*self.micro_batches, strict=True)
         # Of a step of one or two micro-batches there is none between, and of one no first but the last.
@@ -396,12 +413,14 @@ class StepSimulator:
             np.stack([backward[i] * host_bound for i in chosen], axis=1),
             np.stack([scattering[i] * host_bound for i in chosen], axis=1),
             end_s * host_bound,
+            reducing_s * host_bound,
             self.lasting.sum(axis=1),
             alive[end],
             used[:end].max(axis=0) if end else none,
             used[end:last].max(axis=0) if last > end else none,
             used[given] - self.kept[given] if given >= 0 else none,
             used[last:].max(axis=0) if count > last else none,
+            self.trailing,
         )
 
     def _host_seconds(self, micro: int) -> Floats:

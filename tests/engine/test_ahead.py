@@ -13,7 +13,7 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.engine import parameters
-from tensoropt.engine.ahead import scatter, wait
+from tensoropt.engine.coalesced import scatter, wait
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime

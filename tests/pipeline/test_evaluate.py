@@ -357,6 +357,25 @@ def test_ranks_keep_to_the_byte_what_is_predicted_behind_a_product_or_a_sum(
     assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), abs=96)
 
 
+@pytest.mark.parametrize(
+    ("name", "schedule", "seed"),
+    [
+        ("tests.costs.models:four", "1f1b", 0), ("tests.costs.models:four", "gpipe", 0),
+        ("tests.execute.models:transformer", "interleaved_1f1b", 2),
+        ("tests.pipeline.models:deep", "interleaved_1f1b", 7),
+    ],
+)  # fmt: skip
+def test_gradients_are_held_until_the_next_backward_of_their_place_is_over(
+    name: str, schedule: str, seed: int
+) -> None:
+    loaded = load_model(ModelSpec(name))
+    strategy = random_pipeline(loaded.graph, (4, 2, 2), schedule, random.Random(seed), 0.0)
+    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
+    held = [float(stage.metrics.parts.trailing_bytes[0].max()) for stage in found.stages]
+    assert max(held) > 1000.0
+    assert issued.memory_tracked_of_ranks[::2] == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.005)
+
+
 def test_nothing_that_was_sent_stays_for_the_optimizer() -> None:
     # The last place of 1F1B has its peak there: Adam's temporaries of two layers.
     loaded = load_model(ModelSpec("tests.costs.models:four"))

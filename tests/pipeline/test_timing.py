@@ -152,3 +152,27 @@ def test_a_place_gathers_and_reduces_for_its_stages_in_turn() -> None:
     assert starts[2, 0] == 4.0
     last = {h.stage: h.end_s for h in times.happenings if h.kind == "B"}
     assert times.total_s == max(max(last[2] + 3.0, last[0]) + 3.0, max(last[3] + 3.0, last[1]) + 3.0)
+
+
+def test_a_place_computes_on_while_its_gradients_are_under_way() -> None:
+    """Worked out by hand: a place of micro-batches of 1 s forward and 6 s backward, of which the last 4 s
+    wait for gradients; parameters come in the first 2 s."""
+    whole = StageSeconds((3.0, 1.0, 1.0), (6.0,) * 3, sync_s=2.0)
+    early = whole.gathering_early()
+    assert (early.forward, early.begin_s) == ((1.0,) * 3, 2.0)
+    behind = early.reducing_behind((4.0,) * 3, buckets_s=1.5, slower=0.25)
+    assert behind.backward == pytest.approx((2.8,) * 3)
+    assert (behind.scatter_s, behind.reduce_s, behind.sync_s) == pytest.approx((4.0, 5.5, 0.5))
+    nobody = like(0.0, 0.0)
+    # Forwards end at 3, 4, 5; backwards at 7.8; 10.6, and those gradients at 11.8; then all 4 s later each.
+    times = run("gpipe", 2, 3, [behind, nobody], one_behind=True)
+    ends = [h.end_s for h in times.happenings if h.kind == "B" and h.place == 0]
+    assert ends == pytest.approx([7.8, 11.8, 15.8])
+    assert times.total_s == pytest.approx(15.8 + 5.5 + 0.5)
+
+
+def test_what_does_not_wait_for_gradients_is_as_fast_behind_or_not() -> None:
+    whole = StageSeconds((3.0, 1.0, 1.0), (6.0, 6.0, 7.0), sync_s=2.0)
+    behind = whole.gathering_early().reducing_behind((0.0,) * 3, buckets_s=0.0, slower=0.1)
+    assert behind.backward == whole.backward
+    assert run("1f1b", 2, 4, [behind] * 2, one_behind=True).total_s <= run("1f1b", 2, 4, [whole] * 2).total_s

@@ -24,6 +24,7 @@ from tensoropt.engine.lower import LoweredStrategy
 from tensoropt.engine.runtime import Runtime
 from tensoropt.pipeline.execute.parameters import StagedParameters, TiedParameters
 from tensoropt.pipeline.execute.stage import RunningStage, StageEngine
+from tensoropt.pipeline.execute.trailing import Trailing
 from tensoropt.pipeline.receipts import taken_back
 from tensoropt.pipeline.schedules import place_actions, schedule_named
 from tensoropt.pipeline.strategy import PipelinedStrategy
@@ -69,8 +70,11 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         super().__init__(strategy.graph.atoms.graph, job)
         self.strategy = strategy
         place = job.position[0]
+        self._trailing = Trailing()
         self.stages = {
-            number: StageEngine(strategy.parts[number], strategy.stages[number], values, self._at(number))
+            number: StageEngine(
+                strategy.parts[number], strategy.stages[number], values, self._at(number), self._trailing
+            )
             for number in strategy.stages_at(place)
         }
         self.shards: Any = StagedParameters([stage.shards for stage in self.stages.values()])
@@ -132,6 +136,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
             stage.runtime.step, stage.runtime.counts = self.runtime.step, self.runtime.counts
             stage.begin_step(inputs, pending.get(number), evaluating=evaluating)
         self._run(training=training)
+        self._trailing.take_in()
         for stage in self.stages.values():
             stage.end_step()
         if not evaluating:

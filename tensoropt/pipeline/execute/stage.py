@@ -15,11 +15,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
+from tensoropt.engine.ahead import CallAhead
 from tensoropt.engine.counts import TargetCounts
 from tensoropt.engine.gradients import Pending
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.engine.unsharded import UnshardedParameters
 from tensoropt.ops.layouts import local_shape
+from tensoropt.pipeline.execute.trailing import Trailing
 from tensoropt.pipeline.stages import Stage, arriving_group, departing_group
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead
 from tensoropt.sharding.strategy import Strategy
@@ -33,6 +36,7 @@ class StageEngine(ShardedEngine):
         strategy: of its graph.
         values: the whole model's parameters and buffers by graph name; only the stage's are asked for.
         runtime: where this rank stands in the stage's mesh.
+        trailing: gradients that are on their way behind backwards of this place's stages.
 
     Attributes:
         given: the model's inputs of the call that runs.
@@ -41,7 +45,14 @@ class StageEngine(ShardedEngine):
             takes it.
     """
 
-    def __init__(self, part: Stage, strategy: Strategy, values: Mapping[str, torch.Tensor], runtime: Runtime):
+    def __init__(
+        self,
+        part: Stage,
+        strategy: Strategy,
+        values: Mapping[str, torch.Tensor],
+        runtime: Runtime,
+        trailing: Trailing | None = None,
+    ):
         super().__init__(strategy, values, runtime=runtime)
         self.part = part
         self.given: tuple[torch.Tensor, ...] = ()
@@ -50,6 +61,10 @@ class StageEngine(ShardedEngine):
         self.gradients: dict[int, dict[int, torch.Tensor]] = {}
         # What is gathered ahead of the micro-batches whose backward is still to come.
         self._ahead_of: dict[int, Ahead] = {}
+        self._trailing = Trailing() if trailing is None else trailing
+        # Unsharded copies that are gathered from the beginning of the step on.
+        self._copying: CallAhead | None = None
+        self._last = False
 
     def _make_counts(self) -> TargetCounts | None:
         # Of the whole model, which also knows the targets of a loss that other stages prepare.
@@ -68,6 +83,9 @@ class StageEngine(ShardedEngine):
         self.given, self.evaluating = tuple(inputs), evaluating
         self.outputs.clear()
         self.unsharded.gather()
+        # All stages of a place begin here, long before most of them have anything to compute.
+        self._copying = CallAhead(self.runtime, {}, {}, self._deliver, [], self.unsharded)
+        self._copying.begin_copies(self.unsharded.blocks)
         if pending is not None:
             self.shards.accumulated.occupy(pending)
             self.unsharded.clear()
@@ -75,6 +93,9 @@ class StageEngine(ShardedEngine):
     def forward_of(self, micro_batch: int, arriving: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """What departs of one micro-batch; of the last stage its results."""
         self.runtime.micro_batch = micro_batch
+        if self._copying is not None:
+            self._copying.arrive()
+            self._copying = None
         # Autograd copies what comes to a leaf while somebody else has it. Behind a node of its own, which
         # comes last in backward, the gradient of what arrived waits until nobody has.
         arriving = [value.view_as(value) for value in arriving]
@@ -96,6 +117,7 @@ class StageEngine(ShardedEngine):
         self.runtime.micro_batch = micro_batch
         self.runtime.ahead = self._ahead_of.pop(micro_batch, AT_THE_USE)
         self.shards.accumulated.one_call = True
+        self._last = last
         # As in a plan without stages: the only micro-batch has nothing to wait for, and reduces one by one.
         self.unsharded.last = last and self.strategy.micro_batches > 1
         if last:
@@ -103,8 +125,15 @@ class StageEngine(ShardedEngine):
 
     def end_backward_of(self) -> None:
         """The backward of a micro-batch is over."""
-        self._finish_ahead()
+        self._trailing.take_in()
+        while self._calls:
+            self._calls[0].leave()
+            self._trailing.add(self._calls.pop(0), self.shards.accumulated, last=self._last)
+        self._waiting = 0
         self.runtime.ahead = AT_THE_USE
+
+    def _copies_to_make(self) -> UnshardedParameters | None:
+        return None  # see begin_step()
 
     def add_up_weights(self) -> None:
         """The gradients of parameters that come now are to be added to what is there, each once it is made.

@@ -37,11 +37,24 @@ def block_cuts(cutter: Cutter) -> list[int]:
     return [cut for cut in cutter.cuts if cut in starts]
 
 
-def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
-    """The cuts that give each stage as many repeated blocks.
+def dealt(blocks: int, stages: int) -> list[int]:
+    """Of how many repeated blocks each stage is made.
 
     Where these do not divide, what is before the first block counts as one, and so does what is behind the
     last (Llama 3, arXiv 2407.21783, section 3.3.2); where neither does, earlier stages have one more.
+    """
+    ends_count = _ends_count(blocks, stages)
+    each, over = divmod(blocks + 2 * ends_count, stages)
+    return [each + (stage < over) for stage in range(stages)]
+
+
+def _ends_count(blocks: int, stages: int) -> bool:
+    """Whether the ends of a model count as blocks."""
+    return blocks % stages != 0 and (blocks + 2) % stages == 0
+
+
+def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
+    """The cuts that give each stage as many repeated blocks, as :func:`dealt` has it.
 
     Raises:
         PlanError: there are fewer blocks, or the model cannot be cut between them.
@@ -51,14 +64,30 @@ def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
         raise PlanError(f"{len(blocks)} repeated blocks are fewer than {stages} stages; give fewer stages")
     starts = [cutter.place[region.groups[0]] for region in blocks]
     starts.append(cutter.place[blocks[-1].groups[-1]] + 1)
-    ends_count = len(blocks) % stages != 0 and (len(blocks) + 2) % stages == 0
-    each, over = divmod(len(blocks) + (2 if ends_count else 0), stages)
-    sizes = [each + (stage < over) for stage in range(stages)]
-    before = [sum(sizes[: stage + 1]) - ends_count for stage in range(stages - 1)]
+    sizes = dealt(len(blocks), stages)
+    before = [sum(sizes[: stage + 1]) - _ends_count(len(blocks), stages) for stage in range(stages - 1)]
     found = tuple(starts[count] for count in before)
     if unfit := [cutter.graph.groups[cut].name for cut in found if cut not in cutter.cuts]:
         raise PlanError(f"no stage can begin with {unfit[0]}; give another number of stages than {stages}")
     return found
+
+
+def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int) -> int:
+    """How many stages a place should have, from two on, by the bubble and by how evenly blocks are dealt; 1
+    where there are too few blocks for two.
+
+    A step of equal stages takes :math:`1 + (p - 1) / (v m)` of what computing takes, with :math:`v` stages to
+    each of :math:`p` places (Narayanan et al., SC 2021, section 2.2), the fullest place its share of blocks.
+    """
+    known = [(1.0, 1)]
+    for count in range(2, most + 1):
+        stages = places * count
+        if blocks + 2 * _ends_count(blocks, stages) >= stages:
+            sizes = dealt(blocks, stages)
+            fullest = max(sum(sizes[place::places]) for place in range(places)) * places / sum(sizes)
+            step = fullest * (1.0 + (places - 1) / (count * micro_batches))
+            known.append((step, count))
+    return min(known[1:] or known)[1]
 
 
 def narrow_cuts(cutter: Cutter, least: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -150,7 +151,7 @@ class PipelinePrices:
             in_flight=in_flight,
         )
 
-    @property
+    @cached_property
     def overlap(self) -> Overlap:
         """What runs beside what at a place, and the links that it occupies."""
         whole = overlap_of(self.cluster, self.mesh, beside=self.beside)

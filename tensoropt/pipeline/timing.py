@@ -57,14 +57,16 @@ class StageSeconds:
             buckets_s: what the end of the step waits for buckets of gradients.
             slower: how much longer computing takes beside communication, as a share.
         """
-        # Beside s seconds of it s / (1 + slower) of computing are done.
-        first, between, last = (
-            seconds - waited / (1.0 + slower)
-            for seconds, waited in zip(self.backward, scattering, strict=True)
-        )
+        # Beside s seconds of it s / (1 + slower) of computing are done: of the same stage's next micro-batch,
+        # which the last one has not.
+        first, between, last = self.backward
         return replace(
             self,
-            backward=(first, between, last),
+            backward=(
+                first - scattering[0] / (1.0 + slower),
+                between - scattering[1] / (1.0 + slower),
+                last - scattering[2],
+            ),
             scatter_s=scattering[1],
             reduce_s=scattering[2] + buckets_s,
             sync_s=self.sync_s - buckets_s,

@@ -19,17 +19,9 @@ from tensoropt.costs.restrictions import FREE, Restriction, restrict
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
 from tensoropt.pipeline.again import cheaper_again
-from tensoropt.pipeline.balance import (
-    balanced,
-    block_cuts,
-    flops_of,
-    narrow_cuts,
-    parameter_bytes_of,
-    speeds_of,
-)
 from tensoropt.pipeline.compose import compose
 from tensoropt.pipeline.composer import Composer, Crossings
-from tensoropt.pipeline.costs import PipelinePrices, sources_at
+from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import TOO_LARGE, PipelineEvaluation, assemble, fits
 from tensoropt.pipeline.meshes import degrees_of, job_meshes, kinds_at
 from tensoropt.pipeline.place_frontiers import PlaceFrontiers
@@ -43,6 +35,7 @@ from tensoropt.plan.problem import micro_batch_counts
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
 from tensoropt.session.one_space import cost_graph
+from tensoropt.session.pipeline_cuts import Cutting
 from tensoropt.session.refining import best_counts, combining
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
@@ -54,12 +47,12 @@ MOST_PLACES = 16
 """The highest degree that is tried, as in what is published."""
 MOST_AXES = 2
 """Axes of a place's mesh: what crosses is searched for every one of their placements."""
+INTERLEAVED = "interleaved_1f1b"
+"""The schedule in which places have several stages."""
 MULTIPLES = (8, 4, 2, 1)
 """Micro-batches for each place of the pipeline: with 8 the bubble is a ninth of the step."""
 MOST_COUNTS = 2
 """Of these, so many are searched of a large model, those with the smallest bubbles that divide the batch."""
-FEW_POSITIONS = 8
-"""Positions up to which all cuts are tried; an assumption, as are the numbers above."""
 EXACT = Thoroughness(gap=1e-3, candidates=64, in_flight=True)
 CLOSE = Thoroughness(gap=1e-2, candidates=48, in_flight=False)
 QUICK = Thoroughness(gap=None, candidates=24, in_flight=False)
@@ -68,8 +61,9 @@ FEW_GROUPS, SOME_GROUPS = 64, 600
 those up to which the meshes and numbers of micro-batches that an outline finds good are searched to a larger
 one. Assumptions."""
 HEURISTIC = "pipelines: a heuristic, which proves nothing of the points that it adds"
-STEP = 0.01
-"""By which share the memory of the next pipeline is less, where not all are tried."""
+STEP, COARSE_STEP = 0.01, 0.05
+"""By which share the memory of the next pipeline is less, where not all are tried; and where places have
+several stages, each of which is one more to put together."""
 
 
 def wants_pipelines(session: Session) -> bool:
@@ -159,6 +153,7 @@ class _Finder:
         self.costs: CostSource = searched.costs
         self.again = cheaper_again(self.cutter, self.costs)
         self.small = len(self.graph.groups) <= FEW_GROUPS
+        self.cutting = Cutting(self.cutter, self.again, self.pin, self.costs, self._note, small=self.small)
         self._notes: dict[str, None] = {HEURISTIC: None}
 
     @property
@@ -195,7 +190,6 @@ class _Finder:
 
     def all(self) -> list[tuple[Mesh, int, Sequence[PipelineEvaluation]]]:
         """Per mesh of a job and number of micro-batches the pipelines found."""
-        self.weights = flops_of(self.graph, self.costs), parameter_bytes_of(self.graph)
         self._note_kinds()
         asked = [
             (mesh, micro_batches)
@@ -207,6 +201,9 @@ class _Finder:
             # The source's own were closed when the search was over.
             self.costs = replace(self.costs, store=store, pool=pool)
             found = self._first_look(asked)
+            if not self.small and not self._pinned_schedule and not self.cutting.pinned:
+                for own, at in zip(found, asked, strict=True):
+                    own += self._of_several_stages(*at)
             if leanest := self._leanest(asked, found):
                 asked.append(leanest)
                 found.append(self._of_rows(*leanest))
@@ -259,24 +256,35 @@ class _Finder:
         self._note(f"pipelines of one row in each micro-batch: on pp{mesh.label} alone")
         return self._of_mesh(mesh, rows, QUICK, outer=CROSSINGS[1:2])
 
+    def _of_several_stages(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
+        """Pipelines of a large model with as many stages to a place as the bubble asks for, of as many blocks
+        each."""
+        count = self.cutting.stages_to_a_place(mesh.shape[0], micro_batches)
+        if count == 1:
+            return []
+        label = f"pp{mesh.label}, {micro_batches} micro-batches, {count} stages to a place"
+        self.session.report("pipelines", 0, 1, label)
+        self._note("pipelines of several stages to a place: of as many blocks each")
+        return self._of_mesh(mesh, micro_batches, QUICK, INTERLEAVED, per_place=count)
+
     def _closer(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
-        """Pipelines of a mesh that is promising: from frontiers that are tracked, and with two stages to a
-        place."""
+        """Pipelines of a mesh that is promising: from frontiers that are tracked, and of a small model with
+        two stages to a place."""
         found: list[PipelineEvaluation] = []
         if not self.small and len(mesh.shape) <= MOST_AXES:
             found += self._of_mesh(mesh, micro_batches, CLOSE)
-        if not self._pinned_schedule and not self._pinned_cuts:
-            found += self._of_mesh(mesh, micro_batches, QUICK, "interleaved_1f1b")
+        if self.small and not self._pinned_schedule and not self.cutting.pinned:
+            found += self._of_mesh(mesh, micro_batches, QUICK, INTERLEAVED)
         return found
 
     def _promising(self, found: Sequence[Sequence[PipelineEvaluation]]) -> list[int]:
         """The meshes and micro-batches of pipelines that nothing known beats, where the model is not too
         large to look closer, and that is asked for."""
         if not self.closely:
-            self._note("pipelines: a first look, one stage to a place; --pipelines always looks closer")
+            self._note("pipelines: a first look; --pipelines always looks closer")
             return []
         if len(self.graph.groups) > SOME_GROUPS:
-            self._note("pipelines: one stage to a place, from outlines of the stages' frontiers")
+            self._note("pipelines: from outlines of the stages' frontiers")
             return []
         simulated = self._simulations.frontier()
         rivals = [(float(m), float(t), -1) for m, t in zip(simulated.memory, simulated.time, strict=True)]
@@ -302,57 +310,6 @@ class _Finder:
         tensors = self.graph.atoms.graph.tensors
         return next((tensors[n].shape[0] for n in self.graph.atoms.graph.inputs if tensors[n].shape), 1)
 
-    # -- cuts ---------------------------------------------------------------------------------------
-
-    def _positions(self, composer: Composer, thoroughness: Thoroughness) -> list[list[int]]:
-        """Per stage of what is composed where it may begin, and behind the last where it ends.
-
-        Raises:
-            PlanError, ConstraintError: the model cannot be cut as it is pinned.
-        """
-        count, stages = len(self.graph.groups), composer.stages
-        if self.pin is not None and self._pinned_cuts:
-            pinned = tuple(self.cutter.beginning(name) for name in self.pin.cuts)
-            if len(pinned) != stages - 1:
-                raise ConstraintError(
-                    f"{self.pin}: {stages} stages take {stages - 1} cuts, not {len(pinned)}"
-                )
-            self.cutter.stages(pinned, self.again)
-            return [[0], *([cut] for cut in pinned), [count]]
-        places = self._cuttable(stages)
-        if len(places) <= FEW_POSITIONS and thoroughness is EXACT:
-            return [[0], *(places for _ in range(stages - 1)), [count]]
-        self._note("pipelines: cut between where computation and where storage are evened out")
-        even = [
-            cuts
-            for weights, strengths in zip(self.weights, self._strengths(composer), strict=True)
-            if (cuts := balanced(weights, places, stages, strengths))
-        ]
-        windows = []
-        for number in range(stages - 1):
-            own = [cuts[number] for cuts in even]
-            windows.append([cut for cut in places if own and min(own) <= cut <= max(own)])
-        return [[0], *windows, [count]]
-
-    def _strengths(self, composer: Composer) -> tuple[Sequence[float], Sequence[float]]:
-        """Per stage the speed and the memory of its devices, where places differ in them."""
-        prices, at = composer.frontiers.prices, composer.place_of
-        if not prices.of_places:
-            return (), ()
-        speeds = speeds_of(self.graph, sources_at(self.costs, composer.places))
-        return [speeds[place] for place in at], [prices.room(place) for place in at]
-
-    def _cuttable(self, stages: int) -> list[int]:
-        """Where stages may begin: with repeated blocks where there are enough, else where least crosses."""
-        if len(self.cutter.cuts) <= FEW_POSITIONS:
-            return list(self.cutter.cuts)
-        blocks = block_cuts(self.cutter)
-        if len(blocks) >= stages - 1:
-            self._note("pipelines: stages begin with blocks")
-            return blocks
-        self._note("pipelines: stages begin where least crosses")
-        return narrow_cuts(self.cutter, stages - 1)
-
     # -- stages -------------------------------------------------------------------------------------
 
     def _of_mesh(
@@ -362,11 +319,13 @@ class _Finder:
         thoroughness: Thoroughness,
         schedule: str = "",
         outer: Sequence[str] = CROSSINGS[:1],
+        per_place: int | None = None,
     ) -> list[PipelineEvaluation]:
         """The pipelines on a mesh that none of them beats, in a schedule; by default in the one asked for.
 
         Args:
             outer: how tensors may cross on all axes of a place but the last, where not every way is tried.
+            per_place: stages of a place; by default as :meth:`_several` has it.
         """
         schedule = schedule or self.schedule
         restriction = self._restriction(mesh, micro_batches)
@@ -387,18 +346,23 @@ class _Finder:
         frontiers = PlaceFrontiers(search, self.costs)
         if not exact:
             self._note("pipelines: what crosses lies alike at all cuts")
+        if per_place is None and schedule_named(schedule).several:
+            per_place = self._several(mesh.shape[0], micro_batches, schedule)
+        step = STEP if (per_place or 1) == 1 else COARSE_STEP
         try:
             composer = Composer(
                 frontiers,
                 schedule,
                 Crossings() if exact else Crossings(outer=outer, everywhere_alike=True),
-                partial(compose, step=0.0 if exact else STEP),
+                partial(compose, step=0.0 if exact else step),
                 self._notes,
+                per_place,
             )
         except PlanError as refusal:
             self._note(f"no pipelines of {mesh.shape[0]} places, {micro_batches} micro-batches: {refusal}")
             return []
-        found = list(composer.pipelines(self._positions(composer, thoroughness)))
+        positions = self.cutting.positions(composer, self.costs, every=exact)
+        found = list(composer.pipelines(positions))
         if not self._pinned_schedule and schedule == self.schedule:
             found += self._apart(_unbeaten(found), frontiers.prices)
         return list(_unbeaten(found))
@@ -407,9 +371,14 @@ class _Finder:
     def _pinned_schedule(self) -> bool:
         return self.pin is not None and self.pin.schedule is not None
 
-    @property
-    def _pinned_cuts(self) -> bool:
-        return self.pin is not None and bool(self.pin.cuts)
+    def _several(self, places: int, micro_batches: int, schedule: str) -> int | None:
+        """Stages of a place in a schedule of several: as many as pinned cuts make, or as the bubble asks for;
+        None for as many as the schedule has anyway."""
+        if self.pin is not None and self.pin.cuts:
+            return max(1, (len(self.pin.cuts) + 1) // places)
+        if schedule != INTERLEAVED or self.small:
+            return None
+        return max(2, self.cutting.stages_to_a_place(places, micro_batches))
 
     def _apart(self, found: Sequence[PipelineEvaluation], prices: PipelinePrices) -> list[PipelineEvaluation]:
         """The same stages in the schedule that makes gradients of parameters apart, where they can run so."""

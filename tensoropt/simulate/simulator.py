@@ -95,7 +95,7 @@ class StepParts:
         given_back_bytes: (n,) of a stage the gradients of what another one gave it, when all are there; those
             of several tensors may lie in one storage.
         end_bytes: (n,) the most that is alive behind the last backward.
-        trailing_bytes: (n, 2) of a backward that is over what is held of gradients until they have come to
+        trailing_bytes: (n, 2) of a backward that is over what is alive of gradients until they have come to
             their shards, of any micro-batch and of the last one.
     """
 
@@ -288,9 +288,9 @@ class StepSimulator:
             shards = one.bytes // prod(self.batch.mesh[axis + 1] for axis in one.axes)
             if one.kind == "reduce_scatter" and one.position == self.batch.schedule.last - 1:
                 copied = self.batch.prices.packs & (one.members > 1)
-                held = one.bytes + shards - np.where(copied, 0, one.staying)
-                self.trailing[:, 1] += held
-                self.trailing[:, 0] += held * (one.only != "last")
+                alive = one.bytes + shards - np.where(copied, 0, one.staying)
+                self.trailing[:, 1] += alive
+                self.trailing[:, 0] += alive * (one.only != "last")
             if self.batch.prices.packs and one.kind == "reduce_scatter":
                 # Beside the gradients, of which one after the other is let go of, before there are shards.
                 # What the packed ones of this moment have before them is gone by then.

@@ -8,7 +8,7 @@ from torch import nn
 from tensoropt.capture import capture
 from tensoropt.engine import parameters
 from tensoropt.engine.counts import unsplit_strategy
-from tensoropt.engine.gradients import Gradients, storage_key
+from tensoropt.engine.gradients import Gradients, Pending, storage_key
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
@@ -16,6 +16,7 @@ from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import Bucket, gradient_buckets
 from tensoropt.sharding.groups import group_operators
 from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.sharding.strategy import Scattered
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
@@ -100,3 +101,21 @@ def test_buckets_start_in_the_backward_of_the_last_micro_batch(monkeypatch):
     assert recorder.issued == in_call
     # One after the other, as gradients come: nothing in the first micro-batch.
     assert arrived == [1] * 4 + [3, 4, 5, 6]
+
+
+def test_what_comes_late_of_an_earlier_micro_batch_completes_no_bucket():
+    """A bucket is reduced once: what is added to it then would be reduced a second time, or never."""
+    leaves = {"a": torch.zeros(4, requires_grad=True)}
+    book = Gradients(Runtime((1,), rank=0), (Bucket((), "float32", ("a",), 16),), leaves)
+    book.delivered = {"a": Scattered(sums=1, others=False)}
+    step = Pending()
+    book.occupy(step)
+    book.begin_last()
+    started = []
+    book._start = started.append
+    with book.of_earlier():
+        book.add_late("a", torch.ones(4))
+    assert not started
+    book.add_late("a", torch.ones(4))
+    assert started == [0]
+    assert torch.equal(book.views["a"], torch.full((4,), 2.0))

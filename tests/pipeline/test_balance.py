@@ -6,9 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tensoropt.errors import PlanError
-from tensoropt.pipeline.balance import balanced, dealt_cuts
+from tensoropt.pipeline.balance import balanced, dealt, dealt_cuts, stages_to_a_place
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.sharding.regions import find_regions
 from tests.pipeline.models import blocks_of
@@ -29,6 +31,30 @@ def test_stages_have_as_many_blocks(blocks: int, stages: int, dealt: list[int]) 
 def test_more_stages_than_blocks_are_refused() -> None:
     with pytest.raises(PlanError, match="2 repeated blocks are fewer than 5 stages"):
         dealt_cuts(Cutter(blocks_of(2)), 5)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "places", "micro_batches", "count"),
+    [
+        # Llama 3's job: 126 blocks and both ends are 8 for each of 16 places.
+        (126, 16, 16, 8), (126, 8, 8, 16),
+        (6, 2, 2, 4), (7, 2, 64, 3), (10, 2, 64, 6), (4, 2, 2, 3), (3, 2, 2, 1), (0, 2, 2, 1),
+    ],
+)  # fmt: skip
+def test_stages_to_a_place(blocks: int, places: int, micro_batches: int, count: int) -> None:
+    assert stages_to_a_place(blocks, places, micro_batches, 16) == count
+
+
+@given(st.integers(0, 200), st.integers(2, 16), st.integers(1, 64), st.integers(2, 16))
+def test_a_place_has_no_more_stages_than_there_are_blocks(
+    blocks: int, places: int, micro_batches: int, most: int
+) -> None:
+    count = stages_to_a_place(blocks, places, micro_batches, most)
+    assert 1 <= count <= most
+    assert count == 1 or blocks + 2 >= places * count
+    sizes = dealt(blocks, places * count)
+    assert sum(sizes) in (blocks, blocks + 2)
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_the_heaviest_stage_is_as_light_as_can_be() -> None:

@@ -365,14 +365,14 @@ def test_ranks_keep_to_the_byte_what_is_predicted_behind_a_product_or_a_sum(
         ("tests.pipeline.models:deep", "interleaved_1f1b", 7),
     ],
 )  # fmt: skip
-def test_gradients_are_held_until_the_next_backward_of_their_place_is_over(
+def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(
     name: str, schedule: str, seed: int
 ) -> None:
     loaded = load_model(ModelSpec(name))
     strategy = random_pipeline(loaded.graph, (4, 2, 2), schedule, random.Random(seed), 0.0)
     found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
-    held = [float(stage.metrics.parts.trailing_bytes[0].max()) for stage in found.stages]
-    assert max(held) > 1000.0
+    alive = [float(stage.metrics.parts.trailing_bytes[0].max()) for stage in found.stages]
+    assert max(alive) > 1000.0
     assert issued.memory_tracked_of_ranks[::2] == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.005)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tensoropt.api import explore
 from tensoropt.cluster import Mesh, load_cluster
@@ -22,8 +23,9 @@ from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.point import Point
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.session import pipelines
+from tensoropt.session import pipeline_cuts, pipelines
 from tests.costs.models import four, problem
+from tests.pipeline.models import Blocks
 
 CLUSTER = "cpu:4"
 
@@ -189,6 +191,30 @@ def test_large_models_are_looked_at_with_one_row_in_flight(
     assert {(one, crossing) for _, one, crossing, _ in first} == {(4, ("batch",))}
     assert mesh == min(first, key=lambda one: one[-1])[0]
     assert any(f"one row in each micro-batch: on pp{mesh} alone" in note for note in found.report["notes"])
+
+
+def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
+    store: ProfileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six blocks on two places, in as many micro-batches: three stages to each halve the bubble and more."""
+    monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
+    monkeypatch.setattr(pipeline_cuts, "MOST_STAGES", 3)
+
+    def looked(micro_batches: int, **asked: Any) -> Exploration:
+        return explore(
+            Blocks(6), (torch.randn(16, 8), torch.randn(16, 8)), cluster=CLUSTER, measure="never",
+            micro_batches=[micro_batches], store=store, pipelines="always", **asked,
+        )  # fmt: skip
+
+    found = looked(1)
+    assert any("several stages to a place: of as many blocks each" in note for note in found.report["notes"])
+    shapes = [p.pipeline["pipeline"] for _, p in pipelined(found) if p.pipeline]
+    assert ("interleaved_1f1b", 6) in {(one["schedule"], len(one["stages"])) for one in shapes}
+    # Cuts that are pinned say how many stages a place has.
+    cuts = [f"blocks.{number}" for number in range(1, 6)]
+    pin = {"stages": 2, "schedule": "interleaved_1f1b", "cuts": cuts}
+    shapes = [p.pipeline["pipeline"] for p in looked(4, constraints={"pipeline": pin}).points if p.pipeline]
+    assert {(one["schedule"], len(one["stages"])) for one in shapes} == {("interleaved_1f1b", 6)}
 
 
 @pytest.mark.parametrize(("counts", "looks"), [("auto", True), ([4], False)])

@@ -13,7 +13,7 @@ class Trailing:
     next.
 
     Those of one backward are waited for as the next one of the place ends, whichever stage's it is, so that
-    no more than one backward's are held.
+    there is memory for no more than one backward's.
     """
 
     def __init__(self) -> None:

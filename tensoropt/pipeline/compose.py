@@ -20,6 +20,7 @@ from math import inf
 from typing import Generic, TypeVar
 
 import numpy as np
+from numba import njit
 
 MOST_LABELS = 4096
 """Labels of one cut that go on; beyond, those with the least sum of seconds. None of the models tried has had
@@ -73,14 +74,29 @@ def unbeaten(costs: np.ndarray) -> np.ndarray:
     """(k,) the rows of ``costs`` (n, d) that no other row is at most equal to in every column; of equal rows
     the first."""
     order = np.lexsort(costs.T[::-1])
-    kept: list[int] = []
-    chosen = np.empty((0, costs.shape[1]))
-    for row in order.tolist():
-        # Sorted by the first column: nothing that follows can beat what is kept.
-        if not (chosen <= costs[row]).all(axis=1).any():
-            kept.append(row)
-            chosen = costs[kept]
-    return np.array(kept, dtype=np.int64)
+    return order[_unbeaten_of_sorted(np.ascontiguousarray(costs[order], dtype=float))]
+
+
+@njit(cache=True, nogil=True)
+def _unbeaten_of_sorted(costs):  # type: ignore[no-untyped-def]
+    """The rows of sorted ``costs`` that no row before them is at most equal to in every column."""
+    # Sorted by the first column: nothing that follows can beat what is kept.
+    kept = np.empty(costs.shape[0], np.int64)
+    count = 0
+    for row in range(costs.shape[0]):
+        beaten = False
+        for other in range(count):
+            beaten = True
+            for column in range(costs.shape[1]):
+                if costs[kept[other], column] > costs[row, column]:
+                    beaten = False
+                    break
+            if beaten:
+                break
+        if not beaten:
+            kept[count] = row
+            count += 1
+    return kept[:count]
 
 
 def compose(

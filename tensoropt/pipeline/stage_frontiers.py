@@ -194,6 +194,7 @@ class StageFrontiers:
         self.first: dict[str, tuple[Stage, Mapping[str, AxisStrategy], Mapping[str, Template]]] = {}
         self.frontier: dict[str, StageFrontier | None] = {}
         self.look: dict[Range, str] = {}
+        self._strategies: dict[tuple[Range, int], Strategy] = {}
         self.arrays = (TableArrays(None, in_memory=True), TableArrays(None, in_memory=True))
 
     def find(self, wanted: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
@@ -252,6 +253,11 @@ class StageFrontiers:
 
     def strategy(self, where: Range, row: int) -> Strategy:
         """A row of a range's frontier as the range's own strategy."""
+        if (where, row) not in self._strategies:
+            self._strategies[where, row] = self._strategy(where, row)
+        return self._strategies[where, row]
+
+    def _strategy(self, where: Range, row: int) -> Strategy:
         found = self.frontier[self.look[where]]
         assert found is not None
         part = self.stage(where)

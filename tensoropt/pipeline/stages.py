@@ -43,7 +43,11 @@ class Stage:
 
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
         """Per group of the stage the strategy that follows the batch, given those of the whole graph."""
-        places = {name: code for one in whole.values() for name, code in one.placements.items()}
+        crossed = {crossing_tensor(group) for group in self.graph.groups if group.name not in whole}
+        # Passing all tensors of a large model for each of its stages would take longer than all else here.
+        places = {
+            name: one.placements[name] for one in whole.values() for name in crossed & one.placements.keys()
+        }
         found = {}
         for group in self.graph.groups:
             if group.name in whole:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tensoropt.errors import TensorOptError
@@ -33,11 +33,18 @@ class Entry:
         key: what URLs call it.
         folder: where it lies.
         origin: ``ready-made``, ``opened`` or ``job``.
+        newer: where it lies with planners beside it, if they were run; that is what pages show.
     """
 
     key: str
     folder: Path
     origin: str
+    newer: Path | None = None
+
+    @property
+    def shown(self) -> Path:
+        """The folder whose exploration pages show."""
+        return self.newer or self.folder
 
     @property
     def identity(self) -> str:
@@ -57,6 +64,7 @@ class Library:
         jobs: gives (job id, folder) of the jobs that left a result.
         ready_made: where the package's own explorations lie.
         names: gives model source -> what people call it, where that is not in the source (uploads).
+        beside: gives absolute folder -> the folder that is shown in its place.
 
     Raises:
         TensorOptError: ``opened`` holds no exploration.
@@ -68,8 +76,9 @@ class Library:
         jobs: Callable[[], list[tuple[str, Path]]] = list,
         ready_made: Path = READY_MADE,
         names: Callable[[], Mapping[str, str]] = dict,
+        beside: Callable[[], Mapping[Path, Path]] = dict,
     ):
-        self._names = names
+        self._names, self._beside = names, beside
         self._fixed = [Entry(f.name, f, "ready-made") for f in folders_in(ready_made)]
         self._jobs = jobs
         self._opened = opened
@@ -90,25 +99,51 @@ class Library:
         jobs = [Entry(key, folder, "job") for key, folder in self._jobs()]
         # The last of a key wins: an opened folder hides what ships under its name.
         unique = {entry.key: entry for entry in (*self._fixed, *jobs, *opened)}
-        order = (*opened, *jobs, *self._fixed)
-        return tuple(e for e in order if unique[e.key] is e)
+        order = [e for e in (*opened, *jobs, *self._fixed) if unique[e.key] is e]
+        beside = self._beside()
+        if not beside:
+            return tuple(order)
+        shown = {e: _chain(e.folder, beside) for e in order}
+        elsewhere = {folder.resolve() for chain in shown.values() for folder in chain}
+        return tuple(
+            replace(e, newer=shown[e][-1]) if shown[e] else e
+            for e in order
+            if e.folder.resolve() not in elsewhere
+        )
 
     def entry(self, key: str) -> Entry:
-        """The entry called ``key``; :class:`UnknownExplorationError` when there is none."""
-        for entry in self.entries():
+        """The entry called ``key``, or the one in whose place that is shown.
+
+        Raises:
+            UnknownExplorationError: there is none.
+        """
+        entries = self.entries()
+        for entry in entries:
             if entry.key == key:
                 return entry
+        left = dict(self._jobs())
+        if key in left and (shown := self.keys().get(left[key])) is not None:
+            return next(entry for entry in entries if entry.key == shown)
         raise UnknownExplorationError(
             f"there is no exploration called '{key[:80]}' here any more; pick one from the list above"
         )
 
+    def keys(self) -> dict[Path, str]:
+        """The key by which each folder's exploration is shown, also where another one is in its place."""
+        beside = self._beside()
+        return {
+            folder: entry.key
+            for entry in self.entries()
+            for folder in (entry.folder, *_chain(entry.folder, beside))
+        }
+
     def head_of(self, entry: Entry) -> Head:
         """What an exploration is of, without opening it; its fault where it cannot be read."""
-        return self._index.head(entry.folder)
+        return self._index.head(entry.shown)
 
     def curve_of(self, entry: Entry) -> Curve:
         """The points of an exploration as numbers; none where they cannot be read."""
-        return self._index.curve(entry.folder)
+        return self._index.curve(entry.shown)
 
     def model_name(self, source: str) -> str:
         """What people call a model: its upload's or the zoo's name, or the last part of its file's."""
@@ -120,7 +155,9 @@ class Library:
         Raises:
             UnknownExplorationError, TensorOptError: no such key; the file is damaged.
         """
-        return load_verified(self.entry(key).folder)
+        entry = self.entry(key)
+        folders = dict.fromkeys((entry.shown, entry.folder))
+        return tuple(one for folder in folders for one in load_verified(folder))
 
     def load(self, key: str) -> Exploration:
         """The exploration called ``key``.
@@ -128,7 +165,7 @@ class Library:
         Raises:
             UnknownExplorationError, TensorOptError: no such key; its files are damaged.
         """
-        folder = self.entry(key).folder
+        folder = self.entry(key).shown
         try:
             # Part of the cache's key: a folder that is explored again shows its new content.
             stamp = (folder / FILE).stat().st_mtime_ns
@@ -146,6 +183,15 @@ class Library:
             while len(self._cache) > CACHED:
                 self._cache.popitem(last=False)
         return found
+
+
+def _chain(folder: Path, beside: Mapping[Path, Path]) -> list[Path]:
+    """The folders that are shown in a folder's place, one in that of another."""
+    found: list[Path] = []
+    while (newer := beside.get(folder.resolve())) is not None and newer not in found:
+        found.append(newer)
+        folder = newer
+    return found
 
 
 def _checked(found: Exploration, folder: Path) -> Exploration:

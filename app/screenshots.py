@@ -12,8 +12,7 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 
 from .jobs.manager import JobManager
-from .library import Library
-from .server import create_app, listen
+from .server import create_app, library_with, listen
 
 OUT = Path(__file__).parent / "screenshots"
 SIZE = {"width": 1280, "height": 800}
@@ -38,7 +37,7 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         jobs = JobManager(Path(folder))
-        server = listen(create_app(Library(jobs=jobs.results), jobs), "127.0.0.1", 0)
+        server = listen(create_app(library_with(jobs), jobs), "127.0.0.1", 0)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)

@@ -100,6 +100,15 @@ def listen(app: Dash, host: str, port: int) -> BaseWSGIServer:
         ) from error
 
 
+def library_with(jobs: JobManager, folder: Path | None = None) -> Library:
+    """What ships, what jobs left, and what lies in a folder.
+
+    Raises:
+        TensorOptError: the folder holds no exploration.
+    """
+    return Library(folder, jobs.results, names=jobs.uploads.names, beside=jobs.beside)
+
+
 def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = PORT, say: Any = print) -> str:
     """Serve until interrupted; gives the address it had.
 
@@ -109,7 +118,7 @@ def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = PO
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     beyond = not is_loopback(host)
     jobs = JobManager()
-    library = Library(folder, jobs.results, names=jobs.uploads.names)
+    library = library_with(jobs, folder)
     app = create_app(library, jobs, any_host=beyond)
     try:
         server = listen(app, host, port)

@@ -122,9 +122,11 @@ window.dash_clientside = window.dash_clientside || {};
       return [page, window.innerWidth < 700];
     },
 
-    split: function (state, frame, pick) {
+    split: function (state, renewed, frame, pick) {
       if (!state) return [SAME(), SAME()];
       const drawn = subset(state.view, FRAME);
+      // The exploration itself has changed: what shows it is drawn again, though nothing else was chosen.
+      if (renewed) drawn.renewed = renewed;
       const same = JSON.stringify(drawn) === JSON.stringify(frame);
       const samePick = JSON.stringify(state.view) === JSON.stringify(pick);
       return [same ? SAME() : drawn, samePick ? SAME() : state.view];

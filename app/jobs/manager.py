@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +21,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan.device_sweep import folders_in
 
 from ..safety import LOG as LOGGER
+from .beside import shown_instead
 from .clusters import CLUSTER_FILE
 from .estimate import Asked, Estimate, Run, asked, estimate
 from .record import LOG, Job, is_alive, read_job, tail, this_server
@@ -103,6 +104,11 @@ class JobManager:
                 part = "" if folder.name == job.id else f"-{folder.name}"
                 found.append((f"job-{job.id}{part}", folder))
         return found
+
+    def beside(self) -> Mapping[Path, Path]:
+        """Per absolute folder of an exploration the one shown in its place, with planners beside it."""
+        done = [job for job in self.jobs() if job.state == "done"]
+        return shown_instead((job.arguments, self.folder / job.id) for job in done)
 
     def log(self, id: str) -> str:
         """The end of a job's log; "" for a job that is not known."""

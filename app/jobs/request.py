@@ -211,37 +211,6 @@ class Request:
         return words
 
 
-@dataclass(frozen=True)
-class Beside:
-    """Published planners beside a saved exploration: its operators are enough, no model is opened.
-
-    Attributes:
-        folder: of the exploration.
-        label: what people call it.
-        local: whether its cluster is this machine's ranks.
-    """
-
-    folder: Path
-    label: str
-    planners: tuple[str, ...]
-    local: bool
-
-    @property
-    def title(self) -> str:
-        """What people read: the exploration, and the planners beside it."""
-        return f"{self.label}: {', '.join(self.planners)} beside it"
-
-    @property
-    def measures(self) -> bool:
-        """Whether this machine's own ranks are timed."""
-        return self.local
-
-    def arguments(self, folder: Path) -> list[str]:
-        """The words after ``tensoropt``; the result lands in ``folder``."""
-        planners = ",".join(self.planners)
-        return ["recost", str(self.folder), "--planners", planners, "--only-beside", "--out", str(folder)]
-
-
 def planners_from(value: Any) -> tuple[str, ...]:
     """Names of planners.
 

@@ -76,8 +76,8 @@ def register(app: Dash, context: Context) -> None:
         ended = [job for job in jobs if job.id in before and not job.active and job.state != "cancelled"]
         if not ended or context.jobs is None:
             return no_update, no_update if active == before else active
-        job, keys = ended[0], [key for key, _ in context.jobs.results()]
-        found = [key for key in keys if key.startswith(f"job-{job.id}")]
+        job = ended[0]
+        found = _keys_of(job.id, context)
         more: list[Any] = [dcc.Link("open the frontier", href=f"/frontier?x={found[-1]}")] if found else []
         words = f"{job.title}: {STATE_WORDS[job.state]}. {job.error}"
         box = html.Div([html.Span(words), *more], className="row tight", key=job.id)
@@ -114,7 +114,7 @@ def register(app: Dash, context: Context) -> None:
         """The cards, or what is new of them."""
         if page != "explore":
             return no_update, no_update
-        if context.jobs is None or not (cards := _cards(context.jobs)):
+        if context.jobs is None or not (cards := _cards(context.jobs, context)):
             nothing = empty("No jobs yet", "Choose a model and a cluster, then press Explore.")
             return (no_update, no_update) if shown == {} else (nothing, {})
         now = {card.id: _signs(card, log) for card, log in cards}
@@ -154,12 +154,24 @@ ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
 """By the button that asks for it."""
 
 
-def _cards(manager: JobManager) -> list[tuple[JobCard, str]]:
+def _left(context: Context) -> list[tuple[str, str]]:
+    """(key of what a job left, key by which that is shown), newest first."""
+    keys = context.library.keys()
+    results = context.jobs.results() if context.jobs is not None else []
+    return [(key, keys.get(folder, key)) for key, folder in results]
+
+
+def _keys_of(id: str, context: Context) -> tuple[str, ...]:
+    """The keys by which what a job left is shown."""
+    return tuple(shown for key, shown in _left(context) if key.startswith(f"job-{id}"))
+
+
+def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
     """(card, end of its log), newest first."""
-    now, left = time.time(), manager.results()
+    now, left = time.time(), _left(context)
     found = []
     for job in manager.jobs()[:SHOWN_JOBS]:
-        keys = tuple(key for key, _ in left if key.startswith(f"job-{job.id}"))
+        keys = tuple(shown for key, shown in left if key.startswith(f"job-{job.id}"))
         found.append((job_card(job, now, keys), manager.log(job.id)))
     return found
 

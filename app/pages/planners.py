@@ -8,13 +8,15 @@ import dash_mantine_components as dmc
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
+from tensoropt.planners import ENTRIES
 from tensoropt.report.detail import recorded_of
 
 from ..context import Context
+from ..jobs.beside import Beside
 from ..jobs.fields import RequestError
 from ..jobs.manager import JobManager
 from ..jobs.record import Job
-from ..jobs.request import Beside, planners_from
+from ..jobs.request import planners_from
 from ..state import View
 from ..views.library import title_of
 from ..views.planners import planner_rows, refusals_beside
@@ -109,6 +111,7 @@ def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
     @app.callback(
         Output("beside-said", "children"),
         Output("beside-told", "data"),
+        Output("renewed", "data"),
         Input("beside-job", "data"),
         Input("told", "data"),
         State("beside-told", "data"),
@@ -117,17 +120,21 @@ def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
     def say(started: Any, _: Any, told: Any) -> Any:
         """How the job is going, asked every second; said again only when it is something new."""
         if not isinstance(started, dict):
-            return no_update, no_update
+            return no_update, no_update, no_update
         if "refused" in started:
             news, words = ["refused", started.get("click")], note(str(started["refused"]), "error")
         else:
             job = next((j for j in jobs.jobs() if j.id == started.get("id")), None)
             if job is None:
-                return no_update, no_update
+                return no_update, no_update, no_update
             stage = job.stages[-1] if job.stages else None
             news = [job.id, job.state, *((stage.name, stage.done, stage.total) if stage else ())]
-            words = _words(job)
-        return (no_update, no_update) if news == told else (words, news)
+            words = _words(job, context)
+        if news == told:
+            return no_update, no_update, no_update
+        # What is drawn has other points now, and other planners.
+        drawn_anew = isinstance(started, dict) and len(news) > 1 and news[1] == "done"
+        return words, news, news[0] if drawn_anew else no_update
 
 
 def _wanted(context: Context, view: View, names: Any) -> Beside:
@@ -143,13 +150,24 @@ def _wanted(context: Context, view: View, names: Any) -> Beside:
     recorded_of(exploration)
     entry = context.library.entry(view.exploration)
     local = any(kind["type"] == "cpu" for kind in exploration.cluster["kinds"])
-    return Beside(entry.folder, title_of(context.library, entry), planners, local)
+    there = tuple(
+        dict.fromkeys(row["planner"] for row in exploration.comparison if row["planner"] in ENTRIES)
+    )
+    return Beside(entry.shown.resolve(), title_of(context.library, entry), planners, local, there)
 
 
-def _words(job: Job) -> Any:
+def _words(job: Job, context: Context) -> Any:
     if job.state == "done":
-        link = dcc.Link("open the frontier with its marks", href=f"/frontier?x=job-{job.id}")
-        return html.Div(["Done: ", link], className="note note-info", role="status")
+        try:
+            key = context.library.entry(f"job-{job.id}").key
+        except TensorOptError:
+            return note("Done, and its result is gone.", "warn")
+        if key != f"job-{job.id}":
+            words = "Done: what they found is in the table above and in the plot."
+            return note(f"{words} To take it away again, forget the job on the Explore page.")
+        link = dcc.Link("open the frontier with its marks", href=f"/frontier?x={key}")
+        words = "Done. The costs of now differ from those of this frontier, so that it is another one: "
+        return html.Div([words, link], className="note note-info", role="status")
     if job.state == "queued":
         return note("Waits for its turn; the Explore page shows what runs.")
     if job.active:

@@ -33,6 +33,7 @@ def layout(context: Context) -> Any:
         dcc.Location(id="url", refresh=False),
         dcc.Store(id="state"),
         dcc.Store(id="frame"),
+        dcc.Store(id="renewed"),
         dcc.Store(id="pick"),
         dcc.Store(id="page"),
         dcc.Store(id="narrow"),
@@ -161,6 +162,7 @@ def register(app: Dash, context: Context) -> None:
         Output("frame", "data"),
         Output("pick", "data"),
         Input("state", "data"),
+        Input("renewed", "data"),
         State("frame", "data"),
         State("pick", "data"),
     )

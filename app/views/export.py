@@ -57,4 +57,4 @@ def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
 def command_folder(entry: Entry) -> str:
     """What commands call an exploration's folder."""
     # What ships with the package is not a place to write to.
-    return f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.folder)
+    return f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.shown)

@@ -34,6 +34,14 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError("--only-beside is for --planners; name some, or leave it out")
     before = opened(options.dir)
     from tensoropt.api import recost
+    from tensoropt.plan.changed import (
+        COSTS,
+        PLANNERS,
+        Changed,
+        fingerprint,
+        only_planners_differ,
+        save_changed,
+    )
     from tensoropt.plan.frontier_table import frontier_text
     from tensoropt.report.explain import recosted_lines
     from tensoropt.report.table import comparison_text, points_data, summary_lines
@@ -48,6 +56,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
             old_points=not options.only_beside,
         )
         found.save(folder)
+        if options.only_beside:
+            same = only_planners_differ(before, found)
+            words = "published planners beside it" if same else "the costs of now, and planners beside it"
+            save_changed(folder, Changed(fingerprint(before), PLANNERS if same else COSTS, words))
     data = {
         "out": str(folder),
         "points": points_data(found),

@@ -2,6 +2,8 @@
 
 One small file beside the exploration, ``changed.json``: ``tensoropt why DIR --deep CHANGE --out DIR2`` writes
 it, and with it the answer to a question that was asked before is found again without opening anything else.
+``tensoropt recost DIR --planners NAMES --only-beside --out DIR2`` does so too: where only planners differ,
+one exploration can be shown in the other's place.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from tensoropt.plan.findings import Findings
 
 SCHEMA = "tensoropt.changed/1"
 FILE = "changed.json"
+PLANNERS, COSTS = "planners", "costs"
+"""Keys of what ``recost --only-beside`` has made: with the same frontier, or with another one."""
 MOST_BYTES = 2**16
 """Of a file that is read; ours have a few hundred."""
 
@@ -29,7 +33,7 @@ class Changed:
 
     Attributes:
         of: the other's :func:`fingerprint`.
-        key: of the change, as ``--deep`` takes it.
+        key: of the change, as ``--deep`` takes it; of planners beside it :data:`PLANNERS` or :data:`COSTS`.
         title: the change in words.
     """
 
@@ -48,6 +52,19 @@ def fingerprint(found: Findings) -> str:
     ]
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def only_planners_differ(before: Findings, after: Findings) -> bool:
+    """Whether the search found the same in both; points that a planner's plan beats may be missing."""
+
+    def own(of: Findings) -> set[tuple[float, float]]:
+        return {(p.memory_bytes, p.time_s) for p in of.points if p.planner == "frontier"}
+
+    def beaten(point: tuple[float, float], of: Findings) -> bool:
+        return any(p.memory_bytes <= point[0] and p.time_s <= point[1] for p in of.points)
+
+    here, there = own(before), own(after)
+    return all(beaten(p, after) for p in here - there) and all(beaten(p, before) for p in there - here)
 
 
 def _plain(value: object) -> object:

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.changed import FILE, Changed, fingerprint, load_changed, save_changed
+from tensoropt.plan.changed import (
+    FILE,
+    Changed,
+    fingerprint,
+    load_changed,
+    only_planners_differ,
+    save_changed,
+)
 from tensoropt.plan.exploration import load_exploration
 from tests.plan.explorations import small_exploration
 
@@ -29,6 +36,22 @@ def test_a_fingerprint_survives_saving_and_follows_what_matters(tmp_path: Path) 
     assert len({fingerprint(one) for one in (found, *others)}) == 5
     # What only tells how it went is no part of it.
     assert fingerprint(replace(found, report={}, versions={})) == fingerprint(found)
+
+
+def test_planners_alone_differ_where_the_search_found_the_same() -> None:
+    found = small_exploration()
+    assert only_planners_differ(found, found)
+    last = found.points[-1]
+    # A planner's plan that beats a point takes its place.
+    better = replace(last, planner="zero", time_s=last.time_s * 0.9)
+    beside = replace(found, points=(*found.points[:-1], better), others=(better,))
+    assert only_planners_differ(found, beside)
+    assert only_planners_differ(beside, found)
+    # The costs of another day.
+    slower = replace(found, points=(*found.points[:-1], replace(last, time_s=last.time_s * 1.01)))
+    assert not only_planners_differ(found, slower)
+    assert not only_planners_differ(slower, found)
+    assert not only_planners_differ(found, replace(found, points=found.points[:-1]))
 
 
 def test_what_it_was_made_from_is_read_back(tmp_path: Path) -> None:

@@ -155,9 +155,12 @@ def test_fewer_devices_and_planners_beside(site: Any, opened: Callable[..., Any]
     page.wait_for_selector("#profile td:has-text('1 × H100-80GB')")
     page.click("#profile tr:has-text('2 × H100-80GB') a >> nth=-1")
     page.wait_for_selector("#profile td strong:has-text('2 × H100-80GB')")
+    entries = len(site.library.entries())
     page.click("#beside-start")
-    page.click("text=open the frontier with its marks", timeout=240_000)
+    # What they found joins the exploration that was looked at: no second one of nearly the same name.
+    page.wait_for_selector("#beside-said:has-text('in the table above')", timeout=240_000)
     page.wait_for_selector("#planner-table td:has-text('ZeRO')")
+    assert len(site.library.entries()) == entries
     # It splits attention heads: for a model without any it is known to refuse, and is not proposed.
     assert page.locator("#planner-table td:has-text('Megatron')").count() == 0
     page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data[6].x.length > 0")

@@ -10,11 +10,9 @@ import pytest
 from tensoropt_app.jobs.fields import PIN, faults
 from tensoropt_app.jobs.request import (
     CHOICES,
-    Beside,
     Hardware,
     RequestError,
     hardware_from,
-    planners_from,
     request_from,
 )
 
@@ -81,14 +79,6 @@ def test_planners_make_it_a_comparison(tmp_path: Path) -> None:
 def test_numbers_of_devices_make_it_a_profile(tmp_path: Path) -> None:
     options = parser().parse_args(words(tmp_path, devices="2, 4"))
     assert (options.verb, options.devices) == ("explore", "2,4")
-
-
-def test_planners_beside_a_saved_frontier_need_no_model(tmp_path: Path) -> None:
-    wanted = Beside(tmp_path / "a", "mine.onnx on local:2", planners_from(["zero"]), local=True)
-    options = parser().parse_args(wanted.arguments(tmp_path / "b"))
-    assert (options.verb, options.dir, options.planners) == ("recost", str(tmp_path / "a"), "zero")
-    assert wanted.measures
-    assert "zero" in wanted.title
 
 
 def test_a_file_may_be_trained_and_cut(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import Library
-from tensoropt_app.server import create_app, listen
+from tensoropt_app.server import create_app, library_with, listen
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Site:
 
     address: str
     jobs: JobManager
+    library: Library
 
     def url(self, page: str = "frontier", query: str = "") -> str:
         return f"{self.address}{page}{'?' + query if query else ''}"
@@ -28,11 +29,12 @@ class Site:
 @contextmanager
 def running(home: Path, folder: Path, target: Any) -> Iterator[Site]:
     jobs = JobManager(home, target)
-    server = listen(create_app(Library(folder, jobs.results, names=jobs.uploads.names), jobs), "127.0.0.1", 0)
+    library = library_with(jobs, folder)
+    server = listen(create_app(library, jobs), "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield Site(f"http://127.0.0.1:{server.server_port}/", jobs)
+        yield Site(f"http://127.0.0.1:{server.server_port}/", jobs, library)
     finally:
         server.shutdown()
         thread.join(timeout=10)

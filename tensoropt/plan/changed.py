@@ -63,8 +63,8 @@ def only_planners_differ(before: Findings, after: Findings) -> bool:
     def beaten(point: tuple[float, float], of: Findings) -> bool:
         return any(p.memory_bytes <= point[0] and p.time_s <= point[1] for p in of.points)
 
-    here, there = own(before), own(after)
-    return all(beaten(p, after) for p in here - there) and all(beaten(p, before) for p in there - here)
+    first, second = own(before), own(after)
+    return all(beaten(p, after) for p in first - second) and all(beaten(p, before) for p in second - first)
 
 
 def _plain(value: object) -> object:

@@ -34,12 +34,14 @@ class Entry:
         folder: where it lies.
         origin: ``ready-made``, ``opened`` or ``job``.
         newer: where it lies with planners beside it, if they were run; that is what pages show.
+        also: keys of what jobs left that is shown in its place, or was.
     """
 
     key: str
     folder: Path
     origin: str
     newer: Path | None = None
+    also: tuple[str, ...] = ()
 
     @property
     def shown(self) -> Path:
@@ -105,11 +107,15 @@ class Library:
             return tuple(order)
         shown = {e: _chain(e.folder, beside) for e in order}
         elsewhere = {folder.resolve() for chain in shown.values() for folder in chain}
-        return tuple(
-            replace(e, newer=shown[e][-1]) if shown[e] else e
-            for e in order
-            if e.folder.resolve() not in elsewhere
-        )
+        key_of = {entry.folder.resolve(): entry.key for entry in jobs}
+
+        def told(entry: Entry) -> Entry:
+            if not (chain := shown[entry]):
+                return entry
+            known = [key_of[folder.resolve()] for folder in chain if folder.resolve() in key_of]
+            return replace(entry, newer=chain[-1], also=tuple(known))
+
+        return tuple(told(e) for e in order if e.folder.resolve() not in elsewhere)
 
     def entry(self, key: str) -> Entry:
         """The entry called ``key``, or the one in whose place that is shown.
@@ -121,21 +127,12 @@ class Library:
         for entry in entries:
             if entry.key == key:
                 return entry
-        left = dict(self._jobs())
-        if key in left and (shown := self.keys().get(left[key])) is not None:
-            return next(entry for entry in entries if entry.key == shown)
+        for entry in entries:
+            if key in entry.also:
+                return entry
         raise UnknownExplorationError(
             f"there is no exploration called '{key[:80]}' here any more; pick one from the list above"
         )
-
-    def keys(self) -> dict[Path, str]:
-        """The key by which each folder's exploration is shown, also where another one is in its place."""
-        beside = self._beside()
-        return {
-            folder: entry.key
-            for entry in self.entries()
-            for folder in (entry.folder, *_chain(entry.folder, beside))
-        }
 
     def head_of(self, entry: Entry) -> Head:
         """What an exploration is of, without opening it; its fault where it cannot be read."""

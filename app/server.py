@@ -20,7 +20,7 @@ from .jobs.manager import JobManager
 from .labels import FILE as LABELS
 from .labels import Labels
 from .library import Library
-from .pages import shell
+from .pages import first_look, shell
 from .pages.parts import note
 from .safety import LOG, is_loopback, protect
 
@@ -49,7 +49,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         serve_locally=True,
         on_error=_said,
     )
-    app.layout = lambda: shell.layout(context)
+    app.layout = lambda: first_look.fill(shell.layout(context), context)
 
     @app.server.get(ALIVE)
     def alive() -> dict[str, str]:

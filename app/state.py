@@ -14,6 +14,11 @@ from tensoropt.plan.amounts import Tariff, amount_of, prices_of
 from tensoropt.units import parse_bytes, parse_seconds
 
 PAGES = ("explore", "frontier", "runs", "plan", "clusters", "export")
+FRAME = (
+    "exploration", "headroom", "log_x", "log_y", "lines", "band", "marks", "mesh", "micro", "devices",
+    "price", "across", "up", "amount", "currency", "prices",
+)  # fmt: skip
+"""What the plot is drawn from; everything else of a view only moves the selection."""
 DEFAULT_HEADROOM = 0.05
 ACROSS, UP = ("memory", "hours", "cost"), ("time", "rate", "mfu", "cost")
 USUAL_ACROSS, USUAL_UP = ACROSS[0], UP[0]

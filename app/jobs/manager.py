@@ -107,7 +107,9 @@ class JobManager:
 
     def beside(self) -> Mapping[Path, Path]:
         """Per absolute folder of an exploration the one shown in its place, with planners beside it."""
-        done = [job for job in self.jobs() if job.state == "done"]
+        with self._lock:
+            done = [job for job in self._jobs.values() if job.state == "done"]
+        done.sort(key=lambda job: job.created, reverse=True)
         return shown_instead((job.arguments, self.folder / job.id) for job in done)
 
     def log(self, id: str) -> str:

@@ -63,6 +63,8 @@ FIELDS = (
 )
 TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
 """Controls whose text may break a rule, which is said beside them."""
+AT_ONCE = ("graph", "points", "key", *BUTTONS)
+"""What a person may have done before the first answer; what other controls say then is not theirs."""
 SECOND = {"graph": events.on_click, "points": events.on_row}
 """Controls that pick the compared point while clicks compare."""
 
@@ -122,9 +124,15 @@ def _register_events(app: Dash, context: Context) -> None:
         fired = unhandled(now, handled, filled, order, [item["prop_id"] for item in ctx.triggered])
         # The page has just been opened, or a link was followed: the URL decides, and what controls say is
         # old.
-        if kept is None or "url" in fired:
-            opened = _from_url(context, values[0])
-            news = no_update if kept is not None and opened == view_of(kept) else stored(opened)
+        first = kept is None or handled is None
+        if first or "url" in fired:
+            opened = view_from_url(context, values[0])
+            if first:
+                # What is drawn at first can be clicked before the page knows what it shows.
+                early = {name: fired[name] for name in AT_ONCE if fired.get(name) is not None}
+                opened, _ = _applied(context.frontier(opened), opened, early, mode)
+            # Controls follow the state when it is written, also one that the layout came with.
+            news = no_update if not first and opened == view_of(kept) else stored(opened)
             return news, *[None] * len(TYPED), _number(fired.get("key")), now
         view = view_of(kept)
         if fired.get("exploration"):
@@ -194,7 +202,8 @@ def _applied(
     return view, errors
 
 
-def _from_url(context: Context, search: Any) -> View:
+def view_from_url(context: Context, search: Any) -> View:
+    """What a link asks for; without an exploration the first that there is."""
     view = View.from_query(str(search or ""))
     if not view.exploration:
         first = next(iter(context.library.entries()), None)
@@ -314,10 +323,7 @@ def _register_plot(app: Dash, context: Context) -> None:
         # once.
         if data is None or drawn == key:
             return (no_update,) * 5
-        figure = drawing.zoomed(drawing.frontier_figure(data, view, str(scheme)), zoom)
-        rows = rate_columns(table_rows(data, view), data, view)
-        count = count_words(data, view)
-        return figure, rows, _column_units(columns, data, view), count, key
+        return *drawn_frontier(data, view, str(scheme), columns, zoom), key
 
     @app.callback(
         Output("graph", "figure", allow_duplicate=True),
@@ -337,6 +343,15 @@ def _register_plot(app: Dash, context: Context) -> None:
         patch = marking(data, view, str(scheme))
         row = str(view.point)
         return patch, {"ids": [row]}, {"rowId": row, "rowPosition": "middle"}
+
+
+def drawn_frontier(
+    data: FrontierData, view: View, scheme: str, columns: list[dict[str, Any]], zoom: Any = None
+) -> tuple[Any, Any, Any, Any]:
+    """Plot, rows and columns of the table, and the words about how many points there are."""
+    figure = drawing.zoomed(drawing.frontier_figure(data, view, scheme), zoom)
+    rows = rate_columns(table_rows(data, view), data, view)
+    return figure, rows, _column_units(columns, data, view), count_words(data, view)
 
 
 def marking(data: FrontierData, view: View, scheme: str) -> Patch:

@@ -156,9 +156,9 @@ ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
 
 def _left(context: Context) -> list[tuple[str, str]]:
     """(key of what a job left, key by which that is shown), newest first."""
-    keys = context.library.keys()
     results = context.jobs.results() if context.jobs is not None else []
-    return [(key, keys.get(folder, key)) for key, folder in results]
+    shown = {key: entry.key for entry in context.library.entries() for key in entry.also} if results else {}
+    return [(key, shown.get(key, key)) for key, _ in results]
 
 
 def _keys_of(id: str, context: Context) -> tuple[str, ...]:

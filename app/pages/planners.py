@@ -129,7 +129,7 @@ def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
                 return no_update, no_update, no_update
             stage = job.stages[-1] if job.stages else None
             news = [job.id, job.state, *((stage.name, stage.done, stage.total) if stage else ())]
-            words = _words(job, context)
+            words = None if news == told else _words(job, jobs)
         if news == told:
             return no_update, no_update, no_update
         # What is drawn has other points now, and other planners.
@@ -156,17 +156,13 @@ def _wanted(context: Context, view: View, names: Any) -> Beside:
     return Beside(entry.shown.resolve(), title_of(context.library, entry), planners, local, there)
 
 
-def _words(job: Job, context: Context) -> Any:
+def _words(job: Job, jobs: JobManager) -> Any:
+    if job.state == "done" and jobs.folder / job.id in jobs.beside().values():
+        words = "Done: what they found is in the table and the plot of this exploration."
+        return note(f"{words} To take it away again, forget the job on the Explore page.")
     if job.state == "done":
-        try:
-            key = context.library.entry(f"job-{job.id}").key
-        except TensorOptError:
-            return note("Done, and its result is gone.", "warn")
-        if key != f"job-{job.id}":
-            words = "Done: what they found is in the table above and in the plot."
-            return note(f"{words} To take it away again, forget the job on the Explore page.")
-        link = dcc.Link("open the frontier with its marks", href=f"/frontier?x={key}")
         words = "Done. The costs of now differ from those of this frontier, so that it is another one: "
+        link = dcc.Link("open the frontier with its marks", href=f"/frontier?x=job-{job.id}")
         return html.Div([words, link], className="note note-info", role="status")
     if job.state == "queued":
         return note("Waits for its turn; the Explore page shows what runs.")

@@ -18,6 +18,7 @@ READY = {
     "frontier": "#points .ag-row-selected",
     "runs": "#runs-table .ag-row .ag-checkbox",
     "plan": "#operators .ag-row",
+    "clusters": "#clusters-table td",
     "export": "#command-1",
     "explore": "#upload input[aria-label]",
 }

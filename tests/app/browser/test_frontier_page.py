@@ -20,9 +20,10 @@ RING = "() => document.querySelector('#graph .js-plotly-plot')?.data[9].x[0]"
 
 
 def drawn(page: Any, title: str = "Point [0-9,]+ of") -> Any:
-    """Wait until the plot and the card are there."""
+    """Wait until the plot and the card are there, and callbacks have drawn what is selected."""
     page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data?.length === 10")
     page.wait_for_selector(f"#card-title:text-matches('{title}')")
+    page.wait_for_selector("#points .ag-row-selected", state="attached")
     return page
 
 

@@ -158,7 +158,7 @@ def test_fewer_devices_and_planners_beside(site: Any, opened: Callable[..., Any]
     entries = len(site.library.entries())
     page.click("#beside-start")
     # What they found joins the exploration that was looked at: no second one of nearly the same name.
-    page.wait_for_selector("#beside-said:has-text('in the table above')", timeout=240_000)
+    page.wait_for_selector("#beside-said:has-text('in the table and the plot')", timeout=240_000)
     page.wait_for_selector("#planner-table td:has-text('ZeRO')")
     assert len(site.library.entries()) == entries
     # It splits attention heads: for a model without any it is known to refuse, and is not proposed.
@@ -231,6 +231,6 @@ def test_a_slow_server_is_heard(slow: Any, opened: Callable[..., Any]) -> None:
     page = opened(slow.url(query="x=opened-small"))
     page.wait_for_selector("#card-title")
     page.click("#beside-start")
-    page.wait_for_selector("text=open the frontier with its marks")
+    page.wait_for_selector("#beside-said:has-text('Done')")
     page.click("#nav-explore")
     page.wait_for_selector(".job .state-done")

@@ -90,7 +90,8 @@ def test_one_entry_shows_both(tmp_path: Path) -> None:
     done.insert(0, (beside(entry.shown, jobs / "2"), jobs / "2"))
     (entry,) = library.entries()
     assert entry.shown == jobs / "2"
-    assert library.keys() == {opened: "opened-a", jobs / "1": "opened-a", jobs / "2": "opened-a"}
+    assert entry.also == ("job-1", "job-2")
+    assert library.entry("job-2") == library.entry("job-1") == entry
     # A job that is forgotten takes what it found with it.
     (jobs / "2").rename(tmp_path / "gone")
     assert library.entries()[0].shown == jobs / "1"

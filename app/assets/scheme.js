@@ -1,0 +1,12 @@
+// In which scheme the first picture is to be drawn, known to the server before it is asked for the layout.
+(function () {
+  let chosen = null;
+  try {
+    chosen = JSON.parse(window.localStorage.getItem("chosen-scheme"));
+  } catch (error) {
+    // Storage that is forbidden, or holds something else: as the system has it.
+  }
+  const system = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const scheme = chosen === "dark" || chosen === "light" ? chosen : system;
+  document.cookie = "tensoropt-scheme=" + scheme + "; path=/; SameSite=Strict";
+})();

@@ -1,0 +1,46 @@
+"""What the frontier page shows before a callback has run: the plot, the table and the card of its address.
+
+Callbacks follow the document one after the other; the first picture need not wait for them. The address is
+the one that the layout was asked from, the scheme a cookie that ``assets/scheme.js`` sets before. Where
+either is missing nothing is filled in, and the callbacks do all.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+from urllib.parse import urlsplit
+
+from flask import has_request_context, request
+
+from ..context import Context
+from ..figures.palette import Scheme
+from ..state import FRAME
+from .frontier_callbacks import card, drawn_frontier, view_from_url
+from .view_store import stored
+
+SCHEME_COOKIE = "tensoropt-scheme"
+
+
+def fill(tree: Any, context: Context) -> Any:
+    """The layout, with what the frontier page shows first."""
+    if not has_request_context() or not request.referrer:
+        return tree
+    scheme, address = request.cookies.get(SCHEME_COOKIE), urlsplit(request.referrer)
+    page = address.path.strip("/") or "frontier"
+    if scheme is None or scheme not in get_args(Scheme) or page != "frontier":
+        return tree
+    view = view_from_url(context, address.query)
+    data = context.frontier(view)
+    if data is None or view.point is None:
+        return tree
+    columns = tree["points"].columnDefs
+    figure, rows, columns, count = drawn_frontier(data, view, scheme, columns)
+    tree["graph"].figure = figure
+    tree["points"].rowData, tree["points"].columnDefs = rows, columns
+    tree["points-count"].children = count
+    tree["card"].children = card(context, data, view)
+    # For whoever presses a button before the first answer is there.
+    tree["state"].data = stored(view)
+    kept = view.to_data()
+    tree["drawn"].data = [{name: kept[name] for name in FRAME}, scheme]
+    return tree

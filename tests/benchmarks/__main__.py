@@ -37,6 +37,8 @@ BY_NAME = {
     "memory": "tests.benchmarks.fidelity.bench_memory",
     "dashboard": "tests.benchmarks.dashboard.bench_dashboard",
     "library": "tests.benchmarks.dashboard.bench_library",
+    "first-load": "tests.benchmarks.dashboard.bench_first_load",
+    "interactions": "tests.benchmarks.dashboard.bench_interactions",
 }
 """Run only when named: the first times nothing, the others need Chromium."""
 

@@ -155,9 +155,11 @@ def assemble(
     communication, compute = _split(strategy, stages)
     for number, of_stage in enumerate(seconds):
         place = strategy.place_of(number)
-        slower, hidden_s = prices.at(place).overlap.slower, (strategy.micro_batches - 1) * of_stage.scatter_s
-        communication[place, 1] -= hidden_s
-        compute[place] += hidden_s * slower / (1.0 + slower)
+        slower, beside_s = prices.at(place).overlap.slower, (strategy.micro_batches - 1) * of_stage.scatter_s
+        # What the place waits for of these, the schedule tells.
+        communication[place, 1] -= of_stage.begin_s + beside_s + of_stage.reduce_s
+        compute[place] += beside_s * slower / (1.0 + slower)
+    communication[:, 1] = np.maximum(communication[:, 1], 0.0) + times.waiting_s
     busiest = int(np.argmax(compute + communication[:, 1]))
     total = times.total_s + after_s
     messages_s = float(times.sending_s[busiest])

@@ -124,17 +124,20 @@ class ScheduleTimes:
         total_s: until the last stage is done.
         working_s, sending_s: per place seconds of computation with its collectives, and of messages for which
             it stands still.
+        waiting_s: per place what it waits for parameters to be gathered and gradients to be reduced.
         happenings: all actions and messages, place by place in order.
     """
 
     total_s: float
     working_s: tuple[float, ...]
     sending_s: tuple[float, ...]
+    waiting_s: tuple[float, ...]
     happenings: tuple[Happening, ...]
 
     def idle_s(self, place: int) -> float:
         """Seconds in which a place waits for others."""
-        return self.total_s - self.working_s[place] - self.sending_s[place]
+        busy_s = self.working_s[place] + self.sending_s[place] + self.waiting_s[place]
+        return self.total_s - busy_s
 
     @property
     def bubble(self) -> float:
@@ -183,7 +186,7 @@ class _Run:
         self.gathered = self._gathered()
         self.link_free: dict[tuple[str, int], float] = {}
         self.now = [0.0] * len(actions)
-        self.working, self.sending = [0.0] * len(actions), [0.0] * len(actions)
+        self.working, self.sending, self.waiting = ([0.0] * len(actions) for _ in range(3))
         # Per place when what was behind its backwards is reduced.
         self.reduced = [0.0] * len(actions)
         self.found: list[Happening] = []
@@ -200,11 +203,14 @@ class _Run:
                     left -= 1
             assert left < before, "a schedule waits for itself"
         ends = [max(times) for times in zip(self.now, self.reduced, strict=True)]
+        for place, (end, now) in enumerate(zip(ends, self.now, strict=True)):
+            self.waiting[place] += end - now
         for stage, seconds in enumerate(self.stages):
             place = self.place_of[stage]
             ends[place] += seconds.sync_s
             self.working[place] += seconds.sync_s
-        return ScheduleTimes(max(ends), tuple(self.working), tuple(self.sending), tuple(self.found))
+        of_places = (tuple(self.working), tuple(self.sending), tuple(self.waiting))
+        return ScheduleTimes(max(ends), *of_places, tuple(self.found))
 
     def _gathered(self) -> list[float]:
         """Per stage when its parameters are there: a place gathers those of its stages in order."""
@@ -232,12 +238,14 @@ class _Run:
         needs, start = self._needs(action), self.now[place]
         if needs is not None:
             start = max(start, self.there.pop(needs))
-        if kind == "F":
-            start = max(start, self.gathered[stage])
+        if kind == "F" and self.gathered[stage] > start:
+            self.waiting[place] += self.gathered[stage] - start
+            start = self.gathered[stage]
         seconds = self.stages[stage].of(action, self.micro_batches)
         end = start + seconds
-        if kind != "F" and self.one_behind:
-            end = max(end, self.reduced[place])
+        if kind != "F" and self.one_behind and self.reduced[place] > end:
+            self.waiting[place] += self.reduced[place] - end
+            end = self.reduced[place]
         self.found.append(Happening(kind, place, stage, micro_batch, start, end))
         self.now[place] = end
         self.working[place] += seconds

@@ -374,6 +374,8 @@ def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(
     alive = [float(stage.metrics.parts.trailing_bytes[0].max()) for stage in found.stages]
     assert max(alive) > 1000.0
     assert issued.memory_tracked_of_ranks[::2] == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.005)
+    assert found.compute_s + found.exposed_s + found.idle_s == pytest.approx(found.total_s)
+    assert 0.0 <= found.exposed_s <= found.communication_s * (1 + 1e-9)
 
 
 def test_nothing_that_was_sent_stays_for_the_optimizer() -> None:

@@ -169,6 +169,9 @@ def test_a_place_computes_on_while_its_gradients_are_under_way() -> None:
     ends = [h.end_s for h in times.happenings if h.kind == "B" and h.place == 0]
     assert ends == pytest.approx([7.8, 11.8, 15.8])
     assert times.total_s == pytest.approx(15.8 + 5.5 + 0.5)
+    # For parameters 2 s, for gradients 1.2 s and 2 s, and 5.5 s at the end.
+    assert times.waiting_s == pytest.approx((2.0 + 1.2 + 2.0 + 5.5, 0.0))
+    assert times.idle_s(0) == pytest.approx(0.0)
 
 
 def test_what_does_not_wait_for_gradients_is_as_fast_behind_or_not() -> None:

@@ -264,8 +264,13 @@ class _Finder:
             return []
         label = f"pp{mesh.label}, {micro_batches} micro-batches, {count} stages to a place"
         self.session.report("pipelines", 0, 1, label)
+        try:
+            found = self._of_mesh(mesh, micro_batches, QUICK, INTERLEAVED, per_place=count)
+        except PlanError as refusal:  # not every block of every model can begin a stage
+            self._note(f"no pipelines of {count} stages to each of {mesh.shape[0]} places: {refusal}")
+            return []
         self._note("pipelines of several stages to a place: of as many blocks each")
-        return self._of_mesh(mesh, micro_batches, QUICK, INTERLEAVED, per_place=count)
+        return found
 
     def _closer(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
         """Pipelines of a mesh that is promising: from frontiers that are tracked, and of a small model with

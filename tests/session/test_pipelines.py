@@ -13,7 +13,7 @@ import torch
 from tensoropt.api import explore
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.errors import InfeasibleError, PlanError, TensorOptError
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
 from tensoropt.pipeline.plans import pipelined_strategy
@@ -215,6 +215,28 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
     pin = {"stages": 2, "schedule": "interleaved_1f1b", "cuts": cuts}
     shapes = [p.pipeline["pipeline"] for p in looked(4, constraints={"pipeline": pin}).points if p.pipeline]
     assert {(one["schedule"], len(one["stages"])) for one in shapes} == {("interleaved_1f1b", 6)}
+
+
+def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(
+    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise PlanError("no stage can begin with add_3")
+
+    monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
+    monkeypatch.setattr(pipeline_cuts, "dealt_cuts", refuse)
+    inputs = torch.randn(16, 8), torch.randn(16, 8)
+    found = explore(
+        Blocks(4),
+        inputs,
+        cluster=CLUSTER,
+        measure="never",
+        micro_batches=[1],
+        store=store,
+        pipelines="always",
+    )
+    assert any("no stage can begin with add_3" in note for note in found.report["notes"])
+    assert pipelined(found)
 
 
 @pytest.mark.parametrize(("counts", "looks"), [("auto", True), ([4], False)])

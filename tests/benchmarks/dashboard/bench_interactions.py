@@ -11,6 +11,7 @@ tests/benchmarks/results/dashboard.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shutil
 import statistics
@@ -35,7 +36,7 @@ from tests.benchmarks.machine import Taking, dated, described, part_described, w
 POINTS, EXPLORATIONS, TIMES, WARM_UP = 20_000, 100, 9, 1
 WANTED_S = 0.3
 """Median that every interaction is meant to stay below."""
-LONGEST_MS = 20_000
+LONGEST_MS = 5_000
 REST_MS = 700
 """Between two interactions: what follows an answer (address, tables below) is over by then."""
 WATCH = """([of, before, since]) => {
@@ -86,9 +87,16 @@ class Visit:
         self.page.evaluate(WATCH, [of, "0" if there else None, since])
 
     def end(self, name: str, number: int) -> None:
-        self.page.wait_for_function("window.watched.took", timeout=LONGEST_MS)
+        """What was asked for is there, or did not come: then the others still have their turn."""
+        from playwright.sync_api import TimeoutError as NoAnswerError
+
+        try:
+            self.page.wait_for_function("window.watched.took", timeout=LONGEST_MS)
+            took = self.page.evaluate("window.watched.took / 1e3")
+        except NoAnswerError:
+            took = math.inf
         if number >= WARM_UP:
-            self.found.setdefault(name, []).append(self.page.evaluate("window.watched.took / 1e3"))
+            self.found.setdefault(name, []).append(took)
 
     def numbers(self) -> range:
         return range(self.times + WARM_UP)

@@ -229,11 +229,15 @@ def markdown(results: dict[str, Any]) -> str:
     for name, taken in results["seconds"].items():
         times = sorted(taken)
         cells = statistics.median(times), times[int(0.9 * (len(times) - 1))], times[-1]
-        lines.append(f"| {name} | " + " | ".join(f"{t:.2f} s" for t in cells) + " |")
+        lines.append(f"| {name} | " + " | ".join(map(_words, cells)) + " |")
         if cells[0] > WANTED_S:
-            missed.append(f"{name} ({cells[0]:.2f} s)")
+            missed.append(f"{name} ({_words(cells[0])})")
     met = f"not reached by {', '.join(missed)}" if missed else "met"
     return "\n".join([*lines, "", f"Wanted of each: a median of at most {WANTED_S} s; {met}.", ""])
+
+
+def _words(seconds: float) -> str:
+    return f"{seconds:.2f} s" if math.isfinite(seconds) else f"not seen within {LONGEST_MS / 1e3:.0f} s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

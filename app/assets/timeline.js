@@ -157,30 +157,3 @@
     },
   };
 })();
-
-// Why a measured file is not taken: Dash's upload drops files of another kind or size without a word.
-(function () {
-  const ENDINGS = [".pickle", ".pkl", ".json", ".json.gz"];
-  function look(event) {
-    const place = event.target.closest && event.target.closest("#measured-place");
-    const files = (event.dataTransfer && event.dataTransfer.files) || event.target.files;
-    if (!place || !files || !files.length) return;
-    const most = Number(place.dataset.mostBytes);
-    const name = `'${files[0].name.slice(-80)}'`;
-    let why = "";
-    if (files.length > 1) why = "One file at a time: drop a single measured file.";
-    else if (!ENDINGS.some((ending) => files[0].name.toLowerCase().endsWith(ending))) {
-      why = `${name} is not taken; give a memory snapshot (.pickle, .pkl), a trace of torch.profiler (.json, .json.gz) `
-        + "or verified.json of tensoropt verify --save";
-    } else if (files[0].size > most) {
-      why = `${name} has ${Math.round(files[0].size / 2 ** 20)} MiB; at most ${most / 2 ** 20} MiB are taken. `
-        + "Use tensoropt show DIR --point N --beside FILE for larger ones.";
-    } else if (!files[0].size) why = `${name} is empty; record it again`;
-    const note = why
-      ? { props: { children: why, className: "note note-error", role: "alert" }, type: "Div", namespace: "dash_html_components" }
-      : null;
-    window.dash_clientside.set_props("measured-said", { children: note });
-  }
-  document.addEventListener("change", look, true);
-  document.addEventListener("drop", look, true);
-})();

@@ -14,7 +14,7 @@
     }
     if (file.size > most) {
       return `is not taken: it has ${size(file.size)}, at most ${size(most)} are taken. `
-        + "Use the command line for larger files.";
+        + `${rule.larger} for larger files.`;
     }
     return file.size ? "" : `is empty; ${rule.remedy}`;
   }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -18,7 +17,7 @@ from ..jobs.request import CHOICES, LOSSES
 from ..safety import MAX_UPLOAD_BYTES
 from ..views.jobs import clusters, models, presets
 from . import explore_callbacks, job_list, refill
-from .parts import CLEAR, aria, number_field, panel, planner_choice
+from .parts import CLEAR, aria, number_field, panel, planner_choice, upload_rule
 
 COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
 
@@ -149,12 +148,6 @@ def _cluster(jobs: JobManager) -> Any:
         ),
         title="Cluster",
     )  # fmt: skip
-
-
-def upload_rule(said: str, endings: Sequence[str], most: int, remedy: str) -> Any:
-    """What the browser needs to say why a file is not taken (``assets/upload.js``), and where to say it."""
-    values = {"said": said, "endings": ",".join(endings), "most-bytes": str(most), "remedy": remedy}
-    return {f"data-{name}": value for name, value in values.items()}
 
 
 def _choice(name: str, label: str, width: int) -> Any:

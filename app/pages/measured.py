@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import dash_mantine_components as dmc
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
@@ -16,10 +16,10 @@ from ..measured import MOST_BYTES, MeasuredFiles
 from ..views.detail import detail_of
 from ..views.frontier import FrontierData
 from ..views.measured import align_options, figure_rows, left_words
-from .parts import aria, note, panel, plain_table, visible
+from .parts import aria, note, panel, plain_table, upload_rule, visible
 from .view_store import shown_point
 
-ENDINGS = ".pickle,.pkl,.json,.gz"
+ENDINGS = (".pickle", ".pkl", ".json", ".json.gz")
 HINT = (
     "A memory snapshot (torch.cuda.memory._dump_snapshot), a trace of torch.profiler (.json, .json.gz) or "
     "verified.json of tensoropt verify --save. It is read as data, kept in memory only, and never leaves "
@@ -34,11 +34,14 @@ def measured_panel() -> Any:
         html.Div(
             dcc.Upload(
                 html.Div(["Drop a measured file here, or ", html.Span("choose one", className="linklike")]),
-                id="measured-upload", className="upload", min_size=1, multiple=False, accept=ENDINGS,
-                max_size=MOST_BYTES,
+                id="measured-upload", className="upload", min_size=1, multiple=False,
+                accept=",".join((*ENDINGS, ".gz")), max_size=MOST_BYTES,
             ),
             id="measured-place",
-            **cast(Any, {"data-most-bytes": str(MOST_BYTES)}),
+            **upload_rule(
+                "measured-said", ENDINGS, MOST_BYTES, "record it again",
+                "Use tensoropt show DIR --point N --beside FILE",
+            ),
         ),
         html.P(HINT, className="hint"),
         html.Div(id="measured-said", **aria(live="polite")),
@@ -97,26 +100,20 @@ def register(app: Dash, context: Context, overlay: Overlay) -> None:
         Output("measured-upload", "contents"),
         Input("measured-upload", "contents"),
         Input("measured-remove", "n_clicks"),
-        Input("measured-align", "value"),
         State("measured-upload", "filename"),
         State("measured", "data"),
         prevent_initial_call=True,
     )
-    def take(contents: Any, _: Any, align: Any, name: Any, kept: Any) -> Any:
-        """A file comes, goes, or is laid otherwise."""
+    def take(contents: Any, _: Any, name: Any, kept: Any) -> Any:
+        """A file comes, or goes."""
         token = kept.get("token") if isinstance(kept, dict) else None
-        # Several may come at once: the select is set anew as a page is shown, and must not hide a file.
-        fired = set(ctx.triggered_prop_ids.values())
-        uploaded = "measured-upload" in fired and contents is not None
-        if "measured-remove" in fired and not uploaded:
+        # The field is emptied once a file was taken: one that is in it may have come with an earlier call,
+        # whose answer the browser dropped.
+        if contents is None:
+            if "measured-remove" not in ctx.triggered_prop_ids.values():
+                return no_update, no_update, no_update
             overlay.files.remove(token)
             return None, None, None
-        if "measured-align" in fired and not uploaded:
-            if token is None or kept.get("align") == align or align is None:
-                return no_update, no_update, no_update
-            return {"token": token, "align": align}, no_update, no_update
-        if not uploaded:
-            return no_update, no_update, no_update
         try:
             new = overlay.files.keep(contents, name)
         except TensorOptError as error:
@@ -125,6 +122,21 @@ def register(app: Dash, context: Context, overlay: Overlay) -> None:
         # Emptied, so that the same file can be chosen again.
         return {"token": new, "align": None}, None, None
 
+    # Not part of the above: what is told of a file sets the select, and Dash starts no callback that its own
+    # chain has passed, so that a file that came as the page was opened was never told of.
+    @app.callback(
+        Output("measured", "data", allow_duplicate=True),
+        Input("measured-align", "value"),
+        State("measured", "data"),
+        prevent_initial_call=True,
+    )
+    def lay(align: Any, kept: Any) -> Any:
+        """The file is laid otherwise."""
+        token = kept.get("token") if isinstance(kept, dict) else None
+        if token is None or align is None or kept.get("align") == align:
+            return no_update
+        return {"token": token, "align": align}
+
     @app.callback(
         Output("measured-bar", "style"),
         Output("measured-name", "children"),
@@ -132,8 +144,8 @@ def register(app: Dash, context: Context, overlay: Overlay) -> None:
         Output("measured-align", "value"),
         Output("measured-figures", "children"),
         Input("measured", "data"),
-        Input("pick", "data"),
-        Input("page", "data"),
+        Input("plan-pick", "data"),
+        State("page", "data"),
         prevent_initial_call=True,
     )
     def tell(kept: Any, pick: Any, page: Any) -> Any:

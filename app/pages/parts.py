@@ -125,3 +125,22 @@ def plain_table(
         ],
         className="plain",
     )
+
+
+def upload_rule(
+    said: str, endings: Sequence[str], most: int, remedy: str, larger: str = "Use the command line"
+) -> Any:
+    """What the browser needs to say why a file is not taken (``assets/upload.js``).
+
+    Args:
+        said: id of where it is said.
+        endings: of names of files that are taken.
+        most: bytes of a file.
+        remedy: what to do about an empty file.
+        larger: what to do with larger ones.
+    """
+    values = {
+        "said": said, "endings": ",".join(endings), "most-bytes": str(most), "remedy": remedy,
+        "larger": larger,
+    }  # fmt: skip
+    return {f"data-{name}": value for name, value in values.items()}

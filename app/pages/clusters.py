@@ -79,7 +79,7 @@ def layout() -> Any:
                                 style={"height": 420},
                                 figure={"data": [], "layout": {}},
                             ),
-                            role="img",
+                            role="group",
                             **aria(
                                 label="Cost against time of every cluster; the table below has the figures."
                             ),
@@ -105,11 +105,12 @@ def register(app: Dash, context: Context) -> None:
         Output("clusters-answer", "children"),
         Output("clusters-table", "children"),
         Output("clusters-graph", "figure"),
-        Input("state", "data"),
-        Input("page", "data"),
+        Input("clusters-state", "data"),
         Input("scheme", "data"),
+        State("page", "data"),
+        prevent_initial_call=True,
     )
-    def show(kept: Any, page: Any, scheme: Any) -> Any:
+    def show(kept: Any, scheme: Any, page: Any) -> Any:
         if page != "clusters" or not kept:
             return (no_update,) * 5
         view = view_of(kept)

@@ -152,11 +152,13 @@ def _operators() -> Any:
             ),
             dag.AgGrid(
                 id="operators",
+                # None of them grows with the window: the grid (35.3) then never shows its rows where there is
+                # no room to grow into, as on every window below 1,200 px.
                 columnDefs=[
                     {"field": "group", "headerName": "operator", "width": 190, "pinned": "left"},
-                    {"field": "module", "headerName": "module", "flex": 1, "minWidth": 180,
+                    {"field": "module", "headerName": "module", "width": 240,
                      "tooltipField": "module"},
-                    {"field": "axes", "headerName": "split by", "flex": 1, "minWidth": 180,
+                    {"field": "axes", "headerName": "split by", "width": 280,
                      "tooltipField": "axes"},
                     {"field": "options", "headerName": "stored in shards", "width": 170,
                      "tooltipField": "options"},

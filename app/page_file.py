@@ -14,7 +14,8 @@ from .figures.frontier import frontier_figure
 from .figures.palette import FONT, GRAPH_CONFIG
 from .state import View
 from .views.assumptions import assumptions
-from .views.frontier import FrontierData, table_rows
+from .views.frontier import FrontierData
+from .views.points_table import table_columns, table_rows
 
 SHOWN_ROWS = 500
 """Rows of the table; the plot has every point."""
@@ -32,9 +33,9 @@ def standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()
     view = View(exploration="file", point=point, lines=True)
     title = f"{data.model} on {data.exploration.cluster['name']}"
     # A name that contains `</script>` would end the script that it stands in.
-    figure = json.dumps(frontier_figure(data, view, "light")).replace("</", "<\\/")
+    figure = json.dumps(frontier_figure(data, view, "light", thinned=False)).replace("</", "<\\/")
     config = json.dumps(GRAPH_CONFIG)
-    rows = table_rows(data, view)
+    table = table_columns(data, view)
     size, time = data.units.memory.name, data.units.time.name
     columns = {
         "point": "point", "memory": f"memory, {size}", "time": f"time, {time}", "compute": f"compute, {time}",
@@ -43,13 +44,13 @@ def standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()
     }  # fmt: skip
     head = "".join(f"<th scope=col>{escape(text)}" for text in columns.values())
     # Evenly thinned rather than cut off, so that the table covers the whole frontier.
-    step = max(1, -(-len(rows) // SHOWN_ROWS))
+    step = max(1, -(-len(data) // SHOWN_ROWS))
     body = "".join(
         "<tr>" + "".join(f"<td>{escape('' if row[name] is None else str(row[name]))}" for name in columns)
-        for row in rows[::step]
+        for row in table_rows(table, range(0, len(data), step))
     )
     said = "".join(f"<li>{escape(f.label)}: {escape(f.value)}" for f in assumptions(data, view, verified))
-    thinned = f"<p>Every {step}th of {len(rows):,} points is listed." if step > 1 else ""
+    thinned = f"<p>Every {step}th of {len(data):,} points is listed." if step > 1 else ""
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         f"<title>{escape(title)}</title><style>{STYLE}</style>"

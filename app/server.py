@@ -53,8 +53,9 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
 
     @app.server.get(ALIVE)
     def alive() -> dict[str, str]:
-        """Asked every few seconds by pages that are open; another version makes them load again."""
-        return {"version": __version__}
+        """Asked every second by pages that are open: another version makes them load again, another sign of
+        the jobs makes them ask what is new."""
+        return {"version": __version__} | ({} if jobs is None else {"jobs": jobs.sign()})
 
     shell.register(app, context)
     downloads.register(app, context)

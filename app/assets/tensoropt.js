@@ -5,6 +5,10 @@ window.dash_clientside = window.dash_clientside || {};
   // What the plot is drawn from; everything else of the state only moves the selection.
   const FRAME = ["exploration", "headroom", "log_x", "log_y", "lines", "band", "marks", "mesh", "micro", "devices", "price",
     "across", "up", "amount", "currency", "prices"];
+  // What tables and sentences about the whole frontier depend on.
+  const LISTED = ["exploration", "headroom", "price", "amount", "currency", "prices"];
+  // What no control shows: the plot and the table do.
+  const SHOWN_BY_PLOT = ["point", "other"];
   const PAGES = ["explore", "frontier", "runs", "plan", "clusters", "export"];
   const IN_URL = {
     exploration: "x", point: "point", other: "other", budget_bytes: "budget", target_s: "target",
@@ -32,11 +36,6 @@ window.dash_clientside = window.dash_clientside || {};
     });
     return pairs.length ? "?" + pairs.join("&") : "";
   }
-
-  // After which a question about the jobs is asked again though the last one has no answer: an answer that was
-  // dropped must not stop the list, and a slow server must be heard at last.
-  const LEAST_PATIENCE_MS = 4000;
-  let patience = LEAST_PATIENCE_MS;
 
   const STEP_MS = 1000; // changes closer together are one step of the browser's history
   let wrote = 0;
@@ -71,19 +70,6 @@ window.dash_clientside = window.dash_clientside || {};
       if (names.some((n) => n.endsWith("autorange"))) return null;
       const { xaxis, yaxis, uirevision } = plot._fullLayout;
       return { x: xaxis.range.slice(), y: yaxis.range.slice(), of: uirevision };
-    },
-
-    // Each second, but one question at a time: a browser drops the answer to a question that was asked again, so
-    // that a server slower than the clock would never be heard.
-    ask: function (ticks, told, asked) {
-      const now = Date.now();
-      if (asked && told !== asked.n) {
-        if (now - asked.at < patience) return SAME();
-        patience *= 2;
-      } else if (asked) {
-        patience = LEAST_PATIENCE_MS;
-      }
-      return { n: ticks, at: now };
     },
 
     scheme: function (clicks, chosen) {
@@ -122,14 +108,27 @@ window.dash_clientside = window.dash_clientside || {};
       return [page, window.innerWidth < 700];
     },
 
-    split: function (state, renewed, frame, pick) {
-      if (!state) return [SAME(), SAME()];
-      const drawn = subset(state.view, FRAME);
+    // The state by what depends on it, so that a choice starts only what it changes.
+    split: function (state, renewed, ...kept) {
+      if (!state) return kept.map(SAME);
+      const frame = subset(state.view, FRAME);
+      const listing = subset(state.view, LISTED);
       // The exploration itself has changed: what shows it is drawn again, though nothing else was chosen.
-      if (renewed) drawn.renewed = renewed;
-      const same = JSON.stringify(drawn) === JSON.stringify(frame);
-      const samePick = JSON.stringify(state.view) === JSON.stringify(pick);
-      return [same ? SAME() : drawn, samePick ? SAME() : state.view];
+      if (renewed) frame.renewed = listing.renewed = renewed;
+      const controls = subset(state.view, Object.keys(state.view).filter((n) => !SHOWN_BY_PLOT.includes(n)));
+      const parts = [frame, listing, controls, state.view];
+      return parts.map((part, i) => (JSON.stringify(part) === JSON.stringify(kept[i]) ? SAME() : part));
+    },
+
+    // What each page is drawn from, told to the one that is shown: a choice asks the server for what is seen.
+    shown: function (page, pick, state) {
+      const fired = window.dash_clientside.callback_context.triggered.map((t) => t.prop_id);
+      const by = (name) => fired.includes("page.data") || fired.includes(name);
+      return [
+        page === "plan" && by("pick.data") ? pick : SAME(),
+        page === "export" && by("pick.data") ? pick : SAME(),
+        page === "clusters" && by("state.data") ? state : SAME(),
+      ];
     },
 
     write: function (state, runs) {
@@ -177,13 +176,11 @@ window.dash_clientside = window.dash_clientside || {};
     return SAME();
   };
 
-  // The server is there again: what had no answer is asked once more, jobs included.
+  // The server is there again: what had no answer is asked once more.
   window.addEventListener("tensoropt-back", () => {
     waiting = 0;
-    patience = LEAST_PATIENCE_MS;
     pressed += 1;
     window.dash_clientside.set_props("key", { data: { step: 0, word: "", n: pressed } });
-    window.dash_clientside.set_props("asked", { data: { n: -pressed, at: Date.now() } });
   });
 
   document.addEventListener("keydown", (event) => {

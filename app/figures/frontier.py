@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,39 +14,65 @@ from ..views.axes import axes_of
 from ..views.frontier import FRONTIER, PLANNER_TITLES, FrontierData, planner_title, unit_for
 from ..views.units import digits
 from .palette import Palette, layout, palette
+from .thinning import MOST, Window, apart
 
 FLOOR, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(10)
 """Places of the traces."""
 CAPACITY, USABLE, BUDGET, TARGET = range(4)
 """Places of the shapes."""
 GL_FROM = 2000
-"""Points from which WebGL draws; SVG is sharper below, and slow above."""
+"""Points from which WebGL draws where all are drawn; SVG is sharper below, and slow above."""
 IN_VIEW = 2.5
 """The capacity line is in view while it is at most this many times the largest point (log: squared)."""
+THINNED = "Of points that lie closer than a dot is wide one is drawn; zoom in to see the others."
 SYMBOLS = (
     "diamond", "square", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram", "x",
     "hexagon", "triangle-left", "triangle-right", "octagon", "bowtie", "hourglass", "star-diamond",
 )  # fmt: skip
 """One for each published planner, in the order of their titles."""
+COMPUTES, NETWORKS = "compute time", "network time"
 HOVER = "<b>%{customdata[2]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>%{customdata[1]}<extra></extra>"
 
 Json = dict[str, Any]
 
 
-def frontier_figure(data: FrontierData, view: View, scheme: str) -> Json:
+def frontier_figure(
+    data: FrontierData, view: View, scheme: str, window: Window | None = None, *, thinned: bool = True
+) -> Json:
     """The whole plot.
 
     Points above what the device may use are grey, never dropped; a budget or a target lays a veil over what
     it rules out.
+
+    Args:
+        data: the frontier.
+        view: what is chosen, and how it is drawn.
+        scheme: of colours.
+        window: what is zoomed into, if the axes are those that it is of.
+        thinned: draw one of the points that cover each other (:mod:`.thinning`), for a browser that asks
+            again when it zooms. Without it all are drawn.
     """
     colours = palette(scheme)
     data = drawn(data, view)
-    kept = data.passing(view)
-    on_line = np.flatnonzero(kept & data.on_frontier)
-    kind = "scattergl" if len(data) > GL_FROM else "scatter"
+    whole = np.flatnonzero(data.passing(view) & data.on_frontier)
+    frame = _layout(data, view, whole, colours)
+    if window is not None and window.of == frame["uirevision"]:
+        # Plotly itself keeps a zoom only while the ranges that it is given stay the same; lines below the
+        # frontier change them.
+        frame["xaxis"]["range"], frame["yaxis"]["range"] = list(window.x), list(window.y)
+    else:
+        window = None
+
+    def seen(ups: np.ndarray) -> np.ndarray:
+        if not thinned:
+            return whole
+        return whole[apart(data.axes.x.values[whole], ups[whole], (view.log_x, view.log_y), window)]
+
+    on_line, second = seen(data.axes.y.values), data.units.time.factor
+    kind = "scatter" if thinned or len(data) <= GL_FROM else "scattergl"
     usable = data.usable_bytes(view)
     fits, over = on_line[data.memory[on_line] <= usable], on_line[data.memory[on_line] > usable]
-    size = 5 if len(on_line) > 400 else 7
+    size = 5 if len(whole) > 400 else 7
     parts = view.lines and data.axes.up_time
     traces: list[Json] = [
         _line(data, on_line, data.floor, kind, colours.band, 0) | {"visible": _banded(data, view)},
@@ -54,32 +80,24 @@ def frontier_figure(data: FrontierData, view: View, scheme: str) -> Json:
         | ({"fill": "tonexty", "fillcolor": colours.band} if _banded(data, view) else {}),
         _dots(data, fits, kind, colours.accent, size, "fits"),
         _dots(data, over, kind, colours.faded, size, "does not fit") | {"opacity": 0.6},
-        _dotted(data, on_line, data.compute, colours.kinds["optimizer"], "compute time", parts),
-        _dotted(data, on_line, data.network, colours.kinds["kept"], "network time", parts),
-        _planner_marks(data, kept, colours, view.marks),
+        # Lines below the frontier have courses of their own.
+        _dotted(data, seen(data.compute / second), data.compute, colours.kinds["optimizer"], COMPUTES, parts),
+        _dotted(data, seen(data.network / second), data.network, colours.kinds["kept"], NETWORKS, parts),
+        _planner_marks(data, data.passing(view), colours, view.marks),
         # Last, so that they lie above all others.
         *selection_traces(data, view, colours),
     ]
-    return {"data": traces, "layout": _layout(data, view, on_line, colours)}
+    return {"data": traces, "layout": frame}
+
+
+def is_thinned(data: FrontierData, view: View) -> bool:
+    """Whether there are too many points to draw each."""
+    return int(np.count_nonzero(data.passing(view) & data.on_frontier)) > MOST
 
 
 def drawn(data: FrontierData, view: View) -> FrontierData:
     """The frontier with the axes that a view asks for."""
     return replace(data, axes=axes_of(data, view))
-
-
-def zoomed(figure: Json, zoom: Any) -> Json:
-    """The plot with what a person zoomed into, where the axes are still those.
-
-    Plotly itself keeps a zoom only while the ranges that it is given stay the same; lines below the frontier
-    change them.
-    """
-    if isinstance(zoom, Mapping) and zoom.get("of") == figure["layout"]["uirevision"]:
-        for name in ("x", "y"):
-            ends = zoom.get(name)
-            if isinstance(ends, list) and len(ends) == 2 and all(isinstance(e, (int, float)) for e in ends):
-                figure["layout"][f"{name}axis"]["range"] = ends
-    return figure
 
 
 def _banded(data: FrontierData, view: View) -> bool:

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -95,6 +96,14 @@ class JobManager:
                 if job.active and job.server != self._server:  # another dashboard's: its file knows better
                     self._jobs[id] = self._ended_if_lost(read_job(self.folder / id) or job)
             return sorted(self._jobs.values(), key=lambda j: j.created, reverse=True)
+
+    def sign(self) -> str:
+        """Another text whenever there may be something new to show of the jobs: each second while one is at
+        work."""
+        jobs = self.jobs()
+        told = [(job.id, job.state, job.error) for job in jobs], [job.id for job in self.forgotten()]
+        moment = int(time.time()) if any(job.active for job in jobs) else 0
+        return f"{zlib.crc32(repr(told).encode()):08x}-{moment}"
 
     def results(self) -> list[tuple[str, Path]]:
         """(key, folder) of what jobs left, newest first; several where a job explored parts of a cluster."""

@@ -67,14 +67,11 @@ def body(context: Context, data: FrontierData, view: View) -> Any:
 def register(app: Dash, context: Context) -> None:
     @app.callback(
         Output("export-body", "children"),
-        Input("pick", "data"),
-        Input("page", "data"),
+        Input("export-pick", "data"),
         prevent_initial_call=True,
     )
-    def show(pick: Any, page: Any) -> Any:
-        data, view = shown_point(context, pick, page, "export")
-        if page != "export":
-            return []
+    def show(pick: Any) -> Any:
+        data, view = shown_point(context, pick, "export", "export")
         if data is None:
             return empty("Nothing to export yet", "Pick an exploration above and a point on its frontier.")
         return body(context, data, view)

@@ -1,4 +1,4 @@
-"""What the frontier page shows before a callback has run: the plot, the table and the card of its address.
+"""What the frontier page shows before a callback has run: the plot and the card of its address.
 
 Callbacks follow the document one after the other; the first picture need not wait for them. The address is
 the one that the layout was asked from, the scheme a cookie that ``assets/scheme.js`` sets before. Where
@@ -13,9 +13,12 @@ from urllib.parse import urlsplit
 from flask import has_request_context, request
 
 from ..context import Context
+from ..figures.frontier import frontier_figure
 from ..figures.palette import Scheme
 from ..state import FRAME
-from .frontier_callbacks import card, drawn_frontier, view_from_url
+from ..views.frontier import count_words
+from ..views.points_table import row_filter
+from .frontier_callbacks import card, selection, view_from_url
 from .view_store import stored
 
 SCHEME_COOKIE = "tensoropt-scheme"
@@ -33,14 +36,12 @@ def fill(tree: Any, context: Context) -> Any:
     data = context.frontier(view)
     if data is None or view.point is None:
         return tree
-    columns = tree["points"].columnDefs
-    figure, rows, columns, count = drawn_frontier(data, view, scheme, columns)
-    tree["graph"].figure = figure
-    tree["points"].rowData, tree["points"].columnDefs = rows, columns
-    tree["points-count"].children = count
+    tree["graph"].figure = frontier_figure(data, view, scheme)
+    tree["points-count"].children = count_words(data, view)
+    tree["points"].filterModel = row_filter(view)
     tree["card"].children = card(context, data, view)
     # For whoever presses a button before the first answer is there.
     tree["state"].data = stored(view)
     kept = view.to_data()
-    tree["drawn"].data = [{name: kept[name] for name in FRAME}, scheme]
+    tree["drawn"].data = [{name: kept[name] for name in FRAME}, scheme, selection(view)]
     return tree

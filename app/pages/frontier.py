@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import dash_ag_grid as dag
 import dash_mantine_components as dmc
 from dash import Dash, dcc, html
 
@@ -13,8 +12,8 @@ from ..figures import frontier as drawing
 from ..figures.palette import GRAPH_CONFIG
 from ..state import ACROSS, UP
 from ..views.axes import TITLES
-from . import frontier_callbacks, planners, refill
-from .parts import CLEAR, aria, number_field, panel, scrolled
+from . import frontier_callbacks, planners, points_table, refill
+from .parts import aria, number_field, panel, scrolled
 
 OPTIONS = (
     ("log_x", "log memory"),
@@ -48,7 +47,7 @@ def layout(context: Context) -> Any:
             html.Div(
                 [
                     html.Div(
-                        [_plot(), _comparison(), _table(), planners.layout(context), _profile()],
+                        [_plot(), _comparison(), points_table.layout(), planners.layout(context), _profile()],
                         className="stack",
                     ),
                     html.Div([_limits(), _card(), _assumptions(context)], className="stack"),
@@ -201,72 +200,6 @@ def _comparison() -> Any:
 def _assumptions(context: Context) -> Any:
     again = [html.Div(refill.button(), className="actions")] if context.jobs is not None else []
     return panel(html.Div(id="assumptions"), *again, title="Assumptions in effect", names="said-left later")
-
-
-def _columns() -> list[dict[str, Any]]:
-    def number(field: str, name: str, width: int, fmt: str = ",.4r") -> dict[str, Any]:
-        return {
-            "field": field, "headerName": name, "type": "rightAligned", "width": width,
-            "filter": "agNumberColumnFilter", "suppressHeaderFilterButton": True,
-            "valueFormatter": {"function": f"params.value == null ? '' : d3.format('{fmt}')(params.value)"},
-        }  # fmt: skip
-
-    return [
-        number("point", "point", 72, "d"),
-        number("memory", "memory", 106),
-        number("time", "time", 92),
-        # What sets a point apart comes before figures that follow from it.
-        {"field": "short", "headerName": "plan", "width": 460, "tooltipField": "name"},
-        number("micro", "micro-batches", 118, "d"),
-        number("compute", "compute", 118),
-        number("network", "network", 118),
-        {"field": "mesh", "headerName": "mesh", "width": 84},
-        number("devices", "devices", 86, "d"),
-        {"field": "gap", "headerName": "proof", "width": 86},
-        {"field": "planner", "headerName": "planner", "width": 100},
-        number("rate", "samples/s", 108),
-        number("mfu", "MFU, %", 84),
-        number("device_hours", "device-hours", 110),
-        {**number("cost", "cost", 124), "hide": True},
-    ]
-
-
-def _table() -> Any:
-    controls = [
-        dmc.Select(
-            id=f"filter-{name}", data=[], placeholder=f"all {title}", clearable=True, size="xs", w=150,
-            clearButtonProps=CLEAR,
-            **aria(label=f"Filter by {title}"),
-        )
-        for name, title in (("mesh", "meshes"), ("micro", "micro-batches"), ("devices", "device counts"))
-    ]  # fmt: skip
-    return panel(
-        html.Div(
-            [html.Div(controls, className="row tight"), html.Span(className="grow"),
-             html.Span(id="points-count", className="muted")],
-            className="row above",
-        ),
-        dag.AgGrid(
-            id="points",
-            columnDefs=_columns(),
-            rowData=[],
-            getRowId="params.data.id",
-            columnSize=None,
-            defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True},
-            dashGridOptions={
-                "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": False},
-                "rowHeight": 30, "headerHeight": 34, "animateRows": False,
-                "rowClassRules": {"over": "!params.data.fits"},
-                # Tab leaves the table instead of walking through its cells; arrow keys do that.
-                "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
-            },
-            eventListeners={"cellKeyDown": ["chooseRow(params, setEventData)"]},
-            className="grid",
-            style={"height": 330},
-        ),
-        title="Points",
-        names="later",
-    )  # fmt: skip
 
 
 def _profile() -> Any:

@@ -14,6 +14,7 @@ from .. import events, state
 from ..context import Context
 from ..figures import frontier as drawing
 from ..figures.palette import palette
+from ..figures.thinning import Window
 from ..state import View
 from ..views import assumptions, profile
 from ..views.axes import axes_of, axis_sentence
@@ -23,12 +24,11 @@ from ..views.frontier import (
     filter_sentence,
     limit_sentence,
     mark_sentence,
-    table_rows,
 )
 from ..views.library import choices
 from ..views.point import PROVEN, point_card
-from ..views.rates import rate_arrays, rate_columns
-from . import clusters, planners
+from ..views.points_table import row_filter
+from . import clusters, planners, points_table
 from .clusters import CLUSTER_FIELDS
 from .parts import empty, facts, note, plain_table, visible
 from .points import big, difference_table
@@ -39,6 +39,7 @@ def register(app: Dash, context: Context) -> None:
     _register_events(app, context)
     _register_controls(app, context)
     _register_plot(app, context)
+    points_table.register(app, context)
     _register_words(app, context)
     planners.register(app, context)
 
@@ -220,7 +221,6 @@ def _register_controls(app: Dash, context: Context) -> None:
     @app.callback(
         Output("exploration", "data"),
         Input("page", "data"),
-        Input("frame", "data"),
         Input("finished", "data"),
         Input("runs-edited", "data"),
     )
@@ -239,12 +239,13 @@ def _register_controls(app: Dash, context: Context) -> None:
         *(Output(n, p) for n, p in scales),
         *(Output(n, "data") for n in filters),
         Output("filled", "data"),
-        Input("state", "data"),
+        Input("controls", "data"),
+        State("state", "data"),
         *(State(n, "value") for n in controls),
         *(State(n, p) for n, p in scales),
         prevent_initial_call=True,
     )
-    def follow(kept: Any, *have: Any) -> Any:
+    def follow(_: Any, kept: Any, *have: Any) -> Any:
         """Controls show the state, except those that show it already: they may be what is being moved."""
         view, values, limits = view_of(kept), have[: len(controls)], have[len(controls) :]
         data = context.frontier(view)
@@ -303,32 +304,48 @@ def _register_plot(app: Dash, context: Context) -> None:
 
     @app.callback(
         Output("graph", "figure"),
-        Output("points", "rowData"),
-        Output("points", "columnDefs"),
         Output("points-count", "children"),
+        Output("points", "filterModel"),
         Output("drawn", "data"),
         Input("frame", "data"),
         Input("scheme", "data"),
         Input("page", "data"),
         State("state", "data"),
         State("drawn", "data"),
-        State("points", "columnDefs"),
         State("zoom", "data"),
     )
-    def draw(frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, columns: Any, zoom: Any) -> Any:
-        key = [frame, scheme]
+    def draw(frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, zoom: Any) -> Any:
         view = view_of(kept)
+        key = [frame, scheme]
         data = context.frontier(view) if page == "frontier" and kept else None
         # `page` fires this too, so that a frontier that was opened on another page is drawn when it is shown,
         # once.
-        if data is None or drawn == key:
-            return (no_update,) * 5
-        return *drawn_frontier(data, view, str(scheme), columns, zoom), key
+        if data is None or (drawn or [])[:2] == key:
+            return (no_update,) * 4
+        figure = drawing.frontier_figure(data, view, str(scheme), Window.read(zoom))
+        return figure, count_words(data, view), row_filter(view), [*key, selection(view)]
 
     @app.callback(
         Output("graph", "figure", allow_duplicate=True),
-        Output("points", "selectedRows"),
-        Output("points", "scrollTo"),
+        Input("zoom", "data"),
+        State("scheme", "data"),
+        State("state", "data"),
+        prevent_initial_call=True,
+    )
+    def finer(zoom: Any, scheme: Any, kept: Any) -> Any:
+        """More of the points where a person zoomed in, if not all are drawn."""
+        view = view_of(kept)
+        data = context.frontier(view)
+        if data is None or not drawing.is_thinned(data, view):
+            return no_update
+        traces = drawing.frontier_figure(data, view, str(scheme), Window.read(zoom))["data"]
+        patch = Patch()
+        for place in range(drawing.MARKS):
+            patch["data"][place] = traces[place]
+        return patch
+
+    @app.callback(
+        Output("graph", "figure", allow_duplicate=True),
         Input("pick", "data"),
         Input("drawn", "data"),
         State("scheme", "data"),
@@ -339,19 +356,16 @@ def _register_plot(app: Dash, context: Context) -> None:
         view = view_of(kept)
         data = context.frontier(view)
         if data is None or not drawn or view.point is None:
-            return no_update, no_update, no_update
-        patch = marking(data, view, str(scheme))
-        row = str(view.point)
-        return patch, {"ids": [row]}, {"rowId": row, "rowPosition": "middle"}
+            return no_update
+        # A selection that moved while the plot was drawn is not in it.
+        if "drawn.data" in ctx.triggered_prop_ids and drawn[2:] == [selection(view)]:
+            return no_update
+        return marking(data, view, str(scheme))
 
 
-def drawn_frontier(
-    data: FrontierData, view: View, scheme: str, columns: list[dict[str, Any]], zoom: Any = None
-) -> tuple[Any, Any, Any, Any]:
-    """Plot, rows and columns of the table, and the words about how many points there are."""
-    figure = drawing.zoomed(drawing.frontier_figure(data, view, scheme), zoom)
-    rows = rate_columns(table_rows(data, view), data, view)
-    return figure, rows, _column_units(columns, data, view), count_words(data, view)
+def selection(view: View) -> list[Any]:
+    """What of a view :func:`marking` moves in a plot."""
+    return [view.point, view.other, view.budget_bytes, view.target_s]
 
 
 def marking(data: FrontierData, view: View, scheme: str) -> Patch:
@@ -368,58 +382,41 @@ def marking(data: FrontierData, view: View, scheme: str) -> Patch:
     return patch
 
 
-def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View) -> list[dict[str, Any]]:
-    heads = {
-        "memory": f"memory, {data.units.memory.name}",
-        **{n: f"{n}, {data.units.time.name}" for n in ("time", "compute", "network")},
-    }
-    found = rate_arrays(data, view)
-    heads |= {
-        "rate": f"{found.unit}/s",
-        "device_hours": f"device-hours, {found.amount}",
-        "cost": f"{view.currency or 'cost'}, {found.amount}",
-    }
-    hidden = {
-        **{name: getattr(found, name) is None for name in ("rate", "mfu", "device_hours", "cost")},
-        "planner": bool(data.on_frontier.all()),
-        "devices": len(data.filters()["devices"]) < 2,
-    }
-    return [
-        {
-            **c,
-            "headerName": heads.get(c["field"], c["headerName"]),
-            **({"hide": hidden[c["field"]]} if c["field"] in hidden else {}),
-        }
-        for c in columns
-    ]
-
-
 def _register_words(app: Dash, context: Context) -> None:
     @app.callback(
         Output("frontier-empty", "children"),
         Output("frontier-body", "style"),
+        Input("listing", "data"),
+        State("state", "data"),
+    )
+    def body(_: Any, kept: Any) -> Any:
+        view = view_of(kept)
+        if not view.exploration:
+            text = empty("No exploration yet", "Start one on the Explore page; its frontier appears here.")
+            return text, visible(False)
+        try:
+            exploration = context.exploration(view)
+        except TensorOptError as error:
+            return empty("This exploration cannot be shown", str(error)), visible(False)
+        data = context.frontier(view)
+        if exploration is None or data is None:
+            text = empty("This exploration holds no points", "Explore again with a larger budget.")
+            return text, visible(False)
+        return None, {}
+
+    @app.callback(
         Output("assumptions", "children"),
         Output("profile", "children"),
-        Input("frame", "data"),
+        Input("listed", "data"),
         State("state", "data"),
     )
     def surroundings(_: Any, kept: Any) -> Any:
         view = view_of(kept)
-        if not view.exploration:
-            text = empty("No exploration yet", "Start one on the Explore page; its frontier appears here.")
-            return text, visible(False), None, None
-        try:
-            exploration = context.exploration(view)
-        except TensorOptError as error:
-            return empty("This exploration cannot be shown", str(error)), visible(False), None, None
         data = context.frontier(view)
-        if exploration is None or data is None:
-            text = empty("This exploration holds no points", "Explore again with a larger budget.")
-            return text, visible(False), None, None
-        said = facts(
-            [(f.label, f.value) for f in assumptions.assumptions(data, view, *context.verified(view))]
-        )
-        return None, {}, said, _profile(context, view)
+        if data is None:
+            return None, None
+        said = assumptions.assumptions(data, view, *context.verified(view))
+        return facts([(f.label, f.value) for f in said]), _profile(context, view)
 
     @app.callback(
         Output("frontier-notes", "children"),
@@ -439,6 +436,7 @@ def _register_words(app: Dash, context: Context) -> None:
             note(axis_sentence(axes_of(data, view), view)),
             note(limit_sentence(data, view), "warn"),
             note(mark_sentence(data)) if view.marks else None,
+            note(drawing.THINNED) if drawing.is_thinned(data, view) else None,
         ]
         seen = visible(view.other is not None)
         return [n for n in notes if n], card(context, data, view), difference_table(data, view), seen

@@ -50,17 +50,15 @@ def register(app: Dash, context: Context) -> None:
 
     @app.callback(
         Output("finished", "data"),
-        Output("told", "data"),
-        Input("asked", "data"),
-        Input("acted", "data"),
+        Output("heard", "data"),
+        Input("told", "data"),
         State("finished", "data"),
     )
-    def tell(question: Any, _: Any, finished: Any) -> Any:
-        """Every second: which jobs are done, so that the list of explorations follows."""
+    def tell(told: Any, finished: Any) -> Any:
+        """When jobs have news: which are done, so that the list of explorations follows."""
         jobs = context.jobs.jobs() if context.jobs is not None else []
         done = [job.id for job in jobs if job.state == "done"]
-        number = question.get("n") if isinstance(question, dict) else None
-        return no_update if done == finished else done, number
+        return no_update if done == finished else done, told
 
     @app.callback(
         Output("notice", "children"),
@@ -88,10 +86,11 @@ def register(app: Dash, context: Context) -> None:
         Output("forgotten", "children"),
         Output("shown-forgotten", "data"),
         Input("told", "data"),
+        Input("acted", "data"),
         Input("page", "data"),
         State("shown-forgotten", "data"),
     )
-    def undo(_: Any, page: Any, shown: Any) -> Any:
+    def undo(_: Any, __: Any, page: Any, shown: Any) -> Any:
         """The last job that was forgotten, to be brought back."""
         gone = context.jobs.forgotten() if context.jobs is not None and page == "explore" else []
         now = [job.id for job in gone]
@@ -107,10 +106,11 @@ def register(app: Dash, context: Context) -> None:
         Output("jobs", "children"),
         Output("shown-jobs", "data"),
         Input("told", "data"),
+        Input("acted", "data"),
         Input("page", "data"),
         State("shown-jobs", "data"),
     )
-    def show(_: Any, page: Any, shown: Any) -> Any:
+    def show(_: Any, __: Any, page: Any, shown: Any) -> Any:
         """The cards, or what is new of them."""
         if page != "explore":
             return no_update, no_update

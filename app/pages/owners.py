@@ -93,16 +93,16 @@ def register(app: Dash, context: Context) -> None:
         Output("owners-moment", "title"),
         Output("owners-note", "children"),
         Output("plan-curve", "figure", allow_duplicate=True),
-        Input("pick", "data"),
-        Input("page", "data"),
+        Input("plan-pick", "data"),
         Input("plan-curve", "clickData"),
         *(Input(f"owners-{name}", "n_clicks") for name in ("before", "peak", "next")),
+        State("page", "data"),
         State("owners-moment", "title"),
         State("owners", "dashGridOptions"),
         prevent_initial_call=True,
     )
-    def show(pick: Any, page: Any, clicked: Any, *rest: Any) -> Any:
-        shown, options = rest[-2:]
+    def show(pick: Any, clicked: Any, *rest: Any) -> Any:
+        page, shown, options = rest[-3:]
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return (no_update,) * 6

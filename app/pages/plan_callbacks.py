@@ -69,14 +69,11 @@ def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) ->
         Output("plan-step", "children"),
         Output("plan-note", "children"),
         Output("plan-difference", "children"),
-        Input("pick", "data"),
-        Input("page", "data"),
+        Input("plan-pick", "data"),
         prevent_initial_call=True,
     )
-    def words(pick: Any, page: Any) -> Any:
-        data, view = shown_point(context, pick, page, "plan")
-        if page != "plan":
-            return (no_update,) * 7
+    def words(pick: Any) -> Any:
+        data, view = shown_point(context, pick, "plan", "plan")
         if data is None:
             text = empty("No plan to show yet", "Pick an exploration above and a point on its frontier.")
             return text, {"display": "none"}, None, None, None, None, None
@@ -96,13 +93,13 @@ def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) ->
         Output("plan-curve", "figure"),
         Output("plan-timeline", "figure"),
         Output("plan-time", "style"),
-        Input("pick", "data"),
-        Input("page", "data"),
+        Input("plan-pick", "data"),
         Input("scheme", "data"),
         Input("measured", "data"),
+        State("page", "data"),
         prevent_initial_call=True,
     )
-    def figures(pick: Any, page: Any, scheme: Any, kept: Any) -> Any:
+    def figures(pick: Any, scheme: Any, kept: Any, page: Any) -> Any:
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return no_update, no_update, no_update
@@ -206,15 +203,15 @@ def _register_operators(app: Dash, context: Context) -> None:
         Output("plan-picture", "stylesheet"),
         Output("plan-legend", "children"),
         Output("operators", "dashGridOptions", allow_duplicate=True),
-        Input("pick", "data"),
-        Input("page", "data"),
+        Input("plan-pick", "data"),
         Input("scheme", "data"),
+        State("page", "data"),
         State("operators", "columnDefs"),
         State("operators", "dashGridOptions"),
         State("narrow", "data"),
         prevent_initial_call=True,
     )
-    def draw(pick: Any, page: Any, scheme: Any, columns: Any, options: Any, narrow: Any) -> Any:
+    def draw(pick: Any, scheme: Any, page: Any, columns: Any, options: Any, narrow: Any) -> Any:
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return (no_update,) * 6

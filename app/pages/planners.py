@@ -54,7 +54,7 @@ def layout(context: Context) -> Any:
 
 
 def register(app: Dash, context: Context) -> None:
-    @app.callback(Output("planner-table", "children"), Input("frame", "data"), State("state", "data"))
+    @app.callback(Output("planner-table", "children"), Input("listed", "data"), State("state", "data"))
     def table(_: Any, kept: Any) -> Any:
         data = context.frontier(view_of(kept))
         rows = planner_rows(data) if data is not None else ()
@@ -76,7 +76,7 @@ def _register_choice(app: Dash, context: Context) -> None:
     @app.callback(
         Output("beside", "data"),
         Output("beside", "value"),
-        Input("frame", "data"),
+        Input("listed", "data"),
         State("state", "data"),
         State("beside", "value"),
     )

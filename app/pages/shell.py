@@ -27,15 +27,24 @@ TITLES = {
 }
 
 
+PARTS = ("frame", "listing", "controls", "pick")
+"""Stores of the state by what depends on it: the plot, what is said of the whole frontier, controls, all."""
+
+
 def layout(context: Context) -> Any:
     """The document: all pages are there, one is shown."""
     stores = [
         dcc.Location(id="url", refresh=False),
         dcc.Store(id="state"),
         dcc.Store(id="frame"),
+        dcc.Store(id="listing"),
+        dcc.Store(id="controls"),
         dcc.Store(id="renewed"),
         dcc.Store(id="pick"),
         dcc.Store(id="page"),
+        dcc.Store(id="plan-pick"),
+        dcc.Store(id="export-pick"),
+        dcc.Store(id="clusters-state"),
         dcc.Store(id="narrow"),
         dcc.Store(id="key"),
         dcc.Store(id="answered"),
@@ -44,12 +53,12 @@ def layout(context: Context) -> Any:
         dcc.Store(id="written"),
         dcc.Store(id="drawn"),
         dcc.Store(id="finished"),
-        dcc.Store(id="asked"),
         dcc.Store(id="told"),
+        dcc.Store(id="heard"),
+        dcc.Store(id="waited"),
         dcc.Store(id="active-jobs"),
         dcc.Store(id="titled"),
         dcc.Store(id="chosen-scheme", storage_type="local"),
-        dcc.Interval(id="tick", interval=1000),
     ]
     pages = {
         "explore": explore.layout(context),
@@ -64,7 +73,7 @@ def layout(context: Context) -> Any:
             *stores,
             html.A("Skip to content", href="#content", className="skip"),
             _header(),
-            html.Div(id="connection", role="alert", hidden=True, className="note note-error connection"),
+            _connection(context),
             html.Div(
                 [
                     html.Div(id="notice", role="status"),
@@ -88,6 +97,14 @@ def layout(context: Context) -> Any:
             "cursorType": "pointer",
             "defaultRadius": "sm",
         },
+    )
+
+
+def _connection(context: Context) -> html.Div:
+    """Where it is said that the server is gone; with what the jobs were when the page was made."""
+    jobs: Any = {} if context.jobs is None else {"data-jobs": context.jobs.sign()}
+    return html.Div(
+        id="connection", role="alert", hidden=True, className="note note-error connection", **jobs
     )
 
 
@@ -135,12 +152,11 @@ def register(app: Dash, context: Context) -> None:
         State("chosen-scheme", "data"),
     )
     browser("page", Output("page", "data"), Output("narrow", "data"), Input("url", "pathname"))
-    browser(
-        "ask",
-        Output("asked", "data"),
-        Input("tick", "n_intervals"),
-        State("told", "data"),
-        State("asked", "data"),
+    app.clientside_callback(
+        ClientsideFunction("pulse", "heard"),
+        Output("waited", "data"),
+        Input("heard", "data"),
+        prevent_initial_call=True,
     )
     browser(
         "title",
@@ -159,12 +175,20 @@ def register(app: Dash, context: Context) -> None:
     browser("answered", Output("queued", "data"), Input("answered", "data"), prevent_initial_call=True)
     browser(
         "split",
-        Output("frame", "data"),
-        Output("pick", "data"),
+        *(Output(name, "data") for name in PARTS),
         Input("state", "data"),
         Input("renewed", "data"),
-        State("frame", "data"),
-        State("pick", "data"),
+        *(State(name, "data") for name in PARTS),
+    )
+    browser(
+        "shown",
+        Output("plan-pick", "data"),
+        Output("export-pick", "data"),
+        Output("clusters-state", "data"),
+        Input("page", "data"),
+        Input("pick", "data"),
+        Input("state", "data"),
+        prevent_initial_call=True,
     )
     browser(
         "write",

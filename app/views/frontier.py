@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from tensoropt.frontier import knee
-from tensoropt.plan import Exploration, Point
+from tensoropt.plan import Exploration
 from tensoropt.plan.amounts import prices_of
-from tensoropt.plan.plan_names import JOIN
 
 from ..state import View
-from .units import Unit, Units, at_most, digits, percent, plural
+from .units import Unit, Units, digits, percent, plural
 
 FRONTIER = "frontier"
 """The planner of the search's own points."""
@@ -305,53 +303,3 @@ def count_words(data: FrontierData, view: View) -> str:
     whole = int(data.on_frontier.sum())
     words = plural(whole, "point") if points == whole else f"{points:,} of {plural(whole, 'point')}"
     return words + (f", {plural(marks, 'plan')} of other planners" if marks else "")
-
-
-TABLE_LIMIT = 25_000
-
-
-def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
-    """One dict per kept point, numbers in readable units, ready for a table."""
-    unit, time = data.units.memory, data.units.time
-    usable = data.usable_bytes(view)
-    kept = np.flatnonzero(data.passing(view))
-    rows = []
-    for row in kept[:TABLE_LIMIT]:
-        index = int(data.index[row])
-        point = data.exploration.all_points[index]
-        rows.append(
-            {
-                "id": str(index),
-                "point": index + 1 if index < len(data.exploration.points) else None,
-                "memory": _round(unit.of(point.memory_bytes)),
-                "time": _round(time.of(point.time_s)),
-                "compute": _round(time.of(point.compute_s)),
-                "network": _round(time.of(point.communication_s)),
-                "mesh": data.mesh[row],
-                "micro": int(data.micro[row]),
-                "devices": int(data.devices[row]),
-                "name": data.exploration.names[index],
-                "short": short_name(data.exploration.names[index]),
-                "gap": _proof(point),
-                "fits": bool(point.memory_bytes <= usable),
-                "planner": planner_title(point.planner),
-            }
-        )
-    return rows
-
-
-def short_name(name: str) -> str:
-    """A plan's name without what most plans of a frontier share or a column of its own says: what sets it
-    apart stands where it is not cut off."""
-    parts = [re.sub(r" \(.*?\)", "", part) for part in name.split(JOIN)]
-    return JOIN.join(part for part in parts if not part.endswith("micro-batches")) or name
-
-
-def _proof(point: Point) -> str:
-    if point.gap is None:
-        return "—"
-    return "exact" if point.exact else f"≤ {at_most(point.gap)}"
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.4g}")

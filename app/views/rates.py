@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -78,18 +77,3 @@ def rate_arrays(data: FrontierData, view: View) -> RateArrays:
         amount=amount.words,
         whys=whys,
     )
-
-
-def rate_columns(rows: list[dict[str, Any]], data: FrontierData, view: View) -> list[dict[str, Any]]:
-    """The rows of a table of points with their rates, in the units of the columns' heads."""
-    found = rate_arrays(data, view)
-    columns = {
-        "rate": found.rate,
-        "mfu": None if found.mfu is None else 100 * found.mfu,
-        "device_hours": found.device_hours,
-        "cost": found.cost,
-    }
-    for name, values in columns.items():
-        for row in rows:
-            row[name] = None if values is None else float(f"{values[int(row['id'])]:.4g}")
-    return rows

@@ -44,17 +44,18 @@ def asked(client: FlaskClient, address: str | None, scheme: str | None) -> Any:
     return client.get("/_dash-layout", headers=headers).get_json()
 
 
-def test_plot_table_and_card_are_those_of_the_address(client: FlaskClient) -> None:
+def test_plot_and_card_are_those_of_the_address(client: FlaskClient) -> None:
     layout = asked(client, "/frontier?x=opened-a&point=2", "dark")
-    frame, scheme = props(layout, "drawn")["data"]
+    frame, scheme, selected = props(layout, "drawn")["data"]
     assert scheme == "dark"
     assert tuple(frame) == FRAME
     assert frame["exploration"] == "opened-a"
     assert props(layout, "card-title")["children"].startswith("Point 2 of")
     assert props(layout, "state")["data"]["view"]["point"] == 1
-    selected = props(layout, "graph")["figure"]["data"][-1]
-    assert len(selected["x"]) == 1
-    assert len(props(layout, "points")["rowData"]) == len(exploration().points)
+    assert selected == [1, None, None, None]
+    ring = props(layout, "graph")["figure"]["data"][-1]
+    assert len(ring["x"]) == 1
+    assert props(layout, "points-count")["children"] == f"{len(exploration().points)} points"
 
 
 @pytest.mark.parametrize(

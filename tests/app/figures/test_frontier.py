@@ -8,6 +8,7 @@ import pytest
 from samples_app import GIB, exploration, long_exploration, point
 from tensoropt_app.figures import frontier as drawing
 from tensoropt_app.figures.palette import GRAPH_CONFIG
+from tensoropt_app.figures.thinning import MOST, Window
 from tensoropt_app.pages.frontier_callbacks import marking
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import PLANNER_TITLES, FrontierData
@@ -62,10 +63,43 @@ def test_a_selection_moves_three_traces_and_two_veils() -> None:
     assert whole["layout"]["shapes"][drawing.BUDGET] == found["layout", "shapes", drawing.BUDGET]
 
 
-def test_many_points_are_drawn_by_webgl_and_few_sharply() -> None:
-    long = FrontierData.of(long_exploration(20_000))
-    assert figure(View(), long)["data"][drawing.FITS]["type"] == "scattergl"
-    assert figure(View())["data"][drawing.FITS]["type"] == "scatter"
+LONG = FrontierData.of(long_exploration(20_000))
+
+
+def test_of_many_points_those_are_drawn_that_can_be_told_apart() -> None:
+    assert drawing.is_thinned(LONG, View())
+    assert not drawing.is_thinned(DATA, View())
+    found = figure(View(lines=True), LONG)["data"]
+    assert {trace["type"] for trace in found} == {"scatter"}
+    for place in (drawing.LINE, drawing.COMPUTE, drawing.NETWORK):
+        assert 100 < len(found[place]["x"]) <= MOST + 2
+    numbers = [n for place in (drawing.FITS, drawing.OVER) for n, *_ in found[place]["customdata"]]
+    assert {0, len(LONG) - 1} < set(numbers)
+
+
+def test_a_file_without_a_server_has_every_point() -> None:
+    trace = drawing.frontier_figure(LONG, View(), "light", thinned=False)["data"]
+    assert len(trace[drawing.FITS]["x"]) + len(trace[drawing.OVER]["x"]) == 20_000
+    assert trace[drawing.FITS]["type"] == "scattergl"
+    assert drawing.frontier_figure(DATA, View(), "light", thinned=False)["data"][2]["type"] == "scatter"
+
+
+def test_what_is_zoomed_into_has_its_points() -> None:
+    whole = figure(View(), LONG)
+    xs = LONG.memory / LONG.units.memory.factor
+    low, high, ups = (
+        (xs[10_000] + xs[9_999]) / 2,
+        (xs[10_199] + xs[10_200]) / 2,
+        whole["layout"]["yaxis"]["range"],
+    )
+    window = Window(whole["layout"]["uirevision"], (low, high), tuple(ups))
+    near = drawing.frontier_figure(LONG, View(), "light", window)
+
+    def inside(found: dict) -> int:
+        return sum(low <= x <= high for x in found["data"][drawing.LINE]["x"])
+
+    assert inside(whole) < 20
+    assert inside(near) == 200
 
 
 def test_other_planners_are_marks_of_their_own_shape() -> None:
@@ -90,15 +124,12 @@ def test_ticks_of_logarithmic_axes_are_whole_numbers() -> None:
     assert "tickformat" not in layout["yaxis"]
 
 
-@pytest.mark.parametrize("odd", [None, 3, {"of": "x"}, {"x": [1, 2]}])
-def test_a_zoom_is_kept_while_the_axes_are_the_same(odd: object) -> None:
-    plain = figure(View(lines=True))
-    zoom = {"x": [20, 40], "y": [300, 600], "of": figure(View())["layout"]["uirevision"]}
-    kept = drawing.zoomed(figure(View(lines=True)), zoom)["layout"]
+def test_a_zoom_is_kept_while_the_axes_are_the_same() -> None:
+    window = Window(figure(View())["layout"]["uirevision"], (20, 40), (300, 600))
+    kept = drawing.frontier_figure(DATA, View(lines=True), "light", window)["layout"]
     assert (kept["xaxis"]["range"], kept["yaxis"]["range"]) == ([20, 40], [300, 600])
-    other = drawing.zoomed(figure(View(log_x=True)), zoom)
+    other = drawing.frontier_figure(DATA, View(log_x=True), "light", window)
     assert other == figure(View(log_x=True))
-    assert drawing.zoomed(figure(View(lines=True)), odd) == plain
 
 
 def test_a_planners_marks_have_one_shape_in_every_exploration() -> None:

@@ -84,6 +84,20 @@ def test_a_forgotten_job_can_be_brought_back(
     assert not any(manager.forgotten_folder.iterdir())
 
 
+def test_a_sign_says_whether_pages_have_something_to_ask(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.quick)
+    nothing = manager.sign()
+    assert nothing == manager.sign()
+    job = manager.submit(REQUEST)
+    assert manager.sign() != nothing
+    until(manager, job.id, ended)
+    done = manager.sign()
+    time.sleep(1.1)
+    assert manager.sign() == done != nothing
+    manager.forget(job.id)
+    assert manager.sign() not in (done, nothing)
+
+
 def test_a_job_that_fails_says_why(managed: Callable[[Any], JobManager]) -> None:
     manager = managed(workers_app.failing)
     job = until(manager, manager.submit(REQUEST).id, ended)

@@ -17,9 +17,8 @@ from tensoropt_app.views.frontier import (
     limit_sentence,
     mark_sentence,
     price_of,
-    short_name,
-    table_rows,
 )
+from tensoropt_app.views.points_table import table_columns, table_rows
 
 from tensoropt.plan.export import write_frontier_csv
 from tensoropt.report.table import point_lines, points_data
@@ -30,7 +29,7 @@ DATA = FrontierData.of(exploration())
 def test_what_exceeds_the_device_is_named_and_kept() -> None:
     view = View(headroom=0.15)  # of 80 GiB: 68 GiB
     assert "2 of 8 plans need more than the 68.0 GiB" in limit_sentence(DATA, view)
-    assert [row["fits"] for row in table_rows(DATA, view)] == [True] * 6 + [False] * 2
+    assert table_columns(DATA, view)["fits"].tolist() == [True] * 6 + [False] * 2
 
 
 def test_a_budget_that_nothing_fits_says_what_would() -> None:
@@ -71,12 +70,6 @@ def test_a_planners_plan_that_none_beats_is_a_point_and_a_mark() -> None:
     assert data.by_planners.tolist() == [False, True]
 
 
-def test_the_table_shows_what_sets_plans_apart() -> None:
-    name = "DP 8 (TP 2/115, other dims 1/115) · ZeRO-1 24/146, ZeRO-3 72/146 · 4 micro-batches"
-    assert short_name(name) == "DP 8 · ZeRO-1 24/146, ZeRO-3 72/146"
-    assert short_name("2 micro-batches · PP 2 GPipe") == "PP 2 GPipe"
-
-
 def test_the_floor_is_what_the_certificate_proves() -> None:
     data = FrontierData.of(exploration([point(GIB, 1.1, gap=0.1, exact=False), point(2 * GIB, 0.5)]))
     assert data.floor == pytest.approx([1.0, 0.5])
@@ -102,7 +95,6 @@ def test_neighbours_are_among_what_the_filters_keep() -> None:
 
 def test_a_long_frontier_stays_whole() -> None:
     data = FrontierData.of(long_exploration(20_000))
-    assert len(table_rows(data, View())) == 20_000
     assert np.all(np.diff(data.memory) > 0)
 
 
@@ -117,7 +109,8 @@ def test_there_is_one_count_of_points_and_they_are_counted_from_one() -> None:
     ]  # fmt: skip
     assert count_words(data, View()) == "8 points, 3 plans of other planners"
     assert count_words(data, View(marks=False, mesh="8")) == "0 of 8 points"
-    assert [row["point"] for row in table_rows(data, View())] == [*range(1, 9), None, None, None]
+    rows = table_rows(table_columns(data, View()))
+    assert [row["point"] for row in rows] == [*range(1, 9), None, None, None]
     # What another run of the search found is no point of this frontier: the fastest is a point of it.
     assert data.special(View())["fastest"] == 7
     assert data.special(View(budget_bytes=25 * GIB)) == {"leanest": 0, "knee": 0, "fastest": 1}
@@ -136,7 +129,7 @@ def test_page_command_line_and_csv_say_the_same_of_every_point(tmp_path: Path) -
     write_frontier_csv(found, tmp_path / "frontier.csv")
     with open(tmp_path / "frontier.csv", encoding="utf-8", newline="") as file:
         written = list(csv.DictReader(file))
-    shown = [row for row in table_rows(data, View()) if row["point"] is not None]
+    shown = [row for row in table_rows(table_columns(data, View())) if row["point"] is not None]
     told = points_data(found)
     assert len(written) == len(shown) == len(told) == int(data.on_frontier.sum())
     unit, time = data.units.memory, data.units.time

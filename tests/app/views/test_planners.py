@@ -7,9 +7,10 @@ from dataclasses import replace
 from samples_app import GIB, exploration, point
 from tensoropt_app.figures import frontier as drawing
 from tensoropt_app.state import View
-from tensoropt_app.views.frontier import FrontierData, table_rows
+from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.planners import planner_rows
 from tensoropt_app.views.point import point_card
+from tensoropt_app.views.points_table import table_columns
 
 ROW = {
     "planner": "zero", "limit_bytes": None, "memory_bytes": 12 * GIB, "time_s": 0.9, "points": 2,
@@ -37,7 +38,7 @@ def test_of_a_mark_is_said_what_is_proven_of_it() -> None:
         facts = {f.label: f.value for f in point_card(data, View(), 8).facts}
         assert facts["planner"] == "ZeRO"
         assert words in facts["proven"]
-        assert table_rows(data, View())[8]["gap"] == cell
+        assert table_columns(data, View())["gap"][8] == cell
 
 
 def test_marks_at_one_place_share_a_name_and_each_planner_is_named_once() -> None:

@@ -9,9 +9,10 @@ import pytest
 from samples_app import exploration, space
 from tensoropt_app.state import View
 from tensoropt_app.views.axes import Axes, axes_of, axis_sentence
-from tensoropt_app.views.frontier import FrontierData, table_rows
+from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.point import point_card
-from tensoropt_app.views.rates import amount_in, rate_arrays, rate_columns, tariff_of
+from tensoropt_app.views.points_table import table_columns, table_rows
+from tensoropt_app.views.rates import amount_in, rate_arrays, tariff_of
 
 from tensoropt.plan.rates import rates
 from tensoropt.plan.step_work import StepWork
@@ -54,7 +55,7 @@ def test_what_is_unknown_is_no_column_and_says_why() -> None:
     assert found.rate is found.mfu is found.hours is found.cost is None
     assert "FLOP" in found.whys["mfu"]
     assert "tokens of a step are unknown" in found.whys["cost"]
-    rows = rate_columns(table_rows(DATA, View()), DATA, View())
+    rows = table_rows(table_columns(DATA, View()))
     assert {row["cost"] for row in rows} == {None}
     assert rows[7]["rate"] == 10240
     assert rows[7]["mfu"] == 50

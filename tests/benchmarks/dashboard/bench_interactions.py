@@ -192,7 +192,8 @@ def measure(points: int, explorations: int, times: int) -> dict[str, Any]:
 def visited(visit: Visit) -> dict[str, list[float]]:
     """The whole visit, in the order of a person's."""
     ring = f"{PLOT}.data[9].x[0]"
-    row = "document.querySelector('#points .ag-row[row-index=\"0\"]')?.getAttribute('row-id')"
+    rows = "[...document.querySelectorAll('#points .ag-center-cols-container .ag-row')]"
+    order = f"{rows}.map(r => r.getAttribute('row-index') + ':' + r.getAttribute('row-id')).sort().join()"
     visit.keys("budget slider", "#budget [role=slider]", f"{TITLE} && {ring}")
     visit.keys("arrow key", "#plot", f"[{TITLE}, {ring}].join()")
     visit.points(f"[{TITLE}, {ring}].join()")
@@ -208,7 +209,7 @@ def visited(visit: Visit) -> dict[str, list[float]]:
     visit.choices("axis and unit", "#axis-y", ("tokens/s", "time per step"), title)
     filtered = "document.querySelector('#points-count').innerText"
     visit.choices("filter by mesh", "#filter-mesh", ("2x4", "4x2"), f"{PLOT}.data[2].x[0] + {filtered}")
-    visit.clicks("table sort", "#points .ag-header-cell[col-id=time] .ag-header-cell-label", row)
+    visit.clicks("table sort", "#points .ag-header-cell[col-id=time] .ag-header-cell-label", order)
     visit.pages()
     visit.switches(("run001", "gpt2-tiny on"))
     return visit.found

@@ -1,0 +1,159 @@
+"""The table of points on the frontier page.
+
+The server sends columns when figures of the table change (another exploration, a price); filters, the order
+and the row that is selected are the browser's alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_ag_grid as dag
+import dash_mantine_components as dmc
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+
+from ..context import Context
+from ..state import View
+from ..views.frontier import FrontierData
+from ..views.points_table import packed, table_columns
+from ..views.rates import rate_arrays
+from .parts import CLEAR, aria, panel
+from .view_store import view_of
+
+
+def _columns() -> list[dict[str, Any]]:
+    def number(field: str, name: str, width: int, fmt: str = ",.4r") -> dict[str, Any]:
+        return {
+            "field": field, "headerName": name, "type": "rightAligned", "width": width,
+            "filter": "agNumberColumnFilter", "suppressHeaderFilterButton": True,
+            "valueFormatter": {"function": f"params.value == null ? '' : d3.format('{fmt}')(params.value)"},
+        }  # fmt: skip
+
+    return [
+        number("point", "point", 72, "d"),
+        number("memory", "memory", 106),
+        number("time", "time", 92),
+        # What sets a point apart comes before figures that follow from it.
+        {"field": "short", "headerName": "plan", "width": 460, "tooltipField": "name"},
+        number("micro", "micro-batches", 118, "d"),
+        number("compute", "compute", 118),
+        number("network", "network", 118),
+        {
+            "field": "mesh",
+            "headerName": "mesh",
+            "width": 84,
+            "filter": "agTextColumnFilter",
+            "suppressHeaderFilterButton": True,
+        },
+        number("devices", "devices", 86, "d"),
+        {"field": "gap", "headerName": "proof", "width": 86},
+        {"field": "planner", "headerName": "planner", "width": 100},
+        number("rate", "samples/s", 108),
+        number("mfu", "MFU, %", 84),
+        number("device_hours", "device-hours", 110),
+        {**number("cost", "cost", 124), "hide": True},
+    ]
+
+
+def layout() -> Any:
+    controls = [
+        dmc.Select(
+            id=f"filter-{name}", data=[], placeholder=f"all {title}", clearable=True, size="xs", w=150,
+            clearButtonProps=CLEAR,
+            **aria(label=f"Filter by {title}"),
+        )
+        for name, title in (("mesh", "meshes"), ("micro", "micro-batches"), ("devices", "device counts"))
+    ]  # fmt: skip
+    return panel(
+        html.Div(
+            [html.Div(controls, className="row tight"), html.Span(className="grow"),
+             html.Span(id="points-count", className="muted")],
+            className="row above",
+        ),
+        dag.AgGrid(
+            id="points",
+            columnDefs=_columns(),
+            rowData=[],
+            getRowId="params.data.id",
+            columnSize=None,
+            defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True},
+            dashGridOptions={
+                "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": False},
+                "rowHeight": 30, "headerHeight": 34, "animateRows": False,
+                "rowClassRules": {"over": "!params.data.fits"},
+                # Tab leaves the table instead of walking through its cells; arrow keys do that.
+                "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
+            },
+            eventListeners={"cellKeyDown": ["chooseRow(params, setEventData)"]},
+            className="grid",
+            style={"height": 330},
+        ),
+        dcc.Store(id="rows"),
+        dcc.Store(id="listed"),
+        dcc.Store(id="shown-rows"),
+        title="Points",
+        names="later",
+    )  # fmt: skip
+
+
+def register(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("rows", "data"),
+        Output("points", "columnDefs"),
+        Output("listed", "data"),
+        Input("drawn", "data"),
+        State("listing", "data"),
+        State("state", "data"),
+        State("listed", "data"),
+        State("points", "columnDefs"),
+    )
+    def list_points(drawn: Any, listing: Any, kept: Any, listed: Any, columns: Any) -> Any:
+        """After the plot, which is what a person looks at first."""
+        view = view_of(kept)
+        data = context.frontier(view) if drawn and kept else None
+        if data is None or listed == listing:
+            return (no_update,) * 3
+        return packed(table_columns(data, view)), _column_units(columns, data, view), listing
+
+    app.clientside_callback(
+        ClientsideFunction("points", "rows"),
+        Output("points", "rowData"),
+        Output("shown-rows", "data"),
+        Input("rows", "data"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        ClientsideFunction("points", "select"),
+        Output("points", "selectedRows"),
+        Output("points", "scrollTo"),
+        Input("pick", "data"),
+        Input("shown-rows", "data"),
+        Input("points", "filterModel"),
+        prevent_initial_call=True,
+    )
+
+
+def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View) -> list[dict[str, Any]]:
+    heads = {
+        "memory": f"memory, {data.units.memory.name}",
+        **{n: f"{n}, {data.units.time.name}" for n in ("time", "compute", "network")},
+    }
+    found = rate_arrays(data, view)
+    heads |= {
+        "rate": f"{found.unit}/s",
+        "device_hours": f"device-hours, {found.amount}",
+        "cost": f"{view.currency or 'cost'}, {found.amount}",
+    }
+    hidden = {
+        **{name: getattr(found, name) is None for name in ("rate", "mfu", "device_hours", "cost")},
+        "planner": bool(data.on_frontier.all()),
+        "devices": len(data.filters()["devices"]) < 2,
+    }
+    return [
+        {
+            **c,
+            "headerName": heads.get(c["field"], c["headerName"]),
+            **({"hide": hidden[c["field"]]} if c["field"] in hidden else {}),
+        }
+        for c in columns
+    ]

@@ -1,0 +1,114 @@
+"""The table of a frontier's points, column by column: so thousands of rows are a few arrays."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tensoropt.plan import Point
+from tensoropt.plan.plan_names import JOIN
+
+from ..state import View
+from .frontier import FrontierData, planner_title
+from .rates import rate_arrays
+from .units import at_most
+
+FIGURES = 4
+"""Significant figures of a number in the table."""
+
+
+def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list[str]]:
+    """Numbers as floats in the units of the columns' heads (NaN where unknown), words as lists; a value each
+    per row of ``data``, whatever the filters keep."""
+    found = rate_arrays(data, view)
+    unit, time = data.units.memory.factor, data.units.time.factor
+    points, names = data.exploration.all_points, data.exploration.names
+    unknown = np.full(len(data), np.nan)
+    short = {name: short_name(name) for name in set(names)}
+    columns: dict[str, np.ndarray | list[str]] = {
+        "point": np.where(data.on_frontier, data.index + 1.0, np.nan),
+        "memory": data.memory / unit,
+        "time": data.time / time,
+        "compute": data.compute / time,
+        "network": data.network / time,
+        "mesh": list(data.mesh),
+        "micro": data.micro.astype(float),
+        "devices": data.devices.astype(float),
+        "name": [names[i] for i in data.index],
+        "short": [short[names[i]] for i in data.index],
+        "gap": [_proof(points[i]) for i in data.index],
+        "fits": (data.memory <= data.usable_bytes(view)).astype(float),
+        "planner": [planner_title(name) for name in data.planner],
+    }
+    for name in ("rate", "mfu", "device_hours", "cost"):
+        values = getattr(found, name)
+        columns[name] = unknown if values is None else values * (100.0 if name == "mfu" else 1.0)
+    return columns
+
+
+def table_rows(
+    columns: Mapping[str, np.ndarray | list[str]], rows: Iterable[int] | None = None
+) -> list[dict[str, Any]]:
+    """The columns as a dict per row, numbers as the table shows them and None where unknown.
+
+    Args:
+        columns: as of :func:`table_columns`.
+        rows: which; all without.
+    """
+    wanted = range(len(columns["point"])) if rows is None else rows
+    return [{name: _shown(values[i]) for name, values in columns.items()} for i in wanted]
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    return None if np.isnan(value) else float(f"{value:.{FIGURES}g}")
+
+
+def packed(columns: Mapping[str, np.ndarray | list[str]]) -> dict[str, Any]:
+    """The columns for the browser, which makes rows of them (``assets/points.js``).
+
+    Numbers are little-endian 32-bit floats in base64 (seven figures, of which four are shown), words are
+    named once and then by their number.
+    """
+    found: dict[str, Any] = {}
+    for name, values in columns.items():
+        if isinstance(values, np.ndarray):
+            found[name] = {"floats": base64.b64encode(values.astype("<f4").tobytes()).decode()}
+        else:
+            places = {word: place for place, word in enumerate(dict.fromkeys(values))}
+            found[name] = {"words": list(places), "at": [places[word] for word in values]}
+    return found
+
+
+def row_filter(view: View) -> dict[str, Any]:
+    """A view's filters as those of the grid: it shows the rows that :meth:`FrontierData.passing` keeps."""
+    found: dict[str, Any] = {}
+    if view.mesh:
+        found["mesh"] = {"filterType": "text", "type": "equals", "filter": view.mesh}
+    for name in ("micro", "devices"):
+        wanted = getattr(view, name)
+        if wanted:
+            # A link may ask for anything: what is no number is nowhere.
+            count = int(wanted) if wanted.isdecimal() else -1
+            found[name] = {"filterType": "number", "type": "equals", "filter": count}
+    if not view.marks:
+        found["point"] = {"filterType": "number", "type": "notBlank"}
+    return found
+
+
+def short_name(name: str) -> str:
+    """A plan's name without what most plans of a frontier share or a column of its own says: what sets it
+    apart stands where it is not cut off."""
+    parts = [re.sub(r" \(.*?\)", "", part) for part in name.split(JOIN)]
+    return JOIN.join(part for part in parts if not part.endswith("micro-batches")) or name
+
+
+def _proof(point: Point) -> str:
+    if point.gap is None:
+        return "—"
+    return "exact" if point.exact else f"≤ {at_most(point.gap)}"

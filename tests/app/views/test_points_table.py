@@ -1,0 +1,71 @@
+"""The table of points: columns, what the browser gets of them, and its filters."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from samples_app import GIB, exploration, long_exploration, point, space
+from tensoropt_app.state import View
+from tensoropt_app.views.frontier import FrontierData
+from tensoropt_app.views.points_table import packed, row_filter, short_name, table_columns, table_rows
+
+MARKS = (point(15 * GIB, 1.2, planner="zero"), point(16 * GIB, 1.3, planner="megatron", space=1))
+POINTS = tuple(point((10 + 10 * i) * GIB, 1.0 - 0.1 * i, space=i % 2) for i in range(6))
+DATA = FrontierData.of(exploration(POINTS, (space((8,)), space((2, 4))), others=MARKS))
+
+
+def unpacked(column: dict[str, Any]) -> list[Any]:
+    """As ``assets/points.js`` does."""
+    if "words" in column:
+        return [column["words"][place] for place in column["at"]]
+    values = np.frombuffer(base64.b64decode(column["floats"]), "<f4").tolist()
+    return [None if np.isnan(v) else v for v in values]
+
+
+def test_the_table_shows_what_sets_plans_apart() -> None:
+    name = "DP 8 (TP 2/115, other dims 1/115) · ZeRO-1 24/146, ZeRO-3 72/146 · 4 micro-batches"
+    assert short_name(name) == "DP 8 · ZeRO-1 24/146, ZeRO-3 72/146"
+    assert short_name("2 micro-batches · PP 2 GPipe") == "PP 2 GPipe"
+
+
+def test_what_the_browser_gets_is_the_table() -> None:
+    columns = table_columns(DATA, View())
+    found, rows = packed(columns), table_rows(columns)
+    assert found.keys() == rows[0].keys()
+    for name, column in found.items():
+        shown = [None if v is None else v if isinstance(v, str) else float(f"{v:.4g}")
+                 for v in unpacked(column)]  # fmt: skip
+        assert shown == [row[name] for row in rows]
+    assert rows[6]["point"] is rows[0]["cost"] is None
+
+
+def test_thousands_of_rows_are_small() -> None:
+    data = FrontierData.of(long_exploration(20_000))
+    found = packed(table_columns(data, View()))
+    assert len(unpacked(found["memory"])) == 20_000
+    assert sum(len(str(column)) for column in found.values()) < 100 * 20_000
+
+
+@pytest.mark.parametrize("view", [
+    View(), View(mesh="8"), View(micro="1"), View(devices="8"), View(marks=False),
+    View(mesh="2x4", marks=False), View(mesh="9x9"), View(micro="many"), View(devices="²"),
+])  # fmt: skip
+def test_the_grid_keeps_the_rows_that_the_plot_keeps(view: View) -> None:
+    rows = table_rows(table_columns(DATA, view))
+    models = row_filter(view)
+
+    def passes(row: dict[str, Any]) -> bool:
+        return all(
+            row[name] is not None if model["type"] == "notBlank" else row[name] == model["filter"]
+            for name, model in models.items()
+        )
+
+    assert [passes(row) for row in rows] == DATA.passing(view).tolist()
+
+
+def test_rows_can_be_chosen() -> None:
+    columns = table_columns(DATA, View())
+    assert [row["memory"] for row in table_rows(columns, (0, 2))] == [10, 30]

@@ -6,10 +6,9 @@ import json
 from collections.abc import Sequence
 from html import escape
 
-from plotly.offline import get_plotlyjs
-
 from tensoropt.plan.verified import Verified
 
+from .delivery import plotly
 from .figures.frontier import frontier_figure
 from .figures.palette import FONT, GRAPH_CONFIG
 from .state import View
@@ -54,7 +53,7 @@ def standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         f"<title>{escape(title)}</title><style>{STYLE}</style>"
-        f"<h1>{escape(title)}</h1><div id=plot></div><script>{get_plotlyjs()}</script>"
+        f"<h1>{escape(title)}</h1><div id=plot></div><script>{plotly()}</script>"
         f"<script>const f={figure};Plotly.newPlot('plot',f.data,f.layout,{config})</script>"
         f"{thinned}<table><thead><tr>{head}</thead><tbody>{body}</tbody></table>"
         f"<h2>Assumptions in effect</h2><ul>{said}</ul></html>\n"

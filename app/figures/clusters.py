@@ -8,7 +8,6 @@ import numpy as np
 
 from ..state import View
 from ..views.clusters import ClustersData, OnCluster
-from .frontier import GL_FROM
 from .palette import Palette, layout, palette
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "pentagon", "hexagram")
@@ -19,11 +18,9 @@ Json = dict[str, Any]
 def clusters_figure(data: ClustersData, view: View, scheme: str) -> Json:
     """The plot: a colour and a symbol for each cluster, grey what does not fit, rings around the answer."""
     colours = palette(scheme)
-    many = sum(len(row.curve.time) for row in data.rows) > GL_FROM
-    kind = "scattergl" if many else "scatter"
     shown = [(place, row) for place, row in enumerate(data.rows) if row.money is not None]
-    traces = [_cluster(data, place, row, kind, colours) for place, row in shown]
-    traces.append(_rest(data, shown, kind, colours))
+    traces = [_cluster(data, place, row, colours) for place, row in shown]
+    traces.append(_rest(data, shown, colours))
     both = data.cheapest == data.fastest
     traces += [
         _ring(data, data.cheapest, "cheapest, fastest" if both else "cheapest", colours.select, 19),
@@ -50,10 +47,10 @@ def _points(data: ClustersData, place: int, row: OnCluster, keep: np.ndarray) ->
     }
 
 
-def _cluster(data: ClustersData, place: int, row: OnCluster, kind: str, colours: Palette) -> Json:
+def _cluster(data: ClustersData, place: int, row: OnCluster, colours: Palette) -> Json:
     colour, symbol = style_of(place, colours)
     return {
-        "type": kind,
+        "type": "scatter",
         "mode": "lines+markers",
         "name": row.label,
         "line": {"color": colour, "width": 1},
@@ -63,7 +60,7 @@ def _cluster(data: ClustersData, place: int, row: OnCluster, kind: str, colours:
     }
 
 
-def _rest(data: ClustersData, shown: list[tuple[int, OnCluster]], kind: str, colours: Palette) -> Json:
+def _rest(data: ClustersData, shown: list[tuple[int, OnCluster]], colours: Palette) -> Json:
     """Points that no device has room for: grey, not dropped."""
     found: Json = {"x": [], "y": [], "customdata": []}
     for place, row in shown:
@@ -71,7 +68,7 @@ def _rest(data: ClustersData, shown: list[tuple[int, OnCluster]], kind: str, col
         for name, values in found.items():
             values += points[name]
     return {
-        "type": kind,
+        "type": "scatter",
         "mode": "markers",
         "name": "does not fit",
         "marker": {"color": colours.faded, "size": 6, "symbol": "x-thin-open"},

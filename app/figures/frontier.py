@@ -20,8 +20,6 @@ FLOOR, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(
 """Places of the traces."""
 CAPACITY, USABLE, BUDGET, TARGET = range(4)
 """Places of the shapes."""
-GL_FROM = 2000
-"""Points from which WebGL draws where all are drawn; SVG is sharper below, and slow above."""
 IN_VIEW = 2.5
 """The capacity line is in view while it is at most this many times the largest point (log: squared)."""
 THINNED = "Of points that lie closer than a dot is wide one is drawn; zoom in to see the others."
@@ -69,17 +67,16 @@ def frontier_figure(
         return whole[apart(data.axes.x.values[whole], ups[whole], (view.log_x, view.log_y), window)]
 
     on_line, second = seen(data.axes.y.values), data.units.time.factor
-    kind = "scatter" if thinned or len(data) <= GL_FROM else "scattergl"
     usable = data.usable_bytes(view)
     fits, over = on_line[data.memory[on_line] <= usable], on_line[data.memory[on_line] > usable]
     size = 5 if len(whole) > 400 else 7
     parts = view.lines and data.axes.up_time
     traces: list[Json] = [
-        _line(data, on_line, data.floor, kind, colours.band, 0) | {"visible": _banded(data, view)},
-        _line(data, on_line, data.time, kind, colours.accent, 1.5)
+        _line(data, on_line, data.floor, colours.band, 0) | {"visible": _banded(data, view)},
+        _line(data, on_line, data.time, colours.accent, 1.5)
         | ({"fill": "tonexty", "fillcolor": colours.band} if _banded(data, view) else {}),
-        _dots(data, fits, kind, colours.accent, size, "fits"),
-        _dots(data, over, kind, colours.faded, size, "does not fit") | {"opacity": 0.6},
+        _dots(data, fits, colours.accent, size, "fits"),
+        _dots(data, over, colours.faded, size, "does not fit") | {"opacity": 0.6},
         # Lines below the frontier have courses of their own.
         _dotted(data, seen(data.compute / second), data.compute, colours.kinds["optimizer"], COMPUTES, parts),
         _dotted(data, seen(data.network / second), data.network, colours.kinds["kept"], NETWORKS, parts),
@@ -120,11 +117,9 @@ def _short(values: np.ndarray) -> list[float]:
     return [float(f"{v:.7g}") for v in values.tolist()]
 
 
-def _line(
-    data: FrontierData, rows: np.ndarray, values: np.ndarray, kind: str, colour: str, width: float
-) -> Json:
+def _line(data: FrontierData, rows: np.ndarray, values: np.ndarray, colour: str, width: float) -> Json:
     return {
-        "type": kind,
+        "type": "scatter",
         "mode": "lines",
         # Between two points over memory the leaner one is the best; over other units there is no between.
         "line": {"shape": "hv" if data.axes.over_memory else "linear", "color": colour, "width": width},
@@ -134,9 +129,9 @@ def _line(
     }
 
 
-def _dots(data: FrontierData, rows: np.ndarray, kind: str, colour: str, size: int, name: str) -> Json:
+def _dots(data: FrontierData, rows: np.ndarray, colour: str, size: int, name: str) -> Json:
     return {
-        "type": kind,
+        "type": "scatter",
         "mode": "markers",
         "name": name,
         "marker": {"color": colour, "size": size},

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tensoropt_app.delivery import LATER, SUITES, prepare
+from tensoropt_app import figures as drawing
+from tensoropt_app.delivery import LATER, PLOTLY, SUITES, plotly, prepare
 from tensoropt_app.library import Library
 from tensoropt_app.server import create_app
 
@@ -42,6 +44,14 @@ def test_what_takes_long_is_asked_for_at_once(client: Any) -> None:
         assert f'<link rel="preload" as="script" href="{address}">' in text
         assert client.get(address).status_code == 200
     assert '<html lang="en">' in text
+
+
+def test_plotly_is_the_part_that_figures_need(client: Any) -> None:
+    assert client.get(PLOTLY).text == plotly()
+    assert "plotly.js (basic - minified)" in plotly()[:100]
+    drawn = Path(drawing.__file__).parent.glob("*.py")
+    kinds = {kind for file in drawn for kind in re.findall(r'"type": "(\w+)"', file.read_text())}
+    assert kinds <= {"scatter", "bar"} | {"log", "linear"} | {"rect", "line", "path"}
 
 
 def test_what_is_compressed_is_the_same(client: Any) -> None:

@@ -55,7 +55,7 @@ def plotly() -> str:
     """Plotly's script with lines, markers and bars, which is all that figures have here.
 
     ``plotly-basic.min.js`` 4.1.1 as npm's ``plotly.js-basic-dist-min`` has it, MIT licence. The whole script
-    that comes with Dash is four times as long: half a second of every first load, and most of an exported page.
+    that comes with Dash is four times as long: half a second of a first load, and most of an exported page.
     """
     return (Path(__file__).parent / "vendored" / "plotly-basic.min.js").read_text(encoding="utf-8")
 

@@ -48,8 +48,10 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         # Scripts come from this server: nothing is fetched from elsewhere.
         serve_locally=True,
         on_error=_said,
+        # Pages are made later; tests/app/test_pages.py holds callbacks to what there is of them.
+        suppress_callback_exceptions=True,
     )
-    app.layout = lambda: first_look.fill(shell.layout(context), context)
+    app.layout = lambda: first_look.fill(shell.layout(context, first_look.page()), context)
 
     @app.server.get(ALIVE)
     def alive() -> dict[str, str]:

@@ -60,4 +60,5 @@
     }).observe(place, { childList: true, subtree: true, characterData: true });
   }
   watch();
+  window.addEventListener("tensoropt-made", () => show());
 })();

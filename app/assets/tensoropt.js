@@ -10,6 +10,10 @@ window.dash_clientside = window.dash_clientside || {};
   // What no control shows: the plot and the table do.
   const SHOWN_BY_PLOT = ["point", "other"];
   const PAGES = ["explore", "frontier", "runs", "plan", "clusters", "export"];
+  const LATER = ["explore", "plan"];
+  const IDLE_MS = 2000;
+  const LOST_MS = 5000;
+  let asked = 0; // when the pages that were left out were asked for
   const IN_URL = {
     exploration: "x", point: "point", other: "other", budget_bytes: "budget", target_s: "target",
     headroom: "headroom", price: "price", log_x: "logx", log_y: "logy", lines: "lines", band: "band",
@@ -87,6 +91,32 @@ window.dash_clientside = window.dash_clientside || {};
       const known = values[values.length - 1] || [];
       const now = window.dash_clientside.callback_context.triggered.map((t) => t.prop_id);
       return known.filter((name) => !now.includes(name)).concat(now);
+    },
+
+    // Pages that were left out are made once the first picture stands and the browser has nothing else to do, or at
+    // once when one of them is asked for.
+    making: function (page, drawn, made) {
+      const left = LATER.filter((name) => !(made || []).includes(name));
+      const ask = () => {
+        // Once, but again where the answer has been lost.
+        if (!left.length || Date.now() - asked < LOST_MS) return;
+        asked = Date.now();
+        window.dash_clientside.set_props("making", { data: asked });
+      };
+      if (left.includes(page)) ask();
+      else if (drawn || page !== "frontier") {
+        // Safari has no idle callbacks.
+        if (window.requestIdleCallback) window.requestIdleCallback(ask, { timeout: IDLE_MS });
+        else window.setTimeout(ask, IDLE_MS);
+      }
+      return SAME();
+    },
+
+    // Scripts that look for elements of pages look again.
+    made: function () {
+      // Now, and when a slow browser has drawn them.
+      [0, 300, 2000].forEach((ms) => window.setTimeout(() => window.dispatchEvent(new Event("tensoropt-made")), ms));
+      return SAME();
     },
 
     page: function (path) {

@@ -42,11 +42,9 @@
       const place = field.closest("[data-most-bytes]");
       if (!field.hasAttribute("aria-label")) field.setAttribute("aria-label", place.innerText.trim());
     });
-    if (fields.length < document.querySelectorAll("[data-most-bytes]").length || !fields.length) {
-      window.setTimeout(name, 500);
-    }
+    if (fields.length < document.querySelectorAll("[data-most-bytes]").length) window.setTimeout(name, 500);
   }
-  name();
+  window.addEventListener("tensoropt-made", name);
 
   document.addEventListener("change", look, true);
   document.addEventListener("drop", look, true);

@@ -15,7 +15,7 @@ from ..figures.palette import GRAPH_CONFIG
 from ..state import View
 from ..views.clusters import ClustersData, clusters_data, point_view, unpriced_kinds
 from ..views.frontier import FrontierData
-from .parts import aria, empty, note, number_field, panel, plain_table, visible
+from .parts import aria, empty, note, number_field, panel, plain_table, scrolled, visible
 from .view_store import view_of
 
 CLUSTER_FIELDS = ("shop-within", "shop-cost", "shop-amount", "shop-currency", "shop-prices")
@@ -87,7 +87,7 @@ def layout() -> Any:
                         html.P("A click on a point opens it.", className="hint"),
                         title="Which cluster",
                     ),
-                    panel(html.Div(id="clusters-table", className="scroll"), title="Clusters"),
+                    panel(scrolled("Clusters", id="clusters-table"), title="Clusters"),
                 ],
                 id="clusters-body",
                 className="stack",

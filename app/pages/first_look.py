@@ -15,7 +15,7 @@ from flask import has_request_context, request
 from ..context import Context
 from ..figures.frontier import frontier_figure
 from ..figures.palette import Scheme
-from ..state import FRAME
+from ..state import FRAME, PAGES
 from ..views.frontier import count_words
 from ..views.points_table import row_filter
 from .frontier_callbacks import card, selection, view_from_url
@@ -24,13 +24,20 @@ from .view_store import stored
 SCHEME_COOKIE = "tensoropt-scheme"
 
 
+def page() -> str:
+    """The page of the address that the layout was asked from; "" where that is not known."""
+    if not has_request_context() or not request.referrer:
+        return ""
+    name = urlsplit(request.referrer).path.strip("/")
+    return name if name in PAGES else "frontier"
+
+
 def fill(tree: Any, context: Context) -> Any:
     """The layout, with what the frontier page shows first."""
     if not has_request_context() or not request.referrer:
         return tree
     scheme, address = request.cookies.get(SCHEME_COOKIE), urlsplit(request.referrer)
-    page = address.path.strip("/") or "frontier"
-    if scheme is None or scheme not in get_args(Scheme) or page != "frontier":
+    if scheme is None or scheme not in get_args(Scheme) or page() != "frontier":
         return tree
     view = view_from_url(context, address.query)
     data = context.frontier(view)

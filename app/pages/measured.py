@@ -16,7 +16,7 @@ from ..measured import MOST_BYTES, MeasuredFiles
 from ..views.detail import detail_of
 from ..views.frontier import FrontierData
 from ..views.measured import align_options, figure_rows, left_words
-from .parts import aria, note, panel, plain_table, upload_rule, visible
+from .parts import aria, note, panel, plain_table, scrolled, upload_rule, visible
 from .view_store import shown_point
 
 ENDINGS = (".pickle", ".pkl", ".json", ".json.gz")
@@ -56,7 +56,7 @@ def measured_panel() -> Any:
             className="row measured-bar",
             style=visible(False),
         ),
-        html.Div(id="measured-figures", className="scroll"),
+        scrolled("Measured beside predicted", id="measured-figures"),
         title="Measured beside predicted",
     )  # fmt: skip
 

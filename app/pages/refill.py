@@ -65,12 +65,13 @@ def register(
         Input("refill-shown", "n_clicks"),
         Input("change-shown", "n_clicks"),
         State("state", "data"),
-        prevent_initial_call=True,
+        prevent_initial_call="initial_duplicate",
     )
-    def fill(_: Any, __: Any, ___: Any, state: Any) -> Any:
+    def fill(_: Any, __: Any, earlier: Any, state: Any) -> Any:
         """Every field from what was asked then; nothing is started."""
-        # A button that has just been made fires as well, without a click.
-        if not any(t["value"] for t in ctx.triggered):
+        # A button that has just been made fires as well, without a click; where it is the form that has just
+        # been made, a click on another page waited for it.
+        if not any(t["value"] for t in ctx.triggered) and not (earlier and not ctx.triggered_id):
             return *none, no_update
         asked = ctx.triggered_id
         try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 
 from ..context import Context
 from ..state import PAGES
@@ -31,8 +32,19 @@ PARTS = ("frame", "listing", "controls", "pick")
 """Stores of the state by what depends on it: the plot, what is said of the whole frontier, controls, all."""
 
 
-def layout(context: Context) -> Any:
-    """The document: all pages are there, one is shown."""
+LATER = ("explore", "plan")
+"""Pages with much on them, whose controls are of no use to others: they are made once the first picture
+stands, or when they are asked for."""
+
+
+def layout(context: Context, first: str = "") -> Any:
+    """The document: all pages are there, one is shown.
+
+    Args:
+        context: what callbacks share.
+        first: the page that is shown first, where that is known: those of :data:`LATER` that it is not have
+            no content yet.
+    """
     stores = [
         dcc.Location(id="url", refresh=False),
         dcc.Store(id="state"),
@@ -58,15 +70,14 @@ def layout(context: Context) -> Any:
         dcc.Store(id="waited"),
         dcc.Store(id="active-jobs"),
         dcc.Store(id="titled"),
+        dcc.Store(id="waiting"),
+        dcc.Store(id="making"),
+        dcc.Store(id="looked"),
+        dcc.Store(id="made", data=[name for name in LATER if first in ("", name)]),
         dcc.Store(id="chosen-scheme", storage_type="local"),
     ]
     pages = {
-        "explore": explore.layout(context),
-        "frontier": frontier.layout(context),
-        "runs": runs.layout(),
-        "plan": plan.layout(),
-        "clusters": clusters.layout(),
-        "export": export.layout(),
+        name: None if name in LATER and first not in ("", name) else body(name, context) for name in PAGES
     }
     return dmc.MantineProvider(
         [
@@ -83,7 +94,7 @@ def layout(context: Context) -> Any:
             ),
             html.Div(id="problem", role="alert", **aria(live="assertive")),
             html.Main(
-                [html.Div(body, id=f"page-{name}", className="page") for name, body in pages.items()],
+                [html.Div(content, id=f"page-{name}", className="page") for name, content in pages.items()],
                 id="content",
                 tabIndex=-1,
             ),
@@ -98,6 +109,19 @@ def layout(context: Context) -> Any:
             "defaultRadius": "sm",
         },
     )
+
+
+def body(name: str, context: Context) -> Any:
+    """The content of a page."""
+    made: dict[str, Callable[[], Any]] = {
+        "explore": lambda: explore.layout(context),
+        "frontier": lambda: frontier.layout(context),
+        "runs": runs.layout,
+        "plan": plan.layout,
+        "clusters": clusters.layout,
+        "export": export.layout,
+    }
+    return made[name]()
 
 
 def _connection(context: Context) -> html.Div:
@@ -198,6 +222,28 @@ def register(app: Dash, context: Context) -> None:
         Input("runs-view", "data"),
         State("page", "data"),
     )
+    browser(
+        "making",
+        Output("waiting", "data"),
+        Input("page", "data"),
+        Input("drawn", "data"),
+        State("made", "data"),
+    )
+
+    browser("made", Output("looked", "data"), Input("made", "data"))
+
+    @app.callback(
+        *(Output(f"page-{name}", "children") for name in LATER),
+        Output("made", "data"),
+        Input("making", "data"),
+        State("made", "data"),
+        prevent_initial_call=True,
+    )
+    def make(_: Any, made: Any) -> Any:
+        """The pages that have no content yet."""
+        kept = made if isinstance(made, list) else []
+        return *(no_update if name in kept else body(name, context) for name in LATER), list(LATER)
+
     frontier.register(app, context)
     runs.register(app, context)
     plan.register(app, context)

@@ -23,7 +23,7 @@ from ..views.detail import detail_of
 from ..views.frontier import FrontierData
 from ..views.library import title_of
 from ..views.why import WhyRow, budget_of, deeper_rows, parts, quick, results_of, rows
-from .parts import aria, note, panel, plain_table
+from .parts import aria, note, panel, plain_table, scrolled
 from .view_store import shown_point, view_of
 
 HEAD = ("", "time", "change", "")
@@ -35,7 +35,7 @@ def layout() -> Any:
         html.H3("This very plan at other prices"),
         html.Div(id="why-simulated"),
         html.H3("With a search of its own"),
-        html.Div(id="why-deeper", className="scroll"),
+        html.Div(id="why-deeper"),
         html.Div(id="why-said", className="said-below", **aria(live="polite")),
         dcc.Store(id="why-rest"),
         dcc.Store(id="why-started"),
@@ -236,7 +236,8 @@ def _table(found: Sequence[WhyRow], *, actions: bool = False) -> Any:
         if actions:
             said += _actions(row)
         lines.append([row.title, row.time, change, said])
-    return html.Div(plain_table(HEAD, lines, numbers=(1, 2)), className="scroll levers")
+    label = "What a search would find" if actions else "What would change"
+    return scrolled(label, plain_table(HEAD, lines, numbers=(1, 2)), names="levers")
 
 
 def _actions(row: WhyRow) -> list[Any]:

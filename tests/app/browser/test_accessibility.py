@@ -53,6 +53,27 @@ def test_every_page_keeps_the_rules(
     assert found == []
 
 
+@pytest.mark.parametrize("first", [page for page in READY if page != "frontier"])
+def test_every_page_can_be_the_first(site: Site, opened: Callable[..., Any], first: str) -> None:
+    """Some of the others are made when they are asked for."""
+    page = opened(site.url(first))
+    page.wait_for_selector(READY[first])
+    for name in ("explore", "plan", "frontier"):
+        page.click(f"#nav-{name}")
+        page.wait_for_selector(READY[name])
+
+
+def test_a_click_before_the_form_is_made_is_not_lost(site: Site, opened: Callable[..., Any]) -> None:
+    page = opened("about:blank")
+    # The browser is never idle: the form is made when its page is asked for.
+    page.add_init_script("window.requestIdleCallback = () => 0;")
+    page.goto(site.url(query="x=gpt2-dgx-h100"))
+    page.click("#change-shown")
+    page.wait_for_timeout(1000)
+    page.click("#nav-explore")
+    page.wait_for_selector("#refill-said:has-text('Filled from')")
+
+
 @pytest.fixture
 def brief(explorations: Path, tmp_path: Path) -> Iterator[Site]:
     """A dashboard whose jobs end after some seconds."""

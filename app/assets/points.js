@@ -23,7 +23,7 @@
       return [rows, { of: Date.now(), count: rows.length }];
     },
 
-    select: function (view) {
+    select: function (selection, rows, filters, view) {
       const same = window.dash_clientside.no_update;
       if (!view || view.point === null || view.point === undefined) return [same, same];
       const id = String(view.point);

@@ -7,6 +7,7 @@ window.dash_clientside = window.dash_clientside || {};
     "across", "up", "amount", "currency", "prices"];
   // What tables and sentences about the whole frontier depend on.
   const LISTED = ["exploration", "headroom", "price", "amount", "currency", "prices"];
+  const MOVED = ["point", "other", "budget_bytes", "target_s"];
   // What no control shows: the plot and the table do.
   const SHOWN_BY_PLOT = ["point", "other"];
   const PAGES = ["explore", "frontier", "runs", "plan", "clusters", "export"];
@@ -27,6 +28,8 @@ window.dash_clientside = window.dash_clientside || {};
     names.forEach((n) => { found[n] = state[n]; });
     return found;
   }
+
+  const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 
   function query(state) {
     const defaults = state.defaults || {};
@@ -139,26 +142,35 @@ window.dash_clientside = window.dash_clientside || {};
     },
 
     // The state by what depends on it, so that a choice starts only what it changes.
-    split: function (state, renewed, ...kept) {
-      if (!state) return kept.map(SAME);
+    split: function (state, renewed, ...before) {
+      const drawn = before.pop();
+      if (!state) return before.map(SAME);
       const frame = subset(state.view, FRAME);
       const listing = subset(state.view, LISTED);
       // The exploration itself has changed: what shows it is drawn again, though nothing else was chosen.
       if (renewed) frame.renewed = listing.renewed = renewed;
       const controls = subset(state.view, Object.keys(state.view).filter((n) => !SHOWN_BY_PLOT.includes(n)));
-      const parts = [frame, listing, controls, state.view];
-      return parts.map((part, i) => (JSON.stringify(part) === JSON.stringify(kept[i]) ? SAME() : part));
+      const selection = MOVED.map((name) => state.view[name]);
+      // The plot that came with the page has its selection.
+      before[3] = before[3] || (drawn || [])[2];
+      const parts = [frame, listing, controls, selection, state.view];
+      return parts.map((part, i) => (same(part, before[i]) ? SAME() : part));
+    },
+
+    // The plot stands: what is listed below it, if that is another thing now, and a selection that moved while it was
+    // drawn and is not in it.
+    after: function (drawn, listing, listed, selection) {
+      if (!drawn) return [SAME(), SAME()];
+      const missed = selection && !same(selection.slice(0, MOVED.length), drawn[2]);
+      return [
+        same(listing, listed) ? SAME() : Date.now(),
+        missed ? selection.slice(0, MOVED.length).concat(Date.now()) : SAME(),
+      ];
     },
 
     // What each page is drawn from, told to the one that is shown: a choice asks the server for what is seen.
-    shown: function (page, pick, state) {
-      const fired = window.dash_clientside.callback_context.triggered.map((t) => t.prop_id);
-      const by = (name) => fired.includes("page.data") || fired.includes(name);
-      return [
-        page === "plan" && by("pick.data") ? pick : SAME(),
-        page === "export" && by("pick.data") ? pick : SAME(),
-        page === "clusters" && by("state.data") ? state : SAME(),
-      ];
+    shown: function (page, pick) {
+      return ["plan", "export", "clusters"].map((name) => (page === name ? pick : SAME()));
     },
 
     write: function (state, runs) {

@@ -105,7 +105,7 @@ def register(app: Dash, context: Context) -> None:
         Output("clusters-answer", "children"),
         Output("clusters-table", "children"),
         Output("clusters-graph", "figure"),
-        Input("clusters-state", "data"),
+        Input("clusters-pick", "data"),
         Input("scheme", "data"),
         State("page", "data"),
         prevent_initial_call=True,

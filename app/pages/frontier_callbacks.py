@@ -313,8 +313,12 @@ def _register_plot(app: Dash, context: Context) -> None:
         State("state", "data"),
         State("drawn", "data"),
         State("zoom", "data"),
+        State("points-count", "children"),
+        State("points", "filterModel"),
     )
-    def draw(frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, zoom: Any) -> Any:
+    def draw(
+        frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, zoom: Any, counted: Any, kept_rows: Any
+    ) -> Any:
         view = view_of(kept)
         key = [frame, scheme]
         data = context.frontier(view) if page == "frontier" and kept else None
@@ -323,7 +327,14 @@ def _register_plot(app: Dash, context: Context) -> None:
         if data is None or (drawn or [])[:2] == key:
             return (no_update,) * 4
         figure = drawing.frontier_figure(data, view, str(scheme), Window.read(zoom))
-        return figure, count_words(data, view), row_filter(view), [*key, selection(view)]
+        keep, count = row_filter(view), count_words(data, view)
+        # The table works for what it is told, be it the same.
+        return (
+            figure,
+            no_update if count == counted else count,
+            no_update if keep == (kept_rows or {}) else keep,
+            [*key, selection(view)],
+        )
 
     @app.callback(
         Output("graph", "figure", allow_duplicate=True),
@@ -344,10 +355,21 @@ def _register_plot(app: Dash, context: Context) -> None:
             patch["data"][place] = traces[place]
         return patch
 
+    app.clientside_callback(
+        ClientsideFunction("tensoropt", "after"),
+        Output("list-now", "data"),
+        Output("selection", "data", allow_duplicate=True),
+        Input("drawn", "data"),
+        State("listing", "data"),
+        State("listed", "data"),
+        State("selection", "data"),
+        prevent_initial_call="initial_duplicate",
+    )
+
     @app.callback(
         Output("graph", "figure", allow_duplicate=True),
-        Input("pick", "data"),
-        Input("drawn", "data"),
+        Input("selection", "data"),
+        State("drawn", "data"),
         State("scheme", "data"),
         State("state", "data"),
         prevent_initial_call=True,
@@ -356,9 +378,6 @@ def _register_plot(app: Dash, context: Context) -> None:
         view = view_of(kept)
         data = context.frontier(view)
         if data is None or not drawn or view.point is None:
-            return no_update
-        # A selection that moved while the plot was drawn is not in it.
-        if "drawn.data" in ctx.triggered_prop_ids and drawn[2:] == [selection(view)]:
             return no_update
         return marking(data, view, str(scheme))
 

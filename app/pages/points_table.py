@@ -89,6 +89,7 @@ def layout() -> Any:
             style={"height": 330},
         ),
         dcc.Store(id="rows"),
+        dcc.Store(id="list-now"),
         dcc.Store(id="listed"),
         dcc.Store(id="shown-rows"),
         title="Points",
@@ -101,17 +102,17 @@ def register(app: Dash, context: Context) -> None:
         Output("rows", "data"),
         Output("points", "columnDefs"),
         Output("listed", "data"),
-        Input("drawn", "data"),
+        Input("list-now", "data"),
         State("listing", "data"),
         State("state", "data"),
-        State("listed", "data"),
         State("points", "columnDefs"),
+        prevent_initial_call=True,
     )
-    def list_points(drawn: Any, listing: Any, kept: Any, listed: Any, columns: Any) -> Any:
+    def list_points(_: Any, listing: Any, kept: Any, columns: Any) -> Any:
         """After the plot, which is what a person looks at first."""
         view = view_of(kept)
-        data = context.frontier(view) if drawn and kept else None
-        if data is None or listed == listing:
+        data = context.frontier(view)
+        if data is None:
             return (no_update,) * 3
         return packed(table_columns(data, view)), _column_units(columns, data, view), listing
 
@@ -126,9 +127,10 @@ def register(app: Dash, context: Context) -> None:
         ClientsideFunction("points", "select"),
         Output("points", "selectedRows"),
         Output("points", "scrollTo"),
-        Input("pick", "data"),
+        Input("selection", "data"),
         Input("shown-rows", "data"),
         Input("points", "filterModel"),
+        State("pick", "data"),
         prevent_initial_call=True,
     )
 

@@ -28,8 +28,9 @@ TITLES = {
 }
 
 
-PARTS = ("frame", "listing", "controls", "pick")
-"""Stores of the state by what depends on it: the plot, what is said of the whole frontier, controls, all."""
+PARTS = ("frame", "listing", "controls", "selection", "pick")
+"""Stores of the state by what depends on it: the plot, what is said of the whole frontier, controls, what
+moves in the plot (:func:`.frontier_callbacks.selection`), all."""
 
 
 LATER = ("explore", "plan")
@@ -52,11 +53,12 @@ def layout(context: Context, first: str = "") -> Any:
         dcc.Store(id="listing"),
         dcc.Store(id="controls"),
         dcc.Store(id="renewed"),
+        dcc.Store(id="selection"),
         dcc.Store(id="pick"),
         dcc.Store(id="page"),
         dcc.Store(id="plan-pick"),
         dcc.Store(id="export-pick"),
-        dcc.Store(id="clusters-state"),
+        dcc.Store(id="clusters-pick"),
         dcc.Store(id="narrow"),
         dcc.Store(id="key"),
         dcc.Store(id="answered"),
@@ -203,15 +205,15 @@ def register(app: Dash, context: Context) -> None:
         Input("state", "data"),
         Input("renewed", "data"),
         *(State(name, "data") for name in PARTS),
+        State("drawn", "data"),
     )
     browser(
         "shown",
         Output("plan-pick", "data"),
         Output("export-pick", "data"),
-        Output("clusters-state", "data"),
+        Output("clusters-pick", "data"),
         Input("page", "data"),
         Input("pick", "data"),
-        Input("state", "data"),
         prevent_initial_call=True,
     )
     browser(

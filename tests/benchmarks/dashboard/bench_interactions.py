@@ -193,7 +193,11 @@ def visited(visit: Visit) -> dict[str, list[float]]:
     """The whole visit, in the order of a person's."""
     ring = f"{PLOT}.data[9].x[0]"
     rows = "[...document.querySelectorAll('#points .ag-center-cols-container .ag-row')]"
-    order = f"{rows}.map(r => r.getAttribute('row-index') + ':' + r.getAttribute('row-id')).sort().join()"
+    # Also the head's mark: without a sort, rows are in the order of falling time.
+    order = (
+        f"{rows}.map(r => r.getAttribute('row-index') + ':' + r.getAttribute('row-id')).sort().join()"
+        " + document.querySelector('#points .ag-header-cell[col-id=time]').getAttribute('aria-sort')"
+    )
     visit.keys("budget slider", "#budget [role=slider]", f"{TITLE} && {ring}")
     visit.keys("arrow key", "#plot", f"[{TITLE}, {ring}].join()")
     visit.points(f"[{TITLE}, {ring}].join()")

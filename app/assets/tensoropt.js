@@ -7,6 +7,7 @@ window.dash_clientside = window.dash_clientside || {};
     "across", "up", "amount", "currency", "prices"];
   // What tables and sentences about the whole frontier depend on.
   const LISTED = ["exploration", "headroom", "price", "amount", "currency", "prices"];
+  const DRAWN = "drawn";
   const MOVED = ["point", "other", "budget_bytes", "target_s"];
   // What no control shows: the plot and the table do.
   const SHOWN_BY_PLOT = ["point", "other"];
@@ -152,9 +153,12 @@ window.dash_clientside = window.dash_clientside || {};
       const controls = subset(state.view, Object.keys(state.view).filter((n) => !SHOWN_BY_PLOT.includes(n)));
       const selection = MOVED.map((name) => state.view[name]);
       // The plot that came with the page has its selection.
-      before[3] = before[3] || (drawn || [])[2];
+      before[3] = (before[3] || (drawn || [])[2] || []).slice(0, MOVED.length);
       const parts = [frame, listing, controls, selection, state.view];
-      return parts.map((part, i) => (same(part, before[i]) ? SAME() : part));
+      const told = parts.map((part, i) => (same(part, before[i]) ? SAME() : part));
+      // A plot that is drawn anew has it.
+      if (told[0] !== SAME() && told[3] !== SAME()) told[3] = selection.concat(DRAWN);
+      return told;
     },
 
     // The plot stands: what is listed below it, if that is another thing now, and a selection that moved while it was

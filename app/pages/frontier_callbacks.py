@@ -374,7 +374,9 @@ def _register_plot(app: Dash, context: Context) -> None:
         State("state", "data"),
         prevent_initial_call=True,
     )
-    def mark(_: Any, drawn: Any, scheme: Any, kept: Any) -> Any:
+    def mark(moved: Any, drawn: Any, scheme: Any, kept: Any) -> Any:
+        if isinstance(moved, list) and moved[-1:] == ["drawn"]:  # with a plot that is drawn anew
+            return no_update
         view = view_of(kept)
         data = context.frontier(view)
         if data is None or not drawn or view.point is None:

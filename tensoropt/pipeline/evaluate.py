@@ -32,6 +32,22 @@ TOO_LARGE = "pipelines: some whose places need more than their devices have were
 
 
 @dataclass(frozen=True)
+class PlaceLoad:
+    """What a rank of one place does in a step, in seconds.
+
+    Attributes:
+        communication_s: collectives and messages.
+        exposed_s: what of these it waits for.
+        host_s: what issuing its stages' steps takes its host; 0 where that is the device.
+    """
+
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    host_s: float
+
+
+@dataclass(frozen=True)
 class PipelineEvaluation:
     """A pipelined strategy with the simulator's figures.
 
@@ -41,11 +57,8 @@ class PipelineEvaluation:
         memory: (places, 5) the peak of tensors of a rank of each place by kind, as in
             :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
         total_s: the step.
-        compute_s, communication_s, exposed_s: of the busiest place; communication holds collectives and
-            messages.
-        idle_s: what the busiest place waits for others, the bubble.
+        loads: what each place does in it.
         kinds: per place the names of its kinds of devices, where places differ in them.
-        host_s: what issuing the busiest place's steps takes its host; 0 where that is the device.
     """
 
     strategy: PipelinedStrategy
@@ -53,12 +66,18 @@ class PipelineEvaluation:
     times: ScheduleTimes
     memory: np.ndarray
     total_s: float
-    compute_s: float
-    communication_s: float
-    exposed_s: float
-    idle_s: float
+    loads: tuple[PlaceLoad, ...]
     kinds: tuple[str, ...] = ()
-    host_s: float = 0.0
+
+    @property
+    def busiest(self) -> PlaceLoad:
+        """The load of the place that computes and waits for communication longest."""
+        return max(self.loads, key=lambda load: load.compute_s + load.exposed_s)
+
+    @property
+    def idle_s(self) -> float:
+        """What the busiest place waits for others, the bubble, and for its host."""
+        return max(self.total_s - self.busiest.compute_s - self.busiest.exposed_s, 0.0)
 
     @property
     def memory_bytes(self) -> float:
@@ -160,26 +179,21 @@ def assemble(
         communication[place, 1] -= of_stage.begin_s + beside_s + of_stage.reduce_s
         compute[place] += beside_s * slower / (1.0 + slower)
     communication[:, 1] = np.maximum(communication[:, 1], 0.0) + times.waiting_s
-    busiest = int(np.argmax(compute + communication[:, 1]))
-    total = times.total_s + after_s
-    messages_s = float(times.sending_s[busiest])
-    exposed = float(communication[busiest, 1]) + messages_s + after_s
+    host = [0.0] * strategy.places
+    for number, stage in enumerate(stages):
+        host[strategy.place_of(number)] += float(stage.metrics.host_s[0])
+    loads = tuple(
+        PlaceLoad(
+            compute_s=float(compute[place]),
+            communication_s=float(communication[place, 0]) + messages_s + after_s,
+            exposed_s=float(communication[place, 1]) + messages_s + after_s,
+            host_s=host[place],
+        )
+        for place, messages_s in enumerate(map(float, times.sending_s))
+    )
+    memory = memory_of_places(strategy, stages, actions)
     return PipelineEvaluation(
-        strategy,
-        tuple(stages),
-        times,
-        memory_of_places(strategy, stages, actions),
-        total,
-        float(compute[busiest]),
-        float(communication[busiest, 0]) + messages_s + after_s,
-        exposed,
-        max(total - float(compute[busiest]) - exposed, 0.0),
-        prices.kinds,
-        sum(
-            float(stage.metrics.host_s[0])
-            for number, stage in enumerate(stages)
-            if strategy.place_of(number) == busiest
-        ),
+        strategy, tuple(stages), times, memory, times.total_s + after_s, loads, prices.kinds
     )
 
 

@@ -71,16 +71,17 @@ def pipelined_point(
     seconds = np.sum([stage.metrics.sources[0] for stage in found.stages], axis=0)
     whole = float(seconds.sum()) or 1.0
     sent = found.sent_by(found.fullest * found.strategy.devices_per_place)
+    busiest = found.busiest
     memory, time_s = additive or (found.memory_bytes, found.total_s)
     return Point(
         memory_bytes=found.memory_bytes,
         time_s=found.total_s,
-        compute_s=found.compute_s,
-        communication_s=found.communication_s,
-        exposed_s=found.exposed_s,
-        hidden_s=max(found.communication_s - found.exposed_s, 0.0),
+        compute_s=busiest.compute_s,
+        communication_s=busiest.communication_s,
+        exposed_s=busiest.exposed_s,
+        hidden_s=max(busiest.communication_s - busiest.exposed_s, 0.0),
         idle_s=found.idle_s,
-        host_s=found.host_s,
+        host_s=busiest.host_s,
         additive_memory_bytes=memory,
         additive_time_s=time_s,
         memory=tuple(float(size) for size in fullest),
@@ -109,6 +110,7 @@ def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
             {**asdict(row), "members": list(row.members), "options": list(row.options)}
             for row in _rows(found)
         ],
+        "loads": [[load.compute_s, load.communication_s] for load in found.loads],
         "events": [
             [
                 f"{PHASES[h.kind]} of micro-batch {h.micro_batch}, stage {h.stage}",
@@ -126,7 +128,7 @@ def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
 
 
 def _rows(found: PipelineEvaluation) -> list[OperatorRow]:
-    """A row for every stage: what it stores, and the seconds of all micro-batches."""
+    """A row for every stage: what it stores, and its seconds in the schedule of all micro-batches."""
     rows = []
     for number, (stage, one) in enumerate(zip(found.stages, found.strategy.stages, strict=True)):
         parts, memory = stage.metrics.parts, stage.metrics.memory[0]

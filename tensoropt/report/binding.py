@@ -98,12 +98,8 @@ def _idle_title(exploration: Exploration, index: int) -> str:
 
 
 def _top_operator(detail: Detail | None) -> str:
-    if detail is None or not detail.operators:
-        return ""
-    total = sum(row.forward_s + row.backward_s for row in detail.operators)
-    top = max(detail.operators, key=lambda row: row.forward_s + row.backward_s)
-    share = 100 * (top.forward_s + top.backward_s) / (total or 1.0)
-    return f", most of all {top.group} ({share:.0f} % of it)," if share >= 1 else ""
+    words = detail.top_words() if detail is not None else ""
+    return words and f", {words},"
 
 
 def _links_words(parts: Sequence[Part]) -> str:

@@ -31,9 +31,14 @@ def detail_lines(detail: Detail, top: int, *, summed: bool = True) -> list[str]:
         f"assumed: {detail.overlap}; figures: {shares}",
     ]
     operators = sorted(detail.operators, key=_seconds, reverse=True)
-    lines += ["", _counted("operators that take longest", top, len(operators)), _operators(operators[:top])]
+    what = "operators that take longest"
+    if detail.by_stage:
+        what = "stages; seconds in the schedule, waits included"
+    lines += ["", _counted(what, top, len(operators)), _operators(operators[:top])]
     if summed:
         lines += ["", "all of it", _shares(detail)]
+    if detail.places:
+        lines += ["", "each place" if detail.by_stage else "each device", _table(detail.places)]
     edges = sorted(detail.edges, key=lambda e: e.seconds, reverse=True)
     if edges:
         lines += ["", _counted("reshardings that take longest", top, len(edges)), _edges(edges[:top])]
@@ -69,14 +74,20 @@ def _shares(detail: Detail) -> str:
         [sum(figures) for figures in zip(*map(_figures, rows), strict=True)]
         for rows in (operators, (*operators, *beside))
     ]
+    return _table(
+        (
+            Share(f"{len(operators)} operators", *sums[0]),
+            *(share for share in beside if any(abs(x) > 1e-12 for x in _figures(share))),
+            Share("total", *sums[1]),
+        )
+    )
+
+
+def _table(shares: Sequence[Share]) -> str:
     table = [["", "memory", "compute", "comm."]]
-    for title, figures in (
-        (f"{len(operators)} operators", sums[0]),
-        *((share.title, _figures(share)) for share in beside if any(abs(x) > 1e-12 for x in _figures(share))),
-        ("total", sums[1]),
-    ):
-        memory, compute_s, sent_s = figures
-        table.append([title, format_bytes(memory), format_seconds(compute_s), format_seconds(sent_s)])
+    for share in shares:
+        memory, compute_s, sent_s = _figures(share)
+        table.append([share.title, format_bytes(memory), format_seconds(compute_s), format_seconds(sent_s)])
     return columns(table, left=(0,))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.report.trace import chrome_trace
 from tensoropt.simulate.recording import (
     COMPUTE,
@@ -46,10 +47,13 @@ class Detail:
 
     Attributes:
         point: its index in ``all_points``; people count from 1.
-        operators, edges: what each group of operators, and each resharding, takes.
+        operators, edges: what each group of operators, and each resharding, takes; of a pipeline, each stage,
+            whose seconds are those of its schedule, with what it waits for.
         timeline, memory_curve: one rank's step in time.
         overlap: what is assumed to run beside what, in words.
         sources: shares of all seconds by where they come from.
+        places: where loads differ, the peak and the seconds of each device of a placed plan, and of a rank of
+            each place of a pipeline.
     """
 
     point: int
@@ -60,6 +64,7 @@ class Detail:
     step: StepTime
     overlap: str
     sources: Mapping[str, float]
+    places: tuple[Share, ...] = ()
 
     def __repr__(self) -> str:
         counts = (
@@ -72,10 +77,16 @@ class Detail:
         """The moment of the largest memory."""
         return max(self.memory_curve, key=lambda at: at.total)
 
+    @property
+    def by_stage(self) -> bool:
+        """Whether ``operators`` are the stages of a pipeline."""
+        return any(STAGE_AXIS in row.configuration for row in self.operators)
+
     def shares(self) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
         """(of every operator, of what is beside them): together the step's compute, communication and peak.
 
-        Read off the timeline, so that nothing is counted twice and nothing is left out.
+        Read off the timeline, so that nothing is counted twice and nothing is left out. Not of placed plans
+        and pipelines: their devices have different loads, :attr:`places`.
         """
         names = {row.group for row in self.operators}
         seconds: dict[str, list[float]] = {}
@@ -123,19 +134,35 @@ class Detail:
         step = self.step
         share = 100 / (step.total_s or 1.0)
         parts = [f"{share * step.compute_s:.0f} % compute"]
-        if self.operators and step.compute_s:
-            top = max(self.operators, key=lambda row: row.forward_s + row.backward_s)
-            part = 100 * (top.forward_s + top.backward_s) / step.compute_s
-            parts[0] += f" (most of all {top.group}, {part:.0f} % of it)"
+        if top := self.top_words():
+            parts[0] += f" ({top})"
         if step.exposed_s:
             parts.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._busiest_lane()}")
         if step.idle_s > 1e-3 * step.total_s:
-            waits = "waiting for the host" if is_host_bound(step) else "idle"
+            # Of a pipeline also for other places.
+            waits = "idle, or waiting for the host" if self.places else "waiting for the host"
+            waits = waits if is_host_bound(step) else "idle"
             parts.append(f"{share * step.idle_s:.0f} % {waits}")
-        text = f"A step of {format_seconds(step.total_s)} is " + ", ".join(parts)
+        where = "on the busiest device " if self.places else ""
+        text = f"A step of {format_seconds(step.total_s)} is {where}" + ", ".join(parts)
         if step.hidden_s > 1e-6 * step.total_s:  # less is rounding
             text += f"; {format_seconds(step.hidden_s)} of communication are hidden"
         return text + "."
+
+    def top_words(self) -> str:
+        """The operator that computes longest, and its share of all computing; "" of a pipeline, whose rows
+        are stages, and where none stands out."""
+        whole_s = sum(place.compute_s for place in self.places) or self.step.compute_s
+        if (
+            not self.operators
+            or not whole_s
+            or any(STAGE_AXIS in row.configuration for row in self.operators)
+        ):
+            return ""
+        top = max(self.operators, key=lambda row: row.forward_s + row.backward_s)
+        share = 100 * (top.forward_s + top.backward_s) / whole_s
+        of = "what all devices compute" if self.places else "it"
+        return f"most of all {top.group}, {share:.0f} % of {of}" if share >= 1 else ""
 
     def _busiest_lane(self) -> str:
         lanes: dict[str, float] = {}

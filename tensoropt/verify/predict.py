@@ -190,7 +190,7 @@ def predict_pipelines(
                 rows_of(sum(sent, Counter())),
                 found.memory_bytes,
                 found.total_s,
-                found.communication_s,
+                found.busiest.communication_s,
                 of_ranks=tuple(map(rows_of, sent)),
                 of_places=tuple(found.memory.sum(axis=1).tolist()),
             )

@@ -105,9 +105,29 @@ def test_it_is_explained_stage_by_stage(found: PipelineEvaluation, explored: Exp
     assert [row.forward_s for row in told.operators] == pytest.approx([4 * 3, 4 * 4])
     assert told.peak.total == pytest.approx(found.memory_bytes)
     assert told.trace()["traceEvents"]
-    text = "\n".join(detail_lines(told, 5))
-    assert "stage 0" in text
+    text = "\n".join(detail_lines(told, 5, summed=False))
+    assert "stages; seconds in the schedule, waits included (2 of 2)" in text
     assert split_words(explored, 0) == "2 stages, 1f1b"
+
+
+def test_its_places_take_what_the_headline_says(found: PipelineEvaluation, explored: Exploration) -> None:
+    told, point = detail(explored, 0), explored.points[0]
+    assert [place.title for place in told.places] == ["place 0, stage 0", "place 1, stage 1"]
+    assert max(place.memory_bytes for place in told.places) == point.memory_bytes
+    assert [place.compute_s for place in told.places] == pytest.approx([4 * 9, 4 * 12])
+    busiest = told.places[1]
+    assert (busiest.compute_s, busiest.communication_s) == (point.compute_s, point.communication_s)
+    # The rows are stages, whose seconds are those of the schedule: no shares of what the busiest computes.
+    assert "most of all stage" not in told.headline()
+    assert "on the busiest device" in told.headline()
+    # Saved before the loads of places were kept.
+    record = {name: value for name, value in (point.pipeline or {}).items() if name != "loads"}
+    assert detail(replace(explored, points=(replace(point, pipeline=record),)), 0).places == ()
+
+
+def test_a_place_that_waits_for_its_host_is_said_to(explored: Exploration) -> None:
+    slow = replace(explored.points[0], host_s=1000.0, idle_s=900.0)
+    assert "idle, or waiting for the host" in detail(replace(explored, points=(slow,)), 0).headline()
 
 
 def test_its_timeline_has_a_lane_for_every_place_and_its_messages(explored: Exploration) -> None:

@@ -18,14 +18,16 @@ def elements(found: Picture) -> list[Json]:
         {
             "data": {
                 "id": n.key,
-                "label": n.label + (f" · {n.stage}" if n.stage else ""),
+                "label": n.label + (f"\n{n.stage}" if n.stage else ""),
                 "tip": list(n.tip),
                 "axes": n.axes + (" (mostly)" if n.mixed else ""),
                 "groups": list(n.groups),
                 "colour": n.colour,
             },
             "position": {"x": n.x, "y": n.y},
-            "classes": " ".join([*["mixed"] * n.mixed, *["again"] * (n.again > 0)]),
+            "classes": " ".join(
+                name for name, is_so in (("mixed", n.mixed), ("again", n.again), ("staged", n.stage)) if is_so
+            ),
         }
         for n in found.nodes
     ]
@@ -75,6 +77,8 @@ def stylesheet(scheme: str) -> list[Json]:
             },
         },
         *fills,
+        # The stage has a line of its own.
+        {"selector": "node.staged", "style": {"text-wrap": "wrap", "font-size": 11}},
         {"selector": "node.again", "style": {"border-style": "double", "border-width": 6}},
         {"selector": "node.mixed", "style": {"border-style": "dashed"}},
         {

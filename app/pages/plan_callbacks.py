@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
@@ -18,19 +18,14 @@ from ..state import View
 from ..views.detail import curve_of, detail_of, graph_edges
 from ..views.frontier import FrontierData
 from ..views.lanes import in_rows
-from ..views.picture import ASPECT, NARROW_ASPECT, picture
-from ..views.plan import (
-    Bar,
-    Segment,
+from ..views.operators import (
     beside_rows,
     changed_operators,
-    device_bars,
-    memory_bar,
     operator_rows,
-    picture_rows,
     recomputation_difference,
-    step_bar,
 )
+from ..views.picture import ASPECT, NARROW_ASPECT, picture
+from ..views.plan import Bar, Segment, device_bars, memory_bar, step_bar
 from ..views.point import point_card
 from ..views.units import plural
 from . import measured
@@ -85,7 +80,7 @@ def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) ->
             headline(context, data, view, detail),
             [*bar(memory_bar(data, view, view.point)), *devices(device_bars(data, view.point))],
             bar(step_bar(data, view.point)),
-            note(why and f"Timelines and the costs of single operators are not shown: {why}"),
+            note(missing(data, view.point, why)),
             difference(data, view),
         )
 
@@ -111,6 +106,21 @@ def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) ->
         curve = memory_figure(times, kinds, limit, data.units, str(scheme))
         timeline = timeline_figure(in_rows(detail.timeline), data.units, str(scheme))
         return *overlay.figures(data, view.point, detail, kept, curve, timeline, str(scheme)), {}
+
+
+def missing(data: FrontierData, point: int, why: str) -> str:
+    """What the page does not show of a plan, "" if all is there."""
+    if why:
+        return f"Timelines and the costs of single operators are not shown: {why}"
+    found = data.exploration.all_points[point]
+    if found.pipeline is None:
+        return ""
+    told = (
+        "A pipeline is simulated by stages: what a single operator in it takes is not kept. Below the "
+        "operators in the table stand the places that the stages are on."
+    )
+    waits = " In the timeline, work lasts as long as its host takes to issue it: the device waits for it."
+    return told + (waits if found.host_bound else "")
 
 
 def headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:
@@ -218,8 +228,7 @@ def _register_operators(app: Dash, context: Context) -> None:
         detail, _ = _detail(context, data, view.point)
         rows = operator_rows(data.exploration, view.point, detail)
         aspect = NARROW_ASPECT if narrow else ASPECT
-        drawn = picture_rows(data.exploration, view.point, detail)
-        found = picture(drawn, graph_edges(data.exploration, detail), aspect)
+        found = picture(rows, graph_edges(data.exploration, detail), aspect)
         node_of = {group: node.key for node in found.nodes for group in node.groups}
         unit, time = data.units.memory, data.units.time
         cells = [
@@ -228,10 +237,10 @@ def _register_operators(app: Dash, context: Context) -> None:
                 "module": o.module,
                 "axes": o.axes,
                 "options": o.options,
-                "memory": unit.of(o.memory_bytes) if detail is not None else None,
-                "compute": time.of(o.compute_s) if detail is not None else None,
-                "communication": time.of(o.communication_s) if detail is not None else None,
-                "kept": unit.of(o.kept_bytes) if detail is not None else None,
+                "memory": known(unit.of, o.memory_bytes),
+                "compute": known(time.of, o.compute_s),
+                "communication": known(time.of, o.communication_s),
+                "kept": known(unit.of, o.kept_bytes),
                 "source": o.source,
                 "node": node_of.get(o.group, ""),
             }
@@ -299,6 +308,11 @@ def _register_operators(app: Dash, context: Context) -> None:
                 mark = {"background-color": colours.select, "color": colours.surface}
                 base.append({"selector": f'node[id = "{data["id"]}"]', "style": mark})
         return base
+
+
+def known(of: Callable[[float], float], figure: float | None) -> float | None:
+    """A figure in the page's unit; a cell of the table is blank where there is none."""
+    return None if figure is None else of(figure)
 
 
 def _register_picture(app: Dash) -> None:

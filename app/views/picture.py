@@ -10,12 +10,13 @@ from tensoropt.units import format_bytes
 
 from .detail import GraphEdge
 from .layers import layers, positions
-from .plan import OperatorRow
+from .operators import OperatorRow, split_in_stage
 from .units import plural
 
 MOST_NODES = 96
 """More boxes cannot be read on one screen (and 5,000 nodes were measured to pan at 374 ms a frame)."""
-STEP, SPREAD = 150.0, 58.0
+STEP, SPREAD = 182.0, 58.0
+"""From box to box, so that the bytes of an edge between neighbours are read between them."""
 ASPECT, NARROW_ASPECT = 2.7, 0.8
 """Width by height of the place where the picture is drawn, on a wide window and on a narrow one."""
 MOST_COLOURS = 7
@@ -89,7 +90,8 @@ def picture(rows: Sequence[OperatorRow], edges: Iterable[GraphEdge], aspect: flo
             joined[a, b] = joined.get((a, b), False) or edge.resharded
             # A tensor that several operators of a module read goes there once.
             sent.setdefault((a, b), {}).update(edge.tensors)
-    kinds = Counter(o.axes for o in rows)
+    kind_of = _kinds(rows)
+    kinds = Counter(kind_of[o.group] for o in rows)
     # Colours go to the commonest configurations; more than a few cannot be told apart.
     numbers = {axes: i for i, (axes, _) in enumerate(kinds.most_common(MOST_COLOURS))}
     # Without edges (an old file), operators follow each other in the model's order.
@@ -100,7 +102,7 @@ def picture(rows: Sequence[OperatorRow], edges: Iterable[GraphEdge], aspect: flo
     for (a, _), tensors in sent.items():
         writes.setdefault(a, {}).update(tensors)
     for key, members in inside.items():
-        axes = Counter(o.axes for o in members)
+        axes = Counter(kind_of[o.group] for o in members)
         top = axes.most_common(1)[0][0]
         x, y = place[key]
         nodes.append(
@@ -147,12 +149,17 @@ def _link(source: str, target: str, resharded: bool, tensors: Mapping[str, tuple
     return Link(source, target, resharded, whole, (head, *_tensor_lines(tensors)))
 
 
+def _kinds(rows: Sequence[OperatorRow]) -> dict[str, str]:
+    """What a colour says of each operator: how it is split; where all are split alike, its stage."""
+    splits = {o.group: split_in_stage(o.axes)[1] for o in rows}
+    alike = len(set(splits.values())) == 1
+    return {o.group: o.axes if alike else splits[o.group] for o in rows}
+
+
 def _stage(members: Sequence[OperatorRow]) -> str:
     """The stages that a module's operators are in: ``stage 1``, or ``stages 0, 1``."""
-    found = sorted(
-        {o.axes.split(",")[0].removeprefix("stage ") for o in members if o.axes.startswith("stage ")}
-    )
-    return "" if not found else f"{'stage' if len(found) == 1 else 'stages'} {', '.join(found)}"
+    found = sorted({number for o in members if (number := split_in_stage(o.axes)[0]) is not None})
+    return f"stage{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}" if found else ""
 
 
 def _key(o: OperatorRow, depth: int) -> str:

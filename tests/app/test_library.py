@@ -15,7 +15,7 @@ from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.state import View
 from tensoropt_app.views.detail import detail_of
 from tensoropt_app.views.library import choices, title_of
-from tensoropt_app.views.plan import TOTAL, beside_rows
+from tensoropt_app.views.operators import TOTAL, beside_rows
 from tensoropt_app.views.profile import devices_by_memory
 
 from tensoropt.errors import TensorOptError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,25 @@ def exploration(
                    "device": "H100-80GB", "notes": ["not searched: meshes of more than 2 axes (1)"]},
     }  # fmt: skip
     return Exploration(tuple(points), tuple(spaces or (space(),)), **{**fields, **more})
+
+
+PLACED = {
+    "operators": {
+        name: {"axes": {}, "micro": "", "device": i % 2, "order": i, "backward_order": 3 - i}
+        for i, name in enumerate(("embedding", "attention", "mlp", "head"))
+    },
+    "parameters": {},
+    "placed": {"splits": {}, "transfers": [], "peak_bytes": [20 * GIB, 10 * GIB]},
+    "notes": [],
+}
+
+
+def placed() -> Exploration:
+    """The exploration with a plan of another planner beside it, which places operators on two devices."""
+    mesh = space((2,)).mesh.model_copy(update={"placed": True, "names": ("device",)})
+    bare = replace(space((2,)), mesh=mesh, groups={}, keys={})
+    mark = point(20 * GIB, 0.9, planner="m_etf", space=1, choice=(), options=(), placed=PLACED, exact=False)
+    return replace(exploration(spaces=[space(), bare]), others=(mark,))
 
 
 def long_exploration(count: int) -> Exploration:

@@ -1,0 +1,299 @@
+"""The operators of a plan as data: how each is split and what it takes; what differs between two plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensoropt.plan import Exploration
+from tensoropt.plan.plan import STAGE_AXIS, Plan
+from tensoropt.plan.plan_names import TENSOR, what_it_does
+from tensoropt.plan.space import Space
+from tensoropt.report.rows import Share
+from tensoropt.sharding.groups import Group
+from tensoropt.sharding.regions import find_regions
+from tensoropt.sharding.storage import stored_words
+
+from .point import KIND_TITLES, PROCESS
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator group of a plan; sizes in bytes and seconds, None where not known.
+
+    Attributes:
+        memory_bytes: parameters, gradients and optimizer state, which last through the step.
+        kept_bytes: for backward, of one micro-batch.
+        compute_s, communication_s: without what is computed again.
+    """
+
+    group: str
+    module: str
+    members: int
+    axes: str
+    options: str
+    source: str
+    memory_bytes: float | None = None
+    compute_s: float | None = None
+    communication_s: float | None = None
+    kept_bytes: float | None = None
+    recomputed: bool = False
+
+
+LOOP_WORDS = {
+    "out_features": "output features",
+    "in_features": "input features",
+    "out_channels": "output channels",
+    "in_channels": "input channels",
+    "partial": "partial sums",
+    "partial_grad": "partial gradients",
+}
+"""Dims by the words of people; others by their own name."""
+
+
+def axes_words(
+    configuration: Mapping[str, str], batch: str = "", sizes: Mapping[str, int] | None = None
+) -> str:
+    """``batch ×2, output features ×4``: what is split into how many parts, whatever the axes are called.
+
+    Axes that split the same are put together, so that two meshes can be compared; a placed operator has its
+    device.
+
+    Args:
+        batch: the operator's label on the micro-batch axis.
+        sizes: of the axes.
+    """
+    if list(configuration) == ["device"]:
+        return f"device {configuration['device']}"
+    parts: dict[str, int] = {}
+    for axis, label in configuration.items():
+        size = (sizes or {}).get(axis, 1)
+        if axis == STAGE_AXIS or label == "none":
+            continue
+        dim = label.partition("@")[0]
+        loop, _, atom = dim.partition(".")
+        words = "batch" if label == batch else LOOP_WORDS.get(loop, loop) + (f" {atom}" if atom else "")
+        if loop in ("rows", "d1") and label != batch:
+            words = f"dim {atom}" if atom else "dim 1"
+        elif re.fullmatch(r"d\d+", loop) and label != batch:
+            words = f"dim {loop[1:]}"
+        parts[words] = parts.get(words, 1) * size
+    place = [f"stage {configuration[STAGE_AXIS]}"] if STAGE_AXIS in configuration else []
+    return ", ".join([*place, *(f"{w} ×{n}" if n > 1 else w for w, n in parts.items())]) or "whole"
+
+
+def split_in_stage(axes: str) -> tuple[int | None, str]:
+    """(the stage, how it is split there) of what :func:`axes_words` said: ``stage 1, batch ×2``."""
+    first, _, rest = axes.partition(", ")
+    if not first.startswith("stage "):
+        return None, axes
+    return int(first.removeprefix("stage ")), rest or "whole"
+
+
+def _sizes(exploration: Exploration, row: int) -> dict[str, int]:
+    mesh = exploration.spaces[exploration.all_points[row].space].mesh
+    return dict(zip(mesh.names, mesh.shape, strict=True))
+
+
+def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tuple[OperatorRow, ...]:
+    """The operators in the model's order.
+
+    Args:
+        detail: without it, and of pipelines, whose details are told by stage, a row has only what the plan
+            itself says.
+    """
+    point = exploration.all_points[row]
+    if detail is None or point.pipeline is not None:
+        return _planned(exploration, row)
+    space, sizes = exploration.spaces[point.space], _sizes(exploration, row)
+    shares = detail.shares()[0]
+    return tuple(_detailed(o, share, space, sizes) for o, share in zip(detail.operators, shares, strict=True))
+
+
+def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:
+    plan = exploration.plan(row)
+    groups = exploration.spaces[exploration.all_points[row].space].groups
+    known, sizes = _groups(exploration), _sizes(exploration, row)
+    stages, again = _stages(plan), _again(exploration, plan)
+    found = []
+    for name, operator in plan.operators.items():
+        if operator.device is not None:
+            axes = axes_words({"device": str(operator.device)})
+            found.append(OperatorRow(name, "", len(operator.members), axes, "", "plan"))
+            continue
+        group = known.get(name)
+        own = group.parameters if group else groups[name]["parameters"] if name in groups else ()
+        keys = {p: plan.parameters[p].key for p in own if p in plan.parameters}
+        stored = [f"{p}: {', '.join(stored_words(plan.parameters[p].stored))}" for p in keys]
+        configuration = {**stages.get(name, {}), **operator.axes}
+        found.append(
+            OperatorRow(
+                group=name,
+                module=group.anchor.module if group else _module_of(list(keys.values())),
+                members=len(operator.members),
+                axes=axes_words(configuration, operator.micro, sizes),
+                options=option_words(stored, operator.axes, operator.micro, sizes, keys),
+                source="plan",
+                recomputed=name in again,
+            )
+        )
+    return tuple(found)
+
+
+def _stages(plan: Plan) -> dict[str, dict[str, str]]:
+    """Operator -> its stage, as the axis of a configuration; of one in several stages the first."""
+    found: dict[str, dict[str, str]] = {}
+    for number, stage in enumerate(plan.pipeline.stages if plan.pipeline is not None else ()):
+        for name in stage.groups:
+            found.setdefault(name, {STAGE_AXIS: str(number)})
+    return found
+
+
+def _again(exploration: Exploration, plan: Plan) -> set[str]:
+    """The operators that are computed again in backward, where the graph was saved."""
+    if not plan.recomputed or exploration.recorded is None:
+        return set()
+    regions = find_regions(exploration.recorded.grouped)
+    return {name for region in regions if region.name in plan.recomputed for name in region.groups}
+
+
+def _groups(exploration: Exploration) -> dict[str, Group]:
+    """The operator groups by name, where the graph was saved."""
+    recorded = exploration.recorded
+    return {group.name: group for group in recorded.grouped.groups} if recorded is not None else {}
+
+
+TOTAL = "total"
+HEADLINE = "fullest, busiest device"
+"""Whose memory and whose seconds the headline has, where devices have different loads."""
+
+
+def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share, ...]:
+    """What the operators' rows leave of memory, compute and communication, and the total: the headline's.
+
+    Nothing without details. Devices of different loads, of placed plans and pipelines, have a row each: the
+    headline has the fullest one's memory and the busiest one's seconds.
+    """
+    point = exploration.all_points[row]
+    if detail is None:
+        return ()
+    if point.carried is not None:
+        headline = Share(HEADLINE, point.memory_bytes, point.compute_s, point.communication_s)
+        return (*detail.places, headline)
+    operators, beside = detail.shares()
+    process = Share(KIND_TITLES[PROCESS], sum(point.terms.values()), 0.0, 0.0)
+    rows = [
+        share
+        for share in (*beside, process)
+        # A rounding of what adds up to nothing is no row.
+        if share.compute_s or share.communication_s or abs(share.memory_bytes) > 0.5
+    ]
+    columns = zip(
+        *((s.memory_bytes, s.compute_s, s.communication_s) for s in (*operators, *rows)), strict=True
+    )
+    return (*rows, Share(TOTAL, *map(sum, columns)))
+
+
+def _detailed(o: Any, share: Share, space: Space, sizes: Mapping[str, int]) -> OperatorRow:
+    batch = space.groups[o.group]["micro"] if o.group in space.groups else ""
+    return OperatorRow(
+        group=o.group,
+        module=o.module,
+        members=len(o.members),
+        axes=axes_words(o.configuration, batch, sizes),
+        options=option_words(o.options, o.configuration, batch, sizes, space.keys),
+        memory_bytes=float(share.memory_bytes),
+        compute_s=float(share.compute_s),
+        communication_s=float(share.communication_s),
+        source=str(o.source),
+        kept_bytes=float(o.kept_bytes),
+        recomputed=bool(o.recomputed),
+    )
+
+
+STORED = {"held/P": "ZeRO-1", "held": "ZeRO-2", "": "ZeRO-3", "ahead": "ZeRO-3, gathered ahead"}
+"""Shards that are no part of a split use, by what a stored layout says beside its axes."""
+
+
+def option_words(
+    options: Iterable[str],
+    configuration: Mapping[str, str],
+    batch: str,
+    sizes: Mapping[str, int],
+    keys: Mapping[str, str],
+) -> str:
+    """``weight, bias: ZeRO-1 ×8``: parameters that are stored in shards although they are used whole.
+
+    Args:
+        options: ``parameter: placement, ...`` per parameter, as details say them.
+        keys: graph name of a parameter -> the model's own.
+    """
+    told: dict[str, list[str]] = {}
+    for option in options:
+        name, _, stored = option.partition(": ")
+        placements = stored.split(", ")
+        parts = 1
+        for (axis, label), placement in zip(configuration.items(), placements, strict=False):
+            if placement.startswith("S(") and what_it_does(label, batch) != TENSOR:
+                parts *= sizes.get(axis, 1)
+        if parts > 1:
+            way = placements[-1] if len(placements) > len(configuration) else ""
+            words = f"{STORED.get(way, way)} ×{parts}"
+            told.setdefault(words, []).append(keys.get(name, name).rpartition(".")[2])
+    return "; ".join(f"{', '.join(names)}: {words}" for words, names in told.items())
+
+
+def _module_of(keys: Sequence[str]) -> str:
+    return keys[0].rpartition(".")[0] if keys else ""
+
+
+def changed_operators(
+    exploration: Exploration, row: int, other: int
+) -> tuple[tuple[str, str, str, str], ...]:
+    """(operator, module, what it splits in the other plan, in this one), where the two differ.
+
+    What is split into how many parts is compared, not by which axis: plans over two meshes may be the same.
+    """
+    first = {o.group: o for o in operator_rows(exploration, other)}
+    second = {o.group: o for o in operator_rows(exploration, row)}
+    return tuple(
+        (name, o.module, first[name].axes if name in first else "—", o.axes)
+        for name, o in second.items()
+        if name not in first or first[name].axes != o.axes
+    )
+
+
+def recomputed_blocks(exploration: Exploration, row: int) -> tuple[str, ...]:
+    """The blocks that a plan computes again in backward, in the model's order."""
+    return exploration.plan(row).recomputed
+
+
+def recomputation_difference(exploration: Exploration, row: int, other: int) -> tuple[tuple[str, str], ...]:
+    """(which plans, which blocks) of what is recomputed: in both, in one only; nothing where in none."""
+    mine, theirs = recomputed_blocks(exploration, row), recomputed_blocks(exploration, other)
+    parts = (
+        ("in both", [b for b in mine if b in theirs]),
+        ("only there", [b for b in theirs if b not in mine]),
+        ("only here", [b for b in mine if b not in theirs]),
+    )
+    return tuple((title, blocks_words(blocks)) for title, blocks in parts if blocks)
+
+
+def blocks_words(blocks: Sequence[str]) -> str:
+    """``h.0–3, h.7``: blocks in a row are named by their ends."""
+    runs: list[tuple[str, int, int]] = []
+    words = []
+    for block in blocks:
+        head, _, number = block.rpartition(".")
+        if not number.isdigit():
+            words.append(block)
+        elif runs and runs[-1][0] == head and runs[-1][2] == int(number) - 1:
+            runs[-1] = (head, runs[-1][1], int(number))
+        else:
+            runs.append((head, int(number), int(number)))
+    for head, low, high in runs:
+        name = f"{head}.{low}" if head else str(low)
+        words.append(name if low == high else f"{name}–{high}")
+    return ", ".join(words)

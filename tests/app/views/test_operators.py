@@ -1,0 +1,182 @@
+"""The operators of a plan as data."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from samples_app import GIB, PLACED, exploration, placed, point, space
+from tensoropt_app.views.detail import GraphEdge, graph_edges
+from tensoropt_app.views.frontier import FrontierData
+from tensoropt_app.views.operators import (
+    OperatorRow,
+    axes_words,
+    beside_rows,
+    blocks_words,
+    changed_operators,
+    operator_rows,
+    option_words,
+    recomputation_difference,
+)
+from tensoropt_app.views.picture import picture
+
+from tensoropt import explore, zoo
+from tensoropt.plan.exploration import Exploration
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.report.carried import carried_detail
+from tensoropt.report.detail import detail
+
+DATA = FrontierData.of(exploration())
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Exploration:
+    """A small GPT-2 on two CPU ranks, among whose plans are pipelines of two stages."""
+    built = zoo.build("gpt2-tiny", batch=4, device="meta", seed=0)
+    with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as store:
+        return explore(
+            built.model, built.args, built.kwargs, cluster="cpu:2", measure="never", micro_batches=[2],
+            pipelines="always", store=store,
+        )  # fmt: skip
+
+
+def test_operators_of_a_pipeline_say_their_stage_and_what_is_computed_again(pipelines: Exploration) -> None:
+    rows = [i for i, found in enumerate(pipelines.points) if found.pipeline is not None]
+    assert any(pipelines.plan(row).recomputed for row in rows)
+    for row in rows:
+        plan, told = pipelines.plan(row), detail(pipelines, row)
+        assert plan.pipeline is not None
+        found = {o.group: o for o in operator_rows(pipelines, row, told)}
+        assert list(found) == list(plan.operators)
+        for number, stage in enumerate(plan.pipeline.stages):
+            own = [found[name] for name in stage.groups if name in found]
+            assert own
+            assert all(o.axes.startswith(f"stage {number}") for o in own)
+            again = {o.module for o in own if o.recomputed}
+            assert all(any(module.startswith(block) for block in stage.recomputed) for module in again)
+            assert bool(again) == bool(stage.recomputed)
+        # What one operator takes is not kept: blank, not nothing.
+        assert {(o.memory_bytes, o.compute_s, o.communication_s) for o in found.values()} == {(None,) * 3}
+        nodes = picture(list(found.values()), graph_edges(pipelines, told)).nodes
+        assert {node.stage for node in nodes} == {"stage 0", "stage 1"}
+        assert sum(node.again for node in nodes) == sum(o.recomputed for o in found.values())
+
+
+def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines: Exploration) -> None:
+    for row, one in enumerate(pipelines.points):
+        if one.pipeline is None:
+            continue
+        *places, headline = beside_rows(pipelines, row, detail(pipelines, row))
+        assert [place.title for place in places] == ["place 0, stage 0", "place 1, stage 1"]
+        assert headline.memory_bytes == max(place.memory_bytes for place in places)
+        seconds = [(place.compute_s, place.communication_s) for place in places]
+        assert (headline.compute_s, headline.communication_s) in seconds
+
+
+def test_colours_of_a_pipeline_say_how_operators_are_split_unless_all_are_alike() -> None:
+    def row(group: str, axes: str) -> OperatorRow:
+        return OperatorRow(group, f"m.{group}", 1, axes, "", "plan")
+
+    alike = picture([row("a", "stage 0"), row("b", "stage 1")], [])
+    assert [axes for axes, _ in alike.legend] == ["stage 0", "stage 1"]
+    split = picture([row("a", "stage 0, batch ×2"), row("b", "stage 1, batch ×2"), row("c", "stage 1")], [])
+    assert [axes for axes, _ in split.legend] == ["batch ×2", "whole"]
+    assert [node.stage for node in split.nodes] == ["stage 0", "stage 1", "stage 1"]
+
+
+def test_operators_name_the_axis_and_the_dim_it_splits() -> None:
+    rows = {o.group: o for o in operator_rows(DATA.exploration, 0)}
+    assert rows["embedding"].axes == "batch ×8"
+    assert rows["mlp"].axes == "whole"
+    assert rows["mlp"].module == "model.mlp"
+
+
+def test_two_plans_differ_where_operators_are_split_otherwise() -> None:
+    found = exploration([point(GIB, 1.0), point(2 * GIB, 0.5, choice=(1, 1, 0, 1))])
+    assert changed_operators(found, 1, 0) == (
+        ("attention", "model.attention", "output features ×8", "batch ×8"),
+    )
+
+
+def test_the_picture_collapses_operators_to_their_modules() -> None:
+    rows = operator_rows(DATA.exploration, 0)
+    sent = {"x": (2**20, "x [4, 8] float32")}
+    chain = [GraphEdge(a.group, b.group, i == 1, sent) for i, (a, b) in enumerate(itertools.pairwise(rows))]
+    found = picture(rows, chain)
+    assert [n.key for n in found.nodes] == ["model.embedding", "model.attention", "model.mlp", "model.head"]
+    edge = next(e for e in found.edges if e.source == "model.attention")
+    assert (edge.target, edge.resharded, edge.bytes) == ("model.mlp", True, 2**20)
+    assert edge.tip == ("model.attention → model.mlp, resharded on the way", "x [4, 8] float32, 1 MiB")
+    assert found.nodes[0].tip == ("model.embedding", "1 operator: batch ×8", "hands on:",
+                                  "x [4, 8] float32, 1 MiB")  # fmt: skip
+    assert dict(found.legend)["batch ×8"] == 0
+    assert picture(rows, []).edges == ()
+
+
+def operator(name: str, *, device: str, forward_s: float) -> dict[str, Any]:
+    """A row of a placed plan's recording."""
+    sizes = dict.fromkeys(
+        ("parameters_bytes", "gradients_bytes", "state_bytes", "kept_bytes", "transient_bytes"), 0
+    )
+    return {
+        "group": name, "members": [name], "module": "", "configuration": {"device": device}, "options": [],
+        **sizes, "forward_s": forward_s, "backward_s": 0.0, "communication_s": 0.0, "source": "",
+    }  # fmt: skip
+
+
+def test_a_placed_plan_names_devices_instead_of_axes() -> None:
+    found = placed()
+    row = len(found.points)
+    assert [o.axes for o in operator_rows(found, row)] == ["device 0", "device 1"] * 2
+    assert len(changed_operators(found, row, 0)) == 4
+
+
+def test_below_devices_of_different_loads_stands_what_the_headline_says() -> None:
+    rows = [operator(name, device=str(i % 2), forward_s=0.1 * (i + 1)) for i, name in enumerate("abcd")]
+    carried = PLACED | {"rows": rows, "events": [], "curve": [[0.0, 1.0, 1.0, 1.0, 1.0, 1.0]]}
+    mark = point(
+        20 * GIB, 0.9, planner="m_etf", choice=(), options=(), placed=carried, exact=False, compute_s=0.6
+    )
+    found = replace(exploration(), others=(mark,))
+    row = len(found.points)
+    assert beside_rows(found, row, None) == ()
+    *devices, headline = beside_rows(found, row, carried_detail(mark, row))
+    assert [share.title for share in devices] == ["device 0", "device 1"]
+    # Of b and d: 0.2 and 0.4 s.
+    assert [share.compute_s for share in devices] == pytest.approx([0.4, 0.6])
+    assert headline.memory_bytes == max(share.memory_bytes for share in devices) == mark.memory_bytes
+    assert headline.compute_s == pytest.approx(max(share.compute_s for share in devices))
+    assert headline.communication_s == mark.communication_s
+
+
+def test_plans_over_two_meshes_are_compared_by_what_they_split() -> None:
+    """Both split the batch eight ways: the names of the axes are no difference."""
+    found = exploration([point(GIB, 1.0), point(2 * GIB, 0.5, space=1)], (space((8,)), space((2, 4))))
+    assert changed_operators(found, 1, 0) == ()
+    other = replace(found, points=(found.points[0], replace(found.points[1], choice=(1, 1, 0, 1))))
+    assert [row[0] for row in changed_operators(other, 1, 0)] == ["attention"]
+
+
+def test_the_blocks_that_only_one_plan_recomputes_are_listed() -> None:
+    blocks = {"attention": "h.0", "mlp": "h.1"}
+    of = replace(space(), regions=blocks)
+    found = exploration(
+        [point(GIB, 1.0, choice=(1, 5, 3, 1)), point(2 * GIB, 0.5, choice=(1, 5, 0, 1))], (of,)
+    )
+    assert recomputation_difference(found, 1, 0) == (("in both", "h.0"), ("only there", "h.1"))
+    assert recomputation_difference(exploration(), 1, 0) == ()
+    assert blocks_words(["model.h.0", "model.h.1", "model.h.2", "model.h.7"]) == "model.h.0–2, model.h.7"
+
+
+def test_what_is_split_and_stored_is_said_in_words() -> None:
+    sizes = {"a": 2, "b": 4}
+    assert axes_words({"a": "rows.0", "b": "out_features.2@S(0)"}, "rows.0", sizes) == (
+        "batch ×2, output features 2 ×4"
+    )
+    assert axes_words({"a": "none", "b": "d2"}, "d0", sizes) == "dim 2 ×4"
+    configuration = {"a": "rows", "b": "out_features"}
+    keys = {"p_w": "model.fc.weight", "p_b": "model.fc.bias"}
+    told = option_words(("p_w: S(0), S(1), held", "p_b: R, S(0)"), configuration, "rows", sizes, keys)
+    assert told == "weight: ZeRO-2 ×2"

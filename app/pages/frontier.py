@@ -12,8 +12,8 @@ from ..figures import frontier as drawing
 from ..figures.palette import GRAPH_CONFIG
 from ..state import ACROSS, UP
 from ..views.axes import TITLES
-from . import frontier_callbacks, planners, points_table, refill
-from .parts import aria, number_field, panel, scrolled
+from . import frontier_callbacks, planners, points_table, surroundings
+from .parts import aria, number_field, panel
 
 OPTIONS = (
     ("log_x", "log memory"),
@@ -47,10 +47,16 @@ def layout(context: Context) -> Any:
             html.Div(
                 [
                     html.Div(
-                        [_plot(), _comparison(), points_table.layout(), planners.layout(context), _profile()],
+                        [
+                            _plot(),
+                            _comparison(),
+                            points_table.layout(),
+                            planners.layout(context),
+                            *surroundings.layout(context),
+                        ],
                         className="stack",
                     ),
-                    html.Div([_limits(), _card(), _assumptions(context)], className="stack"),
+                    html.Div([_limits(), _card()], className="stack"),
                 ],
                 id="frontier-body",
                 className="columns",
@@ -197,18 +203,6 @@ def _comparison() -> Any:
     )
 
 
-def _assumptions(context: Context) -> Any:
-    again = [html.Div(refill.button(), className="actions")] if context.jobs is not None else []
-    return panel(html.Div(id="assumptions"), *again, title="Assumptions in effect", names="said-left later")
-
-
-def _profile() -> Any:
-    return panel(
-        scrolled("Devices × memory → time", id="profile"),
-        title="Devices × memory → time",
-        names="later",
-    )
-
-
 def register(app: Dash, context: Context) -> None:
     frontier_callbacks.register(app, context)
+    surroundings.register(app, context)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, html, no_update
 
 from tensoropt.errors import TensorOptError
 
@@ -16,7 +16,6 @@ from ..figures import frontier as drawing
 from ..figures.palette import palette
 from ..figures.thinning import Window
 from ..state import View
-from ..views import assumptions, profile
 from ..views.axes import axes_of, axis_sentence
 from ..views.frontier import (
     FrontierData,
@@ -30,7 +29,7 @@ from ..views.point import PROVEN, point_card
 from ..views.points_table import row_filter
 from . import clusters, planners, points_table
 from .clusters import CLUSTER_FIELDS
-from .parts import empty, facts, note, plain_table, visible
+from .parts import empty, facts, note, visible
 from .points import big, difference_table
 from .view_store import stored, view_of
 
@@ -426,20 +425,6 @@ def _register_words(app: Dash, context: Context) -> None:
         return None, {}
 
     @app.callback(
-        Output("assumptions", "children"),
-        Output("profile", "children"),
-        Input("listed", "data"),
-        State("state", "data"),
-    )
-    def surroundings(_: Any, kept: Any) -> Any:
-        view = view_of(kept)
-        data = context.frontier(view)
-        if data is None:
-            return None, None
-        said = assumptions.assumptions(data, view, *context.verified(view))
-        return facts([(f.label, f.value) for f in said]), _profile(context, view)
-
-    @app.callback(
         Output("frontier-notes", "children"),
         Output("card", "children"),
         Output("comparison", "children"),
@@ -474,25 +459,3 @@ def card(context: Context, data: FrontierData, view: View) -> Any:
         facts([(f.label, f.value) for f in found.facts if f.label != PROVEN]),
         *(html.P(f"Proven: {f.value}", className="hint") for f in found.facts if f.label == PROVEN),
     ]
-
-
-def _profile(context: Context, view: View) -> Any:
-    """Devices × memory → time; every figure leads to the point that it is of."""
-    table = profile.devices_by_memory(context.library, view)
-    if table is None:
-        return html.P(
-            "Only one number of devices is known for this model. Explore it on fewer too (an option of the "
-            "Explore page, or --devices auto) to see here what more devices, or bigger ones, would buy.",
-            className="hint",
-        )
-    rows = []
-    for row in table.rows:
-        cells: list[Any] = [html.Strong(row.label) if row.current else row.label]
-        for found in row.cells:
-            if found is None:
-                cells.append(html.Span("—", title="no plan fits"))
-            else:
-                link = dcc.Link(found.time, href=f"/frontier?{found.view.to_query()}")
-                cells.append([link, html.Div(found.cost, className="muted small")] if found.cost else link)
-        rows.append(cells)
-    return plain_table(["within", *table.head], rows, numbers=tuple(range(1, len(table.head) + 1)))

@@ -14,6 +14,9 @@ from .point import Fact
 from .units import digits, percent
 from .verified import verified_lines
 
+NOTE = "note"
+"""The label of each of the sentences that an exploration noted."""
+
 
 def assumptions(
     data: FrontierData, view: View, verified: Sequence[Verified] = (), fault: str = ""
@@ -48,7 +51,7 @@ def assumptions(
     ]
     if settings.get("constraints"):
         found.append(Fact("constraints", "as given; constraints.json on the Export page has them"))
-    found += [Fact("note", str(text)) for text in report.get("notes", [])]
+    found += [Fact(NOTE, str(text)) for text in report.get("notes", [])]
     return tuple(found)
 
 

@@ -1,0 +1,73 @@
+"""What stands below the points of the frontier page: what other devices would give, what is assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dash import Dash, Input, Output, State, dcc, html
+
+from ..context import Context
+from ..state import View
+from ..views import assumptions, profile
+from ..views.assumptions import NOTE
+from ..views.point import Fact
+from . import refill
+from .parts import facts, panel, plain_table, scrolled
+from .view_store import view_of
+
+
+def layout(context: Context) -> list[Any]:
+    again = [html.Div(refill.button(), className="actions")] if context.jobs is not None else []
+    title = "Devices × memory → time"
+    return [
+        panel(scrolled(title, id="profile"), title=title, names="later"),
+        panel(html.Div(id="assumptions"), *again, title="Assumptions in effect", names="assumptions later"),
+    ]
+
+
+def register(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("assumptions", "children"),
+        Output("profile", "children"),
+        Input("listed", "data"),
+        State("state", "data"),
+    )
+    def surroundings(_: Any, kept: Any) -> Any:
+        view = view_of(kept)
+        data = context.frontier(view)
+        if data is None:
+            return None, None
+        said = assumptions.assumptions(data, view, *context.verified(view))
+        return assumed(said), _profile(context, view)
+
+
+def assumed(said: Sequence[Fact]) -> list[Any]:
+    """Settings beside their labels; below them the notes, which are sentences, across the whole width."""
+    notes = [html.Li(f.value) for f in said if f.label == NOTE]
+    return [
+        facts([(f.label, f.value) for f in said if f.label != NOTE]),
+        html.Ul(notes, className="notes") if notes else None,
+    ]
+
+
+def _profile(context: Context, view: View) -> Any:
+    """Devices × memory → time; every figure leads to the point that it is of."""
+    table = profile.devices_by_memory(context.library, view)
+    if table is None:
+        return html.P(
+            "Only one number of devices is known for this model. Explore it on fewer too (an option of the "
+            "Explore page, or --devices auto) to see here what more devices, or bigger ones, would buy.",
+            className="hint",
+        )
+    rows = []
+    for row in table.rows:
+        cells: list[Any] = [html.Strong(row.label) if row.current else row.label]
+        for found in row.cells:
+            if found is None:
+                cells.append(html.Span("—", title="no plan fits"))
+            else:
+                link = dcc.Link(found.time, href=f"/frontier?{found.view.to_query()}")
+                cells.append([link, html.Div(found.cost, className="muted small")] if found.cost else link)
+        rows.append(cells)
+    return plain_table(["within", *table.head], rows, numbers=tuple(range(1, len(table.head) + 1)))

@@ -48,13 +48,15 @@ def places_of(point: Point) -> tuple[Share, ...]:
 
 
 def _devices(record: Mapping[str, Any], beside_bytes: float) -> tuple[Share, ...]:
-    seconds: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for row in record.get("rows", ()):
-        of = seconds[int(row["configuration"]["device"])]
-        of[0] += row["forward_s"] + row["backward_s"]
-        of[1] += row["communication_s"]
+    device_of = {row["group"]: row["configuration"]["device"] for row in record.get("rows", ())}
+    seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for event in (TimelineEvent(*event) for event in record.get("events", ())):
+        if event.is_computing:
+            seconds[event.lane.removeprefix("device ")][0] += event.duration_s
+        elif event.group in device_of:
+            seconds[device_of[event.group]][1] += event.duration_s
     return tuple(
-        Share(f"device {number}", peak + beside_bytes, *seconds[number])
+        Share(f"device {number}", peak + beside_bytes, *seconds[str(number)])
         for number, peak in enumerate(record["placed"].get("peak_bytes", ()))
     )
 

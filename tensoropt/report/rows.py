@@ -9,7 +9,6 @@ from typing import Any
 from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.report.trace import chrome_trace
 from tensoropt.simulate.recording import (
-    COMPUTE,
     MEMORY_KINDS,
     EdgeRow,
     MemoryAt,
@@ -100,7 +99,7 @@ class Detail:
             # A group may be called as one of these is: operators are asked for by their own key.
             key = f"operator {of}" if of == event.group and event.phase != AGAIN else of
             spent = seconds.setdefault(key, [0.0, 0.0])
-            spent[event.lane != COMPUTE] += event.duration_s
+            spent[not event.is_computing] += event.duration_s
         operators = tuple(
             Share(
                 row.group,
@@ -167,9 +166,7 @@ class Detail:
     def _busiest_lane(self) -> str:
         lanes: dict[str, float] = {}
         for event in self.timeline:
-            if event.phase.startswith("send") or (
-                event.lane != COMPUTE and not event.lane.startswith("device")
-            ):
+            if event.phase.startswith("send") or not event.is_computing:
                 lanes[event.lane] = lanes.get(event.lane, 0.0) + event.duration_s
         return f" (most of all on {max(lanes, key=lanes.__getitem__)})" if lanes else ""
 

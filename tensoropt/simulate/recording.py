@@ -80,6 +80,11 @@ class TimelineEvent:
     phase: str
     group: str
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether a device computes, and no link is occupied."""
+        return self.lane == COMPUTE or self.lane.startswith("device ")
+
 
 @dataclass(frozen=True)
 class MemoryAt:

@@ -115,14 +115,15 @@ def test_the_picture_collapses_operators_to_their_modules() -> None:
     assert picture(rows, []).edges == ()
 
 
-def operator(name: str, *, device: str, forward_s: float) -> dict[str, Any]:
+def operator(name: str, device: str) -> dict[str, Any]:
     """A row of a placed plan's recording."""
     sizes = dict.fromkeys(
         ("parameters_bytes", "gradients_bytes", "state_bytes", "kept_bytes", "transient_bytes"), 0
     )
+    seconds = dict.fromkeys(("forward_s", "backward_s", "communication_s"), 0.0)
     return {
         "group": name, "members": [name], "module": "", "configuration": {"device": device}, "options": [],
-        **sizes, "forward_s": forward_s, "backward_s": 0.0, "communication_s": 0.0, "source": "",
+        **sizes, **seconds, "source": "",
     }  # fmt: skip
 
 
@@ -134,21 +135,31 @@ def test_a_placed_plan_names_devices_instead_of_axes() -> None:
 
 
 def test_below_devices_of_different_loads_stands_what_the_headline_says() -> None:
-    rows = [operator(name, device=str(i % 2), forward_s=0.1 * (i + 1)) for i, name in enumerate("abcd")]
-    carried = PLACED | {"rows": rows, "events": [], "curve": [[0.0, 1.0, 1.0, 1.0, 1.0, 1.0]]}
+    rows = [operator(name, str(i % 2)) for i, name in enumerate("abcd")]
+    events = [
+        *([f"forward {name}", f"device {i % 2}", 0.0, 0.1 * (i + 1), "forward", name]
+          for i, name in enumerate("abcd")),
+        ["step", "device 1", 0.7, 0.05, "optimizer", "optimizer"],
+        ["send a", "link device 0 out - device 1 in", 0.1, 0.02, "send forward", "a"],
+    ]  # fmt: skip
+    carried = PLACED | {"rows": rows, "events": events, "curve": [[0.0, 1.0, 1.0, 1.0, 1.0, 1.0]]}
     mark = point(
-        20 * GIB, 0.9, planner="m_etf", choice=(), options=(), placed=carried, exact=False, compute_s=0.6
-    )
+        20 * GIB, 0.9, planner="m_etf", choice=(), options=(), placed=carried, exact=False, compute_s=0.65,
+        communication_s=0.02,
+    )  # fmt: skip
     found = replace(exploration(), others=(mark,))
     row = len(found.points)
+    told = carried_detail(mark, row)
+    # A device's lane is computing, a link's is not.
+    assert [share.compute_s for share in told.shares()[0]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert [share.communication_s for share in told.shares()[0]] == pytest.approx([0.02, 0.0, 0.0, 0.0])
     assert beside_rows(found, row, None) == ()
-    *devices, headline = beside_rows(found, row, carried_detail(mark, row))
+    *devices, headline = beside_rows(found, row, told)
     assert [share.title for share in devices] == ["device 0", "device 1"]
-    # Of b and d: 0.2 and 0.4 s.
-    assert [share.compute_s for share in devices] == pytest.approx([0.4, 0.6])
+    assert [share.compute_s for share in devices] == pytest.approx([0.4, 0.65])
     assert headline.memory_bytes == max(share.memory_bytes for share in devices) == mark.memory_bytes
     assert headline.compute_s == pytest.approx(max(share.compute_s for share in devices))
-    assert headline.communication_s == mark.communication_s
+    assert headline.communication_s == sum(share.communication_s for share in devices)
 
 
 def test_plans_over_two_meshes_are_compared_by_what_they_split() -> None:

@@ -57,6 +57,11 @@ def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str)
     return smallest
 
 
+def counted(count: int, what: str, plural: str = "") -> str:
+    """``1 point`` or ``2,000 points``."""
+    return f"{count:,} {what if count == 1 else plural or what + 's'}"
+
+
 def format_bytes(value: float) -> str:
     """Binary units with three significant figures, e.g. ``11.3 GiB``."""
     if not math.isfinite(value):

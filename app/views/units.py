@@ -8,6 +8,7 @@ from tensoropt.plan import Exploration
 from tensoropt.plan.frontier_table import units_of
 from tensoropt.report.assumptions import bound_words as at_most
 from tensoropt.report.assumptions import share_words as percent
+from tensoropt.units import counted as plural
 
 __all__ = ["Unit", "Units", "at_most", "digits", "percent", "plural", "signed"]
 
@@ -57,8 +58,3 @@ def digits(value: float) -> str:
 def signed(value: float, text: str) -> str:
     """``+`` before what grows, a real minus sign before what shrinks."""
     return f"+{text}" if value > 0 else f"−{text.lstrip('-')}" if value < 0 else "±0"
-
-
-def plural(count: int, word: str) -> str:
-    """``1 plan``, ``2,000 plans``."""
-    return f"{count:,} {word}" + ("" if count == 1 else "s")

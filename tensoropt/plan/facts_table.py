@@ -38,8 +38,3 @@ def table_html(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
     head, *body = rows
     lines = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in body)
     return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>"
-
-
-def counted(count: int, what: str, plural: str = "") -> str:
-    """``1 point`` or ``2 points``."""
-    return f"{count:,} {what if count == 1 else plural or what + 's'}"

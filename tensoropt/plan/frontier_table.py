@@ -9,7 +9,7 @@ import numpy as np
 
 from tensoropt.console import columns
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import UNSPLIT
+from tensoropt.plan.plan_names import UNSPLIT, placed_words
 
 SHOWN = 20
 """Rows of a printed frontier: a screenful."""
@@ -45,9 +45,7 @@ def split_words(found: Findings, index: int) -> str:
     point = found.all_points[index]
     space = found.spaces[point.space]
     if point.placed is not None:
-        used = len({o["device"] for o in point.placed["operators"].values()})
-        pieces = len(point.placed["placed"]["splits"])
-        return f"placed on {used} devices" + (f", {pieces} operators cut" if pieces else "")
+        return placed_words(point.placed, ", ")
     if point.pipeline is not None:
         info = point.pipeline["pipeline"]
         again = len(point.pipeline["recomputed"])

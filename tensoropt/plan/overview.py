@@ -5,12 +5,13 @@ from __future__ import annotations
 from html import escape
 
 from tensoropt.console import columns
-from tensoropt.plan.facts_table import counted, table_html
+from tensoropt.plan.facts_table import table_html
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.frontier_picture import draw_frontier
 from tensoropt.plan.frontier_table import HEADER, shown_points, table_rows
 from tensoropt.plan.made_for import device_words, made_for
 from tensoropt.plan.point import Point
+from tensoropt.units import counted
 
 ROWS = 12
 """Points in a ``repr``: with headline and remarks it stays under 25 lines, a small terminal's height."""

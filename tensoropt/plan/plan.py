@@ -22,7 +22,7 @@ from tensoropt.plan.facts_table import facts_html, facts_text
 from tensoropt.plan.files import write_text
 from tensoropt.plan.model_source import OnnxOptions
 from tensoropt.simulate.recording import allocator_words, host_words
-from tensoropt.units import format_bytes, format_seconds
+from tensoropt.units import counted, format_bytes, format_seconds
 
 SCHEMA = "tensoropt.plan/1"
 PIPELINED_SCHEMA = "tensoropt.plan/2"
@@ -363,7 +363,8 @@ class Plan(_Strict):
     def _split_words(self) -> str:
         """How many groups each device has a part of, or where they lie."""
         if self.placed is not None:
-            return f"placed on {len({operator.device for operator in self.operators.values()})} devices"
+            used = len({operator.device for operator in self.operators.values()})
+            return f"placed on {counted(used, 'device')}"
         split = sum(any(label != "none" for label in op.axes.values()) for op in self.operators.values())
         return f"{split} of them split"
 

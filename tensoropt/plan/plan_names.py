@@ -21,6 +21,7 @@ import numpy as np
 
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
+from tensoropt.units import counted
 
 DATA, TENSOR, OTHER, WHOLE = range(4)
 """What an operator does on one mesh axis."""
@@ -64,7 +65,7 @@ def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, .
     for i, point in enumerate(points):
         space = spaces[point.space]
         if point.placed is not None:
-            names[i] = _placed_name(point.placed)
+            names[i] = placed_words(point.placed)
         elif point.pipeline is not None:
             names[i] = _pipelined_name(point.pipeline, space)
         else:
@@ -75,10 +76,12 @@ def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, .
     return tuple(names)
 
 
-def _placed_name(record: Mapping[str, Any]) -> str:
+def placed_words(record: Mapping[str, Any], join: str = JOIN) -> str:
+    """``placed on 3 devices · 2 operators cut``, from what a placed point carries."""
     used = len({operator["device"] for operator in record["operators"].values()})
     pieces = len(record["placed"]["splits"])
-    return f"placed on {used} devices" + (f"{JOIN}{pieces} operators cut" if pieces else "")
+    cut = f"{join}{counted(pieces, 'operator')} cut" if pieces else ""
+    return f"placed on {counted(used, 'device')}{cut}"
 
 
 def _pipelined_name(record: Mapping[str, Any], space: Space) -> str:

@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from tensoropt.costs.variables import variables
-from tensoropt.plan.facts_table import counted, facts_html
+from tensoropt.plan.facts_table import facts_html
 from tensoropt.plan.plan import MeshInfo
+from tensoropt.units import counted
 
 
 @dataclass(frozen=True, repr=False)

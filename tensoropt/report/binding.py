@@ -131,7 +131,10 @@ def _budget_words(exploration: Exploration, index: int, memory_bytes: float, wit
 
 def _faster(before_s: float, point: Point) -> str:
     time_s = point.time_s
-    change = f"{100 * (time_s / before_s - 1):+.0f}".replace("-", "−")
+    percent = 100 * (time_s / before_s - 1)
+    # Below one percent its first figure: "−0 %" would say that nothing changes.
+    change = f"{percent:+.0f}" if abs(percent) >= 1 else f"{percent:+.1g}"
+    change = change.replace("-", "−")
     return f"{format_seconds(time_s)} ({change} %)"
 
 

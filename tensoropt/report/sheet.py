@@ -30,7 +30,7 @@ from tensoropt.report.rows import Detail
 from tensoropt.report.table import timing_words
 from tensoropt.report.why import looked_up
 from tensoropt.simulate.recording import MEMORY_KINDS, host_words
-from tensoropt.units import format_bytes, format_number, format_seconds
+from tensoropt.units import counted, format_bytes, format_number, format_seconds
 from tensoropt.version import __version__
 
 Rows = Sequence[tuple[str, str]]
@@ -191,7 +191,7 @@ class _Sheet:
         memory = (*zip(MEMORY_KINDS, point.memory, strict=True), *point.terms.items())
         hidden = f", {format_seconds(point.hidden_s)} hidden" if point.hidden_s > 1e-6 * point.time_s else ""
         facts = [
-            ("mesh", f"{self.space.mesh.label} ({_plural(self.devices, 'device')})"),
+            ("mesh", f"{self.space.mesh.label} ({counted(self.devices, 'device')})"),
             ("micro-batches", str(self.space.micro_batches)),
             ("memory", ", ".join(f"{kind} {format_bytes(n)}" for kind, n in memory if n)),
             (
@@ -222,7 +222,7 @@ class _Sheet:
         indices = sorted({*shown_points(found, MOST_DRAWN), *({self.index} & {*range(len(found.points))})})
         drawn = draw_frontier(found, title=title, indices=indices, chosen=self.index)
         thinned = f" {len(indices):,} are drawn." if len(indices) < len(found.points) else ""
-        words = f"The frontier: {_plural(len(found.points), 'plan')} that no other plan found beats.{thinned}"
+        words = f"The frontier: {counted(len(found.points), 'plan')} that no other plan found beats.{thinned}"
         return ["<h2>Among what there is</h2>", drawn, f"<p class=muted>{words}</p>"]
 
     def _alternatives(self) -> list[str]:
@@ -350,7 +350,3 @@ def _section(title: str, content: str) -> list[str]:
 def _facts(rows: Rows) -> str:
     cells = "".join(f"<tr><th scope=row>{escape(label)}<td>{escape(words)}" for label, words in rows)
     return f"<table class=facts><tbody>{cells}</tbody></table>"
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" + ("" if count == 1 else "s")

@@ -1,4 +1,5 @@
-// In which scheme the first picture is to be drawn, known to the server before it is asked for the layout.
+// In which scheme, and whether on a narrow window, the first picture is to be drawn: known to the server before it is
+// asked for the layout.
 (function () {
   let chosen = null;
   try {
@@ -9,4 +10,5 @@
   const system = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   const scheme = chosen === "dark" || chosen === "light" ? chosen : system;
   document.cookie = "tensoropt-scheme=" + scheme + "; path=/; SameSite=Strict";
+  document.cookie = "tensoropt-narrow=" + (window.innerWidth < 700 ? "1" : "") + "; path=/; SameSite=Strict";
 })();

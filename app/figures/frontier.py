@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,9 @@ import numpy as np
 
 from ..state import View
 from ..views.axes import axes_of
-from ..views.frontier import FRONTIER, PLANNER_TITLES, FrontierData, planner_title, unit_for
+from ..views.frontier import FRONTIER, PLANNER_TITLES, FrontierData, unit_for
 from ..views.units import digits
+from .mark_labels import mark_labels
 from .palette import Palette, layout, palette
 from .thinning import MOST, Window, apart
 
@@ -35,7 +35,13 @@ Json = dict[str, Any]
 
 
 def frontier_figure(
-    data: FrontierData, view: View, scheme: str, window: Window | None = None, *, thinned: bool = True
+    data: FrontierData,
+    view: View,
+    scheme: str,
+    window: Window | None = None,
+    *,
+    thinned: bool = True,
+    narrow: bool = False,
 ) -> Json:
     """The whole plot.
 
@@ -49,6 +55,7 @@ def frontier_figure(
         window: what is zoomed into, if the axes are those that it is of.
         thinned: draw one of the points that cover each other (:mod:`.thinning`), for a browser that asks
             again when it zooms. Without it all are drawn.
+        narrow: on a phone, where fewer names of marks find room.
     """
     colours = palette(scheme)
     data = drawn(data, view)
@@ -80,7 +87,7 @@ def frontier_figure(
         # Lines below the frontier have courses of their own.
         _dotted(data, seen(data.compute / second), data.compute, colours.kinds["optimizer"], COMPUTES, parts),
         _dotted(data, seen(data.network / second), data.network, colours.kinds["kept"], NETWORKS, parts),
-        _planner_marks(data, data.passing(view), colours, view.marks),
+        _planner_marks(data, view, colours, narrow=narrow),
         # Last, so that they lie above all others.
         *selection_traces(data, view, colours),
     ]
@@ -173,9 +180,10 @@ def symbol_of(planner: str) -> str:
     return SYMBOLS[known.index(planner) % len(SYMBOLS)] if planner in known else "circle"
 
 
-def _planner_marks(data: FrontierData, kept: np.ndarray, colours: Palette, shown: bool) -> Json:
-    rows = np.flatnonzero(kept & data.by_planners) if shown else np.array([], dtype=int)
-    labels = _mark_labels(data, rows)
+def _planner_marks(data: FrontierData, view: View, colours: Palette, *, narrow: bool) -> Json:
+    none = np.array([], dtype=int)
+    rows = np.flatnonzero(data.passing(view) & data.by_planners) if view.marks else none
+    labels, places = mark_labels(data, view, rows, narrow=narrow)
     return {
         "type": "scatter",
         "mode": "markers+text",
@@ -186,71 +194,13 @@ def _planner_marks(data: FrontierData, kept: np.ndarray, colours: Palette, shown
             "line": {"color": colours.ink, "width": 2},
         },
         "text": labels,
-        "textposition": _beside_marks(data, rows, labels),
+        "textposition": places,
         "textfont": {"color": colours.ink, "size": 12},
         "customdata": [[int(i), _wrapped(data.exploration.names[i]), data.label(int(i))] for i in rows],
         "hovertemplate": _hover(data),
         "showlegend": False,
         **_xy(data, rows, data.time),
     }
-
-
-NEAR = 0.02
-"""Marks closer than this share of the plot's sides share a label."""
-
-
-def _mark_labels(data: FrontierData, rows: np.ndarray) -> list[str]:
-    """Each planner's fastest mark is named, once for all that lie there; the symbol tells the others."""
-    found = [""] * len(rows)
-    if not len(rows):
-        return found
-    # As shares of the plot's sides, in which distances on the screen are.
-    x, y = (axis.values[rows] / (np.ptp(axis.values) or 1.0) for axis in (data.axes.x, data.axes.y))
-    names = np.array([data.planner[i] for i in rows])
-    named: dict[int, list[str]] = {}
-    for name in dict.fromkeys(names):
-        mine = np.flatnonzero(names == name)
-        best = int(mine[np.argmin(data.time[rows[mine]])])
-        near = [at for at in named if abs(x[at] - x[best]) < NEAR and abs(y[at] - y[best]) < NEAR]
-        named.setdefault(near[0] if near else best, []).append(planner_title(str(name)))
-    for at, titles in named.items():
-        found[at] = ", ".join(titles)
-    return found
-
-
-def _beside_marks(data: FrontierData, rows: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """Where names of marks stand: above or below, left or right of them, wherever the fewest points, and
-    names that are placed already, are near."""
-    x, y = (axis.values / (np.ptp(axis.values) or 1.0) for axis in (data.axes.x, data.axes.y))
-    x, y = x - x.min(), y - y.min()
-    taken: list[tuple[float, float, float]] = []  # (left, right, middle) of names
-    found = ["top right"] * len(rows)
-    for at, i in enumerate(rows):
-        if not labels[at]:
-            continue
-        width = LETTER * len(labels[at])
-
-        def crowd(place: str, i: int = int(i), width: float = width) -> tuple[float, int]:
-            up, side = place.split()
-            left = x[i] if side == "right" else x[i] - width
-            middle = y[i] + (LINE_HIGH if up == "top" else -LINE_HIGH)
-            points = (x > left) & (x < left + width) & (np.abs(y - middle) < LINE_HIGH * 0.8)
-            names = sum(
-                a < left + width and left < b and abs(m - middle) < 1.6 * LINE_HIGH for a, b, m in taken
-            )
-            outside = left < 0 or left + width > 1.02
-            return int(points.sum()) + 100.0 * names + 50.0 * outside, PLACES.index(place)
-
-        found[at] = min(PLACES, key=crowd)
-        up, side = found[at].split()
-        left = x[i] if side == "right" else x[i] - width
-        taken.append((left, left + width, y[i] + (LINE_HIGH if up == "top" else -LINE_HIGH)))
-    return found
-
-
-PLACES = ("top right", "top left", "bottom right", "bottom left")
-LETTER, LINE_HIGH = 0.012, 0.05
-"""Width of a letter and height of a line as shares of the plot's sides, about, on a wide window."""
 
 
 def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[Json]:

@@ -1,8 +1,8 @@
 """What the frontier page shows before a callback has run: the plot and the card of its address.
 
 Callbacks follow the document one after the other; the first picture need not wait for them. The address is
-the one that the layout was asked from, the scheme a cookie that ``assets/scheme.js`` sets before. Where
-either is missing nothing is filled in, and the callbacks do all.
+the one that the layout was asked from; scheme and width are cookies that ``assets/scheme.js`` sets before.
+Where address or scheme is missing nothing is filled in, and the callbacks do all.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .frontier_callbacks import card, selection, view_from_url
 from .view_store import stored
 
 SCHEME_COOKIE = "tensoropt-scheme"
+NARROW_COOKIE = "tensoropt-narrow"
 
 
 def page() -> str:
@@ -43,7 +44,9 @@ def fill(tree: Any, context: Context) -> Any:
     data = context.frontier(view)
     if data is None or view.point is None:
         return tree
-    tree["graph"].figure = frontier_figure(data, view, scheme)
+    tree["graph"].figure = frontier_figure(
+        data, view, scheme, narrow=request.cookies.get(NARROW_COOKIE) == "1"
+    )
     tree["points-count"].children = count_words(data, view)
     tree["points"].filterModel = row_filter(view)
     tree["card"].children = card(context, data, view)

@@ -314,10 +314,12 @@ def _register_plot(app: Dash, context: Context) -> None:
         State("zoom", "data"),
         State("points-count", "children"),
         State("points", "filterModel"),
+        State("narrow", "data"),
     )
     def draw(
-        frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, zoom: Any, counted: Any, kept_rows: Any
-    ) -> Any:
+        frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, zoom: Any, counted: Any, kept_rows: Any,
+        narrow: Any,
+    ) -> Any:  # fmt: skip
         view = view_of(kept)
         key = [frame, scheme]
         data = context.frontier(view) if page == "frontier" and kept else None
@@ -325,7 +327,7 @@ def _register_plot(app: Dash, context: Context) -> None:
         # once.
         if data is None or (drawn or [])[:2] == key:
             return (no_update,) * 4
-        figure = drawing.frontier_figure(data, view, str(scheme), Window.read(zoom))
+        figure = drawing.frontier_figure(data, view, str(scheme), Window.read(zoom), narrow=bool(narrow))
         keep, count = row_filter(view), count_words(data, view)
         # The table works for what it is told, be it the same.
         return (

@@ -31,10 +31,10 @@ def _columns() -> list[dict[str, Any]]:
 
     return [
         number("point", "point", 72, "d"),
-        number("memory", "memory", 106),
+        number("memory", "memory", 114),
         number("time", "time", 92),
         # What sets a point apart comes before figures that follow from it.
-        {"field": "short", "headerName": "plan", "width": 460, "tooltipField": "name"},
+        {"field": "short", "headerName": "plan", "width": 430, "tooltipField": "name"},
         number("micro", "micro-batches", 118, "d"),
         number("compute", "compute", 118),
         number("network", "network", 118),

@@ -10,7 +10,7 @@ import pytest
 import tensoropt_app
 from flask.testing import FlaskClient
 from tensoropt_app.library import Library
-from tensoropt_app.pages.first_look import SCHEME_COOKIE
+from tensoropt_app.pages.first_look import NARROW_COOKIE, SCHEME_COOKIE
 from tensoropt_app.server import create_app
 from tensoropt_app.state import FRAME
 
@@ -84,5 +84,6 @@ def test_the_browser_draws_from_the_same_fields() -> None:
     assert tuple(re.findall(r'"(\w+)"', found.group(1))) == FRAME
 
 
-def test_the_browser_says_its_scheme_under_the_name_that_is_read() -> None:
-    assert f'"{SCHEME_COOKIE}="' in (ASSETS / "scheme.js").read_text()
+def test_the_browser_says_scheme_and_width_under_the_names_that_are_read() -> None:
+    written = (ASSETS / "scheme.js").read_text()
+    assert all(f'"{name}="' in written for name in (SCHEME_COOKIE, NARROW_COOKIE))

@@ -1,0 +1,65 @@
+"""Names of planners' marks in the plot."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from samples_app import GIB, exploration, point
+from tensoropt_app.figures import mark_labels as labels
+from tensoropt_app.figures.frontier import drawn
+from tensoropt_app.state import View
+from tensoropt_app.views.frontier import PLANNER_TITLES, FrontierData
+
+PLANNERS = [name for name in PLANNER_TITLES if name != "frontier"]
+VIEW = View()
+
+
+def marked(marks: list[tuple[float, float]], view: View) -> tuple[FrontierData, np.ndarray]:
+    """A frontier with marks of as many planners, each at (GiB, seconds), and the rows of the marks."""
+    others = [
+        point(size * GIB, time_s, planner=name)
+        for name, (size, time_s) in zip(itertools.cycle(PLANNERS), marks, strict=False)
+    ]
+    data = drawn(FrontierData.of(exploration(others=others)), view)
+    return data, np.flatnonzero(data.by_planners)
+
+
+def texts(marks: list[tuple[float, float]]) -> list[str]:
+    return labels.mark_labels(marked(marks, VIEW)[0], VIEW, marked(marks, VIEW)[1])[0]
+
+
+@pytest.mark.parametrize("view", [VIEW, View(log_x=True, log_y=True)])
+def test_no_name_is_printed_over_another_or_outside(view: View) -> None:
+    data, rows = marked([(30 + 0.9 * i, 0.5 + 0.02 * (i % 3)) for i in range(12)], view)
+    x = labels._shares(data.axes.x.values, log=view.log_x)
+    y = labels._shares(data.axes.y.values, log=view.log_y)
+    boxes = [
+        labels._box(x[row], y[row], place, len(text) * labels.LETTER)
+        for text, place, row in zip(*labels.mark_labels(data, view, rows), rows, strict=True)
+        if text
+    ]
+    assert boxes
+    for (a, b, m), (c, d, n) in itertools.combinations(boxes, 2):
+        assert b <= c or d <= a or abs(m - n) >= labels.LINE_HIGH
+    assert all(left > -0.03 and right < 1.03 for left, right, _ in boxes)
+
+
+def test_a_name_for_which_there_is_no_room_is_left_to_the_tooltip() -> None:
+    # Just far enough apart not to share a label.
+    pile = [(40 + 2.1 * (i % 4), 0.5 + 0.021 * (i // 4)) for i in range(16)]
+    assert "" in texts(pile)
+    assert any(texts(pile))
+
+
+def test_marks_at_one_place_share_a_label_that_says_how_many_more() -> None:
+    first, *rest = texts([(60.0, 0.6)] * 5)
+    assert first.endswith(" and 2 more")
+    assert set(rest) == {""}
+
+
+def test_on_a_phone_fewer_names_find_room() -> None:
+    data, rows = marked([(25 + 5.0 * i, 0.5 + 0.02 * (i % 3)) for i in range(12)], VIEW)
+    wide, narrow = (labels.mark_labels(data, VIEW, rows, narrow=narrow)[0] for narrow in (False, True))
+    assert 0 < sum(map(bool, narrow)) < sum(map(bool, wide))

@@ -31,7 +31,7 @@ def timeline_panel(graph: Any) -> Any:
         )
     ]
     search = dmc.TextInput(
-        id="timeline-search", placeholder="find events, operators, rows", size="xs", w=220, debounce=200,
+        id="timeline-search", placeholder="find events, operators, rows", size="xs", w=200, debounce=200,
         **aria(label="Find in the timeline"),
     )  # fmt: skip
     return panel(

@@ -13,12 +13,10 @@ from urllib.parse import urlsplit
 from flask import has_request_context, request
 
 from ..context import Context
-from ..figures.frontier import frontier_figure
 from ..figures.palette import Scheme
-from ..state import FRAME, PAGES
-from ..views.frontier import count_words
-from ..views.points_table import row_filter
-from .frontier_callbacks import card, selection, view_from_url
+from ..state import PAGES
+from .frontier_callbacks import view_from_url
+from .look import look
 from .view_store import stored
 
 SCHEME_COOKIE = "tensoropt-scheme"
@@ -44,14 +42,10 @@ def fill(tree: Any, context: Context) -> Any:
     data = context.frontier(view)
     if data is None or view.point is None:
         return tree
-    tree["graph"].figure = frontier_figure(
-        data, view, scheme, narrow=request.cookies.get(NARROW_COOKIE) == "1"
-    )
-    tree["points-count"].children = count_words(data, view)
-    tree["points"].filterModel = row_filter(view)
-    tree["card"].children = card(context, data, view)
+    narrow = request.cookies.get(NARROW_COOKIE) == "1"
+    for name, properties in look(context, data, view, scheme, narrow=narrow).items():
+        for title, value in properties.items():
+            setattr(tree[name], title, value)
     # For whoever presses a button before the first answer is there.
     tree["state"].data = stored(view)
-    kept = view.to_data()
-    tree["drawn"].data = [{name: kept[name] for name in FRAME}, scheme, selection(view)]
     return tree

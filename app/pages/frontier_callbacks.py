@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, no_update, set_props
 
 from tensoropt.errors import TensorOptError
 
@@ -25,12 +25,12 @@ from ..views.frontier import (
     mark_sentence,
 )
 from ..views.library import choices
-from ..views.point import PROVEN, point_card
 from ..views.points_table import row_filter
 from . import clusters, planners, points_table
 from .clusters import CLUSTER_FIELDS
-from .parts import empty, facts, note, visible
-from .points import big, difference_table
+from .look import card, look, selection
+from .parts import empty, note, visible
+from .points import difference_table
 from .view_store import stored, view_of
 
 
@@ -117,9 +117,12 @@ def _register_events(app: Dash, context: Context) -> None:
         State("budget-text", "value"),
         State("target-text", "value"),
         State("click-mode", "value"),
+        State("scheme", "data"),
+        State("page", "data"),
+        State("narrow", "data"),
     )
     def change(*values: Any) -> Any:
-        kept, handled, filled, order, budget_text, target_text, mode = values[len(inputs) :]
+        kept, handled, filled, order, budget_text, target_text, mode, *seen = values[len(inputs) :]
         now = {f"{i.component_id}.{i.component_property}": v for i, v in zip(inputs, values, strict=False)}
         fired = unhandled(now, handled, filled, order, [item["prop_id"] for item in ctx.triggered])
         # The page has just been opened, or a link was followed: the URL decides, and what controls say is
@@ -141,6 +144,8 @@ def _register_events(app: Dash, context: Context) -> None:
         # The event only counts presses of Enter; the text is beside it.
         fired |= {name: text for name, text in typed.items() if name in fired}
         view, errors = _applied(context.frontier(view), view, fired, mode)
+        if fired.get("exploration"):
+            _show(context, view, *seen)
         return (
             # Not written when nothing changed, or controls that follow the state would fire in a circle.
             no_update if view == view_of(kept) else stored(view),
@@ -149,6 +154,15 @@ def _register_events(app: Dash, context: Context) -> None:
             _number(fired.get("key")),
             now,
         )
+
+
+def _show(context: Context, view: View, scheme: Any, page: Any, narrow: Any) -> None:
+    """Plot and card of another exploration go with the answer to the choice: none need be asked for."""
+    data = context.frontier(view) if page == "frontier" else None
+    if data is None or view.point is None:
+        return
+    for name, properties in look(context, data, view, str(scheme), narrow=bool(narrow)).items():
+        set_props(name, properties)
 
 
 def unhandled(
@@ -385,11 +399,6 @@ def _register_plot(app: Dash, context: Context) -> None:
         return marking(data, view, str(scheme))
 
 
-def selection(view: View) -> list[Any]:
-    """What of a view :func:`marking` moves in a plot."""
-    return [view.point, view.other, view.budget_bytes, view.target_s]
-
-
 def marking(data: FrontierData, view: View, scheme: str) -> Patch:
     """Only what a selection moves: three traces of one point and the two veils."""
     colours = palette(scheme)
@@ -448,16 +457,3 @@ def _register_words(app: Dash, context: Context) -> None:
         ]
         seen = visible(view.other is not None)
         return [n for n in notes if n], card(context, data, view), difference_table(data, view), seen
-
-
-def card(context: Context, data: FrontierData, view: View) -> Any:
-    """The selected point."""
-    assert view.point is not None
-    found = point_card(data, view, view.point, context.verified(view)[0])
-    return [
-        html.H2(found.title, className="panel-title", id="card-title"),
-        html.P(found.name, className="plan-name"),
-        big(found, found.dominant),
-        facts([(f.label, f.value) for f in found.facts if f.label != PROVEN]),
-        *(html.P(f"Proven: {f.value}", className="hint") for f in found.facts if f.label == PROVEN),
-    ]

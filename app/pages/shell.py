@@ -30,7 +30,7 @@ TITLES = {
 
 PARTS = ("frame", "listing", "controls", "selection", "pick")
 """Stores of the state by what depends on it: the plot, what is said of the whole frontier, controls, what
-moves in the plot (:func:`.frontier_callbacks.selection`), all."""
+moves in the plot (:func:`.look.selection`), all."""
 
 
 LATER = ("explore", "plan")

@@ -224,6 +224,35 @@ def test_back_goes_back_and_the_tab_says_where(site: Any, opened: Callable[..., 
     page.wait_for_selector("#card-title:text-matches('Point 8 of 8')")
 
 
+def test_another_exploration_is_drawn_with_the_answer_to_its_choice(
+    site: Any, opened: Callable[..., Any]
+) -> None:
+    """Once: callbacks that follow find it drawn."""
+    page = drawn(opened(site.url(query="x=opened-small&point=2")), "Point 2 of 8")
+    page.wait_for_timeout(1000)  # what follows the first picture is over
+    figures: list[str] = []
+
+    def answered(response: Any) -> None:
+        if "_dash-update-component" not in response.url or response.status != 200:
+            return
+        told = response.json()
+        figures.extend(
+            how for how in ("sideUpdate", "response") if "figure" in told.get(how, {}).get("graph", {})
+        )
+
+    page.on("response", answered)
+    page.click("#exploration")
+    page.click("[role=option]:has-text('long'):visible")
+    page.wait_for_selector("#card-title:text-matches('of 20000')")
+    page.wait_for_selector("#points .ag-row-selected", state="attached")
+    page.wait_for_function("location.search.includes('x=opened-long')")
+    page.wait_for_timeout(1000)
+    assert figures == ["sideUpdate"]
+    # The ring is where the card says.
+    memory = page.evaluate(f"({RING})()")
+    assert page.inner_text("#card strong").startswith(f"{memory:.3g}")
+
+
 def test_an_exploration_that_is_gone_is_said(site: Any, opened: Callable[..., Any]) -> None:
     page = opened(site.url(query="x=job-gone&point=4"))
     page.wait_for_selector("text=This exploration cannot be shown")

@@ -1,0 +1,57 @@
+"""What the frontier page shows of a view, all at once: the plot, the card, the counts.
+
+Asked for where a view comes whole, with the page's address or another exploration. Then no callback has to
+follow another before a person sees it: those that follow find it drawn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import html
+
+from ..context import Context
+from ..figures.frontier import frontier_figure
+from ..state import FRAME, View
+from ..views.frontier import FrontierData, count_words
+from ..views.point import PROVEN, point_card
+from ..views.points_table import row_filter
+from .parts import facts
+from .points import big
+
+
+def look(
+    context: Context, data: FrontierData, view: View, scheme: str, *, narrow: bool
+) -> dict[str, dict[str, Any]]:
+    """Component -> its properties, for a view with a selected point."""
+    return {
+        "graph": {"figure": frontier_figure(data, view, scheme, narrow=narrow)},
+        "points-count": {"children": count_words(data, view)},
+        "points": {"filterModel": row_filter(view)},
+        "card": {"children": card(context, data, view)},
+        "drawn": {"data": [frame_of(view), scheme, selection(view)]},
+    }
+
+
+def frame_of(view: View) -> dict[str, Any]:
+    """What the plot is drawn from, as the browser tells it (``assets/tensoropt.js``)."""
+    kept = view.to_data()
+    return {name: kept[name] for name in FRAME}
+
+
+def selection(view: View) -> list[Any]:
+    """What of a view moves in a plot that stands."""
+    return [view.point, view.other, view.budget_bytes, view.target_s]
+
+
+def card(context: Context, data: FrontierData, view: View) -> Any:
+    """The selected point."""
+    assert view.point is not None
+    found = point_card(data, view, view.point, context.verified(view)[0])
+    return [
+        html.H2(found.title, className="panel-title", id="card-title"),
+        html.P(found.name, className="plan-name"),
+        big(found, found.dominant),
+        facts([(f.label, f.value) for f in found.facts if f.label != PROVEN]),
+        *(html.P(f"Proven: {f.value}", className="hint") for f in found.facts if f.label == PROVEN),
+    ]

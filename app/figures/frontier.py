@@ -12,7 +12,7 @@ from ..state import View
 from ..views.axes import axes_of
 from ..views.frontier import FRONTIER, PLANNER_TITLES, FrontierData, unit_for
 from ..views.units import digits
-from .mark_labels import mark_labels
+from .mark_labels import Range, mark_labels
 from .palette import Palette, layout, palette
 from .thinning import MOST, Window, apart
 
@@ -61,6 +61,8 @@ def frontier_figure(
     data = drawn(data, view)
     whole = np.flatnonzero(data.passing(view) & data.on_frontier)
     frame = _layout(data, view, whole, colours)
+    # Names of marks keep their places in a zoom, which only the browser knows the end of.
+    ends = frame["xaxis"]["range"], frame["yaxis"]["range"]
     if window is not None and window.of == frame["uirevision"]:
         # Plotly itself keeps a zoom only while the ranges that it is given stay the same; lines below the
         # frontier change them.
@@ -87,7 +89,7 @@ def frontier_figure(
         # Lines below the frontier have courses of their own.
         _dotted(data, seen(data.compute / second), data.compute, colours.kinds["optimizer"], COMPUTES, parts),
         _dotted(data, seen(data.network / second), data.network, colours.kinds["kept"], NETWORKS, parts),
-        _planner_marks(data, view, colours, narrow=narrow),
+        _planner_marks(data, view, colours, ends, narrow=narrow),
         # Last, so that they lie above all others.
         *selection_traces(data, view, colours),
     ]
@@ -180,10 +182,12 @@ def symbol_of(planner: str) -> str:
     return SYMBOLS[known.index(planner) % len(SYMBOLS)] if planner in known else "circle"
 
 
-def _planner_marks(data: FrontierData, view: View, colours: Palette, *, narrow: bool) -> Json:
+def _planner_marks(
+    data: FrontierData, view: View, colours: Palette, ranges: tuple[Range, Range], *, narrow: bool
+) -> Json:
     none = np.array([], dtype=int)
     rows = np.flatnonzero(data.passing(view) & data.by_planners) if view.marks else none
-    labels, places = mark_labels(data, view, rows, narrow=narrow)
+    labels, places = mark_labels(data, view, rows, ranges, narrow=narrow)
     return {
         "type": "scatter",
         "mode": "markers+text",

@@ -9,12 +9,14 @@ import numpy as np
 from ..state import View
 from ..views.frontier import FrontierData, planner_title
 
-NEAR = 0.02
-"""Marks closer than this share of the plot's sides share a label."""
+NEAR_PX = 12.0
+"""Marks that are closer, about their size, share a name."""
 MOST_NAMED = 3
 """Planners that one label names; how many more there are is said."""
-LETTER, NARROW_LETTER, LINE_HIGH = 0.012, 0.033, 0.05
-"""Shares of the plot's sides, about: a letter's width on a wide window and on a phone, a line's height."""
+LETTER_PX, LINE_PX, GAP_PX = 7.0, 16.0, 14.0
+"""Of the names' font, about: a letter's width, a line's height, how far a name's middle is from its mark."""
+WIDE_PX, NARROW_PX, HIGH_PX = 760.0, 250.0, 324.0
+"""Sides of the plot, about: width on a wide window and on a phone, height."""
 PLACES = (
     "top right",
     "top left",
@@ -28,11 +30,12 @@ PLACES = (
 KNEE = "knee"
 
 Box = tuple[float, float, float]
-"""(left, right, middle) of a name."""
+"""(left, right, middle) of a name, in pixels."""
+Range = Sequence[float]
 
 
 def mark_labels(
-    data: FrontierData, view: View, rows: np.ndarray, *, narrow: bool = False
+    data: FrontierData, view: View, rows: np.ndarray, ranges: tuple[Range, Range], *, narrow: bool = False
 ) -> tuple[list[str], list[str]]:
     """(text, place) of each mark; the text is "" where another names it, or where its name finds no room:
     the mark's tooltip has it.
@@ -40,35 +43,38 @@ def mark_labels(
     Args:
         data: with the axes that the view asks for.
         rows: of the marks.
+        ranges: of both axes, in powers of ten where they are logarithmic, as Plotly has them.
         narrow: on a phone.
     """
-    letter = NARROW_LETTER if narrow else LETTER
     labels, places = [""] * len(rows), [PLACES[0]] * len(rows)
     if not len(rows):
         return labels, places
-    x = _shares(data.axes.x.values, log=view.log_x)
-    y = _shares(data.axes.y.values, log=view.log_y)
+    wide = NARROW_PX if narrow else WIDE_PX
+    x = _pixels(data.axes.x.values, ranges[0], wide, log=view.log_x)
+    y = _pixels(data.axes.y.values, ranges[1], HIGH_PX, log=view.log_y)
     taken: list[Box] = []
     knee = data.special(view).get(KNEE)
     if knee is not None:
-        taken.append(_box(x[knee], y[knee], PLACES[0], len(KNEE) * letter))
+        taken.append(box(x[knee], y[knee], PLACES[0], KNEE))
     for at, planners in _named(data, rows, x, y).items():
+        row = int(rows[at])
         more = len(planners) - MOST_NAMED
         whole = ", ".join(planners[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
         first = planners[0] + (f" and {len(planners) - 1} more" if len(planners) > 1 else "")
         for text in dict.fromkeys((whole, first)):
-            place = _free(x, y, int(rows[at]), len(text) * letter, taken)
+            place = _free(x, y, row, text, taken, wide)
             if place is not None:
                 labels[at], places[at] = text, place
-                taken.append(_box(x[rows[at]], y[rows[at]], place, len(text) * letter))
+                taken.append(box(x[row], y[row], place, text))
                 break
     return labels, places
 
 
-def _shares(values: np.ndarray, *, log: bool) -> np.ndarray:
-    """Values as shares of the plot's side, in which distances on the screen are."""
-    values = np.log(np.maximum(values, 1e-300)) if log else values
-    return (values - values.min()) / (np.ptp(values) or 1.0)
+def _pixels(values: np.ndarray, ends: Range, side: float, *, log: bool) -> np.ndarray:
+    """Where values are on an axis."""
+    values = np.log10(np.maximum(values, 1e-300)) if log else values
+    low, high = ends
+    return (values - low) / ((high - low) or 1.0) * side
 
 
 def _named(data: FrontierData, rows: np.ndarray, x: np.ndarray, y: np.ndarray) -> dict[int, list[str]]:
@@ -80,31 +86,31 @@ def _named(data: FrontierData, rows: np.ndarray, x: np.ndarray, y: np.ndarray) -
         mine = np.flatnonzero(names == name)
         best = int(mine[np.argmin(data.time[rows[mine]])])
         near = [
-            at
-            for at in found
-            if abs(x[rows[at]] - x[rows[best]]) < NEAR and abs(y[rows[at]] - y[rows[best]]) < NEAR
+            at for at in found if np.hypot(x[rows[at]] - x[rows[best]], y[rows[at]] - y[rows[best]]) < NEAR_PX
         ]
         found.setdefault(near[0] if near else best, []).append(planner_title(str(name)))
     return found
 
 
-def _box(x: float, y: float, place: str, width: float) -> Box:
+def box(x: float, y: float, place: str, text: str) -> Box:
+    """Where a name stands that is printed at a mark."""
     up, side = place.split()
+    width = LETTER_PX * len(text)
     left = x - {"right": 0.0, "left": width, "center": width / 2}[side]
     if up == "middle":  # beside the mark, not over it
-        left += {"right": LETTER, "left": -LETTER}[side]
-    return left, left + width, y + {"top": LINE_HIGH, "bottom": -LINE_HIGH, "middle": 0.0}[up]
+        left += {"right": GAP_PX / 2, "left": -GAP_PX / 2}[side]
+    return left, left + width, y + {"top": GAP_PX, "bottom": -GAP_PX, "middle": 0.0}[up]
 
 
-def _free(x: np.ndarray, y: np.ndarray, row: int, width: float, taken: Sequence[Box]) -> str | None:
+def _free(x: np.ndarray, y: np.ndarray, row: int, text: str, taken: Sequence[Box], wide: float) -> str | None:
     """The place of a name that keeps within the plot and off other names, over the fewest points; None if
     there is none."""
     found: list[tuple[int, int]] = []
     for number, place in enumerate(PLACES):
-        left, right, middle = _box(x[row], y[row], place, width)
-        over = any(a < right and left < b and abs(m - middle) < 1.2 * LINE_HIGH for a, b, m in taken)
-        if over or left < -0.02 or right > 1.02:
+        left, right, middle = box(x[row], y[row], place, text)
+        over = any(a < right and left < b and abs(m - middle) < LINE_PX for a, b, m in taken)
+        if over or left < 0 or right > wide:
             continue
-        points = (x > left) & (x < right) & (np.abs(y - middle) < LINE_HIGH * 0.8)
+        points = (x > left) & (x < right) & (np.abs(y - middle) < LINE_PX / 2 + 3)
         found.append((int(points.sum()), number))
     return PLACES[min(found)[1]] if found else None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from samples_app import GIB, exploration, point
 from tensoropt_app.figures import mark_labels as labels
-from tensoropt_app.figures.frontier import drawn
+from tensoropt_app.figures.frontier import drawn, frontier_figure
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import PLANNER_TITLES, FrontierData
 
@@ -26,24 +26,31 @@ def marked(marks: list[tuple[float, float]], view: View) -> tuple[FrontierData, 
     return data, np.flatnonzero(data.by_planners)
 
 
-def texts(marks: list[tuple[float, float]]) -> list[str]:
-    return labels.mark_labels(marked(marks, VIEW)[0], VIEW, marked(marks, VIEW)[1])[0]
+def ranges(data: FrontierData, view: View) -> tuple[list[float], list[float]]:
+    frame = frontier_figure(data, view, "light")["layout"]
+    return frame["xaxis"]["range"], frame["yaxis"]["range"]
 
 
-@pytest.mark.parametrize("view", [VIEW, View(log_x=True, log_y=True)])
+def texts(marks: list[tuple[float, float]], *, narrow: bool = False) -> list[str]:
+    data, rows = marked(marks, VIEW)
+    return labels.mark_labels(data, VIEW, rows, ranges(data, VIEW), narrow=narrow)[0]
+
+
+@pytest.mark.parametrize("view", [VIEW, View(log_x=True, log_y=True), View(lines=True)])
 def test_no_name_is_printed_over_another_or_outside(view: View) -> None:
     data, rows = marked([(30 + 0.9 * i, 0.5 + 0.02 * (i % 3)) for i in range(12)], view)
-    x = labels._shares(data.axes.x.values, log=view.log_x)
-    y = labels._shares(data.axes.y.values, log=view.log_y)
+    ends = ranges(data, view)
+    x = labels._pixels(data.axes.x.values, ends[0], labels.WIDE_PX, log=view.log_x)
+    y = labels._pixels(data.axes.y.values, ends[1], labels.HIGH_PX, log=view.log_y)
     boxes = [
-        labels._box(x[row], y[row], place, len(text) * labels.LETTER)
-        for text, place, row in zip(*labels.mark_labels(data, view, rows), rows, strict=True)
+        labels.box(x[row], y[row], place, text)
+        for text, place, row in zip(*labels.mark_labels(data, view, rows, ends), rows, strict=True)
         if text
     ]
     assert boxes
     for (a, b, m), (c, d, n) in itertools.combinations(boxes, 2):
-        assert b <= c or d <= a or abs(m - n) >= labels.LINE_HIGH
-    assert all(left > -0.03 and right < 1.03 for left, right, _ in boxes)
+        assert b <= c or d <= a or abs(m - n) >= labels.LINE_PX
+    assert all(left >= 0 and right <= labels.WIDE_PX for left, right, _ in boxes)
 
 
 def test_a_name_for_which_there_is_no_room_is_left_to_the_tooltip() -> None:
@@ -60,6 +67,5 @@ def test_marks_at_one_place_share_a_label_that_says_how_many_more() -> None:
 
 
 def test_on_a_phone_fewer_names_find_room() -> None:
-    data, rows = marked([(25 + 5.0 * i, 0.5 + 0.02 * (i % 3)) for i in range(12)], VIEW)
-    wide, narrow = (labels.mark_labels(data, VIEW, rows, narrow=narrow)[0] for narrow in (False, True))
-    assert 0 < sum(map(bool, narrow)) < sum(map(bool, wide))
+    spread = [(25 + 5.0 * i, 0.5 + 0.02 * (i % 3)) for i in range(12)]
+    assert 0 < sum(map(bool, texts(spread, narrow=True))) < sum(map(bool, texts(spread)))

@@ -14,6 +14,7 @@ from tensoropt.plan.verified import Verified
 from .jobs.manager import JobManager
 from .library import Library
 from .state import View
+from .views.detail import detail_of
 from .views.frontier import FrontierData
 
 
@@ -73,3 +74,20 @@ class Context:
         return self.frontiers.get(
             id(found), lambda: FrontierData.of(found, self.library.model_name(found.model.source))
         )
+
+    def detail(self, data: FrontierData, point: int) -> Any:
+        """All about one point, made once for all who show it.
+
+        Raises:
+            TensorOptError: the exploration does not hold what that needs; says so.
+        """
+        found = data.exploration
+        # The exploration is part of the value here, too.
+        return self.details.get((id(found), point), lambda: (found, detail_of(found, point)))[1]
+
+    def detail_or_why(self, data: FrontierData, point: int) -> tuple[Any, str]:
+        """(all about one point, "") or (None, why there is nothing)."""
+        try:
+            return self.detail(data, point), ""
+        except TensorOptError as error:
+            return None, str(error)

@@ -13,7 +13,6 @@ from tensoropt.report.beside import Beside, beside
 from ..context import Context
 from ..figures.measured import below_timeline, over_curve
 from ..measured import MOST_BYTES, MeasuredFiles
-from ..views.detail import detail_of
 from ..views.frontier import FrontierData
 from ..views.measured import align_options, figure_rows, left_words
 from .parts import aria, note, panel, plain_table, scrolled, upload_rule, visible
@@ -155,10 +154,7 @@ def register(app: Dash, context: Context, overlay: Overlay) -> None:
         if not kept:
             return visible(False), "", [], None, None
         try:
-            detail = context.details.get(
-                (id(data.exploration), view.point),
-                lambda: (data, detail_of(data.exploration, view.point or 0)),
-            )[1]
+            detail = context.detail(data, view.point)
             found = overlay.beside(data, view.point, detail, kept)
         except TensorOptError as error:
             return visible(True), "", [], None, note(str(error), "error")

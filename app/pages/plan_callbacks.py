@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
-
-from tensoropt.errors import TensorOptError
+from dash import Dash, Input, Output, State, html, no_update
 
 from ..context import Context
-from ..figures.graph import elements, stylesheet
-from ..figures.palette import palette
 from ..figures.timeline import memory_figure, timeline_figure
 from ..measured import MeasuredFiles
 from ..state import View
-from ..views.detail import curve_of, detail_of, graph_edges
+from ..views.detail import curve_of
 from ..views.frontier import FrontierData
 from ..views.lanes import in_rows
 from ..views.operators import (
-    beside_rows,
     changed_operators,
-    operator_rows,
     recomputation_difference,
 )
-from ..views.picture import ASPECT, NARROW_ASPECT, picture
 from ..views.plan import Bar, Segment, device_bars, memory_bar, step_bar
 from ..views.point import point_card
 from ..views.units import plural
@@ -41,18 +33,6 @@ def register(app: Dash, context: Context) -> None:
     overlay = measured.Overlay(MeasuredFiles())
     measured.register(app, context, overlay)
     _register_figures(app, context, overlay)
-    _register_operators(app, context)
-    _register_picture(app)
-
-
-def _detail(context: Context, data: FrontierData, point: int) -> tuple[Any, str]:
-    """(the details of a point, "") or (None, why there are none)."""
-    try:
-        # The data is part of the remembered value, so that its id cannot be used again meanwhile.
-        key = (id(data.exploration), point)
-        return context.details.get(key, lambda: (data, detail_of(data.exploration, point)))[1], ""
-    except TensorOptError as error:
-        return None, str(error)
 
 
 def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) -> None:
@@ -73,7 +53,7 @@ def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) ->
             text = empty("No plan to show yet", "Pick an exploration above and a point on its frontier.")
             return text, {"display": "none"}, None, None, None, None, None
         assert view.point is not None
-        detail, why = _detail(context, data, view.point)
+        detail, why = context.detail_or_why(data, view.point)
         return (
             None,
             {},
@@ -98,7 +78,7 @@ def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) ->
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return no_update, no_update, no_update
-        detail, _ = _detail(context, data, view.point)
+        detail, _ = context.detail_or_why(data, view.point)
         if detail is None:
             return no_update, no_update, {"display": "none"}
         times, kinds = curve_of(detail)
@@ -202,147 +182,4 @@ def difference(data: FrontierData, view: View) -> Any:
         html.P(f"{more} more are not listed; strategies.csv has all of them.", className="hint")
         if more
         else None,
-    ]
-
-
-def _register_operators(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("operators", "rowData"),
-        Output("operators", "columnDefs"),
-        Output("plan-picture", "elements"),
-        Output("plan-picture", "stylesheet"),
-        Output("plan-legend", "children"),
-        Output("operators", "dashGridOptions", allow_duplicate=True),
-        Input("plan-pick", "data"),
-        Input("scheme", "data"),
-        State("page", "data"),
-        State("operators", "columnDefs"),
-        State("operators", "dashGridOptions"),
-        State("narrow", "data"),
-        prevent_initial_call=True,
-    )
-    def draw(pick: Any, scheme: Any, page: Any, columns: Any, options: Any, narrow: Any) -> Any:
-        data, view = shown_point(context, pick, page, "plan")
-        if data is None or view.point is None:
-            return (no_update,) * 6
-        detail, _ = _detail(context, data, view.point)
-        rows = operator_rows(data.exploration, view.point, detail)
-        aspect = NARROW_ASPECT if narrow else ASPECT
-        found = picture(rows, graph_edges(data.exploration, detail), aspect)
-        node_of = {group: node.key for node in found.nodes for group in node.groups}
-        unit, time = data.units.memory, data.units.time
-        cells = [
-            {
-                "group": o.group,
-                "module": o.module,
-                "axes": o.axes,
-                "options": o.options,
-                "memory": known(unit.of, o.memory_bytes),
-                "compute": known(time.of, o.compute_s),
-                "communication": known(time.of, o.communication_s),
-                "kept": known(unit.of, o.kept_bytes),
-                "source": o.source,
-                "node": node_of.get(o.group, ""),
-            }
-            for o in rows
-        ]
-        units = {"memory": unit.name, "compute": time.name, "communication": time.name, "kept": unit.name}
-        titles = {"kept": "keeps"}
-        heads = [
-            {**c, "headerName": f"{titles.get(c['field'], c['field'])}, {units[c['field']]}"}
-            if c["field"] in units
-            # ONNX files know no modules.
-            else {**c, "hide": not any(o.module for o in rows)}
-            if c["field"] == "module"
-            else c
-            for c in columns
-        ]
-        below = [
-            {
-                "group": share.title,
-                "memory": unit.of(share.memory_bytes) or None,
-                "compute": time.of(share.compute_s) or None,
-                "communication": time.of(share.communication_s) or None,
-            }
-            for share in beside_rows(data.exploration, view.point, detail)
-        ]
-        options = {**options, "pinnedBottomRowData": below}
-        legend = _legend(found.legend, str(scheme))
-        return cells, heads, elements(found), stylesheet(str(scheme)), legend, options
-
-    @app.callback(
-        Output("operators", "dashGridOptions"),
-        Output("operators", "filterModel"),
-        Output("operator-shown", "children"),
-        Input("operator-search", "value"),
-        Input("plan-picture", "tapNodeData"),
-        Input("operator-all", "n_clicks"),
-        State("operators", "dashGridOptions"),
-        prevent_initial_call=True,
-    )
-    def narrow(search: Any, node: Any, _: Any, options: Any) -> Any:
-        """A tapped module shows its operators; the search narrows what is shown."""
-        options = {**options, "quickFilterText": str(search or "")[:80]}
-        key = node.get("id") if isinstance(node, Mapping) and ctx.triggered_id == "plan-picture" else None
-        if ctx.triggered_id == "operator-search":
-            return options, no_update, no_update
-        if key is None:
-            return options, {}, ""
-        return options, {"node": {"filterType": "text", "type": "equals", "filter": key}}, f"in {key}"
-
-    @app.callback(
-        Output("plan-picture", "stylesheet", allow_duplicate=True),
-        Input("operators", "selectedRows"),
-        State("plan-picture", "elements"),
-        State("scheme", "data"),
-        prevent_initial_call=True,
-    )
-    def link(selected: Any, drawn: Any, scheme: Any) -> Any:
-        """A selected operator marks its module."""
-        groups = {r.get("group") for r in selected or () if isinstance(r, Mapping)}
-        base = stylesheet(str(scheme))
-        colours = palette(str(scheme))
-        for element in drawn or ():
-            data = element.get("data", {})
-            if groups & set(data.get("groups", ())):
-                mark = {"background-color": colours.select, "color": colours.surface}
-                base.append({"selector": f'node[id = "{data["id"]}"]', "style": mark})
-        return base
-
-
-def known(of: Callable[[float], float], figure: float | None) -> float | None:
-    """A figure in the page's unit; a cell of the table is blank where there is none."""
-    return None if figure is None else of(figure)
-
-
-def _register_picture(app: Dash) -> None:
-    """What needs no server: zoom, search and tooltips of the graph."""
-
-    def browser(name: str, *signature: Any) -> None:
-        app.clientside_callback(ClientsideFunction("picture", name), *signature, prevent_initial_call=True)
-
-    browser(
-        "zoom",
-        Output("picture-fit", "title"),
-        *(Input(f"picture-{name}", "n_clicks") for name in ("fit", "in", "out")),
-    )
-    browser(
-        "find",
-        Output("picture-found", "children"),
-        Input("picture-search", "value"),
-        Input("plan-picture", "elements"),
-    )
-    browser(
-        "tip",
-        Output("picture-tip", "title"),
-        Input("plan-picture", "mouseoverNodeData"),
-        Input("plan-picture", "mouseoverEdgeData"),
-    )
-
-
-def _legend(legend: tuple[tuple[str, int], ...], scheme: str) -> Any:
-    colours = palette(scheme)
-    return [
-        html.Span([html.Span(className="swatch", style={"background": colours.series[number]}), axes])
-        for axes, number in legend
     ]

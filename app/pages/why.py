@@ -19,7 +19,6 @@ from ..context import Context, Recent
 from ..jobs.deeper import Deeper, deeper_jobs
 from ..jobs.manager import JobManager
 from ..state import View
-from ..views.detail import detail_of
 from ..views.frontier import FrontierData
 from ..views.library import title_of
 from ..views.why import WhyRow, budget_of, deeper_rows, parts, quick, results_of, rows
@@ -58,13 +57,9 @@ class _Answers:
         return self._quick.get(key, lambda: (found, self._made(data, view)))[1]  # type: ignore[no-any-return]
 
     def _made(self, data: FrontierData, view: View) -> Why:
-        entry, found, point = self.context.library.entry(view.exploration), data.exploration, view.point
+        entry, point = self.context.library.entry(view.exploration), view.point
         assert point is not None
-        try:
-            # As the rest of the page remembers it.
-            detail = self.context.details.get((id(found), point), lambda: (data, detail_of(found, point)))[1]
-        except TensorOptError:
-            detail = None  # the engine says why
+        detail, _ = self.context.detail_or_why(data, point)  # without it the engine says why
         return quick(data, view, str(entry.folder), detail)
 
     def whole(self, data: FrontierData, view: View) -> Why:

@@ -1,0 +1,255 @@
+"""The operators of the plan page: the graph by module and the table, which are linked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import dash_ag_grid as dag
+import dash_cytoscape as cyto
+import dash_mantine_components as dmc
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
+
+from ..context import Context
+from ..figures.graph import elements, stylesheet
+from ..figures.palette import palette
+from ..views.detail import graph_edges
+from ..views.operators import beside_rows, operator_rows
+from ..views.operators_table import bottom_rows, columns_of, table_rows
+from ..views.picture import ASPECT, NARROW_ASPECT, picture
+from .view_store import shown_point
+
+
+def graph() -> Any:
+    """The modules as boxes, with search and zoom."""
+    buttons = [
+        dmc.Button(text, id=f"picture-{name}", size="compact-xs", variant="default", **cast(Any, label))
+        for name, text, label in (
+            ("fit", "fit", {"aria-label": "Show the whole graph"}),
+            ("in", "+", {"aria-label": "Zoom in"}),
+            ("out", "−", {"aria-label": "Zoom out"}),
+        )
+    ]
+    search = dmc.TextInput(
+        id="picture-search", placeholder="find in the graph", size="xs", w=200, debounce=200,
+        **cast(Any, {"aria-label": "Find in the graph"}),
+    )  # fmt: skip
+    hint = "double border: computed again in backward; dashed: not all its operators alike; thick: resharded"
+    return html.Div(
+        [
+            html.Div(
+                [search, html.Span(id="picture-found", className="muted small"), html.Span(className="grow"),
+                 *buttons],
+                className="row tight above",
+            ),
+            _graph_picture(),
+            html.P(hint, className="hint"),
+        ]
+    )  # fmt: skip
+
+
+def _graph_picture() -> Any:
+    return html.Div(
+        [
+            cyto.Cytoscape(
+                id="plan-picture",
+                elements=[],
+                stylesheet=[],
+                layout={"name": "preset", "fit": True, "padding": 12},
+                style={"width": "100%", "height": "430px"},
+                autoungrabify=True,
+                boxSelectionEnabled=False,
+                minZoom=0.15,
+                maxZoom=2.5,
+                # The wheel is the page's.
+                userZoomingEnabled=False,
+                clearOnUnhover=True,
+            ),
+            html.Div(id="picture-tip", className="tip", role="tooltip", hidden=True),
+        ],
+        className="picture",
+    )
+
+
+FIGURE = (
+    "params.value == null ? '' : params.value === 0 ? '0' : "
+    "Math.abs(params.value) < 0.001 ? '< 0.001' : d3.format(',.3r')(params.value)"
+)
+"""Three figures; what is next to nothing is not written out to its eighth digit."""
+
+
+def table() -> Any:
+    """The operators, with search and what narrows them to a module."""
+
+    def number(field: str, name: str, width: int = 128, tip: str = "") -> dict[str, Any]:
+        return {
+            "field": field, "headerName": name, "headerTooltip": tip, "type": "rightAligned", "width": width,
+            "valueFormatter": {"function": FIGURE},
+        }  # fmt: skip
+
+    return html.Div(
+        [
+            html.Div(
+                [
+                    dmc.TextInput(
+                        id="operator-search", placeholder="search operators, modules, dims", size="xs", w=280,
+                        debounce=200, **cast(Any, {"aria-label": "Search operators"}),
+                    ),
+                    dmc.Button("all modules", id="operator-all", size="compact-xs", variant="default"),
+                    html.Span(id="operator-shown", className="muted small"),
+                ],
+                className="row above",
+            ),
+            dag.AgGrid(
+                id="operators",
+                # None of them grows with the window: the grid (35.3) then never shows its rows where there is
+                # no room to grow into, as on every window below 1,200 px.
+                columnDefs=[
+                    {"field": "group", "headerName": "operator", "width": 190, "pinned": "left"},
+                    {"field": "module", "headerName": "module", "width": 240,
+                     "tooltipField": "module"},
+                    {"field": "axes", "headerName": "split by", "width": 238,
+                     "tooltipField": "axes"},
+                    {"field": "options", "headerName": "stored in shards", "width": 150,
+                     "tooltipField": "options"},
+                    number("memory", "memory", 112,
+                           tip="parameters, gradients, optimizer state; below, what else is at the peak"),
+                    number("compute", "compute", 112, tip="forward and backward, without what runs again"),
+                    number("communication", "communication", 156, tip="waited for or hidden"),
+                    number("kept", "keeps", 108,
+                           tip="for backward, of one micro-batch; the total has what is alive at the peak"),
+                    {"field": "source", "headerName": "figures", "width": 110},
+                    {"field": "node", "hide": True, "filter": "agTextColumnFilter"},
+                ],
+                rowData=[],
+                getRowId="params.data.group",
+                columnSize=None,
+                defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True,
+                               "suppressHeaderFilterButton": True},
+                dashGridOptions={
+                    "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
+                    "rowHeight": 30, "headerHeight": 34, "animateRows": False,
+                    # As in the table of points: tab leaves it.
+                    "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
+                },
+                className="grid",
+                style={"height": 520},
+            ),
+        ]
+    )  # fmt: skip
+
+
+def register(app: Dash, context: Context) -> None:
+    _register_table(app, context)
+    _register_graph(app)
+
+
+def _register_table(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("operators", "rowData"),
+        Output("operators", "columnDefs"),
+        Output("plan-picture", "elements"),
+        Output("plan-picture", "stylesheet"),
+        Output("plan-legend", "children"),
+        Output("operators", "dashGridOptions", allow_duplicate=True),
+        Input("plan-pick", "data"),
+        Input("scheme", "data"),
+        State("page", "data"),
+        State("operators", "columnDefs"),
+        State("operators", "dashGridOptions"),
+        State("narrow", "data"),
+        prevent_initial_call=True,
+    )
+    def draw(pick: Any, scheme: Any, page: Any, columns: Any, options: Any, narrow: Any) -> Any:
+        data, view = shown_point(context, pick, page, "plan")
+        if data is None or view.point is None:
+            return (no_update,) * 6
+        detail, _ = context.detail_or_why(data, view.point)
+        rows = operator_rows(data.exploration, view.point, detail)
+        aspect = NARROW_ASPECT if narrow else ASPECT
+        found = picture(rows, graph_edges(data.exploration, detail), aspect)
+        node_of = {group: node.key for node in found.nodes for group in node.groups}
+        heads = columns_of(columns, rows, data.units)
+        below = bottom_rows(beside_rows(data.exploration, view.point, detail), data.units)
+        options = {**options, "pinnedBottomRowData": below}
+        legend = _legend(found.legend, str(scheme))
+        return (
+            table_rows(rows, node_of, data.units),
+            heads,
+            elements(found),
+            stylesheet(str(scheme)),
+            legend,
+            options,
+        )
+
+    @app.callback(
+        Output("operators", "dashGridOptions"),
+        Output("operators", "filterModel"),
+        Output("operator-shown", "children"),
+        Input("operator-search", "value"),
+        Input("plan-picture", "tapNodeData"),
+        Input("operator-all", "n_clicks"),
+        State("operators", "dashGridOptions"),
+        prevent_initial_call=True,
+    )
+    def narrow(search: Any, node: Any, _: Any, options: Any) -> Any:
+        """A tapped module shows its operators; the search narrows what is shown."""
+        options = {**options, "quickFilterText": str(search or "")[:80]}
+        key = node.get("id") if isinstance(node, Mapping) and ctx.triggered_id == "plan-picture" else None
+        if ctx.triggered_id == "operator-search":
+            return options, no_update, no_update
+        if key is None:
+            return options, {}, ""
+        return options, {"node": {"filterType": "text", "type": "equals", "filter": key}}, f"in {key}"
+
+    @app.callback(
+        Output("plan-picture", "stylesheet", allow_duplicate=True),
+        Input("operators", "selectedRows"),
+        State("plan-picture", "elements"),
+        State("scheme", "data"),
+        prevent_initial_call=True,
+    )
+    def link(selected: Any, drawn: Any, scheme: Any) -> Any:
+        """A selected operator marks its module."""
+        groups = {r.get("group") for r in selected or () if isinstance(r, Mapping)}
+        base = stylesheet(str(scheme))
+        colours = palette(str(scheme))
+        for element in drawn or ():
+            data = element.get("data", {})
+            if groups & set(data.get("groups", ())):
+                mark = {"background-color": colours.select, "color": colours.surface}
+                base.append({"selector": f'node[id = "{data["id"]}"]', "style": mark})
+        return base
+
+
+def _register_graph(app: Dash) -> None:
+    """What needs no server: zoom, search and tooltips of the graph."""
+
+    def browser(name: str, *signature: Any) -> None:
+        app.clientside_callback(ClientsideFunction("picture", name), *signature, prevent_initial_call=True)
+
+    browser(
+        "zoom",
+        Output("picture-fit", "title"),
+        *(Input(f"picture-{name}", "n_clicks") for name in ("fit", "in", "out")),
+    )
+    browser(
+        "find",
+        Output("picture-found", "children"),
+        Input("picture-search", "value"),
+        Input("plan-picture", "elements"),
+    )
+    browser(
+        "tip",
+        Output("picture-tip", "title"),
+        Input("plan-picture", "mouseoverNodeData"),
+        Input("plan-picture", "mouseoverEdgeData"),
+    )
+
+
+def _legend(legend: tuple[tuple[str, int], ...], scheme: str) -> Any:
+    colours = palette(scheme)
+    return [
+        html.Span([html.Span(className="swatch", style={"background": colours.series[number]}), axes])
+        for axes, number in legend
+    ]

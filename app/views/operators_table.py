@@ -1,0 +1,70 @@
+"""The table of a plan's operators: its heads, its rows, and the rows that stand below them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tensoropt.report.rows import Share
+
+from .operators import OperatorRow
+from .units import Units
+
+Json = dict[str, Any]
+
+
+def table_rows(rows: Sequence[OperatorRow], node_of: Mapping[str, str], units: Units) -> list[Json]:
+    """A row per operator, figures in the page's units.
+
+    Args:
+        node_of: operator -> its box in the graph.
+    """
+    unit, time = units.memory, units.time
+    return [
+        {
+            "group": o.group,
+            "module": o.module,
+            "axes": o.axes,
+            "options": o.options,
+            "memory": _known(unit.of, o.memory_bytes),
+            "compute": _known(time.of, o.compute_s),
+            "communication": _known(time.of, o.communication_s),
+            "kept": _known(unit.of, o.kept_bytes),
+            "source": o.source,
+            "node": node_of.get(o.group, ""),
+        }
+        for o in rows
+    ]
+
+
+def _known(of: Callable[[float], float], figure: float | None) -> float | None:
+    """A cell is blank where there is no figure."""
+    return None if figure is None else of(figure)
+
+
+def columns_of(columns: Sequence[Json], rows: Sequence[OperatorRow], units: Units) -> list[Json]:
+    """The columns with units in their heads, without modules where none is known, as in ONNX files."""
+    unit, time = units.memory.name, units.time.name
+    heads = {
+        "memory": f"memory, {unit}",
+        "compute": f"compute, {time}",
+        "communication": f"communication, {time}",
+        "kept": f"keeps, {unit}",
+    }
+    told = [{**c, "headerName": heads.get(c["field"], c.get("headerName"))} for c in columns]
+    named = any(o.module for o in rows)
+    return [{**c, "hide": not named} if c["field"] == "module" else c for c in told]
+
+
+def bottom_rows(shares: Sequence[Share], units: Units) -> list[Json]:
+    """What stands below the operators; nothing instead of zero."""
+    unit, time = units.memory, units.time
+    return [
+        {
+            "group": share.title,
+            "memory": unit.of(share.memory_bytes) or None,
+            "compute": time.of(share.compute_s) or None,
+            "communication": time.of(share.communication_s) or None,
+        }
+        for share in shares
+    ]

@@ -52,11 +52,27 @@ window.dash_clientside = window.dash_clientside || {};
     if (!document.hidden) document.title = document.title.replace(/^● /, "");
   });
 
-  // Dash hears of addresses that it wrote itself only.
+  // Dash hears of addresses that it wrote itself only. It writes one that it still holds again: all parts are told.
   window.addEventListener("popstate", () => {
-    const { pathname, search } = window.location;
-    window.dash_clientside.set_props("url", { pathname, search });
+    const { pathname, search, hash, href } = window.location;
+    window.dash_clientside.set_props("url", { pathname, search, hash, href });
   });
+
+  // The plot with its axes as they are, null before it is drawn.
+  function drawnPlot() {
+    const plot = document.querySelector("#graph .js-plotly-plot");
+    return plot && plot._fullLayout ? plot : null;
+  }
+
+  // All of the frontier, over the axes of now: a double click, and the button that resets, go to what Plotly drew first.
+  document.addEventListener("mousedown", (event) => {
+    const plot = event.target.closest && event.target.closest("#graph") && drawnPlot();
+    const whole = plot && plot.layout.meta && plot.layout.meta.whole;
+    if (!whole) return;
+    [plot._fullLayout.xaxis, plot._fullLayout.yaxis].forEach((axis, i) => {
+      [axis._rangeInitial0, axis._rangeInitial1] = whole[i];
+    });
+  }, true);
 
   window.dash_clientside.tensoropt = {
     // What the browser's tab says: which page, and of what.
@@ -72,11 +88,11 @@ window.dash_clientside = window.dash_clientside || {};
 
     // What a person zoomed into, kept while the plot is drawn anew; nothing once all is shown again.
     zoom: function (moved, kept) {
-      const plot = document.querySelector("#graph .js-plotly-plot");
+      const plot = drawnPlot();
       const names = Object.keys(moved || {});
-      if (!plot || !plot._fullLayout || !names.some((n) => /^[xy]axis\./.test(n))) return SAME();
-      if (names.some((n) => n.endsWith("autorange"))) return null;
+      if (!plot || !names.some((n) => /^[xy]axis\./.test(n))) return SAME();
       const { xaxis, yaxis, uirevision } = plot._fullLayout;
+      if (same([xaxis.range, yaxis.range], plot.layout.meta.whole)) return null;
       return { x: xaxis.range.slice(), y: yaxis.range.slice(), of: uirevision };
     },
 
@@ -233,8 +249,9 @@ window.dash_clientside = window.dash_clientside || {};
     if (document.documentElement.dataset.page !== "frontier") return;
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const at = document.activeElement;
-    const inPlot = at && at.id === "plot";
-    if (at && at !== document.body && at.id !== "content" && !inPlot) return;
+    // Links and buttons want none of these keys; fields, tables and sliders do.
+    const idle = !at || at === document.body || at.matches("#content, #plot, nav a, button:not([role]):not([aria-haspopup])");
+    if (!idle) return;
     const step = STEPS[event.key];
     const word = ENDS[event.key];
     if (step === undefined && word === undefined) return;

@@ -62,7 +62,7 @@ def frontier_figure(
     whole = np.flatnonzero(data.passing(view) & data.on_frontier)
     frame = _layout(data, view, whole, colours)
     # Names of marks keep their places in a zoom, which only the browser knows the end of.
-    ends = frame["xaxis"]["range"], frame["yaxis"]["range"]
+    ends = frame["meta"]["whole"]
     if window is not None and window.of == frame["uirevision"]:
         # Plotly itself keeps a zoom only while the ranges that it is given stay the same; lines below the
         # frontier change them.
@@ -258,17 +258,21 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         positive = parts[parts > 0]
         low_y = min(low_y, positive.min() if view.log_y and len(positive) else parts.min())
     named = view.marks and bool(data.by_planners.any())
+    ends = (
+        _range(xs.min(), right, view.log_x),
+        _range(low_y, ys.max(), view.log_y, *([0.1, 0.12] if named else [])),
+    )
     return layout(
         colours,
         xaxis={
             **_axis(axes.x.title, colours),
             **_scale(view.log_x),
-            "range": _range(xs.min(), right, view.log_x),
+            "range": list(ends[0]),
         },
         yaxis={
             **_axis(axes.y.title, colours),
             **_scale(view.log_y),
-            "range": _range(low_y, ys.max(), view.log_y, *([0.1, 0.12] if named else [])),
+            "range": list(ends[1]),
         },
         dragmode="zoom",
         hovermode="closest",
@@ -276,8 +280,9 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         # Plotly keeps a person's zoom as long as this text stays the same: what changes the axes resets it.
         uirevision=f"{view.exploration}/{axes.key}/{view.log_x}/{view.log_y}/{view.mesh}/{view.micro}/{view.devices}",
         shapes=shapes(data, view, colours),
-        # Sliders that are dragged answer in the browser over the usual axes only.
-        meta={"usual": axes.over_memory and axes.up_time},
+        # Sliders that are dragged answer in the browser over the usual axes only. A double click shows the
+        # whole again, for which Plotly by itself takes the axes that it drew first.
+        meta={"usual": axes.over_memory and axes.up_time, "whole": ends},
         annotations=[
             _capacity_text(data, view, capacity if in_view else None, colours) | {"visible": axes.over_memory}
         ],

@@ -97,7 +97,7 @@ def _plot() -> Any:
         html.Div(
             dcc.Graph(
                 id="graph",
-                config=cast(Any, GRAPH_CONFIG),
+                config=cast(Any, GRAPH_CONFIG | {"doubleClick": "reset"}),
                 style={"height": 400},
                 figure={"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}},
             ),

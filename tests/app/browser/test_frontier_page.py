@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -170,6 +171,7 @@ def test_axes_lines_and_filters_are_in_the_url(site: Any, opened: Callable[..., 
     assert again.evaluate("document.querySelector('#graph .js-plotly-plot').layout.xaxis.type") == "log"
 
 
+PLOT = "document.querySelector('#graph .js-plotly-plot')"
 RANGES = """() => {
   const l = document.querySelector('#graph .js-plotly-plot')._fullLayout;
   return [...l.xaxis.range, ...l.yaxis.range];
@@ -251,6 +253,77 @@ def test_another_exploration_is_drawn_with_the_answer_to_its_choice(
     # The ring is where the card says.
     memory = page.evaluate(f"({RING})()")
     assert page.inner_text("#card strong").startswith(f"{memory:.3g}")
+
+
+PLOT = "document.querySelector('#graph .js-plotly-plot')"
+RANGES = """() => {
+  const l = document.querySelector('#graph .js-plotly-plot')._fullLayout;
+  return [l.xaxis.range, l.yaxis.range];
+}"""
+
+
+def choose(page: Any, label: str, title: str) -> None:
+    page.click("#exploration")
+    page.click(f"[role=option]:has-text('{label}'):visible")
+    page.wait_for_selector(f"#card-title:text-matches('{title}')")
+    page.wait_for_timeout(1500)  # what follows an answer; changes that are closer are one step of the history
+
+
+def test_a_double_click_shows_all_of_what_is_drawn_now(site: Any, opened: Callable[..., Any]) -> None:
+    """Not of what was drawn first."""
+    page = drawn(opened(site.url(query="x=opened-long&point=2")))
+    choose(page, "small", "of 8")
+    page.click("text=log memory")
+    page.wait_for_function(
+        "document.querySelector('#graph .js-plotly-plot')._fullLayout.xaxis.type === 'log'"
+    )
+    page.wait_for_timeout(500)
+    whole, box = page.evaluate(RANGES), page.locator("#graph .nsewdrag").first.bounding_box()
+    x, y = box["x"] + 0.6 * box["width"], box["y"] + 0.2 * box["height"]
+    page.mouse.dblclick(x, y)
+    page.wait_for_timeout(800)
+    assert page.evaluate(RANGES) == whole
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 100, y + 100, steps=4)
+    page.mouse.up()
+    page.wait_for_function(f"w => JSON.stringify(({RANGES})()) !== w", arg=json.dumps(whole))
+    page.mouse.dblclick(x, y)
+    page.wait_for_timeout(800)
+    assert page.evaluate(RANGES) == whole
+
+
+def test_back_goes_one_choice_back_and_forward_returns(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&point=2")), "Point 2 of 8")
+    choose(page, "long", "of 20000")
+    choose(page, "gpt2 on dgx-h100", "of 155")
+    page.go_back()
+    page.wait_for_selector("#card-title:text-matches('of 20000')")
+    page.go_back()
+    page.wait_for_selector("#card-title:text-matches('Point 2 of 8')")
+    page.go_forward()
+    page.wait_for_selector("#card-title:text-matches('of 20000')")
+    page.go_forward()
+    page.wait_for_selector("#card-title:text-matches('of 155')")
+
+
+def test_keys_work_after_a_link_or_a_button(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&point=4")), "Point 4 of 8")
+    page.click("#nav-export")
+    page.wait_for_selector("#command-0")
+    page.click("#nav-frontier")
+    page.wait_for_selector("#plot", state="visible")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#card-title:text-matches('Point 5 of 8')")
+    page.click("#pick-leanest")
+    page.wait_for_selector("#card-title:text-matches('Point 1 of 8')")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#card-title:text-matches('Point 2 of 8')")
+    # Of a field they are its own.
+    page.focus("#headroom")
+    page.keyboard.press("End")
+    page.wait_for_timeout(500)
+    assert select_title(page).startswith("Point 2 of 8")
 
 
 def test_an_exploration_that_is_gone_is_said(site: Any, opened: Callable[..., Any]) -> None:

@@ -99,8 +99,8 @@ def missing(data: FrontierData, point: int, why: str) -> str:
         "A pipeline is simulated by stages: what a single operator in it takes is not kept. Below the "
         "operators in the table stand the places that the stages are on."
     )
-    waits = " In the timeline, work lasts as long as its host takes to issue it: the device waits for it."
-    return told + (waits if found.host_bound else "")
+    host = ", and its host, which is slower than the device" if found.host_bound else ""
+    return f"{told} A bar of the timeline is a stage's work with what it waits for inside: collectives{host}."
 
 
 def headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:

@@ -7,7 +7,7 @@ simulator saw, as plain data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +17,7 @@ from tensoropt.cluster import Mesh
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.plans import plan_part
 from tensoropt.pipeline.stages import is_crossing
+from tensoropt.pipeline.timing import NO_MICRO_BATCH
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
@@ -31,6 +32,8 @@ PHASES = {
     "W": "backward",
     "S": "send forward",
     "R": "send backward",
+    "G": "gradients",
+    "O": "optimizer",
 }
 
 
@@ -111,20 +114,29 @@ def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
             for row in _rows(found)
         ],
         "loads": [[load.compute_s, load.communication_s] for load in found.loads],
-        "events": [
-            [
-                f"{PHASES[h.kind]} of micro-batch {h.micro_batch}, stage {h.stage}",
-                f"device {h.place}" if h.kind in "FBIW" else f"link {h.place}",
-                h.start_s,
-                h.end_s - h.start_s,
-                PHASES[h.kind],
-                f"stage {h.stage}",
-            ]
-            for h in found.times.happenings
-        ],
+        "events": [list(event) for event in _events(found)],
         "curve": [[start_s, *kinds.tolist()] for start_s, kinds in found.memory_curve()],
         "owners": [list(owned) for owned in found.owners()],
     }
+
+
+Event = tuple[str, str, float, float, str, str]
+"""The fields of a :class:`~tensoropt.simulate.recording.TimelineEvent`."""
+
+
+def _events(found: PipelineEvaluation) -> Iterator[Event]:
+    """All actions and messages, what closes the step at each place, and what follows when all are done."""
+    for h in (*found.times.happenings, *found.times.closing):
+        phase, stage = PHASES[h.kind], f"stage {h.stage}"
+        whose = stage if h.micro_batch == NO_MICRO_BATCH else f"micro-batch {h.micro_batch}, {stage}"
+        lane = "device" if h.kind in "FBIWO" else "link"
+        yield f"{phase} of {whose}", f"{lane} {h.place}", h.start_s, h.end_s - h.start_s, phase, stage
+    after_s = found.total_s - found.times.total_s
+    if after_s > 0:
+        last = len(found.stages) - 1
+        place = found.strategy.place_of(last)
+        name = "results to all ranks, gradients of tied parameters"
+        yield name, f"link {place}", found.times.total_s, after_s, "communication", f"stage {last}"
 
 
 def _rows(found: PipelineEvaluation) -> list[OperatorRow]:

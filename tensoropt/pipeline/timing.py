@@ -106,7 +106,11 @@ class StageSeconds:
 
 
 class Happening(NamedTuple):
-    """An action, or a message (``S`` of an activation, ``R`` of a gradient), from when to when."""
+    """An action, or a message (``S`` of an activation, ``R`` of a gradient), from when to when.
+
+    Behind a place's last action follow the reduction of its gradients (``G``) and each stage's optimizer
+    (``O``), of no micro-batch.
+    """
 
     kind: str
     place: int
@@ -114,6 +118,9 @@ class Happening(NamedTuple):
     micro_batch: int
     start_s: float
     end_s: float
+
+
+NO_MICRO_BATCH = -1
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,7 @@ class ScheduleTimes:
             it stands still.
         waiting_s: per place what it waits for parameters to be gathered and gradients to be reduced.
         happenings: all actions and messages, place by place in order.
+        closing: what follows a place's last action until its stages are done.
     """
 
     total_s: float
@@ -133,6 +141,7 @@ class ScheduleTimes:
     sending_s: tuple[float, ...]
     waiting_s: tuple[float, ...]
     happenings: tuple[Happening, ...]
+    closing: tuple[Happening, ...]
 
     def idle_s(self, place: int) -> float:
         """Seconds in which a place waits for others."""
@@ -203,14 +212,20 @@ class _Run:
                     left -= 1
             assert left < before, "a schedule waits for itself"
         ends = [max(times) for times in zip(self.now, self.reduced, strict=True)]
+        closing = []
         for place, (end, now) in enumerate(zip(ends, self.now, strict=True)):
             self.waiting[place] += end - now
+            if end > now:
+                closing.append(Happening("G", place, self.actions[place][-1].stage, NO_MICRO_BATCH, now, end))
         for stage, seconds in enumerate(self.stages):
             place = self.place_of[stage]
+            start = ends[place]
             ends[place] += seconds.sync_s
             self.working[place] += seconds.sync_s
+            if seconds.sync_s:
+                closing.append(Happening("O", place, stage, NO_MICRO_BATCH, start, ends[place]))
         of_places = (tuple(self.working), tuple(self.sending), tuple(self.waiting))
-        return ScheduleTimes(max(ends), *of_places, tuple(self.found))
+        return ScheduleTimes(max(ends), *of_places, tuple(self.found), tuple(closing))
 
     def _gathered(self) -> list[float]:
         """Per stage when its parameters are there: a place gathers those of its stages in order."""

@@ -17,6 +17,7 @@ from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.frontier_table import split_words
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.settings import Settings
+from tensoropt.profiling.overheads import Overheads
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
 from tensoropt.session.run_report import versions
@@ -125,6 +126,19 @@ def test_its_places_take_what_the_headline_says(found: PipelineEvaluation, explo
     assert detail(replace(explored, points=(replace(point, pipeline=record),)), 0).places == ()
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_its_timeline_ends_with_the_step(explored: Exploration, schedule: str) -> None:
+    """Optimizer, and the results' way to all ranks, are in it."""
+    strategy = split_along_the_batch(problem(four).graph, (2,), (4, 2, 2), schedule)
+    found = evaluated(strategy, overheads=Overheads(step_s=1.0))
+    one = replace(explored, points=(pipelined_point(found, MESH, space=0),))
+    told, point = detail(one, 0), one.points[0]
+    assert max(event.start_s + event.duration_s for event in told.timeline) == pytest.approx(point.time_s)
+    assert sum(event.phase == "optimizer" for event in told.timeline) == 2
+    busy = [sum(e.duration_s for e in told.timeline if e.lane == f"device {place}") for place in (0, 1)]
+    assert busy == pytest.approx(found.times.working_s)
+
+
 def test_a_place_that_waits_for_its_host_is_said_to(explored: Exploration) -> None:
     slow = replace(explored.points[0], host_s=1000.0, idle_s=900.0)
     assert "idle, or waiting for the host" in detail(replace(explored, points=(slow,)), 0).headline()
@@ -135,7 +149,7 @@ def test_its_timeline_has_a_lane_for_every_place_and_its_messages(explored: Expl
     assert {event.lane for event in told.timeline} == {"device 0", "device 1", "link 0", "link 1"}
     first = min(told.timeline, key=lambda event: event.start_s)
     assert first.name == "forward of micro-batch 0, stage 0"
-    sends = [event for event in told.timeline if event.lane.startswith("link")]
+    sends = [event for event in told.timeline if event.phase.startswith("send")]
     assert len(sends) == 8
     assert {event.phase for event in sends} == {"send forward", "send backward"}
 

@@ -93,6 +93,13 @@ def micro_batches(value: Any) -> str:
     return micro
 
 
+def divides(micro: str, batch: int) -> None:
+    """Whether each of the counts divides the batch; raises :class:`RequestError`."""
+    for count in map(int, micro.split(",") if micro != "auto" else ()):
+        if batch % count:
+            raise RequestError(f"{count} micro-batches do not divide the batch of {batch}; use a divisor")
+
+
 def dims(value: Any) -> list[str]:
     """``name=size`` words; raises :class:`RequestError`."""
     found = words(value)

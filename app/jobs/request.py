@@ -279,10 +279,12 @@ def request_from(
     else:
         source = str(model)
         label = source.removeprefix("zoo:")
-        if label not in {m.name for m in list_models()}:
+        usual = {m.name: m.batch for m in list_models()}
+        if label not in usual:
             raise RequestError("choose a model from the list, or upload an ONNX file")
         batch = fields.batch(form.get("batch"))
         options = [] if batch is None else ["--batch", str(batch)]
+        fields.divides(fields.micro_batches(form.get("micro")), batch or usual[label])
     planners, devices = planners_from(form.get("planners")), fields.device_counts(form.get("devices"))
     if planners and devices:
         raise RequestError(

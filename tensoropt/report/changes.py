@@ -216,6 +216,9 @@ def _with_count(exploration: Exploration, count: int, places: int = 1) -> Change
     key, title = f"{MICRO_BATCHES}:{count}", f"{count * places} micro-batches"
     remark = "" if places == 1 else f"{count} for each of {places} places"
     try:
+        batch = exploration.model.batch
+        if batch and batch % (count * places):
+            return Change(key, title, remark, f"{title} do not divide the batch of {batch}")
         if count in searched_counts(exploration):
             return Change(key, title, remark, SEARCHED)
         if exploration.settings.get("mode") == "inference":

@@ -113,6 +113,7 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
         ({"per_node": float("nan")}, "is no number"),
         ({"nodes": 10**9}, "nodes: between 1 and"),
         ({"micro": "1;rm -rf"}, "neither auto nor a list"),
+        ({"micro": "1,3", "batch": 8}, "3 micro-batches do not divide the batch of 8"),
         ({"epsilon": 300}, "between 0 and 100 %"),
         ({"max_points": 1}, "at least 2"),
         ({"batch": -1}, "the batch: between 1 and"),

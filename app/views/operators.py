@@ -168,6 +168,8 @@ def _groups(exploration: Exploration) -> dict[str, Group]:
 TOTAL = "total"
 HEADLINE = "fullest, busiest device"
 """Whose memory and whose seconds the headline has, where devices have different loads."""
+ALL_MESSAGES = "fullest, busiest; all messages"
+"""The same of a placed plan, whose headline counts the messages of all devices."""
 
 
 def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share, ...]:
@@ -180,7 +182,8 @@ def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share,
     if detail is None:
         return ()
     if point.carried is not None:
-        headline = Share(HEADLINE, point.memory_bytes, point.compute_s, point.communication_s)
+        title = HEADLINE if point.placed is None else ALL_MESSAGES
+        headline = Share(title, point.memory_bytes, point.compute_s, point.communication_s)
         return (*detail.places, headline)
     operators, beside = detail.shares()
     process = Share(KIND_TITLES[PROCESS], sum(point.terms.values()), 0.0, 0.0)

@@ -30,6 +30,8 @@ KIND_TITLES = {
 }
 PROCESS = "process"
 PROVEN = "proven"
+IN_COMPUTE = "in compute"
+"""Where a placed plan's host is: its operators take what the slower of device and host takes."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +175,15 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
         ("compute", a.compute_s, b.compute_s),
         ("communication", a.communication_s, b.communication_s),
         ("waited for", a.exposed_s, b.exposed_s),
-        ("host", a.host_s, b.host_s),
     ]
+    of_host = [IN_COMPUTE if x.placed is not None else time.text(x.host_s) for x in (a, b)]
+    host: tuple[Difference, ...] = (_changed("host", a.host_s, b.host_s, time.text),)
+    if IN_COMPUTE in of_host:
+        host = _words("host", *of_host)
     found = [
         *(_changed(label, x, y, unit.text) for label, x, y in (sizes[0],)),
         *(_changed(label, x, y, time.text) for label, x, y in times),
+        *host,
         *(_changed(label, x, y, unit.text) for label, x, y in sizes[1:]),
         *_words("plan", data.exploration.names[row], data.exploration.names[other]),
         *_words("mesh", data.mesh[row], data.mesh[other]),

@@ -103,6 +103,21 @@ def budget(options: argparse.Namespace, device_bytes: Callable[[], float]) -> fl
     return whole - kept if memory is None else min(memory, whole - kept)
 
 
+def point_index(number: int | None, found: Any) -> int | None:
+    """The index in ``all_points`` of the point that people call by a number from 1; None for none.
+
+    Raises:
+        TensorOptError: there is none of that number; says which there are.
+    """
+    if number is None:
+        return None
+    count, whole = len(found.points), len(found.all_points)
+    if not 1 <= number <= whole:
+        others = f", plans of other planners are {count + 1} to {whole}" if whole > count else ""
+        raise TensorOptError(f"there is no point {number}; the frontier has points 1 to {count}{others}")
+    return number - 1
+
+
 def limits(options: argparse.Namespace) -> dict[str, Any]:
     """``--memory``, ``--time`` and ``--knee`` as the functions that choose a point take them."""
     return {

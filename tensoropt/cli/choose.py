@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
-from tensoropt.cli.arguments import add_folder, add_headroom, budget, limits
+from tensoropt.cli.arguments import add_folder, add_headroom, budget, limits, point_index
 from tensoropt.cli.device_profile import profile_answer
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
@@ -28,6 +28,12 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--time", metavar="0.5", help="the leanest plan within this time per step (seconds, 500ms)"
     )
     which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
+    which.add_argument(
+        "--point",
+        type=int,
+        metavar="N",
+        help="its number, from 1; after the frontier's those of other planners",
+    )
     verb.add_argument("--out", metavar="plan.json", help="where to write the plan")
     add_amount(verb)
 
@@ -45,9 +51,15 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.plan.rates import RatesOf, kinds_of
     from tensoropt.report.rate_words import rate_lines, rates_data
     from tensoropt.report.table import point_lines, points_data, run_line
-    from tensoropt.saved import chosen_point
+    from tensoropt.saved import chosen_point, opened
 
-    found, index = chosen_point(options.dir, devices=options.devices, **wanted)
+    if options.point is not None:
+        if options.devices is not None:
+            raise TensorOptError("--point is of one exploration; name its folder instead of giving --devices")
+        found = opened(options.dir)
+        index = point_index(options.point, found) or 0
+    else:
+        found, index = chosen_point(options.dir, devices=options.devices, **wanted)
     plan = found.plan(index)
     tariff.check(kinds_of(found))
     rated = RatesOf(found, tariff)

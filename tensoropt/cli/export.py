@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from tensoropt.cli.amounts import OF_AMOUNT, add_amount, amount_option, tariff_option
-from tensoropt.cli.arguments import add_folder, add_headroom, budget
+from tensoropt.cli.arguments import add_folder, add_headroom, budget, point_index
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -67,10 +67,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 def _sheet(options: argparse.Namespace, found: Any) -> dict[str, Any]:
     """What the sheet is told; wrong values are refused before anything is written."""
-    if options.point is not None and not 1 <= options.point <= len(found.points):
-        raise TensorOptError(
-            f"there is no point {options.point}; the frontier has points 1 to {len(found.points)}"
-        )
+    point = point_index(options.point, found)
 
     def device_bytes() -> float:
         from tensoropt.cluster import Cluster
@@ -79,7 +76,7 @@ def _sheet(options: argparse.Namespace, found: Any) -> dict[str, Any]:
 
     budget(options, device_bytes)  # says what is wrong with either
     return {
-        "point": None if options.point is None else options.point - 1,
+        "point": point,
         "memory_bytes": parse_bytes(options.memory) if options.memory is not None else None,
         "headroom": 0.0 if options.headroom is None else _share(options.headroom, device_bytes()),
         "tariff": tariff_option(options),

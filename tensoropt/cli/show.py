@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
-from tensoropt.cli.arguments import add_folder, limits
+from tensoropt.cli.arguments import add_folder, limits, point_index
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -66,11 +66,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.saved import opened, show
 
     found = opened(options.dir)
-    if options.point is not None and not 1 <= options.point <= len(found.points):
-        raise TensorOptError(
-            f"there is no point {options.point}; the frontier has points 1 to {len(found.points)}"
-        )
-    told = show(found, None if options.point is None else options.point - 1, **wanted)
+    told = show(found, point_index(options.point, found), **wanted)
     summed = found.all_points[told.point].carried is None
     tariff.check(kinds_of(found))
     rated = RatesOf(found, tariff)

@@ -216,17 +216,21 @@ def _with_count(exploration: Exploration, count: int, places: int = 1) -> Change
     key, title = f"{MICRO_BATCHES}:{count}", f"{count * places} micro-batches"
     remark = "" if places == 1 else f"{count} for each of {places} places"
     try:
-        batch = exploration.model.batch
-        if batch and batch % (count * places):
-            return Change(key, title, remark, f"{title} do not divide the batch of {batch}")
+        if places > 1:
+            # That the count of each place was searched says nothing of all.
+            _counts(exploration, _with_micro_batches(exploration, count * places))
         if count in searched_counts(exploration):
             return Change(key, title, remark, SEARCHED)
         if exploration.settings.get("mode") == "inference":
             return Change(key, title, remark, "inference has one micro-batch")
-        _counts(exploration, replace(Settings.from_dict(exploration.settings), micro_batches=(count,)))
+        _counts(exploration, _with_micro_batches(exploration, count))
     except TensorOptError as error:
         return Change(key, title, remark, str(error))
     return Change(key, title, remark or f"beside {', '.join(map(str, searched_counts(exploration)))}")
+
+
+def _with_micro_batches(exploration: Exploration, count: int) -> Settings:
+    return replace(Settings.from_dict(exploration.settings), micro_batches=(count,))
 
 
 def was_searched(change: Change) -> bool:

@@ -86,16 +86,17 @@ def explore_line(exploration: Exploration, out: str) -> str:
 
 
 def choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
-    """The line that chooses a point; nothing for a planner's, which is no point of the frontier."""
+    """The line that chooses a point."""
     point = exploration.all_points[index]
+    # A budget a byte above the point's own memory selects it: the next point needs more. Plans of other
+    # planners are no points of the frontier: no limit selects them.
+    which = f"--memory {int(point.memory_bytes) + 1}"
     if index >= len(exploration.points):
-        return ()
-    # A budget a byte above the point's own memory selects it: the next point needs more.
-    budget = int(point.memory_bytes) + 1
+        which = f"--point {index + 1}"
     return (
         Command(
             f"Make this plan ({format_bytes(point.memory_bytes)})",
-            f"tensoropt choose {shlex.quote(folder)} --memory {budget} --out plan.json",
+            f"tensoropt choose {shlex.quote(folder)} {which} --out plan.json",
         ),
     )
 

@@ -124,10 +124,14 @@ def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
 
 
 def points_data(exploration: Exploration, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:
-    """Points as plain data, with the words of the CSV."""
+    """Points as plain data, with the words of the CSV.
+
+    Args:
+        indices: in ``all_points``; the frontier's without.
+    """
     rows = []
     for i in range(len(exploration.points)) if indices is None else indices:
-        p = exploration.points[i]
+        p = exploration.all_points[i]
         space = exploration.spaces[p.space]
         rows.append(
             {

@@ -205,6 +205,10 @@ def test_choose_by_memory_time_and_knee(run: Any, explored: Path) -> None:
     code, out, _ = run("choose", "out", "--knee")
     assert code == 0
     assert "per device" in out
+    code, out, _ = run("choose", "out", "--point", "1", "--json")
+    assert (code, json.loads(out)["point"]) == (0, 1)
+    refused(run("choose", "out", "--point", "0"), f"has points 1 to {len(points)}")
+    refused(run("choose", "out", "--point", "1", "--devices", "2"), "name its folder")
 
 
 def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) -> None:

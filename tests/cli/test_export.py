@@ -10,6 +10,7 @@ import pytest
 
 from tensoropt.cli.parser import main
 from tensoropt.cluster import load_cluster
+from tensoropt.plan import load_exploration, load_plan
 from tests.plan.explorations import small_exploration
 
 
@@ -35,6 +36,20 @@ def test_a_sheet_beside_the_csv_or_alone(folder: Path, capsys: pytest.CaptureFix
     for headroom in ("50%", "40GiB"):
         assert main(["export", "out", "--sheet", "h.html", "--headroom", headroom]) == 0
         assert "50 % headroom leaves of a H100-80GB of 40 GiB" in (folder / "h.html").read_text()
+
+
+def test_plans_of_other_planners_have_the_numbers_behind_the_frontiers(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = load_exploration("out")
+    replace(found, others=(replace(found.points[0], planner="zero"),)).save("more")
+    assert main(["choose", "more", "--point", "5", "--out", "plan.json"]) == 0
+    assert load_plan("plan.json").planner == "zero"
+    capsys.readouterr()
+    assert main(["choose", "more", "--point", "6"]) == 2
+    assert "points 1 to 4, plans of other planners are 5 to 5" in capsys.readouterr().err
+    assert main(["export", "more", "--sheet", "s.html", "--point", "5"]) == 0
+    assert "tensoropt choose more --point 5" in (folder / "s.html").read_text()
 
 
 REFUSED = {

@@ -83,8 +83,8 @@ def test_the_lines_follow_each_other(origin: str, again: str, from_: str) -> Non
     assert parsed(lines[3]).save == from_
 
 
-def test_a_mark_is_not_chosen_by_a_budget() -> None:
-    """It is no point of the frontier; its plan is downloaded."""
+def test_a_mark_is_chosen_by_its_number() -> None:
+    """It is no point of the frontier: no budget selects it."""
     found = replace(exploration(), others=(point(2.0**34, 0.9, planner="zero"),))
     lines = [c.line for c in commands(FrontierData.of(found), Entry("a", Path("/data/a"), "opened"), 8)]
-    assert not any(" choose " in line for line in lines)
+    assert "tensoropt choose /data/a --point 9 --out plan.json" in lines

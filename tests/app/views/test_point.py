@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from samples_app import GIB, exploration, point
+from dataclasses import replace
+
+from samples_app import GIB, exploration, placed, point
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.point import differences, dominant_words, point_card
@@ -41,6 +43,13 @@ def test_what_dominates_is_named() -> None:
     assert "kept activations (90 %)" in dominant_words(lean, 0)
     waiting = exploration([point(GIB, 1.0, compute_s=0.2, communication_s=0.8, exposed_s=0.8)])
     assert "communication (80 %)" in dominant_words(waiting, 0)
+
+
+def test_a_placed_plans_host_is_in_what_it_computes() -> None:
+    found = placed()
+    data, row = FrontierData.of(replace(found, points=(replace(found.points[0], host_s=0.2),))), 1
+    (host,) = [d for d in differences(data, 0, row) if d.label == "host"]
+    assert (host.first, host.second, host.change) == ("200 ms", "in compute", "")
 
 
 def test_only_what_differs_is_listed_with_its_change() -> None:

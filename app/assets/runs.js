@@ -286,8 +286,12 @@ window.dash_clientside = window.dash_clientside || {};
     const dash = Object.keys(DASHES)[Math.floor(number / COLOURS.length) % 4];
     return COLOURS[number % COLOURS.length] + (dash === "solid" ? "" : ", " + dash);
   };
-  // Names that are alike say nothing where there is no room for the columns that tell them apart.
-  functions.runName = (params) => (window.innerWidth < 700 && params.data.apart) || params.value;
+  // Names that are alike say nothing where there is no room for the columns that tell them apart; nor does a folder's
+  // name alone, which is all that tells some apart.
+  functions.runName = (params) => {
+    const apart = params.data.apart || "";
+    return window.innerWidth < 700 && apart && !apart.startsWith("(") ? apart : params.value;
+  };
   functions.openRun = (params) => {
     if (params.event.key === "Enter" && params.column.getColId() === "open") go(params.node.id);
   };

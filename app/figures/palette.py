@@ -126,7 +126,8 @@ def layout(colours: Palette, **more: Any) -> dict[str, Any]:
         },
         "xaxis": dict(axis),
         "yaxis": dict(axis),
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": colours.muted, "activecolor": colours.accent},
+        # Its buttons lie over what is written at the plot's corner.
+        "modebar": {"bgcolor": colours.surface, "color": colours.muted, "activecolor": colours.accent},
     }
     for name, value in more.items():
         base[name] = {**base.get(name, {}), **value} if isinstance(value, dict) else value

@@ -10,6 +10,8 @@ from ..views.units import Units
 from .palette import Palette, layout, palette
 
 Json = dict[str, Any]
+MOST_NAMED = 12
+"""Rows that all have their name, whatever the room; of more Plotly leaves some out."""
 PHASE_ORDER = ("forward", "backward", "optimizer")
 
 
@@ -69,6 +71,7 @@ def timeline_figure(events: Sequence[Any], units: Units, scheme: str) -> Json:
                 "categoryorder": "array",
                 "categoryarray": lanes,
                 "fixedrange": True,
+                **({"dtick": 1} if len(lanes) <= MOST_NAMED else {}),
             },
             legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
             margin={"l": 90, "r": 12, "t": 30, "b": 44},

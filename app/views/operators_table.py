@@ -38,8 +38,8 @@ def table_rows(rows: Sequence[OperatorRow], node_of: Mapping[str, str], units: U
 
 
 def _known(of: Callable[[float], float], figure: float | None) -> float | None:
-    """A cell is blank where there is no figure."""
-    return None if figure is None else of(figure)
+    """A cell is blank where there is no figure; rounded here, as the rest of the page is."""
+    return None if figure is None else float(f"{of(figure):.3g}")
 
 
 def columns_of(columns: Sequence[Json], rows: Sequence[OperatorRow], units: Units) -> list[Json]:
@@ -62,9 +62,9 @@ def bottom_rows(shares: Sequence[Share], units: Units) -> list[Json]:
     return [
         {
             "group": share.title,
-            "memory": unit.of(share.memory_bytes) or None,
-            "compute": time.of(share.compute_s) or None,
-            "communication": time.of(share.communication_s) or None,
+            "memory": _known(unit.of, share.memory_bytes) or None,
+            "compute": _known(time.of, share.compute_s) or None,
+            "communication": _known(time.of, share.communication_s) or None,
         }
         for share in shares
     ]

@@ -36,3 +36,10 @@ def test_heads_have_units_and_modules_are_hidden_where_none_is_known() -> None:
 def test_below_the_operators_nothing_stands_for_zero() -> None:
     (row,) = bottom_rows((Share("optimizer", 0.0, 0.003, 0.0),), UNITS)
     assert row == {"group": "optimizer", "memory": None, "compute": 3.0, "communication": None}
+
+
+def test_figures_are_rounded_as_elsewhere_on_the_page() -> None:
+    """The browser rounds a half up, Python to the even digit: 0.3125 GiB would be told as two sizes."""
+    (row,) = bottom_rows((Share("device 2", 0.3125 * 2.0**30, 0.0, 0.0),), UNITS)
+    assert row["memory"] == 0.312
+    assert UNITS.memory.text(0.3125 * 2.0**30) == "0.312 GiB"

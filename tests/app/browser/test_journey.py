@@ -83,11 +83,12 @@ def test_the_whole_journey(site: Any, opened: Callable[..., Any], tmp_path: Path
 @pytest.mark.slow
 def test_a_job_that_fails_says_why(site: Any, opened: Callable[..., Any]) -> None:
     page = opened(site.url("explore"))
-    form(page, micro="7")
+    form(page, per_node="2", micro="1", memory="1KiB")
     page.click("#start")
-    page.wait_for_selector("text=7 micro-batches do not divide the batch of 64", timeout=120_000)
+    page.wait_for_selector(".job .state-failed", timeout=120_000)
+    page.wait_for_selector(".job .note-error:has-text('1 KiB')")
     page.click(".job summary >> nth=0")
-    page.wait_for_selector("text=--micro-batches 7")
+    page.wait_for_selector("text=--memory 1KiB")
 
 
 def test_a_file_that_is_no_model_says_so(site: Any, opened: Callable[..., Any], tmp_path: Path) -> None:

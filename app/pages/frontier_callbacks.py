@@ -144,7 +144,7 @@ def _register_events(app: Dash, context: Context) -> None:
         # The event only counts presses of Enter; the text is beside it.
         fired |= {name: text for name, text in typed.items() if name in fired}
         view, errors = _applied(context.frontier(view), view, fired, mode)
-        if fired.get("exploration"):
+        if view.exploration != view_of(kept).exploration:  # not as the page itself fills in the choice
             _show(context, view, *seen)
         return (
             # Not written when nothing changed, or controls that follow the state would fire in a circle.

@@ -60,5 +60,6 @@
     }).observe(place, { childList: true, subtree: true, characterData: true });
   }
   watch();
-  window.addEventListener("tensoropt-made", () => show());
+  // What has just been said of a click stays said.
+  window.addEventListener("tensoropt-made", () => { if (!document.getElementById("notify-said")?.textContent) show(); });
 })();

@@ -67,7 +67,7 @@ window.dash_clientside = window.dash_clientside || {};
   // All of the frontier, over the axes of now: a double click, and the button that resets, go to what Plotly drew first.
   document.addEventListener("mousedown", (event) => {
     const plot = event.target.closest && event.target.closest("#graph") && drawnPlot();
-    const whole = plot && plot.layout.meta && plot.layout.meta.whole;
+    const whole = plot && plot.layout.meta?.whole;
     if (!whole) return;
     [plot._fullLayout.xaxis, plot._fullLayout.yaxis].forEach((axis, i) => {
       [axis._rangeInitial0, axis._rangeInitial1] = whole[i];
@@ -92,7 +92,7 @@ window.dash_clientside = window.dash_clientside || {};
       const names = Object.keys(moved || {});
       if (!plot || !names.some((n) => /^[xy]axis\./.test(n))) return SAME();
       const { xaxis, yaxis, uirevision } = plot._fullLayout;
-      if (same([xaxis.range, yaxis.range], plot.layout.meta.whole)) return null;
+      if (same([xaxis.range, yaxis.range], plot.layout.meta?.whole)) return null;
       return { x: xaxis.range.slice(), y: yaxis.range.slice(), of: uirevision };
     },
 

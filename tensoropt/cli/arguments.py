@@ -103,19 +103,22 @@ def budget(options: argparse.Namespace, device_bytes: Callable[[], float]) -> fl
     return whole - kept if memory is None else min(memory, whole - kept)
 
 
-def point_index(number: int | None, found: Any) -> int | None:
-    """The index in ``all_points`` of the point that people call by a number from 1; None for none.
+def point_index(number: int, found: Any) -> int:
+    """The index in ``all_points`` of the point that people call by a number from 1.
 
     Raises:
         TensorOptError: there is none of that number; says which there are.
     """
-    if number is None:
-        return None
     count, whole = len(found.points), len(found.all_points)
     if not 1 <= number <= whole:
         others = f", plans of other planners are {count + 1} to {whole}" if whole > count else ""
         raise TensorOptError(f"there is no point {number}; the frontier has points 1 to {count}{others}")
     return number - 1
+
+
+def point_option(options: argparse.Namespace, found: Any) -> int | None:
+    """``--point`` as :func:`point_index` has it, None where it was not given."""
+    return None if options.point is None else point_index(options.point, found)
 
 
 def limits(options: argparse.Namespace) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         if options.devices is not None:
             raise TensorOptError("--point is of one exploration; name its folder instead of giving --devices")
         found = opened(options.dir)
-        index = point_index(options.point, found) or 0
+        index = point_index(options.point, found)
     else:
         found, index = chosen_point(options.dir, devices=options.devices, **wanted)
     plan = found.plan(index)

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from tensoropt.cli.amounts import OF_AMOUNT, add_amount, amount_option, tariff_option
-from tensoropt.cli.arguments import add_folder, add_headroom, budget, point_index
+from tensoropt.cli.arguments import add_folder, add_headroom, budget, point_option
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -67,7 +67,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 def _sheet(options: argparse.Namespace, found: Any) -> dict[str, Any]:
     """What the sheet is told; wrong values are refused before anything is written."""
-    point = point_index(options.point, found)
+    point = point_option(options, found)
 
     def device_bytes() -> float:
         from tensoropt.cluster import Cluster

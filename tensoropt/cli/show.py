@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
-from tensoropt.cli.arguments import add_folder, limits, point_index
+from tensoropt.cli.arguments import add_folder, limits, point_option
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -66,7 +66,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.saved import opened, show
 
     found = opened(options.dir)
-    told = show(found, point_index(options.point, found), **wanted)
+    told = show(found, point_option(options, found), **wanted)
     summed = found.all_points[told.point].carried is None
     tariff.check(kinds_of(found))
     rated = RatesOf(found, tariff)

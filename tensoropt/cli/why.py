@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tensoropt.cli.arguments import add_folder, limits, point_index, writable_folder
+from tensoropt.cli.arguments import add_folder, limits, point_option, writable_folder
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -42,7 +42,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.saved import opened, why
 
     found = opened(options.dir)
-    told = why(found, point_index(options.point, found), folder=str(options.dir), **wanted)
+    told = why(found, point_option(options, found), folder=str(options.dir), **wanted)
     out = None
     if options.deep:
         told, out = explored(options, found, told, progress)

@@ -84,8 +84,8 @@ class Detail:
     def shares(self) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
         """(of every operator, of what is beside them): together the step's compute, communication and peak.
 
-        Read off the timeline, so that nothing is counted twice and nothing is left out. Not of placed plans
-        and pipelines: their devices have different loads, :attr:`places`.
+        Read off the timeline, so that nothing is counted twice and nothing is left out. Of placed plans and
+        pipelines no device has the sums: what each has is in :attr:`places`.
         """
         names = {row.group for row in self.operators}
         seconds: dict[str, list[float]] = {}
@@ -138,9 +138,10 @@ class Detail:
         if step.exposed_s:
             parts.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._busiest_lane()}")
         if step.idle_s > 1e-3 * step.total_s:
-            # Of a pipeline also for other places.
-            waits = "idle, or waiting for the host" if self.places else "waiting for the host"
-            waits = waits if is_host_bound(step) else "idle"
+            waits = "idle"
+            if is_host_bound(step):
+                # A place of a pipeline waits for others, too.
+                waits = "idle, or waiting for the host" if self.places else "waiting for the host"
             parts.append(f"{share * step.idle_s:.0f} % {waits}")
         where = "on the busiest device " if self.places else ""
         text = f"A step of {format_seconds(step.total_s)} is {where}" + ", ".join(parts)
@@ -152,11 +153,7 @@ class Detail:
         """The operator that computes longest, and its share of all computing; "" of a pipeline, whose rows
         are stages, and where none stands out."""
         whole_s = sum(place.compute_s for place in self.places) or self.step.compute_s
-        if (
-            not self.operators
-            or not whole_s
-            or any(STAGE_AXIS in row.configuration for row in self.operators)
-        ):
+        if not self.operators or not whole_s or self.by_stage:
             return ""
         top = max(self.operators, key=lambda row: row.forward_s + row.backward_s)
         share = 100 * (top.forward_s + top.backward_s) / whole_s

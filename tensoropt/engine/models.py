@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from tensoropt import zoo
 from tensoropt.capture import Capture, Mode, capture
 from tensoropt.capture.double import doubled, in_double
+from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.engine.engine import device_of
 from tensoropt.errors import PlanError
 from tensoropt.plan import Plan
@@ -129,42 +130,73 @@ class CapturedModel:
     results: dict[Any, Any] = field(default_factory=dict)
 
 
-# One model at the most: ranks are asked many things of one model after another, and two may not fit.
+@dataclass
+class _Opened:
+    """A model built and captured as it is, from which its graphs in other precisions are made."""
+
+    captured: Capture
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    values: dict[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> _Opened:
+        """The model of a spec, whatever precision the spec asks for."""
+        model, args, kwargs = spec.build()
+        captured = capture(model, args, kwargs, mode=spec.mode)
+        # Copied: every run starts from these, whatever becomes of the model. Not on the GPU, where a rank has
+        # its shards only.
+        values = {name: value.clone() for name, value in model_values(captured).items()}
+        return cls(captured, args, kwargs, values)
+
+    def in_precision(self, spec: ModelSpec) -> CapturedModel:
+        """The model in the precision of a spec."""
+        graph = with_compute_dtype(self.captured.graph, spec.compute_dtype)
+        args, kwargs, values = self.args, self.kwargs, self.values
+        if spec.dtype == "float64":
+            # Only the graph is widened: capturing a model converted to double would give another graph
+            # (`double.py`).
+            graph = in_double(graph)
+            args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
+            values = {name: doubled(value) for name, value in values.items()}
+        captured = replace(self.captured, graph=graph)
+        leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+        device = device_of(values)
+        if spec.device == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
+        inputs = tuple(v.to(device) for v in leaves)
+        groups = group_operators(refine_graph(graph))
+        return CapturedModel(spec, captured, groups, args, kwargs, device, inputs, values)
+
+
+def _as_it_is(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, dtype=None, compute_dtype="float32")
+
+
+# One model at the most: ranks are asked many things of one model after another, and two may not fit. Of that
+# one all precisions asked for, as rounding is told from faults by going back and forth between them.
+_opened: dict[ModelSpec, _Opened] = {}
 _loaded: dict[ModelSpec, CapturedModel] = {}
 
 
 def load_model(spec: ModelSpec) -> CapturedModel:
-    """Build and capture a model; the last one asked for is kept for the next call."""
+    """Build and capture a model; the last one asked for is kept for further calls, in every precision."""
+    key = _as_it_is(spec)
+    if key not in _opened:
+        forget_models()
+        _opened[key] = _Opened.of(spec)
     if spec not in _loaded:
-        _loaded.clear()
-        _loaded[spec] = open_model(spec)
+        _loaded[spec] = _opened[key].in_precision(spec)
     return _loaded[spec]
 
 
 def open_model(spec: ModelSpec) -> CapturedModel:
     """Build and capture a model; nothing is kept."""
     assert spec.dtype in (None, "float64")
-    model, args, kwargs = spec.build()
-    captured = capture(model, args, kwargs, mode=spec.mode, dtype=spec.compute_dtype)
-    values = model_values(captured)
-    if spec.dtype == "float64":
-        # Only the graph is widened: capturing a model converted to double would give another graph
-        # (`double.py`).
-        captured = replace(captured, graph=in_double(captured.graph))
-        args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
-        values = {name: doubled(value) for name, value in values.items()}
-    graph = group_operators(refine_graph(captured.graph))
-    leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-    device = device_of(values)
-    if spec.device == "cuda":
-        device = torch.device("cuda", torch.cuda.current_device())
-    inputs = tuple(v.to(device) for v in leaves)
-    # Copied: every run starts from these, whatever becomes of the model. Not on the GPU, where a rank has its
-    # shards only.
-    values = {n: v.clone() for n, v in values.items()}
-    return CapturedModel(spec, captured, graph, args, kwargs, device, inputs, values)
+    return _Opened.of(spec).in_precision(spec)
 
 
 def forget_models() -> None:
     """Let go of the model :func:`load_model` keeps."""
+    _opened.clear()
     _loaded.clear()

@@ -19,7 +19,7 @@ from tensoropt.capture import find_loss
 from tensoropt.capture.validity import valid_values
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.engine import Engine
-from tensoropt.engine.models import CapturedModel, ModelSpec, load_model, open_model
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.localise import draws_numbers
@@ -189,9 +189,8 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
 
 def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
     """How far the narrower type alone takes the unsplit model from what it gives in float32."""
-    # `open_model`, not `load_model`: the one model that is kept is the narrow one, which is still needed. The
-    # floor is the narrow one's, so that both are compared on one scale.
-    wide = _unsplit(open_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
+    # The floor is the narrow one's, so that both are compared on one scale.
+    wide = _unsplit(load_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
     changes = {
         "loss": outputs_difference(narrow.outputs, wide.outputs),
         "gradient": named_difference(narrow.gradients, wide.gradients, narrow.floor),

@@ -58,7 +58,8 @@ def representatives(points: Points, most: int, loss: float, keep: Sequence[int] 
         size, i = heapq.heappop(waiting)
         if not kept[i] or size != current[i]:
             continue  # it stands in the heap again, with the rectangle that it has by now
-        if lost + size > loss:
+        # All of it may be lost; the sum of all shares can be a last bit more than 1.
+        if lost + size > loss and loss < 1.0:
             break
         kept[i], lost, left = False, lost + size, left - 1
         a, b = before[i], after[i]

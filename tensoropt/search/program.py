@@ -275,6 +275,13 @@ class Builder:
         # contents.
         key = (step.left, step.right, *(id(a) for a in arrays))
         if key not in self._known:
+            # Compiled kernels follow these indices without looking where a table ends.
+            for side, out, inner in (
+                (step.left, step.left_out, step.left_k),
+                (step.right, step.right_out, step.right_k),
+            ):
+                ends = out.min() + inner.min(), out.max() + inner.max()
+                assert 0 <= ends[0] and ends[1] < self.sizes[side], f"entries {ends} of {self.sizes[side]}"
             self._known[key] = len(self.sizes)
             self.sizes.append(len(step.left_out))
             self.steps.append(step)

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from tensoropt.costs.effects import COMPLETE, FORWARD_END, USED, Effect, Effects, joined, reader
+from tensoropt.costs.effects import COMPLETE, FORWARD_END, USED, Effect, Effects, When, joined, reader
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.together_effects import Use
@@ -84,12 +84,14 @@ class Stack:
     Attributes:
         used: (k,) the numbers of the effects that this batch has.
         which: (owners, strategies) which of these.
+        known: per moment where these very owners have it, kept for later batches.
     """
 
     kind: Kind
     owners: Sequence[Chosen]
     used: Indices
     which: Indices
+    known: dict[When, Indices]
 
     def positions(self, place: Place) -> Indices:
         """(owners,) where in the step schedule a place lies; -1 for an owner that has none such."""
@@ -98,11 +100,9 @@ class Stack:
         if when.what == "end" and when != FORWARD_END:
             ends = [one.ends[when.number] if when.number < len(one.ends) else -1 for one in self.owners]
             return np.array(ends, dtype=np.int64) + after
-        # Where owners lie is the same in all batches, and so is which owners are of a kind.
-        if when not in self.kind.positions:
-            found = [one.position(when) for one in self.owners]
-            self.kind.positions[when] = np.array(found, dtype=np.int64)
-        return self.kind.positions[when] + after
+        if when not in self.known:
+            self.known[when] = np.array([one.position(when) for one in self.owners], dtype=np.int64)
+        return self.known[when] + after
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,10 @@ class Batch:
         for first, numbered in zip(firsts.tolist(), keys, strict=True):
             owner, row = divmod(first, self.count)
             numbers.append(kind.number(tuple(numbered), partial(owners[owner].make, row)))
-        return Stack(kind, owners, np.array(numbers), which.reshape(len(owners), self.count))
+        which = which.reshape(len(owners), self.count)
+        return Stack(
+            kind, owners, np.array(numbers), which, kind.positions(tuple(one.where for one in owners))
+        )
 
     def part(self, rows: slice) -> Batch:
         """Some of the strategies, to be simulated by themselves; its readings and owners are not cut."""

@@ -2,31 +2,45 @@
 
 Sums are made in the order in which numpy would make them, to the last bit: a strategy's figures do not depend
 on which others it is simulated with.
+
+Compiled loops do not look where arrays end: what is added by index is checked here first, as far as that does
+not take as long as the loop.
 """
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from tensoropt.types import Floats, Indices
 
 
-@njit(cache=True, nogil=True)
 def add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) -> None:
     """Add ``table[which[owner]]`` to row ``positions[owner]`` of ``target`` (rows, strategies), owner after
     owner.
 
     Args:
+        positions: (owners,) rows; -1, that of an owner without such an effect, is the last one.
         table: (choices,) figures.
         which: (owners, strategies) numbers of choices.
     """
+    owners, strategies = which.shape
+    assert positions.shape == (owners,), f"{len(positions)} positions for {owners} owners"
+    assert target.shape[1] == strategies, f"{target.shape[1]} columns for {strategies} strategies"
+    if owners:
+        least, most = positions.min(), positions.max()
+        assert -1 <= least and most < len(target), f"rows {least} to {most} of {len(target)}"
+        _add_rows(target, positions, table, which)
+
+
+@njit(cache=True, nogil=True)
+def _add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) -> None:
     for owner in range(which.shape[0]):
         position = positions[owner]
         for n in range(which.shape[1]):
             target[position, n] += table[which[owner, n]]
 
 
-@njit(cache=True, nogil=True)
 def add_all(target: Floats, table: Floats, which: Indices) -> None:
     """Add ``table[which[owner]]`` to ``target`` (strategies, figures), owner after owner.
 
@@ -34,6 +48,13 @@ def add_all(target: Floats, table: Floats, which: Indices) -> None:
         table: (choices, figures).
         which: (owners, strategies) numbers of choices.
     """
+    expected = which.shape[1], table.shape[1]
+    assert target.shape == expected, f"{target.shape} for strategies and figures {expected}"
+    _add_all(target, table, which)
+
+
+@njit(cache=True, nogil=True)
+def _add_all(target: Floats, table: Floats, which: Indices) -> None:
     for owner in range(which.shape[0]):
         for n in range(which.shape[1]):
             for i in range(table.shape[1]):
@@ -48,15 +69,23 @@ def sum_up(rows: Floats) -> None:
             rows[moment, n] += rows[moment - 1, n]
 
 
-@njit(cache=True, nogil=True)
-def peaks(kept: Floats, transient: Floats, workspace: Floats, found: Floats) -> None:
-    """Fill ``found`` (strategies, 2) with what is kept and what else is there at the peak, the first of
-    several.
+def peaks(kept: Floats, transient: Floats, workspace: Floats) -> Floats:
+    """(strategies, 2) what is kept and what else is there at the peak, the first of several.
 
     Args:
         kept, transient: (moments, strategies) bytes that are alive.
         workspace: (moments, strategies) bytes that are there at that moment only.
     """
+    shapes = kept.shape, transient.shape, workspace.shape
+    assert len(set(shapes)) == 1, f"bytes of several shapes: {shapes}"
+    found = np.zeros((kept.shape[1], 2))
+    if len(kept):
+        _peaks(kept, transient, workspace, found)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _peaks(kept: Floats, transient: Floats, workspace: Floats, found: Floats) -> None:
     for n in range(found.shape[0]):
         found[n, 0], found[n, 1] = kept[0, n], kept[0, n] + transient[0, n] + workspace[0, n]
     for moment in range(1, kept.shape[0]):

@@ -35,14 +35,23 @@ class Kind:
     Attributes:
         effects: the distinct ones that were met, by number.
         tables: the same as arrays.
-        positions: per moment where in the step schedule each owner has it.
     """
 
     def __init__(self, micro: int):
         self.effects: list[Effects] = []
         self.tables = EffectTables(micro)
-        self.positions: dict[When, Indices] = {}
+        self._positions: dict[Hashable, dict[When, Indices]] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
+
+    def positions(self, owners: Hashable) -> dict[When, Indices]:
+        """Per moment where in the step schedule each of some owners has it; to be filled by who asks.
+
+        Args:
+            owners: who they are, in their order. It is part of what is looked up, as a batch may have other
+                owners of the kind than the one before: a parameter's readers are alike or not by how it is
+                stored in the strategies of that batch.
+        """
+        return self._positions.setdefault(owners, {})
 
     def number(self, key: tuple[int, ...], make: Callable[[], Effects]) -> int:
         """The number of the effects of a choice.

@@ -106,6 +106,7 @@ def all_reductions(batch: Batch) -> Issued:
             elements[number], complete[number] = share.elements, COMPLETE.index(share.complete)
     bytes_of = np.array([DTYPE_BYTES[dtype] for _, dtype in keys] + [0])
     which = np.ascontiguousarray(arriving.which.T)
+    assert arriving.positions.shape == (len(COMPLETE), which.shape[1]), "a moment of each kind per parameter"
     of_gradient, of_elements = of_share[which], elements[which]
     buckets = _bucket_numbers(of_gradient, of_elements * bytes_of[of_gradient], BUCKET_BYTES)
     # Buckets of all strategies counted on: what belongs to one is added up under its number.

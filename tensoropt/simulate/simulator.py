@@ -509,10 +509,7 @@ class StepSimulator:
         for changes in (self.kept, self.transient):
             sum_up(changes)
         # Transient at the peak includes the workspace, as in the recording.
-        at_peak = np.zeros((self.batch.count, 2))
-        alive = self.kept[:-1], self.transient[:-1], self.workspace[:-1]
-        if len(alive[0]):
-            peaks(*alive, at_peak)
+        at_peak = peaks(self.kept[:-1], self.transient[:-1], self.workspace[:-1])
         return np.concatenate([self.lasting, at_peak], axis=1)
 
     def _terms(self) -> Floats:

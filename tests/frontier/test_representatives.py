@@ -41,6 +41,11 @@ def test_the_area_is_the_hypervolume(pairs):
     assert dominated_area(points.memory, points.time) == pytest.approx(expected)
 
 
+def test_shares_that_add_up_to_a_last_bit_more_than_all_leave_no_more_points_than_asked_for():
+    points = reduce(*np.array([(1, 4), (2, 3), (3, 2), (4, 1)], float).T)
+    assert representatives(points, 2, 1.0).tolist() == [0, 3]
+
+
 def test_named_points_stay():
     points = reduce(np.arange(1.0, 101.0), np.arange(100.0, 0.0, -1.0))
     chosen = representatives(points, 5, 1.0, keep=(50, 51))

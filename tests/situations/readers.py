@@ -1,0 +1,298 @@
+"""Parameters with several readers, and parts without gradient: each model is explored, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Built = tuple[nn.Module, tuple[Any, ...]]
+WIDTH = 16
+
+
+class Siamese(nn.Module):
+    """One encoder of alike layers for two inputs.
+
+    Args:
+        apart: what becomes of the second branch: ``trained``, ``no_grad`` or ``detach``.
+    """
+
+    def __init__(self, layers: int, apart: str = "trained") -> None:
+        super().__init__()
+        self.apart = apart
+        self.encoder = nn.Sequential(
+            *(module for _ in range(layers) for module in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+        )
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        p = self.head(self.encoder(x))
+        with torch.set_grad_enabled(self.apart != "no_grad"):
+            t = self.encoder(z)
+        if self.apart == "detach":
+            t = t.detach()
+        return -F.cosine_similarity(p, t, dim=-1).mean()
+
+
+def siamese(layers: int, apart: str = "trained") -> Built:
+    """A siamese net, ready to be captured."""
+    torch.manual_seed(0)
+    return Siamese(layers, apart), (torch.randn(8, WIDTH), torch.randn(8, WIDTH))
+
+
+def build_siamese_one() -> Built:
+    """A frontier: a single layer that both branches read."""
+    return siamese(1)
+
+
+def build_siamese_three() -> Built:
+    """A frontier: three alike layers that both branches train."""
+    return siamese(3)
+
+
+def build_siamese_six() -> Built:
+    """A frontier: six alike layers, the second branch detached behind them."""
+    return siamese(6, "detach")
+
+
+def build_target_without_gradient() -> Built:
+    """A frontier: four alike layers, run a second time without gradient."""
+    return siamese(4, "no_grad")
+
+
+class Twice(nn.Module):
+    """Blocks that read their weight twice, with a stem and a head, or a bare stack of them."""
+
+    def __init__(self, blocks: int, ends: bool = True) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(blocks))
+        self.stem, self.head = (
+            (nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)) if ends else (nn.Identity(), nn.Identity())
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.stem(x)
+        for block in self.blocks:
+            h = torch.tanh(block(torch.tanh(block(h)))) + h
+        return self.head(h).square().mean()
+
+
+def build_weight_read_twice_in_each_block() -> Built:
+    """A frontier: each of six blocks reads its own weight twice, one behind the other."""
+    torch.manual_seed(0)
+    return Twice(6), (torch.randn(8, WIDTH),)
+
+
+class Momentum(nn.Module):
+    """Two chains of layers of their own, the second one without gradient though its parameters ask for it."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.online = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.target = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = b = x
+        for layer in self.online:
+            a = torch.tanh(layer(a))
+        with torch.no_grad():
+            for layer in self.target:
+                b = torch.tanh(layer(b))
+        return (self.head(a) - b).square().mean()
+
+
+def build_momentum_target() -> Built:
+    """A frontier, and pipelines that run: cuts go through the branch without gradient as well."""
+    torch.manual_seed(0)
+    return Momentum(3), (torch.randn(8, WIDTH),)
+
+
+class DetachedLater(nn.Module):
+    """What one layer makes is read with a gradient nearby and, layers later, without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, *rest = self.layers
+        kept = torch.tanh(first(x))
+        h = kept
+        for layer in rest:
+            h = torch.tanh(layer(h))
+        with torch.no_grad():
+            aim = torch.softmax(kept * 2.0, -1)
+            strong = kept > 0
+        return ((h - aim) * strong).square().mean() + (h * kept.detach()).mean()
+
+
+def build_detached_later() -> Built:
+    """A frontier, and pipelines that run: an activation is read without gradient in a later stage alone."""
+    torch.manual_seed(0)
+    return DetachedLater(), (torch.randn(8, WIDTH),)
+
+
+class Integers(nn.Module):
+    """Numbers, masks and a frozen part that cross from where they are made to the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.layers[0](x))
+        best, sure = h.argmax(-1), h > 0.1
+        steady = torch.tanh(self.frozen(x))
+        for layer in self.layers[1:]:
+            h = torch.tanh(layer(h))
+        return F.cross_entropy(h.masked_fill(sure, 0.0) + steady, best)
+
+
+def build_integers_and_masks_that_cross() -> Built:
+    """A frontier, and pipelines that run: integers, masks and activations without gradient cross."""
+    torch.manual_seed(0)
+    return Integers(), (torch.randn(8, WIDTH),)
+
+
+class MadeOfParameters(nn.Module):
+    """A chain of layers whose weights are made of parameters alone: transposed, split, merged, normed."""
+
+    def __init__(self, how: str, layers: int = 4) -> None:
+        super().__init__()
+        self.how = how
+        self.stem, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.weights = nn.ParameterList(
+            torch.randn(*(2 * WIDTH if how == "split" else WIDTH, WIDTH)) / 4 for _ in range(layers)
+        )
+        self.low = nn.Parameter(torch.randn(2, WIDTH) / 4)
+        self.high = nn.Parameter(torch.randn(WIDTH, 2) / 4)
+        self.gain = nn.Parameter(torch.ones(WIDTH, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, weights = self.stem(x), list(self.weights)
+        if self.how == "early":
+            # All are made at the beginning and read one after the other.
+            weights = [weight.t() for weight in weights]
+        for weight in weights:
+            if self.how == "split":
+                left, right = weight.split(WIDTH)
+                h = torch.tanh(h @ left) @ right
+            elif self.how == "merged":
+                h = F.linear(h, weight + self.high @ self.low)
+            elif self.how == "normed":
+                h = F.linear(h, self.gain * weight / weight.norm(dim=1, keepdim=True))
+            elif self.how == "penalty":
+                h = F.linear(h, weight)
+            else:
+                h = h @ weight
+            h = torch.tanh(h)
+        loss = self.head(h).square().mean()
+        if self.how == "penalty":
+            loss = loss + 0.1 * sum(weight.abs().mean() for weight in weights)
+        return loss
+
+
+def made_of_parameters(how: str) -> Built:
+    """A chain of layers of made weights, ready to be captured."""
+    torch.manual_seed(0)
+    return MadeOfParameters(how), (torch.randn(8, WIDTH),)
+
+
+def build_transposed_early() -> Built:
+    """A frontier: transposed weights, all made before the first layer."""
+    return made_of_parameters("early")
+
+
+def build_split_weights() -> Built:
+    """A frontier: both halves of each weight are read, one behind the other."""
+    return made_of_parameters("split")
+
+
+def build_merged_adapters() -> Built:
+    """A frontier: one pair of low-rank weights is merged into each layer's weight."""
+    return made_of_parameters("merged")
+
+
+def build_normed_weights() -> Built:
+    """A frontier: a gain that all layers share, and weights divided by their norms."""
+    return made_of_parameters("normed")
+
+
+def build_penalty_on_parameters() -> Built:
+    """A frontier: a penalty on the weights is part of the loss."""
+    return made_of_parameters("penalty")
+
+
+class Stack(nn.Module):
+    """Nothing but alike blocks; the loss is part of the last one's result."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.relu(block(x)) + x
+        return x.square().mean()
+
+
+def build_bare_stack_of_four() -> Built:
+    """A frontier: four blocks without a stem or a head."""
+    torch.manual_seed(0)
+    return Stack(4), (torch.randn(8, WIDTH),)
+
+
+def build_bare_stack_of_six() -> Built:
+    """A frontier: six blocks without a stem or a head."""
+    torch.manual_seed(0)
+    return Stack(6), (torch.randn(8, WIDTH),)
+
+
+class Nested(nn.Module):
+    """A part without gradient inside which one layer has a gradient again, of weights that are trained too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second, third = self.layers
+        with torch.no_grad():
+            a = torch.tanh(first(x))
+            with torch.enable_grad():
+                b = torch.tanh(second(a))
+            c = torch.tanh(first(b))
+        return (third(b) - c).square().mean()
+
+
+def build_gradient_inside_no_grad() -> Built:
+    """A frontier: gradients of the layer inside, and none of the weight that is read before and behind it."""
+    torch.manual_seed(0)
+    return Nested(), (torch.randn(8, WIDTH),)
+
+
+class CrossAttention(nn.Module):
+    """A fused weight whose parts are read by different products."""
+
+    def __init__(self, blocks: int = 2) -> None:
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.fused = nn.ParameterList(torch.randn(3 * WIDTH, WIDTH) / 4 for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        h, memory = self.stem(x), torch.tanh(self.stem(memory))
+        for fused in self.fused:
+            q_weight, kv_weight = fused.split([WIDTH, 2 * WIDTH])
+            k, v = F.linear(memory, kv_weight).chunk(2, -1)
+            h = h + F.scaled_dot_product_attention(F.linear(h, q_weight), k, v)
+        return h.square().mean()
+
+
+def build_fused_projections() -> Built:
+    """A frontier: a fused projection of cross attention, a part of which reads another sequence."""
+    torch.manual_seed(0)
+    return CrossAttention(), (torch.randn(4, 4, WIDTH), torch.randn(4, 4, WIDTH))

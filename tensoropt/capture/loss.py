@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import copyreg
+import inspect
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,26 +52,79 @@ class _Cell:
 class Returned:
     """Where a model puts its loss: alone (``container`` None), or in a container under ``key``.
 
-    ``keys`` are all places of a mapping or a sequence, so that callers that unpack it still can.
+    ``keys`` are all places of a mapping or a sequence, so that callers that unpack it still can; empty where
+    the loss is an attribute. ``attributes`` are those of the object that has it as an attribute.
     """
 
     container: type | None
     key: Any
     keys: tuple[Any, ...] = ()
+    attributes: tuple[str, ...] = ()
 
     def rebuild(self, loss: torch.Tensor) -> Any:
-        """What the model would have returned, with None in place of everything but the loss."""
+        """What the model would have returned, with None in place of everything but the loss.
+
+        Raises:
+            CaptureError: objects of this class cannot be made of the loss alone.
+        """
         if self.container is None:
             return loss
-        # A class with the loss as an attribute: its other fields have defaults, as in outputs of
-        # `transformers`.
-        if not self.keys:
-            return self.container(**{self.key: loss})
+        for make in (self._made, self._made_bare):
+            # Whatever a class of the user's does when it is given None.
+            with contextlib.suppress(Exception):
+                found = make(self.container, loss)
+                if self._loss_in(found) is loss:
+                    return found
+        name = f"{self.container.__module__}.{self.container.__qualname__}"
+        raise CaptureError(
+            f"the model returns its loss in {name}, of which no object can be made that holds the loss "
+            "alone, as a plan in training returns it; give its other fields defaults, or return a dict, a tuple "
+            "or the loss"
+        )
+
+    def _loss_in(self, found: Any) -> Any:
+        return found[self.key] if self.keys else getattr(found, self.key)
+
+    def _made(self, container: type, loss: torch.Tensor) -> Any:
+        """An object as the class itself makes one, with None for what has no default."""
         contents = dict.fromkeys(self.keys) | {self.key: loss}
-        if issubclass(self.container, Mapping):
-            return self.container(contents)  # type: ignore[call-arg]
-        named = hasattr(self.container, "_fields")
-        return self.container(*contents.values()) if named else self.container(contents.values())  # type: ignore
+        if fields := getattr(container, "_fields", None):
+            return container(
+                *(loss if field in (self.key, self._field(fields)) else None for field in fields)
+            )
+        if not self.keys:
+            needed = dict.fromkeys(_needed(container))
+            return container(**needed | {self.key: loss})
+        return container(contents if issubclass(container, Mapping) else contents.values())  # type: ignore[call-arg]
+
+    def _field(self, fields: tuple[str, ...]) -> str | None:
+        """The field of a named tuple that is found by its number."""
+        return fields[self.key] if self.keys and isinstance(self.key, int) else None
+
+    def _made_bare(self, container: type, loss: torch.Tensor) -> Any:
+        """An object whose class was not asked to make it: its constructor cannot do with None."""
+        found = container.__new__(container)
+        if isinstance(found, MutableMapping):
+            found.__init__()  # type: ignore[misc]
+            found.update(dict.fromkeys(self.keys) | {self.key: loss})
+            return found
+        for name in self.attributes:
+            # Past the class's own, which a frozen one has for refusing.
+            object.__setattr__(found, name, loss if name == self.key else None)
+        return found
+
+
+def _needed(container: type) -> list[str]:
+    """The arguments that a class's constructor cannot do without."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    arguments = inspect.signature(container).parameters.values()
+    return [a.name for a in arguments if a.kind in kinds and a.default is inspect.Parameter.empty]
+
+
+def _attributes(value: Any) -> tuple[str, ...]:
+    """The names of an object's own attributes, in slots or not."""
+    slots = [name for kind in type(value).__mro__ for name in copyreg._slotnames(kind) or ()]  # type: ignore[attr-defined]
+    return tuple(dict.fromkeys(name for name in (*getattr(value, "__dict__", ()), *slots)))
 
 
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
@@ -87,7 +143,7 @@ def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
     # Before the items: outputs of `transformers` are mappings with other scalars, auxiliary losses among
     # them.
     if is_loss(getattr(output, "loss", None)):
-        return Returned(type(output), "loss"), output.loss
+        return Returned(type(output), "loss", attributes=_attributes(output)), output.loss
     items: list[tuple[Any, Any]] = []
     if isinstance(output, Mapping):
         items = list(output.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +13,21 @@ from torch.utils import _pytree as pytree
 from tensoropt.capture import Capture
 from tensoropt.errors import PlanError
 
+REMEDY = "call it with the arguments that it was explored with, or explore it with these"
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Stands for a value of the captured call: its number among the leaves of that call."""
+
+    index: int
+
 
 class CallingConvention:
     """Flattens calls of ``forward`` as the capture did, however the arguments are passed.
+
+    Arguments are compared by name, and what lies inside of containers by its place in them. An argument
+    that was left out has its default's value; None is passed through ``**kwargs`` as if it were left out.
 
     Args:
         forward: the model's own forward, for its signature.
@@ -24,28 +37,43 @@ class CallingConvention:
     def __init__(self, forward: Callable[..., Any], captured: Capture):
         self.signature = inspect.signature(forward)
         self.example = captured.example
-        args, kwargs = pytree.tree_unflatten(list(range(len(self.example))), captured.in_spec)
-        self.order, self.spec = pytree.tree_flatten(self._bound(args, kwargs))
+        slots = [_Given(index) for index in range(len(self.example))]
+        args, kwargs = pytree.tree_unflatten(slots, captured.in_spec)
+        bound = self._bound(args, kwargs)
+        # A place in the captured call -> a value of it, or the default's that it left out.
+        self.wanted = dict(_places(bound))
+        self.order, self.spec = pytree.tree_flatten(bound)
+        self.labels = {
+            value.index: _label(place) for place, value in self.wanted.items() if isinstance(value, _Given)
+        }
 
-    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Every argument by name, defaults included, in the order of names."""
         try:
-            arguments = self.signature.bind(*args, **kwargs).arguments
+            arguments = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise PlanError(f"the model cannot be called like this: {error}") from None
+            raise PlanError(f"the model cannot be called like this: {error}{self._is_for()}") from None
+        arguments.apply_defaults()
         found: dict[str, Any] = {}
-        for name, value in arguments.items():
+        for name, value in arguments.arguments.items():
             # `forward(**kwargs)` binds all of these as one dict; a call may also name them one by one.
             if self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                found.update(value)
+                found.update({key: value[key] for key in value if not self._is_none(value[key])})
             else:
                 found[name] = value
-        # What was not passed at capture may be passed as its default.
-        # Sorted by name: a call by position and one by keywords flatten alike.
-        return [(name, found[name]) for name in sorted(found) if not self._is_default(name, found[name])]
+        return {name: found[name] for name in sorted(found)}
 
-    def _is_default(self, name: str, value: Any) -> bool:
-        parameter = self.signature.parameters.get(name)
-        return parameter is not None and value is None and parameter.default is None
+    def _is_none(self, value: Any) -> bool:
+        """Whether a value is None, or stood for None when the model was captured."""
+        return value is None or (isinstance(value, _Given) and self.example[value.index] is None)
+
+    def _is_for(self) -> str:
+        """What the plan is for, to go on with in a sentence; nothing while that is being worked out."""
+        return f"; the plan is for a call with {self._names()}" if hasattr(self, "labels") else ""
+
+    def _names(self) -> str:
+        """The arguments of the captured call that are not None."""
+        return _listed(self.labels[i] for i, value in enumerate(self.example) if value is not None)
 
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The graph's inputs of a call.
@@ -53,42 +81,108 @@ class CallingConvention:
         Raises:
             PlanError: the call differs from the captured one in more than the values of its tensors.
         """
-        leaves, spec = pytree.tree_flatten(self._bound(args, kwargs))
-        if spec != self.spec:
-            expected = [name for name, _ in pytree.tree_unflatten(leaves_of(self.spec), self.spec)]
-            given = [name for name, _ in self._bound(args, kwargs)]
-            raise PlanError(
-                f"the plan is for a call with {', '.join(expected)}, but this one has {', '.join(given)}; "
-                "explore the model with the arguments it is trained with"
-            )
-        # Leaves come in the order of names; the graph's inputs are in the order of the captured call.
+        bound = self._bound(args, kwargs)
+        leaves, spec = pytree.tree_flatten(bound)
+        pairs = zip(self.order, leaves, strict=True) if spec == self.spec else self._by_place(bound)
         values: list[Any] = [None] * len(self.example)
-        for index, leaf in zip(self.order, leaves, strict=True):
-            if isinstance(index, int):
-                values[index] = leaf
-        return [v for v, e in zip(values, self.example, strict=True) if self._checked(v, e)]
+        for wanted, leaf in pairs:
+            if isinstance(wanted, _Given):
+                values[wanted.index] = leaf
+            elif not _equal(leaf, wanted):
+                raise self._other_arguments(bound)
+        tensors = []
+        for index, (value, example) in enumerate(zip(values, self.example, strict=True)):
+            if (value is None) != (example is None):
+                raise self._other_arguments(bound)
+            if self._checked(index, value, example):
+                tensors.append(value)
+        return tensors
 
-    @staticmethod
-    def _checked(value: Any, example: Any) -> bool:
+    def _by_place(self, bound: dict[str, Any]) -> list[tuple[Any, Any]]:
+        """(what is wanted, what is given) in every place of a call whose containers are other ones: a dict in
+        another order, a list in the place of a tuple, one without what is None."""
+        given = {place: value for place, value in _places(bound) if value is not None}
+        for place in given.keys() ^ self.wanted.keys():
+            if place in given or not self._is_none(self.wanted[place]):
+                raise self._other_arguments(bound)
+        return [(wanted, given.get(place)) for place, wanted in self.wanted.items()]
+
+    def _other_arguments(self, bound: dict[str, Any]) -> PlanError:
+        """The refusal of a call that has other arguments than the captured one, with the names of both."""
+        found: list[tuple[int, str]] = []
+        for place, value in _places(bound):
+            wanted = self.wanted.get(place)
+            known = isinstance(wanted, _Given)
+            # A default that the captured call left out as well says nothing.
+            if value is None or (place in self.wanted and not known and _equal(value, wanted)):
+                continue
+            tells = place in self.wanted and not known and not isinstance(value, torch.Tensor)
+            name = f"{_label(place)} = {value!r}" if tells else _label(place)
+            found.append((wanted.index if isinstance(wanted, _Given) else len(self.example), name))
+        return PlanError(
+            f"the plan is for a call with {self._names()}, but this one has "
+            f"{_listed(name for _, name in sorted(found, key=lambda one: one[0]))}; {REMEDY}"
+        )
+
+    def _checked(self, index: int, value: Any, example: Any) -> bool:
         """Whether it is a tensor; refuses one of another shape or type, and other constants."""
+        name = self.labels[index]
         if not isinstance(example, torch.Tensor):
             # Constants are compiled into the graph: another value would be left out without a word.
-            if value is not example and value != example:
+            if not _equal(value, example):
+                what = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
                 raise PlanError(
-                    f"the plan is for calls with the constant {example!r}, but this one has {value!r}"
+                    f"the plan is for calls with the constant {name} = {example!r}, but this one has {what}; "
+                    f"{REMEDY}"
                 )
             return False
         if not isinstance(value, torch.Tensor):
-            raise PlanError(f"the plan is for a tensor where this call has {value!r}")
+            raise PlanError(
+                f"the plan is for a call with {self._names()}, but {name} of this one is {value!r} and no "
+                f"tensor; {REMEDY}"
+            )
         if value.shape != example.shape or value.dtype != example.dtype:
             raise PlanError(
                 f"the plan is for inputs of shape {tuple(example.shape)} {example.dtype}, but this call "
-                f"has {tuple(value.shape)} {value.dtype}; every rank passes the global batch (drop a smaller "
-                "last one)"
+                f"has {tuple(value.shape)} {value.dtype} in {name}; {_shape_remedy(value, example)}"
             )
         return True
 
 
-def leaves_of(spec: pytree.TreeSpec) -> list[int]:
-    """Leaves to fill a tree with, to read its structure back."""
-    return [0] * spec.num_leaves
+def _shape_remedy(value: torch.Tensor, example: torch.Tensor) -> str:
+    if value.shape == example.shape:
+        return f"convert it (.to({example.dtype})), or explore the model with this type"
+    if value.dim() == example.dim() and value.shape[1:] == example.shape[1:]:
+        return "every rank passes the global batch (drop a smaller last one)"
+    return f"pad or cut it to {tuple(example.shape)}, or explore the model with this shape"
+
+
+def _equal(value: Any, example: Any) -> bool:
+    """Whether two constants of a call are the same; never asks tensors and arrays, which compare by
+    element."""
+    if value is example:
+        return True
+    if isinstance(value, torch.Tensor) or isinstance(example, torch.Tensor):
+        return False
+    # True == 1 and 1 == 1.0, but a model may tell them apart.
+    if type(value) is not type(example):
+        return False
+    try:
+        # NaN is the one value that is not itself.
+        return bool(value == example) or bool(value != value and example != example)
+    except Exception:
+        return False
+
+
+def _places(bound: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """(place, value) of all leaves; a place is a path of keys, which hash."""
+    return [(tuple(path), leaf) for path, leaf in pytree.tree_flatten_with_path(dict(bound))[0]]
+
+
+def _label(place: Any) -> str:
+    """A place as a person writes it: ``batch['x']``."""
+    return str(place[0].key) + pytree.keystr(place[1:])
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names) or "no arguments"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 
@@ -218,3 +219,9 @@ class NaiveAllocator:
             if not pieces[n][3] and not pieces[n - 1][3]:
                 pieces[n - 1][2] += pieces[n][2]
                 del pieces[n]
+
+
+def factorisations(number, parts):
+    """Every ordered way to write a number as a product of so many factors of at least 2, by trying all."""
+    factors = itertools.product(range(2, number + 1), repeat=parts)
+    return [shape for shape in factors if math.prod(shape) == number]

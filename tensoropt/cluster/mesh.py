@@ -113,14 +113,22 @@ def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[tuple[int, .
 
 
 def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every ordered way to write a number as a product of so many factors of at least 2, ascending."""
     if parts == 1:
-        yield (number,)
+        if number > 1:
+            yield (number,)
         return
-    # From 2: an axis of size 1 splits nothing.
-    for first in range(2, number // 2 + 1):
-        if number % first == 0:
-            for rest in _factorisations(number // first, parts - 1):
-                yield (first, *rest)
+    # Not 1 and not the number itself: an axis of size 1 splits nothing.
+    for first in _divisors(number)[1:-1]:
+        for rest in _factorisations(number // first, parts - 1):
+            yield (first, *rest)
+
+
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    """All divisors of a number, ascending: each up to its square root has a partner above it."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(dict.fromkeys((*small, *(number // n for n in reversed(small)))))
 
 
 def aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, ordered: bool) -> tuple[Mesh, ...]:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.cluster import Mesh, load_cluster
-from tensoropt.cluster.mesh import aligned_meshes
+from tensoropt.cluster.mesh import _divisors, _factorisations, aligned_meshes
 from tensoropt.errors import ClusterError
+from tests import naive
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 
@@ -81,3 +82,24 @@ def test_meshes_of_clusters():
     # Its pairs differ, so the order of axes matters.
     assert labels("dgx-v100") == ["8", "2x4", "4x2", "2x2x2"]
     assert load_cluster("dgx-h100x2").meshes()[2].names == ("node", "gpu0", "gpu1")
+
+
+@pytest.mark.parametrize("number", [*range(2, 31), 36, 48])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_factorisations_are_those_that_trying_all_finds(number, parts):
+    assert list(_factorisations(number, parts)) == naive.factorisations(number, parts)
+
+
+@given(st.integers(1, 3000))
+def test_divisors_are_all_of_them_ascending(number):
+    assert _divisors(number) == tuple(n for n in range(1, number + 1) if number % n == 0)
+
+
+@pytest.mark.parametrize("size", [16_384, 100_000, 13_125 * 8, 10_007, 2**31 - 1, 10**12])
+def test_meshes_of_huge_levels_are_listed_by_divisors(size):
+    """A number is divided by nothing above its square root: a level of 2**31 - 1 ranks would else take
+    hours, and this test never end."""
+    shapes = {mesh.shape for mesh in aligned_meshes((("level", size),), 2, ordered=True)}
+    assert (size,) in shapes
+    assert all(math.prod(shape) == size and min(shape) > 1 for shape in shapes)
+    assert len(shapes) == max(1, len(_divisors(size)) - 1)

@@ -211,6 +211,12 @@ class RankPool:
         with self._lock:
             self._kill()
 
+    def interrupt(self) -> None:
+        """End the workers, whatever they do for another thread; that thread's run fails."""
+        for worker in list(self._workers):
+            with contextlib.suppress(OSError):
+                worker.process.kill()
+
     def output(self, rank: int) -> str:
         """What a rank has printed since it started."""
         return self._workers[rank].output() if self._workers else ""

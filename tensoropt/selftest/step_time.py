@@ -19,7 +19,7 @@ from tensoropt.selftest.timing import unless_busy
 from tensoropt.types import silent
 from tensoropt.verify.places import place_for
 from tensoropt.verify.predict import predicted
-from tensoropt.verify.run import predict_and_run
+from tensoropt.verify.run import predict_and_run, ranks_with
 
 BOUND = {"cuda": 0.05, "cpu": 0.25}
 """Relative, per model: the goal for a GPU. A core of a machine that others use is not as steady: a step of it
@@ -42,10 +42,10 @@ def predicted_and_measured(context: CheckContext) -> Outcome:
     with ProfileStore(context.folder / "profiles.sqlite") as store:
         for spec in timed_models(context):
             subject = replace(spec, device=place.device)
-            drawn = [(unsplit_strategy(load_model(subject).graph), cluster.meshes(1)[0])]
-            answer = predict_and_run(
-                subject, functools.partial(predicted, drawn), cluster, place, Settings(), store, silent
-            )
+            with ranks_with(subject, place, 1) as pool:
+                drawn = [(unsplit_strategy(load_model(subject).graph), cluster.meshes(1)[0])]
+                predict = functools.partial(predicted, drawn)
+                answer = predict_and_run(subject, predict, cluster, place, pool, Settings(), store, silent)
             [found] = answer["plans"]
             name = short_name(spec)
             if not found["ok"]:

@@ -21,7 +21,7 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import Progress, silent
 from tensoropt.verify.places import Wanted, cluster_of, place_for
 from tensoropt.verify.predict import of_each_rank, prediction_of, with_order
-from tensoropt.verify.run import TIMEOUT_S, Predicted, run_and_answer
+from tensoropt.verify.run import Predicted, ranks_with, run_and_answer
 
 
 def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: Progress = silent) -> dict[str, Any]:
@@ -51,14 +51,11 @@ def verify_plans(
         _check_runnable(plan)
     place = place_for(first.devices, *cluster_of(first.cluster), where)
     spec = replace(ModelSpec.of(first), device=place.device)
-    progress("capture", 0, 1, spec.source)
-    graph = load_model(spec).graph
-    predicted = [_predicted(plan, graph, progress) for plan in plans]
-    progress("capture", 1, 1, spec.source)
-    if place.kind == "fake":
-        return run_and_answer(spec, predicted, place, None, first.optimizer, progress)
-    # Started after the capture: a model that is refused costs no processes.
-    with place.pool(first.devices, TIMEOUT_S) as pool:
+    with ranks_with(spec, place, first.devices) as pool:
+        progress("capture", 0, 1, spec.source)
+        graph = load_model(spec).graph
+        predicted = [_predicted(plan, graph, progress) for plan in plans]
+        progress("capture", 1, 1, spec.source)
         return run_and_answer(spec, predicted, place, pool, first.optimizer, progress)
 
 

@@ -25,7 +25,7 @@ from tensoropt.verify.predict import predict_pipelines, predict_placed, predicte
 from tensoropt.verify.random_pipelines import draw_pipelines, pipeline_degrees
 from tensoropt.verify.random_placements import random_placement, random_splits
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tensoropt.verify.run import Predicted, predict_and_run
+from tensoropt.verify.run import Predicted, predict_and_run, ranks_with
 
 RECOMPUTE = 0.3
 """How often a repeated block of a random strategy is recomputed: an assumption, often enough for most
@@ -78,17 +78,18 @@ def verify_random(
     place = place_for(target.device_count, target.device_type, target.name, where)
     sizes = () if batch is None else (("batch", batch),)
     spec = ModelSpec(source, seed, settings=sizes, compute_dtype=dtype, onnx=onnx, device=place.device)
-    progress("capture", 0, 1, source)
-    loaded = load_model(spec)
-    problem = _problem(loaded)
-    progress("capture", 1, 1, source)
-    if placed:
-        drawn: Callable[[CostSource], Sequence[Predicted]] = functools.partial(
-            _placements, loaded, problem, target, count, seed
-        )
-    else:
-        drawn = functools.partial(_strategies, loaded, problem, target, count, seed, pipeline)
-    return predict_and_run(spec, drawn, target, place, Settings(dtype=dtype), store, progress)
+    with ranks_with(spec, place, target.device_count) as pool:
+        progress("capture", 0, 1, source)
+        loaded = load_model(spec)
+        problem = _problem(loaded)
+        progress("capture", 1, 1, source)
+        if placed:
+            drawn: Callable[[CostSource], Sequence[Predicted]] = functools.partial(
+                _placements, loaded, problem, target, count, seed
+            )
+        else:
+            drawn = functools.partial(_strategies, loaded, problem, target, count, seed, pipeline)
+        return predict_and_run(spec, drawn, target, place, pool, Settings(dtype=dtype), store, progress)
 
 
 def draw_strategies(

@@ -97,6 +97,11 @@ class RankFindings:
     numerics: RankNumerics | None
 
 
+def hold_model(rank: int, world_size: int, spec: ModelSpec) -> None:
+    """Build and capture the model, for the calls that follow."""
+    load_model(spec)
+
+
 def check_plan(
     rank: int, world_size: int, spec: ModelSpec, strategy_data: Mapping[str, Any], options: CheckOptions
 ) -> RankFindings:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.errors import MeasurementError
 from tensoropt.execute.executable import AnyStrategy, executable_of
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.local_hardware import local_backend
 from tensoropt.ranks.pool import RankPool
 from tensoropt.types import Progress
@@ -21,7 +24,7 @@ from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.findings import Findings
 from tensoropt.verify.places import Place
 from tensoropt.verify.predict import Prediction
-from tensoropt.verify.rank_checks import CheckOptions
+from tensoropt.verify.rank_checks import CheckOptions, hold_model
 from tensoropt.verify.real_ranks import verify_module, verify_strategies
 from tensoropt.verify.reference import ModuleFindings
 
@@ -30,11 +33,38 @@ TIMEOUT_S = 600.0
 """For one strategy; big models on small machines take minutes."""
 
 
+@contextmanager
+def ranks_with(spec: ModelSpec, place: Place, devices: int) -> Iterator[RankPool | None]:
+    """Ranks of a place, which import PyTorch and capture the model while the caller does; None for fake ones.
+
+    What fails there is said when the ranks are asked for something.
+    """
+    if place.kind == "fake":
+        yield None
+        return
+    with place.pool(devices, TIMEOUT_S) as pool:
+
+        def prepare() -> None:
+            with suppress(RankError, MeasurementError):
+                pool.run(hold_model, spec)
+
+        ahead = threading.Thread(target=prepare, name="ranks-ahead")
+        ahead.start()
+        try:
+            yield pool
+        except BaseException:
+            pool.interrupt()  # a model that is refused, or a person who gives up, waits for no rank
+            raise
+        finally:
+            ahead.join()
+
+
 def predict_and_run(
     spec: ModelSpec,
     predict_all: Callable[[CostSource], Sequence[Predicted]],
     cluster: Cluster,
     place: Place,
+    pool: RankPool | None,
     settings: Settings,
     store: ProfileStore | None,
     progress: Progress,
@@ -45,13 +75,10 @@ def predict_and_run(
         spec: the model.
         predict_all: gives the strategies with their predictions, asking for the figures that it needs.
         cluster: that they are for.
+        pool: ranks of the place's kind (:func:`ranks_with`); None for fake ranks.
         store: of measurements that predictions need; None for that of this machine.
     """
-    with ExitStack() as stack:
-        own = store or stack.enter_context(ProfileStore())
-        pool: RankPool | None = None
-        if place.kind != "fake":
-            pool = stack.enter_context(place.pool(cluster.device_count, TIMEOUT_S))
+    with nullcontext(store) if store else ProfileStore() as own:
         # Ranks of another kind than the cluster's devices run its strategies, but say nothing of its speed.
         alike = not place.shared and place.backend == local_backend(cluster)
         measured_on = pool if alike else None

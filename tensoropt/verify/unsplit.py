@@ -16,19 +16,20 @@ from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.types import Progress
 from tensoropt.verify.places import place_for
 from tensoropt.verify.predict import predicted
-from tensoropt.verify.run import predict_and_run
+from tensoropt.verify.run import predict_and_run, ranks_with
 
 
 def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> dict[str, Any]:
     """The unsplit model on one rank, predicted and run like a plan; as
     :func:`tensoropt.verify.verify_plans`."""
-    loaded = load_model(spec)
     one = load_cluster("cpu:1")
-    drawn = [(unsplit_strategy(loaded.graph), one.meshes(1)[0])]
     settings = Settings(mode=spec.mode, optimizer=optimizer)
     # On a CPU rank whatever the plans are for: one device needs no job.
     place = place_for(1, "cpu", one.name, "ranks")
-    return predict_and_run(spec, functools.partial(predicted, drawn), one, place, settings, None, progress)
+    with ranks_with(spec, place, 1) as pool:
+        drawn = [(unsplit_strategy(load_model(spec).graph), one.meshes(1)[0])]
+        predict = functools.partial(predicted, drawn)
+        return predict_and_run(spec, predict, one, place, pool, settings, None, progress)
 
 
 def unsplit_plan(like: Plan, found: Mapping[str, Any]) -> Plan:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -180,6 +181,25 @@ def test_a_rank_that_hangs_shows_where(pool):
         pool.run(hang_on, 1, timeout_s=2.0)
     assert caught.value.kind == "hung"
     assert "in hang_on" in str(caught.value)
+
+
+def test_a_run_of_another_thread_can_be_ended(pool):
+    pool.run(echo)
+    failed = []
+
+    def hang() -> None:
+        with pytest.raises(RankError, match="died") as caught:
+            pool.run(hang_on, 1)
+        failed.append(caught.value.kind)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    while not thread.is_alive() or pool._lock.acquire(blocking=False):
+        pool._lock.release()  # until the run has begun
+    pool.interrupt()
+    thread.join(timeout=30)
+    assert failed == ["died"]
+    assert pool.run(echo)
 
 
 def tell_twice(rank: int, world_size: int) -> int:

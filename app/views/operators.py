@@ -26,7 +26,7 @@ class OperatorRow:
     Attributes:
         memory_bytes: parameters, gradients and optimizer state, which last through the step.
         kept_bytes: for backward, of one micro-batch.
-        compute_s, communication_s: without what is computed again.
+        compute_s, communication_s: without what is computed again; ``copies_s``: what of computing copies.
     """
 
     group: str
@@ -40,6 +40,7 @@ class OperatorRow:
     communication_s: float | None = None
     kept_bytes: float | None = None
     recomputed: bool = False
+    copies_s: float | None = None
 
 
 LOOP_WORDS = {
@@ -108,8 +109,7 @@ def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tup
     if detail is None or point.pipeline is not None:
         return _planned(exploration, row)
     space, sizes = exploration.spaces[point.space], _sizes(exploration, row)
-    shares = detail.shares()[0]
-    return tuple(_detailed(o, share, space, sizes) for o, share in zip(detail.operators, shares, strict=True))
+    return tuple(_detailed(o, space, sizes) for o in detail.operators)
 
 
 def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:
@@ -199,7 +199,7 @@ def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share,
     return (*rows, Share(TOTAL, *map(sum, columns)))
 
 
-def _detailed(o: Any, share: Share, space: Space, sizes: Mapping[str, int]) -> OperatorRow:
+def _detailed(o: Any, space: Space, sizes: Mapping[str, int]) -> OperatorRow:
     batch = space.groups[o.group]["micro"] if o.group in space.groups else ""
     return OperatorRow(
         group=o.group,
@@ -207,9 +207,10 @@ def _detailed(o: Any, share: Share, space: Space, sizes: Mapping[str, int]) -> O
         members=len(o.members),
         axes=axes_words(o.configuration, batch, sizes),
         options=option_words(o.options, o.configuration, batch, sizes, space.keys),
-        memory_bytes=float(share.memory_bytes),
-        compute_s=float(share.compute_s),
-        communication_s=float(share.communication_s),
+        memory_bytes=float(o.parameters_bytes + o.gradients_bytes + o.state_bytes),
+        compute_s=float(o.compute_s),
+        copies_s=float(o.copies_s),
+        communication_s=float(o.communication_s),
         source=str(o.source),
         kept_bytes=float(o.kept_bytes),
         recomputed=bool(o.recomputed),

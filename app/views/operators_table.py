@@ -28,6 +28,7 @@ def table_rows(rows: Sequence[OperatorRow], node_of: Mapping[str, str], units: U
             "options": o.options,
             "memory": _known(unit.of, o.memory_bytes),
             "compute": _known(time.of, o.compute_s),
+            "copies": _known(time.of, o.copies_s),
             "communication": _known(time.of, o.communication_s),
             "kept": _known(unit.of, o.kept_bytes),
             "source": o.source,
@@ -43,17 +44,19 @@ def _known(of: Callable[[float], float], figure: float | None) -> float | None:
 
 
 def columns_of(columns: Sequence[Json], rows: Sequence[OperatorRow], units: Units) -> list[Json]:
-    """The columns with units in their heads, without modules where none is known, as in ONNX files."""
+    """The columns with units in their heads, without modules where none is known, as in ONNX files, and
+    without copies where there are none."""
     unit, time = units.memory.name, units.time.name
     heads = {
         "memory": f"memory, {unit}",
         "compute": f"compute, {time}",
+        "copies": f"of it copies, {time}",
         "communication": f"communication, {time}",
         "kept": f"keeps, {unit}",
     }
     told = [{**c, "headerName": heads.get(c["field"], c.get("headerName"))} for c in columns]
-    named = any(o.module for o in rows)
-    return [{**c, "hide": not named} if c["field"] == "module" else c for c in told]
+    known = {"module": any(o.module for o in rows), "copies": any(o.copies_s for o in rows)}
+    return [{**c, "hide": not known[c["field"]]} if c["field"] in known else c for c in told]
 
 
 def bottom_rows(shares: Sequence[Share], units: Units) -> list[Json]:

@@ -10,6 +10,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
 from tensoropt.plan.changed import load_changed
 from tensoropt.report.levers import BOUND, EXPLORED, IMPOSSIBLE, LOOKED_UP, TO_EXPLORE, Lever
+from tensoropt.report.step_parts import shown_parts
 from tensoropt.report.why import Why, looked_up
 
 from ..jobs.record import Job
@@ -90,7 +91,9 @@ def quick(data: FrontierData, view: View, folder: str, detail: Any) -> Why:
 
 def parts(why: Why, units: Units) -> tuple[WhyPart, ...]:
     """What the step is made of, with the links that are waited for."""
-    return tuple(WhyPart(p.title, units.time.text(p.seconds), percent(p.share)) for p in why.binding.parts)
+    return tuple(
+        WhyPart(p.title, units.time.text(p.seconds), percent(p.share)) for p in shown_parts(why.binding.parts)
+    )
 
 
 def rows(why: Why, levers: tuple[Lever, ...], data: FrontierData, view: View) -> tuple[WhyRow, ...]:

@@ -72,7 +72,14 @@ class PipelineEvaluation:
     @property
     def busiest(self) -> PlaceLoad:
         """The load of the place that computes and waits for communication longest."""
-        return max(self.loads, key=lambda load: load.compute_s + load.exposed_s)
+        return self.loads[self.busiest_place]
+
+    @property
+    def busiest_place(self) -> int:
+        """Its number; of equals the first."""
+        return max(
+            range(len(self.loads)), key=lambda place: self.loads[place].compute_s + self.loads[place].exposed_s
+        )
 
     @property
     def idle_s(self) -> float:

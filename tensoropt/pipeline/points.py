@@ -114,10 +114,41 @@ def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
             for row in _rows(found)
         ],
         "loads": [[load.compute_s, load.communication_s] for load in found.loads],
+        **_computed(found),
         "events": [list(event) for event in _events(found)],
         "curve": [[start_s, *kinds.tolist()] for start_s, kinds in found.memory_curve()],
         "owners": [list(owned) for owned in found.owners()],
     }
+
+
+def _computed(found: PipelineEvaluation) -> dict[str, Any]:
+    """What a rank of the busiest place computes in a step: (group, module, target, seconds) of each group of
+    operators, and the seconds of recomputation and of the optimizer.
+
+    What these leave of the place's computation are copies, additions, and what it takes longer beside
+    communication.
+    """
+    groups: list[tuple[str, str, str, float]] = []
+    again_s = optimizer_s = 0.0
+    for number, (stage, one) in enumerate(zip(found.stages, found.strategy.stages, strict=True)):
+        if found.strategy.place_of(number) != found.busiest_place:
+            continue
+        seconds: dict[str, float] = {}
+        for owner in stage.batch.owners:
+            for effect in owner.effects.at(0).effects:
+                when, taken = effect.when, effect.local_s * (1 if effect.when.once else one.micro_batches)
+                if when.phase == "optimizer" and when.what == "step":
+                    optimizer_s += taken
+                elif owner.kind == "group" and when.what == "compute":
+                    if when.phase == "again":
+                        again_s += taken
+                    else:
+                        seconds[owner.name] = seconds.get(owner.name, 0.0) + taken
+        for name, taken in seconds.items():
+            anchor = one.graph.group_of[name].anchor
+            if taken and not is_crossing(one.graph.group_of[name]):
+                groups.append((name, anchor.module, anchor.target, taken))
+    return {"computed": [list(row) for row in groups], "again_s": again_s, "optimizer_s": optimizer_s}
 
 
 Event = tuple[str, str, float, float, str, str]

@@ -3,35 +3,115 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tensoropt.placement.points import OVERLAP
+from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.plan.point import Point
 from tensoropt.report.rows import Detail, Share
+from tensoropt.report.spent import NOTHING, Spent, beside_groups, spent_by_group
+from tensoropt.report.step_parts import (
+    COPIES,
+    OPTIMIZER_TITLE,
+    RECOMPUTATION,
+    Computed,
+    Part,
+    kind_of,
+    step_parts,
+)
 from tensoropt.simulate.recording import MemoryAt, OperatorRow, StepTime, TimelineEvent
 
 
-def carried_detail(point: Point, index: int) -> Detail:
-    """The detail of a placed or pipelined point, from what it carries."""
+def carried_detail(exploration: Exploration, index: int) -> Detail:
+    """The detail of placed or pipelined point ``index`` of ``all_points``, from what it carries."""
+    point = exploration.all_points[index]
     record = point.carried or {}
+    rows = [
+        OperatorRow(**{**row, "members": tuple(row["members"]), "options": tuple(row["options"])})
+        for row in record["rows"]
+    ]
+    timeline = tuple(TimelineEvent(*event) for event in record["events"])
+    parts: tuple[Part, ...]
+    if point.pipeline is not None:
+        parts = _parts_of_pipeline(exploration, index, record, timeline)
+    else:
+        rows = _copying_apart(rows, spent_by_group(timeline, {row.group for row in rows}))
+        parts = _parts_of_placed(exploration, index, rows, timeline)
     return Detail(
         point=index,
-        operators=tuple(
-            OperatorRow(**{**row, "members": tuple(row["members"]), "options": tuple(row["options"])})
-            for row in record["rows"]
-        ),
+        operators=tuple(rows),
         edges=(),
-        timeline=tuple(TimelineEvent(*event) for event in record["events"]),
+        timeline=timeline,
         memory_curve=tuple(MemoryAt(*at) for at in record["curve"]),
         step=StepTime(
             point.time_s, point.compute_s, point.exposed_s, point.hidden_s, point.idle_s, point.host_s
         ),
         overlap=record.get("overlap", OVERLAP),
         sources=dict(point.sources),
+        parts=parts,
         places=places_of(point),
     )
+
+
+def _copying_apart(rows: Sequence[OperatorRow], spent: Mapping[str, Spent]) -> list[OperatorRow]:
+    """The rows of a placed plan with the seconds of its timeline; those that cut tensors into pieces, or put
+    pieces together, copy."""
+    found = []
+    for row in rows:
+        one = spent.get(row.group, NOTHING)
+        working = {"forward_s": one.forward_s, "backward_s": one.backward_s}
+        if not row.members:
+            working = {"forward_s": 0.0, "backward_s": 0.0, "copies_s": one.forward_s + one.backward_s}
+        found.append(replace(row, **working, communication_s=one.communication_s))
+    return found
+
+
+def _parts_of_placed(
+    exploration: Exploration, index: int, rows: Sequence[OperatorRow], timeline: Sequence[TimelineEvent]
+) -> tuple[Part, ...]:
+    """Of the device that computes longest."""
+    busy: dict[str, float] = defaultdict(float)
+    for event in timeline:
+        if event.is_computing:
+            busy[event.lane] += event.duration_s
+    lane = max(busy, key=busy.__getitem__, default="")
+    own = [event for event in timeline if event.lane == lane]
+    spent = spent_by_group(own, {row.group for row in rows})
+    computed = []
+    copied_s = 0.0
+    for row in rows:
+        one = spent.get(row.group, NOTHING)
+        if row.members:
+            computed.append(Computed(row.module, _kind(exploration, row), one.forward_s + one.backward_s))
+        else:
+            copied_s += one.forward_s + one.backward_s
+    beside = beside_groups(own, spent)
+    beside[COPIES] += copied_s
+    return step_parts(exploration, index, computed, beside, timeline)
+
+
+def _kind(exploration: Exploration, row: OperatorRow) -> str:
+    """What a placed group, or a piece of one, computes."""
+    recorded = exploration.recorded
+    group = recorded.grouped.group_of.get(row.members[0]) if recorded is not None else None
+    return kind_of(group.anchor.target if group is not None else row.members[0])
+
+
+def _parts_of_pipeline(
+    exploration: Exploration, index: int, record: Mapping[str, Any], timeline: Sequence[TimelineEvent]
+) -> tuple[Part, ...]:
+    """Of a rank of the place that is busiest."""
+    if "computed" not in record:  # saved by an older version: its stages' operators are not told apart
+        return step_parts(exploration, index, None, {}, timeline)
+    computed = [Computed(module, kind_of(target), s) for _, module, target, s in record["computed"]]
+    beside = {RECOMPUTATION: float(record["again_s"]), OPTIMIZER_TITLE: float(record["optimizer_s"])}
+    known_s = sum(beside.values()) + sum(one.seconds for one in computed)
+    # Also what computing takes longer beside communication.
+    beside[COPIES] = max(exploration.all_points[index].compute_s - known_s, 0.0)
+    return step_parts(exploration, index, computed, beside, timeline)
 
 
 def places_of(point: Point) -> tuple[Share, ...]:

@@ -6,10 +6,9 @@ were saved with it, and simulated again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tensoropt.costs.effects import COMPUTE as COMPUTE_FORWARD
-from tensoropt.costs.effects import COMPUTE_AGAIN, COMPUTE_BACK, READ, READ_BACK
+from tensoropt.costs.effects import READ, READ_BACK
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.errors import TensorOptError
@@ -20,6 +19,8 @@ from tensoropt.plan.recorded import Recorded
 from tensoropt.report.carried import carried_detail
 from tensoropt.report.rebuilt import rebuilt
 from tensoropt.report.rows import Detail
+from tensoropt.report.spent import NOTHING, Spent, beside_groups, computed_by, spent_by_group
+from tensoropt.report.step_parts import step_parts
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy
@@ -38,6 +39,10 @@ from tensoropt.simulate.recording import (
 from tensoropt.simulate.simulator import StepMetrics
 
 
+COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
+"""Moments of a step whose work brings something to where it is used."""
+
+
 def detail(exploration: Exploration, index: int) -> Detail:
     """Everything about point ``index`` of ``exploration.all_points``, also of one loaded from disk.
 
@@ -48,7 +53,7 @@ def detail(exploration: Exploration, index: int) -> Detail:
     if not 0 <= index < len(points):
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
     if points[index].carried is not None:
-        return carried_detail(points[index], index)
+        return carried_detail(exploration, index)
     return _Telling(exploration, index, recorded_of(exploration)).tell()
 
 
@@ -98,6 +103,7 @@ class _Telling:
     def tell(self) -> Detail:
         evaluated, recorder = self.step()
         names = self.space.mesh.names
+        groups = self.strategy.graph.group_of
         events = tuple(
             TimelineEvent(
                 event.name,
@@ -106,46 +112,40 @@ class _Telling:
                 event.duration_s,
                 event.phase,
                 event.group,
+                copies=event.axes is None and event.kind in COPYING,
             )
             for event in recorder.events
         )
+        spent = spent_by_group(events, groups)
+        computed = computed_by(spent, lambda name: groups[name].anchor)
         return Detail(
             point=self.index,
-            operators=self._operators(events, evaluated.batch),
+            operators=self._operators(spent, evaluated.batch),
             edges=tuple(row for edge in self.strategy.edges() if (row := self._edge(edge))),
             timeline=events,
+            parts=step_parts(self.exploration, self.index, computed, beside_groups(events, spent), events),
             memory_curve=curve_of_step(evaluated, recorder),
             step=step_time(evaluated.metrics),
             overlap=self.overlap.words,
             sources=dict(self.point.sources),
         )
 
-    def _operators(self, events: tuple[TimelineEvent, ...], batch: Batch) -> tuple[OperatorRow, ...]:
-        sent: dict[str, float] = {}
-        for event in events:
-            if event.lane != COMPUTE:
-                sent[event.group] = sent.get(event.group, 0.0) + event.duration_s
+    def _operators(self, spent: Mapping[str, Spent], batch: Batch) -> tuple[OperatorRow, ...]:
         counted: set[str] = set()
         rows = []
         for group in self.strategy.graph.groups:
             own = [n for n in (*group.parameters, *group.shared) if n not in counted]
             counted.update(own)
-            rows.append(self._operator(group, sent.get(group.name, 0.0), own, batch))
+            rows.append(self._operator(group, spent.get(group.name, NOTHING), own, batch))
         return tuple(rows)
 
-    def _operator(self, group: Group, sent_s: float, own: Sequence[str], batch: Batch) -> OperatorRow:
+    def _operator(self, group: Group, spent: Spent, own: Sequence[str], batch: Batch) -> OperatorRow:
         """One row, with the parameters ``own``: a tied one counts with the first group that uses it."""
-        facts, micro = self.facts[group.name], self.strategy.micro_batches
+        facts = self.facts[group.name]
         owners = [batch.owner("group", group.name), *(batch.owner("parameter", n) for n in own)]
         effects = [owner.effects.at(0) for owner in owners]
         labels = [str(s.label) for s in self.strategy.configurations[group.name].strategies[1:]]
         stored = (f"{n}: {', '.join(stored_words(layout_names(self.strategy.stored[n])))}" for n in own)
-        computed = {COMPUTE_FORWARD: 0.0, COMPUTE_AGAIN: 0.0, COMPUTE_BACK: 0.0}
-        for effect in effects[0].effects:
-            # Only the moments at which operators run; what brings parameters to their uses has moments of its
-            # own.
-            if effect.when in computed:
-                computed[effect.when] += effect.local_s
         learning = self.strategy.graph.atoms.graph.training
         recomputed = self.strategy.forwards(group.name) > 1
         return OperatorRow(
@@ -159,9 +159,10 @@ class _Telling:
             state_bytes=sum(one.optimizer for one in effects),
             kept_bytes=facts.kept_bytes if learning and not recomputed else 0,
             transient_bytes=max(facts.forward_peak_bytes, facts.backward_peak_bytes),
-            forward_s=(computed[COMPUTE_FORWARD] + computed[COMPUTE_AGAIN]) * micro,
-            backward_s=computed[COMPUTE_BACK] * micro,
-            communication_s=sent_s,
+            forward_s=spent.forward_s,
+            backward_s=spent.backward_s,
+            copies_s=spent.copies_s,
+            communication_s=spent.communication_s,
             source=self.prices.compute.source_of(self.works[group.name]),
             recomputed=recomputed,
         )

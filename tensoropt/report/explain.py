@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tensoropt.console import columns
 from tensoropt.plan.exploration import Exploration
 from tensoropt.report.rows import Detail, Share
+from tensoropt.report.step_parts import Part, shown_parts
 from tensoropt.simulate.recording import EdgeRow, OperatorRow, host_words
 from tensoropt.units import format_bytes, format_seconds
 
@@ -34,6 +35,7 @@ def detail_lines(detail: Detail, top: int, *, summed: bool = True) -> list[str]:
     what = "operators that take longest"
     if detail.by_stage:
         what = "stages; seconds in the schedule, waits included"
+    lines += ["", "what the step goes into", parts_table(detail.parts)]
     lines += ["", _counted(what, top, len(operators)), _operators(operators[:top])]
     if summed:
         lines += ["", "all of it", _shares(detail)]
@@ -45,26 +47,34 @@ def detail_lines(detail: Detail, top: int, *, summed: bool = True) -> list[str]:
     return lines
 
 
+def parts_table(parts: Sequence[Part]) -> str:
+    """The parts of a step with their shares of it, the rest named."""
+    rows = [[p.title, format_seconds(p.seconds), f"{100 * p.share:.1f} %"] for p in shown_parts(parts)]
+    return columns([["the step", "time", "share"], *rows], left=(0,))
+
+
 def _counted(what: str, top: int, count: int) -> str:
     return f"{what} ({min(top, count)} of {count})"
 
 
 def _seconds(row: OperatorRow) -> float:
-    return row.forward_s + row.backward_s + row.communication_s
+    return row.compute_s + row.communication_s
 
 
 def _operators(rows: Sequence[OperatorRow]) -> str:
-    table = [["group", "module", "split by", "forward", "backward", "comm.", "parameters", "kept", "figures"]]
+    head = ["group", "module", "split by", "compute", "forward", "backward", "copies", "comm."]
+    table = [[*head, "parameters", "kept", "figures"]]
     for r in rows:
         split = ", ".join(f"{axis}: {label}" for axis, label in r.configuration.items())
         table.append(
             [
-                r.group, r.module, split or "-", format_seconds(r.forward_s), format_seconds(r.backward_s),
-                format_seconds(r.communication_s), format_bytes(r.parameters_bytes),
-                format_bytes(r.kept_bytes), r.source,
+                r.group, r.module, split or "-", *map(format_seconds, (
+                    r.compute_s, r.forward_s, r.backward_s, r.copies_s, r.communication_s
+                )),
+                format_bytes(r.parameters_bytes), format_bytes(r.kept_bytes), r.source,
             ]
         )  # fmt: skip
-    return columns(table, left=(0, 1, 2, 8))
+    return columns(table, left=(0, 1, 2, 10))
 
 
 def _shares(detail: Detail) -> str:

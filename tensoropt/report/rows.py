@@ -7,6 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tensoropt.plan.plan import STAGE_AXIS
+from tensoropt.report.spent import is_of_group
+from tensoropt.report.step_parts import (
+    AGAIN,
+    COMPUTING,
+    COPIES,
+    OPTIMIZER,
+    RECOMPUTATION,
+    WAITING,
+    Part,
+    largest_words,
+)
 from tensoropt.report.trace import chrome_trace
 from tensoropt.simulate.recording import (
     MEMORY_KINDS,
@@ -19,10 +30,11 @@ from tensoropt.simulate.recording import (
 )
 from tensoropt.units import format_bytes, format_seconds
 
-BESIDE = ("recomputation", "gradient reduction", "optimizer")
+WHOLES = ("computing", "waiting for communication")
+"""Parts that are all of their kind, as nothing is told apart."""
+REDUCTION = "gradient reduction"
+BESIDE = (RECOMPUTATION, COPIES, REDUCTION, OPTIMIZER)
 """What takes time beside single operators."""
-AGAIN = "again"
-"""The phase of what is computed and gathered a second time."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,8 @@ class Detail:
         operators, edges: what each group of operators, and each resharding, takes; of a pipeline, each stage,
             whose seconds are those of its schedule, with what it waits for.
         timeline, memory_curve: one rank's step in time.
+        parts: what the step goes into, the longest first; they add up to it, of the busiest device where
+            loads differ (:mod:`.step_parts`).
         overlap: what is assumed to run beside what, in words.
         sources: shares of all seconds by where they come from.
         places: where loads differ, the peak and the seconds of each device of a placed plan, and of a rank of
@@ -63,6 +77,7 @@ class Detail:
     step: StepTime
     overlap: str
     sources: Mapping[str, float]
+    parts: tuple[Part, ...] = ()
     places: tuple[Share, ...] = ()
 
     def __repr__(self) -> str:
@@ -91,20 +106,20 @@ class Detail:
         seconds: dict[str, list[float]] = {}
         for event in self.timeline:
             if event.phase == AGAIN:
-                of = "recomputation"
-            elif event.group in names:
-                of = event.group
+                of = RECOMPUTATION
+            elif is_of_group(event, names):
+                continue  # in its row
+            elif event.phase == OPTIMIZER:
+                of = OPTIMIZER
             else:
-                of = "optimizer" if event.phase == "optimizer" else "gradient reduction"
-            # A group may be called as one of these is: operators are asked for by their own key.
-            key = f"operator {of}" if of == event.group and event.phase != AGAIN else of
-            spent = seconds.setdefault(key, [0.0, 0.0])
-            spent[not event.is_computing] += event.duration_s
+                of = COPIES if event.is_computing else REDUCTION
+            seconds.setdefault(of, [0.0, 0.0])[not event.is_computing] += event.duration_s
         operators = tuple(
             Share(
                 row.group,
                 row.parameters_bytes + row.gradients_bytes + row.state_bytes,
-                *seconds.pop(f"operator {row.group}", (0.0, 0.0)),
+                row.compute_s,
+                row.communication_s,
             )
             for row in self.operators
         )
@@ -132,40 +147,26 @@ class Detail:
     def _time_words(self) -> str:
         step = self.step
         share = 100 / (step.total_s or 1.0)
-        parts = [f"{share * step.compute_s:.0f} % compute"]
-        if top := self.top_words():
-            parts[0] += f" ({top})"
+        told = [f"{share * step.compute_s:.0f} % compute{self._most_of(COMPUTING)}"]
         if step.exposed_s:
-            parts.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._busiest_lane()}")
+            told.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._most_of(WAITING)}")
         if step.idle_s > 1e-3 * step.total_s:
             waits = "idle"
             if is_host_bound(step):
                 # A place of a pipeline waits for others, too.
                 waits = "idle, or waiting for the host" if self.places else "waiting for the host"
-            parts.append(f"{share * step.idle_s:.0f} % {waits}")
+            told.append(f"{share * step.idle_s:.0f} % {waits}")
         where = "on the busiest device " if self.places else ""
-        text = f"A step of {format_seconds(step.total_s)} is {where}" + ", ".join(parts)
+        text = f"A step of {format_seconds(step.total_s)} is {where}" + ", ".join(told)
         if step.hidden_s > 1e-6 * step.total_s:  # less is rounding
             text += f"; {format_seconds(step.hidden_s)} of communication are hidden"
         return text + "."
 
-    def top_words(self) -> str:
-        """The operator that computes longest, and its share of all computing; "" of a pipeline, whose rows
-        are stages, and where none stands out."""
-        whole_s = sum(place.compute_s for place in self.places) or self.step.compute_s
-        if not self.operators or not whole_s or self.by_stage:
-            return ""
-        top = max(self.operators, key=lambda row: row.forward_s + row.backward_s)
-        share = 100 * (top.forward_s + top.backward_s) / whole_s
-        of = "what all devices compute" if self.places else "it"
-        return f"most of all {top.group}, {share:.0f} % of {of}" if share >= 1 else ""
-
-    def _busiest_lane(self) -> str:
-        lanes: dict[str, float] = {}
-        for event in self.timeline:
-            if event.phase.startswith("send") or not event.is_computing:
-                lanes[event.lane] = lanes.get(event.lane, 0.0) + event.duration_s
-        return f" (most of all on {max(lanes, key=lanes.__getitem__)})" if lanes else ""
+    def _most_of(self, key: str) -> str:
+        """The largest part of a kind, in brackets, with its share of the step; "" where none is told apart."""
+        told = [part for part in self.parts if part.key == key and part.title not in WHOLES]
+        words = largest_words(told).replace("waiting for ", "")
+        return f" (most of all {words} of the step)" if words else ""
 
     def _memory_words(self) -> str:
         peak = self.peak

@@ -13,6 +13,7 @@ from tensoropt.plan.exploration import Exploration
 from tensoropt.report.binding import Binding, binding
 from tensoropt.report.changes import Change, changes, was_searched
 from tensoropt.report.detail import detail as detail_of
+from tensoropt.report.explain import parts_table
 from tensoropt.report.levers import (
     IMPOSSIBLE,
     OF_SIMULATED,
@@ -155,7 +156,7 @@ def looked_up(
         memory_bytes=budget,
         within=within,
         unchanged_s=best_s if fitting and best_s < point.time_s * (1 - 1e-9) else None,
-        binding=binding(exploration, index, detail, budget, within),
+        binding=binding(exploration, index, detail, budget, within, given=memory_bytes is not None),
         bounds=(
             unlimited_memory(exploration),
             *((without_waiting(exploration, index),) if point.carried is not None else ()),
@@ -222,11 +223,7 @@ def why_lines(why: Why) -> list[str]:
         "",
         why.binding.sentence,
         "",
-        columns(
-            [["the step", "time", "share"]]
-            + [[p.title, format_seconds(p.seconds), f"{100 * p.share:.1f} %"] for p in why.binding.parts],
-            left=(0,),
-        ),
+        parts_table(why.binding.parts),
         "",
         "at least",
         _levers(why, why.bounds),

@@ -20,7 +20,8 @@ AHEAD = {"all_gather": "gathering parameters ahead", "reduce_scatter": "scatteri
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """Something that takes time: work on the device, or a collective over mesh ``axes``."""
+    """Something that takes time: work on the device, or a collective over mesh ``axes``; ``kind`` of its
+    moment."""
 
     name: str
     phase: str
@@ -28,6 +29,7 @@ class StepEvent:
     axes: tuple[int, ...] | None
     start_s: float
     duration_s: float
+    kind: str
 
     @property
     def end_s(self) -> float:
@@ -188,7 +190,7 @@ class StepRecorder:
         start_s: float,
         duration_s: float,
     ) -> None:
-        self.events.append(StepEvent(name, phase, group, axes, start_s, duration_s))
+        self.events.append(StepEvent(name, phase, group, axes, start_s, duration_s, self._moment.kind))
 
     def begin_micro_batch(self, now_s: float) -> None:
         """A micro-batch begins, which may come several times."""

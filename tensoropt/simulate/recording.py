@@ -31,8 +31,10 @@ def allocator_words(peaks: Mapping[str, float]) -> str:
 class OperatorRow:
     """A group of operators; bytes of one rank, seconds of one step (all micro-batches).
 
-    ``transient_bytes`` is the larger of forward's and backward's own peak. ``communication_s`` is what the
-    group waits for: its inputs, its parameters, its kernels. ``source``: of its compute seconds.
+    ``transient_bytes`` is the larger of forward's and backward's own peak. ``copies_s`` is what copies and
+    additions take that bring tensors, gradients and parameters to where the group uses them;
+    ``communication_s`` the collectives that do so, and those of its kernels. None of them has what is
+    computed again. ``source``: of its compute seconds.
     ``recomputed``: its forward runs twice, and what it keeps lives only while its region's backward runs.
     """
 
@@ -51,6 +53,12 @@ class OperatorRow:
     communication_s: float
     source: str
     recomputed: bool = False
+    copies_s: float = 0.0
+
+    @property
+    def compute_s(self) -> float:
+        """What the device works for it: operators and copies."""
+        return self.forward_s + self.backward_s + self.copies_s
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,8 @@ class EdgeRow:
 @dataclass(frozen=True)
 class TimelineEvent:
     """Something that takes time. ``lane``: ``compute``, or ``link`` and the mesh axes of a collective; in a
-    placed plan ``device`` and its number, or ``link`` and what a message occupies."""
+    placed plan ``device`` and its number, or ``link`` and what a message occupies. ``copies``: it brings
+    something to where it is used, and is no operator of the model."""
 
     name: str
     lane: str
@@ -79,6 +88,7 @@ class TimelineEvent:
     duration_s: float
     phase: str
     group: str
+    copies: bool = False
 
     @property
     def is_computing(self) -> bool:

@@ -20,6 +20,7 @@ from tensoropt.plan.settings import Settings
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
+from tensoropt.report.step_parts import COMPUTING
 from tensoropt.session.run_report import versions
 from tests.costs.models import four, problem
 from tests.pipeline.models import split_along_the_batch
@@ -124,6 +125,32 @@ def test_its_places_take_what_the_headline_says(found: PipelineEvaluation, explo
     # Saved before the loads of places were kept.
     record = {name: value for name, value in (point.pipeline or {}).items() if name != "loads"}
     assert detail(replace(explored, points=(replace(point, pipeline=record),)), 0).places == ()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_its_parts_are_what_the_busiest_place_computes(
+    found: PipelineEvaluation, explored: Exploration, number: int
+) -> None:
+    """Told from other figures than the parts are made of: those of the stage's own simulated step."""
+    told, point = detail(explored, number), explored.points[number]
+    assert sum(part.seconds for part in told.parts) == pytest.approx(point.time_s)
+    stages = [s for s in range(2) if found.strategy.place_of(s) == found.busiest_place]
+    parts = {part.title: part.seconds for part in told.parts}
+    computing = [part for part in told.parts if part.key == COMPUTING]
+    assert sum(part.seconds for part in computing) == pytest.approx(point.compute_s)
+    for stage in stages:
+        row = told.operators[stage]
+        assert sum(part.seconds for part in computing if part.count) <= row.forward_s + row.backward_s
+    top = max(computing, key=lambda part: part.seconds)
+    assert top.title.startswith("linear")
+    assert f"most of all {top.title}, {100 * top.seconds / point.time_s:.0f} %" in told.headline()
+    # Two linear layers at that place, each a second forward and two backward, in four micro-batches.
+    assert parts["linear layers.* (2 ×)"] == pytest.approx(2 * 4 * (1 + 2))
+    # Saved before operators of pipelines were kept.
+    record = {name: value for name, value in (point.pipeline or {}).items() if name != "computed"}
+    old = detail(replace(explored, points=(replace(point, pipeline=record),)), 0)
+    assert "most of all linear" not in old.headline()
+    assert sum(part.seconds for part in old.parts) == pytest.approx(point.time_s)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])

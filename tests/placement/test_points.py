@@ -77,6 +77,33 @@ def test_its_figures_are_those_of_all_micro_batches():
     assert {name.rsplit(" ", 1)[1] for name in names} == {"0", "1"}
 
 
+def test_its_parts_are_what_the_busiest_device_computes(explored):
+    """Summed by hand from the tasks that the simulation ran on that device."""
+    point, question = explored.others[0], small("gpt2")
+    strategy = placed_strategy(explored.plan_of(point), question.prepared.graph)
+    simulated = simulate_placement(question.placing().problem, strategy.placement)
+    busiest = max(range(2), key=lambda device: simulated.busy_s[device])
+    loaded = explored.all_points.index(point)
+    told = detail(explored, loaded)
+    assert sum(part.seconds for part in told.parts) == pytest.approx(point.time_s)
+    groups, seconds = question.prepared.graph.group_of, {}
+    for event in simulated.timeline.events:
+        if event.task.duration_s and event.task.resources[0] == f"device {busiest}":
+            group = groups.get(event.task.group)
+            kind = group.anchor.target if group is not None else event.task.phase
+            seconds[kind] = seconds.get(kind, 0.0) + event.task.duration_s
+    linear = sum(part.seconds for part in told.parts if part.title.startswith("linear "))
+    assert linear == pytest.approx(
+        seconds.get("aten.addmm.default", 0) + seconds.get("aten.linear.default", 0)
+    )
+    optimizer = sum(part.seconds for part in told.parts if part.title == "the optimizer")
+    assert optimizer == pytest.approx(seconds.get("optimizer", 0.0))
+    # The rows of the table are the timeline's, too.
+    for row in told.operators:
+        own = [e for e in told.timeline if e.group == row.group and e.is_computing]
+        assert row.compute_s == pytest.approx(sum(e.duration_s for e in own), abs=1e-15)
+
+
 def test_it_is_explained(explored):
     index = len(explored.all_points) - 1
     told = detail(explored, index)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tensoropt.report.binding import binding, waited_lanes, waiting_by_links
+from tensoropt.report.binding import binding
 from tensoropt.report.detail import detail
+from tensoropt.report.step_parts import waited_lanes, waiting_by_links
 from tensoropt.simulate.recording import TimelineEvent
 from tests.plan.explorations import MIB, point, small_exploration
 
@@ -52,7 +53,7 @@ def test_the_parts_of_real_plans_add_up_to_their_step(gpus: Any) -> None:
 def test_links_are_named_by_level_and_axes(gpus: Any) -> None:
     found = gpus.found
     index = max(range(len(found.points)), key=lambda i: found.points[i].exposed_s)
-    waits = waiting_by_links(found, index, detail(found, index))
+    waits = waiting_by_links(found, index, detail(found, index).timeline)
     assert waits
     for words, seconds in waits:
         assert " links (" in words
@@ -94,3 +95,14 @@ def test_the_budget_binds_where_more_memory_is_faster() -> None:
     assert "Point 4 fits 50 MiB and is faster" in all_fit
     assert "binds, too" not in all_fit
     assert "does not bind" not in all_fit
+
+
+def test_a_budget_that_nobody_set_is_not_said_to_bind() -> None:
+    found = small_exploration()
+    sentence = binding(found, 0, None, 10 * MIB, 0, given=False).sentence
+    assert "budget of" not in sentence
+    assert "binds, too" not in sentence
+    assert "No memory budget is set; the frontier's fastest plan needs 40 MiB and takes 140 ms (−65 %)" in sentence
+    last = len(found.points) - 1
+    sentence = binding(found, last, None, found.points[last].memory_bytes, last, given=False).sentence
+    assert sentence.endswith("No plan of the frontier is faster, whatever memory it needs.")

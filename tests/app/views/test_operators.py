@@ -149,7 +149,7 @@ def test_below_devices_of_different_loads_stands_what_the_headline_says() -> Non
     )  # fmt: skip
     found = replace(exploration(), others=(mark,))
     row = len(found.points)
-    told = carried_detail(mark, row)
+    told = carried_detail(found, row)
     # A device's lane is computing, a link's is not.
     assert [share.compute_s for share in told.shares()[0]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert [share.communication_s for share in told.shares()[0]] == pytest.approx([0.02, 0.0, 0.0, 0.0])

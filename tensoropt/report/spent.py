@@ -1,0 +1,94 @@
+"""The seconds of each group of operators, read off a step's timeline: the one source of figures per operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from tensoropt.report.step_parts import (
+    AGAIN,
+    COPIES,
+    OPTIMIZER,
+    OPTIMIZER_TITLE,
+    RECOMPUTATION,
+    Computed,
+    kind_of,
+)
+from tensoropt.simulate.recording import TimelineEvent
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds of one step, without what is computed and gathered again.
+
+    Attributes:
+        forward_s, backward_s: of the operators.
+        copies_s: of copies and additions that bring something to where the group uses it.
+        communication_s: of collectives or messages.
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    copies_s: float = 0.0
+    communication_s: float = 0.0
+
+
+NOTHING = Spent()
+
+
+def is_of_group(event: TimelineEvent, names: Container[str]) -> bool:
+    """Whether an event is in a group's own figures: neither computed again nor the optimizer's work."""
+    if event.group not in names or event.phase == AGAIN:
+        return False
+    return event.phase != OPTIMIZER or event.copies or not event.is_computing
+
+
+def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> dict[str, Spent]:
+    """Group -> its seconds, of the groups in ``names`` that have any."""
+    found: dict[str, Spent] = {}
+    for event in timeline:
+        if not is_of_group(event, names):
+            continue
+        spent = found.setdefault(event.group, Spent())
+        if not event.is_computing:
+            spent.communication_s += event.duration_s
+        elif event.copies:
+            spent.copies_s += event.duration_s
+        elif event.phase == "backward":
+            spent.backward_s += event.duration_s
+        else:
+            spent.forward_s += event.duration_s
+    return found
+
+
+def beside_groups(timeline: Iterable[TimelineEvent], spent: Mapping[str, Spent]) -> dict[str, float]:
+    """What a device computes beside groups' own operators, in seconds by title."""
+    found = {COPIES: sum(one.copies_s for one in spent.values()), RECOMPUTATION: 0.0, OPTIMIZER_TITLE: 0.0}
+    for event in timeline:
+        if event.is_computing:
+            if event.phase == AGAIN:
+                found[RECOMPUTATION] += event.duration_s
+            elif not is_of_group(event, spent):
+                title = COPIES if event.copies or event.phase != OPTIMIZER else OPTIMIZER_TITLE
+                found[title] += event.duration_s
+    return found
+
+
+class Anchor(Protocol):
+    """The operator that a group is called after."""
+
+    @property
+    def module(self) -> str: ...
+
+    @property
+    def target(self) -> str: ...
+
+
+def computed_by(spent: Mapping[str, Spent], anchor_of: Callable[[str], Anchor]) -> list[Computed]:
+    """What each group's operators compute, without copies."""
+    found = []
+    for name, one in spent.items():
+        anchor = anchor_of(name)
+        found.append(Computed(anchor.module, kind_of(anchor.target), one.forward_s + one.backward_s))
+    return found

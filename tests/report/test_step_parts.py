@@ -1,0 +1,184 @@
+"""What a step's time goes into: sums by module and kind that add up to the step, and the words for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tensoropt.plan.exploration import Exploration
+from tensoropt.report.binding import binding
+from tensoropt.report.detail import detail, recorded_step
+from tensoropt.report.explain import parts_table
+from tensoropt.report.step_parts import (
+    COMPUTING,
+    COPIES,
+    OPTIMIZER_TITLE,
+    RECOMPUTATION,
+    Computed,
+    Part,
+    kind_of,
+    largest_words,
+    shown_parts,
+    summed,
+)
+
+
+def some(found: Exploration) -> list[int]:
+    last = len(found.points) - 1
+    return sorted({0, last // 3, last // 2, last})
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("aten.addmm.default", "linear"),
+        ("aten.linear.default", "linear"),
+        ("addmm_12", "linear"),
+        ("aten.scaled_dot_product_attention.default", "attention"),
+        ("aten.native_layer_norm.default", "layer norm"),
+        ("aten.some_thing.out", "some thing"),
+    ],
+)
+def test_an_operator_is_called_as_people_call_it(target: str, kind: str) -> None:
+    assert kind_of(target) == kind
+
+
+def test_modules_that_differ_in_numbers_alone_are_one_part() -> None:
+    """What each block takes of one kind is summed; no single operator stands out here but the head."""
+    blocks = [Computed(f"net.h.{i}.mlp.{name}", "linear", s) for i in range(12)
+              for name, s in (("c_fc", 2.0), ("c_proj", 1.0))]  # fmt: skip
+    blocks += [Computed(f"net.h.{i}.attn", "attention", 1.5) for i in range(12)]
+    found = summed([*blocks, Computed("net.head", "linear", 5.0), Computed("net.idle", "linear", 0.0)])
+    assert found == [
+        ("linear mlp.c_fc (12 ×)", 12, 24.0),
+        ("attention attn (12 ×)", 12, 18.0),
+        ("linear mlp.c_proj (12 ×)", 12, 12.0),
+        ("linear head", 1, 5.0),
+    ]
+
+
+def test_blocks_of_two_kinds_keep_what_tells_them_apart() -> None:
+    found = summed(
+        Computed(f"{side}.layers.{i}.fc", "linear", 1.0 if side == "encoder" else 2.0)
+        for side in ("encoder", "decoder")
+        for i in range(3)
+    )
+    assert [title for title, *_ in found] == [
+        "linear decoder.layers.*.fc (3 ×)",
+        "linear encoder.layers.*.fc (3 ×)",
+    ]
+
+
+def test_stages_that_are_numbered_in_their_names_are_alike_and_layers_are_not() -> None:
+    """ResNet's ``layer1.0.conv1`` ... are one part; a block's first and second convolution are two."""
+    found = summed(
+        Computed(f"layer{i}.{j}.conv{k}", "convolution", float(k))
+        for i in (1, 2)
+        for j in (0, 1)
+        for k in (1, 2)
+    )
+    assert [title for title, *_ in found] == ["convolution conv2 (4 ×)", "convolution conv1 (4 ×)"]
+
+
+def test_without_modules_kinds_are_summed() -> None:
+    found = summed([Computed("", "linear", 1.0), Computed("", "relu", 2.5), Computed("", "linear", 2.0)])
+    assert found == [("linear (2 ×)", 2, 3.0), ("relu", 1, 2.5)]
+
+
+def test_a_sequence_is_called_by_its_own_name() -> None:
+    found = summed(Computed(f"model.net.{i}", "linear", 1.0) for i in (0, 2, 4))
+    assert [title for title, *_ in found] == ["linear model.net.* (3 ×)"]
+
+
+def test_what_a_table_leaves_out_is_named_and_all_of_it_adds_up() -> None:
+    parts = tuple(Part(COMPUTING, f"operator {i}", 2.0**-i, 2.0**-i / 2, 1) for i in range(14))
+    parts += (Part(COMPUTING, OPTIMIZER_TITLE, 2.0**-13, 2.0**-14),)
+    shown = shown_parts(parts)
+    assert sum(part.share for part in shown) == pytest.approx(1.0)
+    assert sum(part.count for part in shown) == 14
+    assert [part.title for part in shown[-2:]] == [OPTIMIZER_TITLE, "other operators (8)"]
+    assert "other operators (8)" in parts_table(parts)
+    assert largest_words(parts, 2) == "operator 0, 50 %; operator 1, 25 %"
+
+
+LINEAR = ("aten.addmm", "aten.linea")
+
+
+WAITS = ("communication", "idle", "host")
+
+
+def seconds_of(part: Part) -> float:
+    return part.seconds
+
+
+def by_hand(found: Exploration, index: int) -> dict[str, float]:
+    """Seconds of one step by what computes, summed from the recorder's own events with modules of this model
+    written out: a second way that shares nothing with the first."""
+    _, recorder = recorded_step(found, index)
+    assert found.recorded is not None
+    groups = found.recorded.grouped.group_of
+    seconds: dict[str, float] = {}
+    for event in recorder.events:
+        if event.axes is not None:
+            continue
+        if event.phase == "again":
+            what = RECOMPUTATION
+        elif event.kind in ("compute", "inner"):
+            what = f"{groups[event.group].anchor.target} in {groups[event.group].anchor.module}"
+        else:
+            what = OPTIMIZER_TITLE if event.kind == "step" else COPIES
+        seconds[what] = seconds.get(what, 0.0) + event.duration_s
+    return seconds
+
+
+def test_parts_are_what_the_simulated_step_has(gpus: Any) -> None:
+    found = gpus.found
+    for index in some(found):
+        told, truth = detail(found, index), by_hand(found, index)
+        parts = {part.title: part.seconds for part in told.parts}
+        assert sum(parts.values()) == pytest.approx(found.points[index].time_s)
+        for title in (RECOMPUTATION, COPIES, OPTIMIZER_TITLE):
+            assert parts.get(title, 0.0) == pytest.approx(truth.pop(title, 0.0), abs=1e-15)
+        # The model has one block, so that each of its linear modules is a part.
+        linear = sorted(s for what, s in truth.items() if what.startswith(LINEAR))
+        assert sorted(s for title, s in parts.items() if title.startswith("linear ")) == pytest.approx(linear)
+        assert sum(part.seconds for part in told.parts if part.count) == pytest.approx(sum(truth.values()))
+
+
+def test_the_sentence_and_the_headline_name_the_largest_part(gpus: Any) -> None:
+    found = gpus.found
+    for index in some(found):
+        told = detail(found, index)
+        computing = [part for part in told.parts if part.key == COMPUTING]
+        top = max(computing, key=seconds_of)
+        words = f"{top.title}, {100 * top.seconds / found.points[index].time_s:.0f} %"
+        assert f"most of all {words} of the step" in told.headline()
+        bound = binding(found, index, told, found.points[index].memory_bytes, index)
+        largest = max(
+            (p for p in told.parts if p.key in (COMPUTING, *{*WAITS} - {bound.key})), key=seconds_of
+        )
+        assert f"{largest.title}, {100 * largest.share:.0f} %" in bound.sentence
+        assert words in repr(told)
+
+
+def test_rows_of_operators_add_up_to_what_the_device_works(gpus: Any) -> None:
+    """The figures per operator are the timeline's, forward, backward, copies and all."""
+    found = gpus.found
+    for index in some(found):
+        told, truth = detail(found, index), by_hand(found, index)
+        rows = told.operators
+        assert sum(row.copies_s for row in rows) == pytest.approx(truth.get(COPIES, 0.0), abs=1e-15)
+        worked = sum(s for what, s in truth.items() if what not in (COPIES, RECOMPUTATION, OPTIMIZER_TITLE))
+        assert sum(row.forward_s + row.backward_s for row in rows) == pytest.approx(worked)
+        operators, beside = told.shares()
+        assert [share.compute_s for share in operators] == [row.compute_s for row in rows]
+        assert sum(share.compute_s for share in (*operators, *beside)) == pytest.approx(told.step.compute_s)
+
+
+def test_without_a_detail_nothing_is_told_apart(gpus: Any) -> None:
+    found = replace(gpus.found, recorded=None)
+    bound = binding(found, 0, None, found.points[0].memory_bytes, 0)
+    assert "largest parts" not in bound.sentence
+    assert sum(part.seconds for part in bound.parts) == pytest.approx(found.points[0].time_s)

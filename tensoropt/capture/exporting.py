@@ -16,6 +16,7 @@ import torch
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from tensoropt.capture.blocks import Blocks, Likeness, Unlike, write_out
+from tensoropt.capture.known import known_values
 from tensoropt.capture.no_grad import keep_no_grad
 from tensoropt.capture.validity import valid_values
 from tensoropt.errors import CaptureError
@@ -53,7 +54,11 @@ def _export(
 ) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
     # with the model and is a quarter of all time. Only code that is run has to be there.
-    with _quiet(), _no_cache(subject), _unmoved(), _use_lazy_graph_module(True), valid_values() as notes:
+    with contextlib.ExitStack() as stack:
+        for context in (_quiet(), _no_cache(subject), _unmoved(), _use_lazy_graph_module(True)):
+            stack.enter_context(context)
+        notes = stack.enter_context(valid_values())
+        stack.enter_context(known_values())
         return _with_blocks_once(subject, args, kwargs, notes), tuple(notes)
 
 

@@ -76,8 +76,7 @@ class Returned:
         if issubclass(self.container, Mapping):
             return self.container(contents)  # type: ignore[call-arg]
         named = hasattr(self.container, "_fields")
-        return self.container(*contents.values()) if named else self.container(contents.values())  # type:
-        ignore
+        return self.container(*contents.values()) if named else self.container(contents.values())  # type: ignore
 
 
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:

@@ -16,8 +16,15 @@ import torch
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from tensoropt.capture.blocks import Blocks, Likeness, Unlike, write_out
+from tensoropt.capture.checkpoints import Checkpoints
+from tensoropt.capture.custom_functions import own_backwards
+from tensoropt.capture.detaching import Detachments
+from tensoropt.capture.draws import note_of, seeded
+from tensoropt.capture.fidelity import EagerStep, eager_step
+from tensoropt.capture.hooks import no_new_hooks
 from tensoropt.capture.known import known_values
-from tensoropt.capture.no_grad import keep_no_grad
+from tensoropt.capture.loss import WithLoss
+from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
 from tensoropt.capture.validity import valid_values
 from tensoropt.errors import CaptureError
 
@@ -27,10 +34,13 @@ EAGER_NOTE = (
 )
 
 
+Exported = tuple[torch.export.ExportedProgram, EagerStep | None, tuple[str, ...]]
+
+
 def export(
-    subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    """(flat, functional program, notes on what was decided along the way).
+    subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
+) -> Exported:
+    """(flat, functional program, the module's own step in training, notes on what was decided along the way).
 
     Some models leave out under a compiler what they need then (T5's relatives make their mask in eager mode
     only). A model that is refused is therefore tried once more as in eager mode.
@@ -39,27 +49,57 @@ def export(
         Exception: that of the second attempt, if both fail; it is the one that speaks of the model.
     """
     try:
-        return _export(subject, args, kwargs)
+        return _export(subject, args, kwargs, training)
     # Ours says already what is wrong; a second attempt would find the same.
     except CaptureError:
         raise
     except Exception:
         with mock.patch.object(torch.compiler, "is_compiling", return_value=False):
-            exported, notes = _export(subject, args, kwargs)
-        return exported, (*notes, EAGER_NOTE)
+            exported, step, notes = _export(subject, args, kwargs, training)
+        return exported, step, (*notes, EAGER_NOTE)
 
 
 def _export(
-    subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
+) -> Exported:
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
     # with the model and is a quarter of all time. Only code that is run has to be there.
     with contextlib.ExitStack() as stack:
-        for context in (_quiet(), _no_cache(subject), _unmoved(), _use_lazy_graph_module(True)):
+        for context in (_quiet(), _use_lazy_graph_module(True)):
+            stack.enter_context(context)
+        checkpoints, notes = stack.enter_context(as_it_trains(subject))
+        with contextlib.ExitStack() as tracing:
+            tracing.enter_context(inference_as_no_grad())
+            # In inference there is no backward to keep.
+            for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)) if training else ():
+                tracing.enter_context(context)
+            tracing.enter_context(Detachments())
+            exported = _with_blocks_once(subject, args, kwargs, notes)
+        found = [*notes, *checkpoints.notes]
+        step = None
+        if training:
+            step = eager_step(subject, args, kwargs)
+            if step.drew:
+                found.append(note_of(lambda: eager_step(subject, args, kwargs)))
+    return exported, step, tuple(found)
+
+
+@contextlib.contextmanager
+def as_it_trains(subject: torch.nn.Module) -> Iterator[tuple[Checkpoints, list[str]]]:
+    """While open the model's code runs as it is captured: no caches, checkpoints that compute once, checks of
+    values that pass.
+
+    Yields:
+        The checkpoints met, and notes on the branches that were decided.
+    """
+    checkpoints = Checkpoints(subject.model if isinstance(subject, WithLoss) else subject)
+    with contextlib.ExitStack() as stack:
+        for context in (_no_cache(subject), _unmoved(), checkpoints.traced()):
             stack.enter_context(context)
         notes = stack.enter_context(valid_values())
         stack.enter_context(known_values())
-        return _with_blocks_once(subject, args, kwargs, notes), tuple(notes)
+        stack.enter_context(own_backwards(checkpoints.reentrant, keep=False))
+        yield checkpoints, notes
 
 
 def _with_blocks_once(
@@ -75,6 +115,9 @@ def _with_blocks_once(
             write_out(blocks, exported)
         except Unlike as unlike:
             apart.append(unlike.likeness)
+        # Ours says already what is wrong, whatever is traced how often.
+        except CaptureError:
+            raise
         except Exception:
             if not blocks.called:
                 raise
@@ -88,7 +131,8 @@ def _with_blocks_once(
 def _functional(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> torch.export.ExportedProgram:
-    exported = torch.export.export(subject, args, dict(kwargs))
+    with seeded(model=subject):
+        exported = torch.export.export(subject, args, dict(kwargs))
     # Before decomposition, which inlines such regions and leaves no trace of them.
     keep_no_grad(exported)
     # An empty table: the graph becomes functional, but composite operators (`linear`, attention) stay whole.

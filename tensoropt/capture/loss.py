@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import inspect
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 
+from tensoropt.capture.detaching import cut_at
 from tensoropt.errors import CaptureError
 
 
@@ -28,6 +29,11 @@ class WithLoss(torch.nn.Module):
         self._cell = _Cell()
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What else the model returned in the last call that could be trained."""
+        return self._cell.notes
+
+    @property
     def returned(self) -> Returned | None:
         """How the model itself returned its loss in the last call; None before one."""
         return self._cell.returned
@@ -39,6 +45,7 @@ class WithLoss(torch.nn.Module):
             self._cell.returned = Returned(None, None)
             return _checked(self.loss(output))
         self._cell.returned, value = find_loss(output)
+        self._cell.notes = _left_out(output, self._cell.returned)
         return value
 
 
@@ -46,6 +53,7 @@ class _Cell:
     """Holds what a call returned, outside the module's own attributes (export forbids to set those)."""
 
     returned: Returned | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,41 +136,100 @@ def _attributes(value: Any) -> tuple[str, ...]:
 
 
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
-    """The scalar loss in a model's output: the output itself, ``output.loss``, or the first scalar in it.
+    """The scalar loss in a model's output: the output itself, what it calls ``loss``, or the only scalar in
+    it.
 
     Raises:
-        CaptureError: there is no differentiable scalar.
+        CaptureError: there is no differentiable scalar, or there are several and none is called ``loss``.
     """
-
-    def is_loss(value: Any) -> bool:
-        # A scalar without a gradient is a statistic (an accuracy), not a loss.
-        return isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad
-
-    if is_loss(output):
+    if _is_loss(output):
         return Returned(None, None), output
     # Before the items: outputs of `transformers` are mappings with other scalars, auxiliary losses among
     # them.
-    if is_loss(getattr(output, "loss", None)):
+    if _is_loss(getattr(output, "loss", None)):
         return Returned(type(output), "loss", attributes=_attributes(output)), output.loss
-    items: list[tuple[Any, Any]] = []
+    items = _items(output)
+    losses = {key: value for key, value in items if _is_loss(value)}
+    if "loss" in losses:
+        losses = {"loss": losses["loss"]}
+    if len(losses) > 1:
+        raise CaptureError(_ambiguous(output, list(losses)))
+    if losses:
+        ((key, value),) = losses.items()
+        if not isinstance(output, (Mapping, tuple, list)):
+            return Returned(type(output), key, attributes=_attributes(output)), value
+        return Returned(type(output), key, tuple(k for k, _ in items)), value
+    raise CaptureError(_none_found(output, [output, *(value for _, value in items)]))
+
+
+def _is_loss(value: Any) -> bool:
+    # A scalar without a gradient is a statistic (an accuracy), not a loss.
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad
+
+
+def _items(output: Any) -> list[tuple[Any, Any]]:
+    """(key, value) of all places of an output."""
     if isinstance(output, Mapping):
-        items = list(output.items())
-    elif isinstance(output, (tuple, list)):
-        items = list(enumerate(output))
-    for key, value in items:
-        if is_loss(value):
-            return Returned(type(output), key, tuple(k for k, _ in items)), value
-    scalar = any(isinstance(v, torch.Tensor) and v.numel() == 1 for v in (output, *(v for _, v in items)))
-    if scalar:
-        raise CaptureError(
-            "the model returns a scalar that depends on no trained parameter; its parameters are frozen, or "
-            "the loss is computed under no_grad or from detached tensors (for a forward pass alone use mode "
-            "inference)"
-        )
-    raise CaptureError(
-        f"the model returns {_described(output)} without a scalar that depends on its parameters; "
-        "training needs a loss: return one from forward, or pass loss=function(output)"
+        return list(output.items())
+    if isinstance(output, (tuple, list)):
+        return list(enumerate(output))
+    if is_dataclass(output) and not isinstance(output, type):
+        return [(field.name, getattr(output, field.name)) for field in fields(output)]
+    return []
+
+
+def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:
+    """A note on further differentiable scalars beside the loss."""
+    if returned.container is None:
+        return ()
+    others = [str(key) for key, value in _items(output) if key != returned.key and _is_loss(value)]
+    if not others:
+        return ()
+    return (
+        f"of what the model returns '{returned.key}' is trained; {_named(others)} could be too, and "
+        f"{'is' if len(others) == 1 else 'are'} left out unless '{returned.key}' has it in it",
     )
+
+
+def _ambiguous(output: Any, keys: list[Any]) -> str:
+    names = _named([str(key) if isinstance(output, (tuple, list)) else f"'{key}'" for key in keys])
+    place = "at the places " if isinstance(output, (tuple, list)) else ""
+    total = "sum(out)" if isinstance(output, (tuple, list)) else "sum(out.values())"
+    if not isinstance(output, (Mapping, tuple, list)):
+        total = " + ".join(f"out.{key}" for key in keys)
+    elif len(_items(output)) != len(keys):
+        total = " + ".join(f"out[{key!r}]" for key in keys)
+    return (
+        f"the model returns {len(keys)} losses ({type(output).__name__}: {place}{names}) and none is called "
+        f"'loss', so that what to train is not said; pass loss=lambda out: {total} (a model file returns "
+        "it as "
+        "the fourth item: model, args, kwargs, loss), or return the one to train as 'loss'"
+    )
+
+
+def _none_found(output: Any, values: list[Any]) -> str:
+    scalars = [v for v in values if isinstance(v, torch.Tensor) and v.numel() == 1]
+    if not scalars:
+        return (
+            f"the model returns {_described(output)} without a scalar that depends on its parameters; "
+            "training needs a loss: return one from forward, or pass loss=function(output)"
+        )
+    where = next(filter(None, map(cut_at, scalars)), "")
+    if where:
+        return (
+            f"the model returns a scalar that has no gradient: it is cut off from the parameters{where}; "
+            "take "
+            "that out of the way from parameters to the loss (for a forward pass alone use mode inference)"
+        )
+    return (
+        "the model returns a scalar that depends on no trained parameter; its parameters are frozen, or "
+        "the loss is computed under no_grad or from detached tensors (for a forward pass alone use mode "
+        "inference)"
+    )
+
+
+def _named(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _checked(loss: Any) -> torch.Tensor:
@@ -170,7 +237,12 @@ def _checked(loss: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise CaptureError(f"loss= returns {_described(loss)}; it has to return a scalar tensor")
     if not loss.requires_grad:
-        raise CaptureError("what loss= returns depends on no trained parameter; are all of them frozen?")
+        where = cut_at(loss)
+        raise CaptureError(
+            f"what loss= returns has no gradient: it is cut off from the parameters{where}"
+            if where
+            else "what loss= returns depends on no trained parameter; are all of them frozen?"
+        )
     return loss
 
 

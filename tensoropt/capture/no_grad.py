@@ -1,13 +1,18 @@
 """``torch.no_grad`` inside a model, kept through decomposition.
 
 Export wraps such a region in a submodule, and ``run_decompositions`` inlines it without a trace: gradients
-would then flow where the model has none. What leaves a region is therefore detached before.
+would then flow where the model has none. What leaves a region is therefore detached before. A region of
+``torch.inference_mode`` is one of ``no_grad``: all that it adds is that its results may not be used in
+backward.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
@@ -27,6 +32,23 @@ def keep_no_grad(exported: Any) -> None:
                 _detach(module.graph, result)
         if results:
             module.recompile()
+
+
+@contextlib.contextmanager
+def inference_as_no_grad() -> Iterator[None]:
+    """While open, ``torch.inference_mode`` switches gradients off and nothing else, which export can see."""
+
+    def enter(self: Any) -> None:
+        self._tensoropt_before = torch.is_grad_enabled()
+        torch.set_grad_enabled(not self.mode)
+
+    def leave(self: Any, *error: Any) -> None:
+        torch.set_grad_enabled(self._tensoropt_before)
+
+    # Of the class, which decorators made before hold.
+    mode = torch.autograd.grad_mode.inference_mode
+    with mock.patch.object(mode, "__enter__", enter), mock.patch.object(mode, "__exit__", leave):
+        yield
 
 
 def _detach(graph: fx.Graph, node: fx.Node) -> None:

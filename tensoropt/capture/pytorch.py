@@ -19,9 +19,12 @@ from torch.utils import _pytree as pytree
 
 from tensoropt.capture.convert import Converter, Mode
 from tensoropt.capture.counting import count_in_floats
-from tensoropt.capture.exporting import export
+from tensoropt.capture.exporting import as_it_trains, export
+from tensoropt.capture.fidelity import can_compare, check_numbers, check_structure
 from tensoropt.capture.gradients import without_idle_gradients
+from tensoropt.capture.hooks import check_hooks
 from tensoropt.capture.loss import Returned, WithLoss
+from tensoropt.capture.modes import in_mode
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.refusals import check_model, refusal
 from tensoropt.capture.shadow import off_the_cpu, on_meta, shadowed
@@ -57,6 +60,7 @@ def capture(
     loss: Callable[[Any], torch.Tensor] | None = None,
     mode: Mode = "train",
     dtype: str = "float32",
+    compare: bool = True,
 ) -> Capture:
     """Capture ``model(*args, **kwargs)`` as an operator graph.
 
@@ -72,38 +76,48 @@ def capture(
             outputs.
         dtype: what operators compute in: ``float32`` leaves the model's own dtypes, ``bfloat16`` adds casts
             and keeps float32 master weights (:mod:`tensoropt.capture.precision`).
+        compare: whether loss and gradients of a small model are computed once by the graph and by the model
+            itself (:mod:`tensoropt.capture.fidelity`).
 
     Raises:
-        CaptureError: the export fails (with its reason), or no loss is found.
+        CaptureError: the export fails (with its reason), no loss is found, or the graph would train otherwise
+            than the model.
     """
+    if isinstance(model, WithLoss):
+        # What a model file returns with a loss of its own.
+        loss, model = loss or model.loss, model.model
     check_model(model)
-    kwargs = dict(kwargs or {})
-    args, kwargs = _separate_inputs(args, kwargs)
-    subject: torch.nn.Module = WithLoss(model, loss) if mode == "train" else model
-    # Each module's own mode, not the model's: a frozen batch norm in a training model is put back as it was.
-    modes = {module: module.training for module in model.modules()}
-    subject.train(mode == "train")
+    training = mode == "train"
+    if training:
+        check_hooks(model)
+    args, kwargs = _separate_inputs(args, dict(kwargs or {}))
+    subject: torch.nn.Module = WithLoss(model, loss) if training else model
     stored: Mapping[str, torch.Tensor] = {}
     with contextlib.ExitStack() as stack:
-        if off_the_cpu(model, (args, kwargs)):
-            args, kwargs = on_meta((args, kwargs))
+        notes = list(stack.enter_context(in_mode(model, mode)))
+        given = args, kwargs
+        if off_the_cpu(model, given):
+            args, kwargs = on_meta(given)
             stored = stack.enter_context(shadowed(subject))
         try:
-            exported, notes = export(subject, args, kwargs)
+            exported, step, found = export(subject, args, kwargs, training)
         except CaptureError:
             raise
         except Exception as error:
             raise refusal(model, error) from error
-        finally:
-            for module, training in modes.items():
-                module.training = training
-    # `WithLoss` has the model as its attribute; keys are those of the user's own model.
-    prefix = "model." if mode == "train" else ""
+        notes += found
+        # `WithLoss` has the model as its attribute; keys are those of the user's own model.
+        prefix = "model." if training else ""
+        graph = count_in_floats(Converter(exported, prefix, mode, subject, stored).convert())
+        graph = without_idle_gradients(graph)
+        if step is not None and isinstance(subject, WithLoss):
+            notes += [*subject.notes, *check_structure(graph, step, prefix)]
+            if compare and can_compare(graph, model):
+                with as_it_trains(subject):
+                    notes += check_numbers(subject, args, kwargs, graph, model)
     # Precision comes last: its casts take over whether their operand has a gradient.
-    graph = count_in_floats(Converter(exported, prefix, mode, subject, stored).convert())
-    graph = without_idle_gradients(graph)
     graph = with_compute_dtype(graph, dtype)
-    graph = replace(graph, notes=(*graph.notes, *notes))
+    graph = replace(graph, notes=(*graph.notes, *dict.fromkeys(notes)))
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     returned = subject.returned if isinstance(subject, WithLoss) else None
     return Capture(graph, model, in_spec, exported.call_spec.out_spec, returned, tuple(leaves))

@@ -7,7 +7,7 @@ graph keeps some (constants made from what the model stores), and go to the CPU 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,10 +36,15 @@ def on_meta(call: Any) -> Any:
 
 
 @contextlib.contextmanager
-def shadowed(model: nn.Module) -> Iterator[Mapping[str, torch.Tensor]]:
+def shadowed(
+    model: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Iterator[Mapping[str, torch.Tensor]]:
     """Put meta tensors in the places of a model's tensors while the context is open.
 
     In place rather than on a copy: modules hold what cannot be copied, and tied tensors stay tied.
+
+    Args:
+        convert: makes what stands in a tensor's place; one on the meta device by default.
 
     Yields:
         What stands in the model otherwise, by its name in the model: parameters, buffers and tensors that
@@ -53,7 +58,7 @@ def shadowed(model: nn.Module) -> Iterator[Mapping[str, torch.Tensor]]:
                 if isinstance(value, torch.Tensor):
                     found[f"{path}.{name}" if path else name] = value
                     places.append((holder, name, value))
-    shadows = {id(value): _shadow(value) for _, _, value in places}
+    shadows = {id(value): (convert or _shadow)(value) for _, _, value in places}
     try:
         for holder, name, value in places:
             holder[name] = shadows[id(value)]

@@ -140,15 +140,37 @@ def verify_text(data: dict[str, Any]) -> str:
         remarks.append(
             f"unsplit graph against the model itself: loss differs by "
             f"{_difference(data['module']['loss_difference'])}, gradients by "
-            f"{_difference(data['module']['gradient_difference'])}"
+            f"{_difference(data['module']['gradient_difference'])}{_decided_in(data['module'])}"
         )
     elif all(p["compared_in"] is not None for p in data["plans"]):
         remarks.append(
             "the unsplit graph is not compared with the model itself: its dropout draws other numbers"
         )
     passed = sum(p["ok"] for p in data["plans"])
-    return "\n".join(
-        [columns(rows), *remarks, data["checked_on"], f"{passed} of {len(data['plans'])} plans ok"]
+    count = f"{passed} of {len(data['plans'])} plans"
+    faithful = data["module"] is None or data["module"]["ok"]
+    verdict = (
+        f"{count} ok" if faithful else f"not ok: {_unfaithful(data['module'])}; {count} agree with the graph"
+    )
+    return "\n".join([columns(rows), *remarks, data["checked_on"], verdict])
+
+
+def _decided_in(module: dict[str, Any]) -> str:
+    precision = module["compared_in"]
+    if precision == "float32":
+        return ""
+    return " in float64" if precision == "float64" else f", as rounding in its {precision} parts makes it"
+
+
+def _unfaithful(module: dict[str, Any]) -> str:
+    """Why what the plans compute is not the model."""
+    what = f"the gradient of {module['worst_gradient']}" if module["worst_gradient"] else "the loss"
+    return (
+        f"the captured graph, which every plan computes, is not the model itself: {what} differs, and "
+        "rounding does "
+        "not explain it; look in forward for gradients that are changed outside of operators (hooks on "
+        "grad_fn) "
+        "and for values that leave PyTorch"
     )
 
 

@@ -64,6 +64,8 @@ class IndexSpace:
         cheap: moves or rescales data only; it follows the operator that feeds it.
         known: made by a rule or found by discovery (False: the fallback that splits nothing).
         discovered: found by running the operator in pieces.
+        additive: backward of a sum of gradients is the sum of their backwards, so that they may be added
+        after it.
     """
 
     dims: tuple[LoopDim, ...]
@@ -73,6 +75,7 @@ class IndexSpace:
     cheap: bool = False
     known: bool = True
     discovered: bool = False
+    additive: bool = True
 
     def with_dims(self, dims: tuple[LoopDim, ...]) -> IndexSpace:
         """The same operands over other loops."""

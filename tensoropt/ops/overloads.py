@@ -9,8 +9,16 @@ from typing import Any
 
 import torch
 
+from tensoropt.errors import TensorOptError
+
+FUNCTIONS = "tensoropt_functions"
+"""Namespace of the operators that are a model's own ``torch.autograd.Function`` classes."""
 _REGISTERED_BY = {"transformers": "transformers.integrations.moe"}
 """Namespace of operators -> the module whose import makes them; a process that only measures has no model."""
+
+
+class OwnFunctionError(TensorOptError, AttributeError):
+    """An operator that exists only where the model is loaded."""
 
 
 @cache
@@ -19,8 +27,15 @@ def resolve_overload(name: str) -> Callable[..., Any]:
 
     Raises:
         AttributeError: there is no such operator.
+        OwnFunctionError: it is a model's own function, and the model is not loaded in this process.
     """
     namespace, packet, overload = name.split(".")
+    if namespace == FUNCTIONS and not hasattr(getattr(torch.ops, namespace), packet):
+        raise OwnFunctionError(
+            f"{packet.rpartition('_')[0]} is the model's own torch.autograd.Function, which a saved graph "
+            "names "
+            "and does not hold; load the model first, or run explore on the model itself"
+        )
     if not hasattr(getattr(torch.ops, namespace), packet) and namespace in _REGISTERED_BY:
         # Only when it is asked for: importing `transformers` takes seconds.
         importlib.import_module(_REGISTERED_BY[namespace])

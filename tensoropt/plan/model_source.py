@@ -67,7 +67,8 @@ def load_model(
 
     Args:
         source: ``zoo:NAME``, ``FILE.onnx``, ``package.module:function`` or ``path/file.py:function``; the
-            function returns ``(model, args)`` or ``(model, args, kwargs)``.
+            function returns ``(model, args)``, ``(model, args, kwargs)`` or ``(model, args, kwargs, loss)``,
+            the loss a function of what the model returns.
         device: ``cpu`` or ``meta`` (zoo models, and functions that build under ``torch.device``).
         seed: of the weights.
         batch: of a zoo model; None for its default.
@@ -154,19 +155,31 @@ def _module(place: str, source: str) -> Any:
 def _call(function: Any, source: str, device: str, seed: int) -> LoadedModel:
     import torch
 
+    from tensoropt.capture.draws import seeded
+    from tensoropt.capture.loss import WithLoss
+
     try:
         # The caller's random numbers stay as they were; each rank that builds with this seed has the same
         # weights.
-        with torch.random.fork_rng(devices=[]), torch.device(device):
+        with torch.random.fork_rng(devices=[]), seeded(seed), torch.device(device):
             torch.manual_seed(seed)
             result = function()
     except Exception as error:
         raise ModelSourceError(f"{source}: the function raised {type(error).__name__}: {error}") from error
-    shape = isinstance(result, tuple) and len(result) in (2, 3) and isinstance(result[0], torch.nn.Module)
+    shape = isinstance(result, tuple) and len(result) in (2, 3, 4) and isinstance(result[0], torch.nn.Module)
     if not shape or not isinstance(result[1], (tuple, list)):
         kind = type(result).__name__ if not isinstance(result, tuple) else f"a tuple of {len(result)}"
         raise ModelSourceError(
-            f"{source} returned {kind}; it must return (model, args) or (model, args, kwargs), args a tuple"
+            f"{source} returned {kind}; it must return (model, args), (model, args, kwargs) or (model, args, "
+            "kwargs, loss), args a tuple and loss a function of what the model returns"
         )
-    kwargs = dict(result[2]) if len(result) == 3 else {}
-    return LoadedModel(result[0], tuple(result[1]), kwargs, source)
+    kwargs = dict(result[2] or {}) if len(result) > 2 else {}
+    model = result[0]
+    if len(result) == 4:
+        if not callable(result[3]):
+            raise ModelSourceError(
+                f"{source} returned a {type(result[3]).__name__} as its fourth item; it must be the loss, a "
+                "function of what the model returns"
+            )
+        model = WithLoss(model, result[3])
+    return LoadedModel(model, tuple(result[1]), kwargs, source)

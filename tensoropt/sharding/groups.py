@@ -272,7 +272,8 @@ class _Grouping:
         choices += [(Label.parse(dim.name), i) for i, dim in enumerate(space.dims) if dim.splittable]
         if self._passes_partial(op, space) and any(self.graph.tensors[n].requires_grad for n in op.inputs()):
             choices.append((PASSED_ON, PARTIAL))
-        if op.name in self.independent and any(self.graph.tensors[n].requires_grad for n in op.outputs):
+        learns = any(self.graph.tensors[n].requires_grad for n in op.outputs)
+        if op.name in self.independent and learns and space.additive:
             # Nothing of the batch comes in, so every rank makes the same value; readers that split the batch
             # give it partial gradients, which add up, as those of a parameter do.
             choices.append((PARTIAL_GRADIENT, PARTIAL_GRAD))

@@ -12,7 +12,7 @@ from tensoropt.verify.places import Place
 from tensoropt.verify.predict import Prediction
 from tensoropt.verify.recorder import compare_collectives, compare_smaller, shown_axes
 from tensoropt.verify.reference import ModuleFindings
-from tensoropt.verify.tolerances import Differences, within_tolerance
+from tensoropt.verify.tolerances import Differences
 
 
 def answer_of(
@@ -31,7 +31,7 @@ def answer_of(
         ``ok``; ``checked_on`` in words; ``plans``, an entry for each (:func:`entry_of`); ``module``.
     """
     plans = [entry_of(*row) for row in zip(executables, predictions, findings, strict=True)]
-    faithful = module is None or within_tolerance(module.differences)
+    faithful = module is None or module.ok
     return {
         "ok": faithful and all(p["ok"] for p in plans),
         "checked_on": place.text,
@@ -145,5 +145,8 @@ def _module_data(module: ModuleFindings) -> dict[str, Any]:
     return {
         "loss_difference": module.differences.loss,
         "gradient_difference": module.differences.gradient,
+        "ok": module.ok,
+        "worst_gradient": module.worst_gradient,
+        "compared_in": module.compared_in,
         "not_finite": dict(module.not_finite),
     }

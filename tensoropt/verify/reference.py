@@ -15,7 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture import find_loss
+from tensoropt.capture import WithLoss
+from tensoropt.capture.double import doubled
+from tensoropt.capture.draws import seeded
+from tensoropt.capture.modes import in_mode
 from tensoropt.capture.validity import valid_values
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.engine import Engine
@@ -23,8 +26,15 @@ from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.localise import draws_numbers
-from tensoropt.verify.differences import largest_of, named_difference, not_finite, outputs_difference
-from tensoropt.verify.tolerances import Differences
+from tensoropt.verify.differences import (
+    difference,
+    largest_of,
+    named_difference,
+    not_finite,
+    outputs_difference,
+    worst,
+)
+from tensoropt.verify.tolerances import MODULE_SHRUNK, Differences, within_tolerance
 
 OPTIMIZER_STEPS = 2
 """Steps after which parameters are compared: the second one starts from moved weights and used state."""
@@ -214,10 +224,22 @@ class ModuleFindings:
     Attributes:
         differences: of the loss (the outputs in inference) and, in training, of the gradients.
         not_finite: how many values of the unsplit graph are NaN or infinite, by what they are of.
+        worst_gradient: the parameter whose gradient is furthest off, by its name in the model.
+        rounding: of a model that computes in a narrow type inside, what that changes in the graph; None of
+            others.
+        compared_in: the precision that decided.
     """
 
     differences: Differences
     not_finite: Mapping[str, int]
+    worst_gradient: str = ""
+    rounding: Differences | None = None
+    compared_in: str = "float32"
+
+    @property
+    def ok(self) -> bool:
+        """Whether rounding explains the differences."""
+        return within_tolerance(self.differences, rounding=self.rounding)
 
 
 def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> ModuleFindings | None:
@@ -231,39 +253,87 @@ def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) ->
     if rank:
         return None
     try:
-        return _against_module(loaded, ref, torch.device(ref.ran_on))
+        return _against_module(loaded, ref, seed, torch.device(ref.ran_on))
     except torch.OutOfMemoryError:
         pass
     torch.cuda.empty_cache()
-    return _against_module(loaded, ref, torch.device("cpu"))
+    return _against_module(loaded, ref, seed, torch.device("cpu"))
 
 
-def _against_module(loaded: CapturedModel, ref: Results, device: torch.device) -> ModuleFindings:
-    spec = loaded.spec
-    model, args, kwargs = spec.build()
-    model = model.to(device)
+def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torch.device) -> ModuleFindings:
+    model, args, kwargs = loaded.spec.build()
+    own = model.model if isinstance(model, WithLoss) else model
+    own.to(device)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda v: v.to(device), (args, kwargs))
-    if spec.mode == "inference":
-        with torch.no_grad():
-            outputs = pytree.tree_leaves(model.eval()(*args, **kwargs))
+    if loaded.spec.mode == "inference":
+        with in_mode(own, "inference"), torch.no_grad(), seeded(model=own):
+            outputs = pytree.tree_leaves(own(*args, **kwargs))
         tensors = [v for v in outputs if isinstance(v, torch.Tensor)]
         return ModuleFindings(Differences(outputs_difference(ref.outputs, tensors)), ref.not_finite)
-    with valid_values():  # a layer that capture kept is not dropped here either
-        _, loss = find_loss(model.train()(*args, **kwargs))
-    loss.backward()
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    wanted: dict[str, torch.Tensor] = {}
+    loss, gradients = _own_step(own, model, args, kwargs)
+    found = _compared(loaded, ref, loss, gradients, ref.floor)
+    if found.ok:
+        return found
+    wide = _unsplit_on(device, open_model(replace(loaded.spec, dtype="float64")), seed, ref.floor)
+    if precision(loaded) in ("bfloat16", "float16"):
+        # The module and its graph round at other places: each may be as far from the exact step as the narrow
+        # type takes it.
+        floor = NARROW_FLOOR * largest_of(ref.gradients.values())
+        rounding = Differences(
+            outputs_difference(ref.outputs, wide.outputs),
+            named_difference(ref.gradients, wide.gradients, floor),
+        )
+        narrow = _compared(loaded, ref, loss, gradients, floor)
+        return replace(narrow, rounding=rounding, compared_in=precision(loaded))
+    return _in_double(loaded, wide, found)
+
+
+def _own_step(
+    own: torch.nn.Module, model: torch.nn.Module, args: Any, kwargs: Any
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(loss, gradients by name) of the module itself, in the modes that its user gave it."""
+    subject = model if isinstance(model, WithLoss) else WithLoss(model, None)
+    # A layer that capture kept is not dropped here either.
+    with in_mode(own, "train"), valid_values(), seeded(model=own):
+        loss = subject(*args, **kwargs)
+        loss.backward()
+    parameters = dict(own.named_parameters(remove_duplicate=False))
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    return loss.detach(), gradients
+
+
+def _compared(
+    loaded: CapturedModel,
+    ref: Results,
+    loss: torch.Tensor,
+    gradients: Mapping[str, torch.Tensor],
+    floor: float,
+) -> ModuleFindings:
+    apart: dict[str, float] = {}
     for tensor in loaded.captured.graph.parameters:
         if tensor.requires_grad:
-            gradient = parameters[str(tensor.key)].grad
-            if gradient is None:  # the loss does not depend on it
-                gradient = torch.zeros_like(ref.gradients[tensor.name])
-            wanted[tensor.name] = gradient
-    of_graph = {name: ref.gradients[name] for name in wanted}
-    differences = Differences(
-        outputs_difference(ref.outputs, [loss]), named_difference(of_graph, wanted, ref.floor)
-    )
-    return ModuleFindings(differences, ref.not_finite)
+            found = ref.gradients[tensor.name]
+            # Without a gradient the loss does not depend on it.
+            wanted = gradients.get(str(tensor.key), torch.zeros_like(found))
+            apart[str(tensor.key)] = difference(found, wanted.to(found.device), floor=floor)
+    most = worst(apart)
+    differences = Differences(outputs_difference(ref.outputs, [loss]), most.size)
+    return ModuleFindings(differences, ref.not_finite, most.name)
+
+
+def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> ModuleFindings:
+    """``single``, or what the module in double precision says where that shows that it was rounding."""
+    model, args, kwargs = loaded.spec.build()
+    own = model.model if isinstance(model, WithLoss) else model
+    args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
+    try:
+        loss, gradients = _own_step(own.double(), model, args, kwargs)
+    except (RuntimeError, TypeError, ValueError):  # code that takes one precision only
+        return single
+    found = replace(_compared(loaded, wide, loss, gradients, wide.floor), compared_in="float64")
+    pairs = zip(found.differences.compared.values(), single.differences.compared.values(), strict=True)
+    # Casts to float32 in the model's own code stay there, so that less shrinks than between two graphs.
+    return found if found.ok and all(d <= MODULE_SHRUNK * s for d, s in pairs if s > 0) else single
 
 
 def precision(loaded: CapturedModel) -> str:

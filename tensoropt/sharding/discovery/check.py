@@ -91,11 +91,21 @@ def check_operator(
 
 
 def check_choices(
-    op: Operator, atoms: AtomGraph, choices: tuple[int, ...], mesh: tuple[int, ...], seed: int = 0
+    op: Operator,
+    atoms: AtomGraph,
+    choices: tuple[int, ...],
+    mesh: tuple[int, ...],
+    seed: int = 0,
+    scale: float = 1.0,
 ) -> Mismatch | None:
-    """:func:`check_operator` on any mesh (micro-batches first), one choice per axis."""
+    """:func:`check_operator` on any mesh (micro-batches first), one choice per axis.
+
+    Args:
+        scale: of operands and of the outputs' gradients; an operator with limits of its own (a backward that
+            clips) does other things with large ones.
+    """
     try:
-        _check(op, atoms, choices, mesh, seed)
+        _check(op, atoms, choices, mesh, seed, scale)
     except _Wrong as wrong:
         dims = atoms.spaces[op.name].dims
         names = tuple(dims[c].name if c >= 0 else layout_names((c,))[0] for c in choices)
@@ -116,10 +126,15 @@ def is_offered(op: Operator, atoms: AtomGraph, choice: int) -> bool:
 
 
 def _check(
-    op: Operator, atoms: AtomGraph, choices: tuple[int, ...], mesh: tuple[int, ...], seed: int
+    op: Operator,
+    atoms: AtomGraph,
+    choices: tuple[int, ...],
+    mesh: tuple[int, ...],
+    seed: int,
+    scale: float,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    values, whole, gradients = _whole(op, atoms, generator, len(mesh))
+    values, whole, gradients = _whole(op, atoms, generator, len(mesh), scale)
     split = OperatorShard(op, atoms, choices, mesh)
     reads = {o.tensor: split.layout(o, written=False) for o in split.space.reads}
     writes = {o.tensor: split.layout(o, written=True) for o in split.space.writes}
@@ -158,7 +173,7 @@ def _check(
 
 
 def _whole(
-    op: Operator, atoms: AtomGraph, generator: torch.Generator, axes: int
+    op: Operator, atoms: AtomGraph, generator: torch.Generator, axes: int, scale: float
 ) -> tuple[Tensors, _Run, Tensors]:
     """Inputs, the whole operator's run on them, and the gradient given to each of its outputs."""
     graph = atoms.graph
@@ -172,6 +187,11 @@ def _whole(
     error: Exception | None = None
     for exact in (True, False):  # some calls exist in the graph's own precision only
         values = sample_inputs(op, graph, generator, exact=exact)
+        if scale != 1.0:
+            values = {
+                name: value * scale if value.is_floating_point() and name not in graph.constants else value
+                for name, value in values.items()
+            }
         try:
             outputs = _outputs(op, bind(call, SingleDevice()), call, values)
             break
@@ -180,7 +200,7 @@ def _whole(
     else:
         raise _Wrong("error", "", f"the whole operator fails: {error}")
     gradients = {
-        name: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.dtype)
+        name: (scale * torch.randn(value.shape, generator=generator, dtype=torch.float64)).to(value.dtype)
         for name, value in outputs.items()
         if _carries_gradient(graph, name)
     }

@@ -29,8 +29,10 @@ from tensoropt.ops.atom_graph import AtomGraph
 from tensoropt.ops.builder import Builder
 from tensoropt.ops.index_space import NONE, IndexSpace, LoopDim, Operand
 from tensoropt.ops.layouts import PARTIAL
+from tensoropt.ops.overloads import FUNCTIONS
 from tensoropt.ops.registry import resolve_function
 from tensoropt.ranks.timeouts import call_in_fork
+from tensoropt.sharding.discovery.additive import adds_up
 from tensoropt.sharding.discovery.check import check_choices
 from tensoropt.sharding.discovery.probe_operators import ProbeOperator, probes_of, value_matters
 
@@ -41,6 +43,9 @@ MOST_TIES = 64
 keeps operators with many operands of equal dims from taking for ever."""
 TRIAL_S = 60.0
 """Seconds that all runs of an operator of a user's own may take; most are done in a fraction of one."""
+SCALES = (1.0, 1e-3, 1e3)
+"""Sizes of operands and gradients that an operator of a user's own is tried with: what clips, rounds or
+normalises shows at one of them, or is taken not to. The numbers are an assumption."""
 SUM, WHOLE, MEAN = -1, -2, -3
 """What becomes of an output that the loop does not index: parts add up, are equal, or average."""
 _KINDS = {SUM: "sum", WHOLE: "whole", MEAN: "mean"}
@@ -76,12 +81,15 @@ class Discovery:
     Attributes:
         splits: loops that may be split, each alone or with any other.
         linear: whether a partial sum may pass through.
+        additive: whether backward of a sum of gradients is the sum of their backwards, as it is of all that
+            autograd differentiates; a backward of a user's own may clip or normalise.
         refused: why nothing was looked for, or "".
         lost: whether that is because it hung or crashed when it was tried.
     """
 
     splits: tuple[Split, ...] = ()
     linear: bool = False
+    additive: bool = True
     refused: str = ""
     lost: bool = False
 
@@ -92,14 +100,17 @@ class Discovery:
         """It as plain data for a store; refusals other than a lost operator are not kept."""
         if self.lost:
             return {LOST: self.refused}
-        return {"splits": [[list(s.reads), list(s.writes)] for s in self.splits], "linear": self.linear}
+        splits = [[list(s.reads), list(s.writes)] for s in self.splits]
+        # Said where it is not so only: records of before say nothing.
+        return {"splits": splits, "linear": self.linear} | ({} if self.additive else {"additive": False})
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Discovery:
         """Inverse of :meth:`to_record`."""
         if LOST in record:
             return cls(refused=record[LOST], lost=True)
-        return cls(tuple(Split(tuple(r), tuple(w)) for r, w in record["splits"]), bool(record["linear"]))
+        splits = tuple(Split(tuple(r), tuple(w)) for r, w in record["splits"])
+        return cls(splits, bool(record["linear"]), bool(record.get("additive", True)))
 
 
 def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Discovery:
@@ -117,7 +128,9 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
     if before is not None and before.lost:
         return before
     # A fork is for operators of a user's own, which may hang or crash; PyTorch's own are trusted not to.
-    found = (_tried if op.target.startswith("aten.") else _tried_apart)(op, graph, before)
+    found = (_tried if _is_pytorchs(op) else _tried_apart)(op, graph, before)
+    if found.refused and not _is_pytorchs(op):
+        found = replace(found, additive=False)  # not known, and a user's own may do anything
     # Other refusals are found again at once, and what was lost may take all of TRIAL_S once more.
     if kept is not None and found != before and (found.lost or not found.refused):
         kept.put(key, found.to_record(), kind="discovery")
@@ -129,10 +142,12 @@ def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Disc
     probes = list(probes_of(op, graph))
     if not probes:
         return Discovery(refused="it does not run on small random tensors")
-    if before is not None and all(_holds(probe, before.splits, before.linear) for probe in probes):
+    additive = _is_pytorchs(op) or all(adds_up(probe, SCALES) for probe in probes)
+    alike = before is not None and before.additive == additive
+    if before is not None and alike and all(_holds(p, before.splits, before.linear) for p in probes):
         return before
     refused = "; ".join({r for r in map(_unsteady, probes) if r})
-    return Discovery(refused=refused) if refused else _search(probes)
+    return Discovery(refused=refused) if refused else replace(_search(probes), additive=additive)
 
 
 def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
@@ -181,7 +196,8 @@ def discovered_space(op: Operator, graph: OperatorGraph, found: Discovery) -> In
     for index, labels in enumerate(writes):
         builder.write(labels, index, synced=whole[index], means=means[index])
     builder.linear = found.linear
-    return replace(builder.build(known=bool(found.splits)), discovered=bool(found.splits))
+    space = builder.build(known=bool(found.splits))
+    return replace(space, discovered=bool(found.splits), additive=found.additive)
 
 
 def signature(op: Operator, graph: OperatorGraph) -> str:
@@ -202,6 +218,10 @@ def signature(op: Operator, graph: OperatorGraph) -> str:
 
 def _digest(value: torch.Tensor) -> str:
     return hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+def _is_pytorchs(op: Operator) -> bool:
+    return op.target.startswith("aten.")
 
 
 # -- refusals -------------------------------------------------------------------------------------
@@ -255,9 +275,12 @@ def _search(probes: Sequence[ProbeOperator]) -> Discovery:
                     found.append(split)
                     taken.update((i, d) for i, d in enumerate(split.reads) if d is not None)
                     break
-    linear = all(t.dtype in FLOATING for t in first.operands) and all(
-        _holds(probe, (), True) for probe in probes
+    # A partial sum that passes a function's own backward is proven by a few samples only where nothing in it
+    # may depend on the size of a value.
+    linear = not first.op.target.startswith(f"{FUNCTIONS}.") and all(
+        t.dtype in FLOATING for t in first.operands
     )
+    linear = linear and all(_holds(probe, (), True) for probe in probes)
     return Discovery(tuple(found), linear)
 
 
@@ -356,9 +379,10 @@ def _holds(
         ]
     try:
         return all(
-            check_choices(probe.op, graph, choices, mesh, seed) is None
+            check_choices(probe.op, graph, choices, mesh, seed, scale) is None
             for choices, mesh in tries
             for seed in seeds
+            for scale in ((1.0,) if _is_pytorchs(probe.op) else SCALES)
         )
     except Exception:  # the operator's own, on pieces it cannot take
         return False

@@ -1,0 +1,85 @@
+"""``torch.utils.checkpoint`` inside a model: what it computes is traced once, with gradients.
+
+Whether activations are kept or computed again is what is searched, so that a model's own choice is replaced
+by the plan's. What a checkpoint does to gradients stays: a reentrant one whose arguments have none gives
+none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils import checkpoint
+
+from tensoropt.capture.places import place_of_model
+
+_SHOWN = 4
+"""How many modules a note names."""
+
+
+class Checkpoints:
+    """The checkpoints that the code of a model has met.
+
+    Args:
+        model: gives modules their names.
+    """
+
+    def __init__(self, model: nn.Module):
+        # By the dict of their attributes: export wraps modules in proxies, which share it.
+        self._names: Mapping[int, str] = {id(vars(m)): name for name, m in model.named_modules()}
+        self._met: dict[str, str] = {}
+        self._idle: dict[str, None] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user may want to know of them."""
+        found = []
+        if self._met:
+            names = list(self._met)
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            found.append(
+                f"the model's own checkpointing of {', '.join(names[:_SHOWN])}{more} "
+                f"({next(iter(self._met.values()))}) is replaced by the plan's, which chooses the blocks "
+                "whose "
+                "inside is computed again"
+            )
+        found += [
+            f"the reentrant checkpoint at {place} gives no gradient, as in the model: none of the tensors "
+            "that it "
+            "is given has one; use_reentrant=False would train what is inside"
+            for place in self._idle
+        ]
+        return tuple(found)
+
+    def reentrant(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        """What ``CheckpointFunction.apply`` does for the step, without computing anything twice."""
+        self._meet(function)
+        if torch.is_grad_enabled() and not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+            self._idle[place_of_model()] = None
+            with torch.no_grad():
+                return function(*args)
+        return function(*args)
+
+    @contextlib.contextmanager
+    def traced(self) -> Iterator[None]:
+        """While open, checkpoints that are not reentrant just call their function."""
+
+        def plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+            self._meet(function)
+            yield
+
+        with mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", plain):
+            yield
+
+    def _meet(self, function: Any) -> None:
+        module = getattr(function, "__self__", function)
+        while hasattr(module, "func"):  # of a partial
+            module = getattr(module.func, "__self__", module.func)
+        name = self._names.get(id(getattr(module, "__dict__", None)))
+        place = place_of_model()
+        self._met.setdefault(name or f"a function at {place}", place)

@@ -1,0 +1,226 @@
+"""``torch.autograd.Function`` classes inside a model, kept whole with the backward that they have.
+
+Export sees what a function's forward calls and differentiates that, so that a backward which is not the
+derivative of its forward (straight-through rounding: Bengio et al., arXiv 1308.3432; gradient reversal: Ganin
+and Lempitsky, ICML 2015) would be lost. While a model is exported every call of one becomes one operator,
+which runs the function itself. What it does is looked at on tensors without values: which of its operands get
+a gradient, which of its results have one, whether it draws random numbers or writes to what it reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from tensoropt.capture.places import place_of_code, place_of_model, shown_error
+from tensoropt.errors import CaptureError
+from tensoropt.ops.functions import FunctionCall, NotConstant, Place, apply, operator_of, set_tracing
+
+_PYTORCH_KEPT = ("torch.nn.",)
+"""Modules of PyTorch whose functions are layers. Its others are what autograd and export themselves are made
+of."""
+_HOOKS = "BackwardHookFunction"
+"""Hands its tensors on, for a module's backward hooks, which are refused by name elsewhere."""
+
+
+@dataclass
+class _Exporting:
+    """What the functions of a model that is exported now are asked and told.
+
+    Attributes:
+        reentrant: what a reentrant checkpoint becomes.
+        keep: calls become operators.
+        inside: a function's own code runs, where others are part of it.
+    """
+
+    reentrant: Callable[..., Any]
+    keep: bool = True
+    inside: bool = False
+
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def own_backwards(reentrant: Callable[..., Any], *, keep: bool = True) -> Iterator[None]:
+    """While open, a call of a ``torch.autograd.Function`` on this thread is one operator.
+
+    Args:
+        reentrant: called as ``CheckpointFunction.apply`` is, in its place.
+        keep: whether; without it only checkpoints are told apart.
+    """
+    original: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+    code = original.__code__
+    before, tracing = getattr(_here, "exporting", None), set_tracing(keep)
+    _here.exporting = _Exporting(reentrant, keep)
+    # The code rather than the attribute: `round = Round.apply` in a model's file holds the method itself.
+    original.__code__ = _Replaced.apply.__code__
+    try:
+        yield
+    finally:
+        original.__code__ = code
+        _here.exporting = before
+        set_tracing(tracing)
+
+
+class _Replaced:
+    """What ``Function.apply`` runs meanwhile; code of one class is exchanged for that of another with the
+    same cells, so that it too names ``__class__``."""
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        __class__  # noqa: B018
+        from tensoropt.capture.custom_functions import called
+
+        return called(cls, args, kwargs)
+
+
+def called(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call of ``cls.apply`` gives while a model is exported."""
+    exporting: _Exporting | None = getattr(_here, "exporting", None)
+    if exporting is None or exporting.inside:
+        return apply(cls, *args, **kwargs)
+    if cls is torch.utils.checkpoint.CheckpointFunction:
+        return exporting.reentrant(*args, **kwargs)
+    module = cls.__module__
+    own = not module.startswith(("torch.", "tensoropt.")) or module.startswith(_PYTORCH_KEPT)
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    # Without gradients there is no backward to keep: what forward calls says all.
+    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    if not exporting.keep or not own or cls.__name__ == _HOOKS or not differentiated:
+        return apply(cls, *args, **kwargs)
+    exporting.inside = True
+    try:
+        return _kept(cls, args, kwargs)
+    finally:
+        exporting.inside = False
+
+
+def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call as one operator of the trace."""
+    if torch._C._are_functorch_transforms_active():
+        raise _refused(cls, "it is called inside torch.func (vmap, grad, ...); call it outside")
+    if torch.autograd.function._is_setup_context_defined(cls.setup_context):
+        bound = inspect.signature(cls.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
+        args, kwargs = bound.args, bound.kwargs
+    if kwargs:
+        raise _refused(cls, "it is called with keyword arguments, which its apply() does not take")
+    leaves, spec = pytree.tree_flatten(args)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    number = iter(range(len(tensors)))
+    places = [Place(next(number)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    call, looked = _examined(FunctionCall(cls, places, spec), tensors)
+    try:
+        operator = operator_of(call)
+    except (NotConstant, RecursionError) as what:
+        raise _refused(
+            cls,
+            f"it is given {what}, which a plan cannot name; pass tensors, numbers and texts to apply(), "
+            "and what "
+            "it needs of modules as tensors",
+        ) from None
+    # Who gets no gradient reads what has none, so that the graph says it too.
+    read = [
+        tensor if gets or not tensor.requires_grad else tensor.detach()
+        for tensor, gets in zip(tensors, looked.read, strict=True)
+    ]
+    made = operator(*read)
+    made = [made] if isinstance(made, torch.Tensor) else list(made)
+    return call.returned([m if has else m.detach() for m, has in zip(made, looked.made, strict=True)])
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """Which of the tensors read get a gradient, and which of those made have one."""
+
+    read: Sequence[bool]
+    made: Sequence[bool]
+
+
+def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[FunctionCall, _Looked]:
+    """(the call with its results, what it does): it is run forward and backward on tensors without values.
+
+    Raises:
+        CaptureError: what it does cannot be kept.
+    """
+    cls = call.cls
+    mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None) or FakeTensorMode()
+    # Apart from the trace that is being made, of which none of this is part.
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), mode, _Watch() as watch:
+        copies = [_alike(tensor) for tensor in tensors]
+        try:
+            returned = call.run(copies)
+        except Exception as error:
+            raise _refused(cls, f"its forward cannot run without values: {shown_error(error)}") from error
+        call = _with_results(call, returned)
+        made = call.tensors_of(returned)
+        if any(copy._version for copy in copies):
+            raise _refused(cls, "it changes a tensor that it is given; clone it first")
+        wanted = [copy for copy in copies if copy.requires_grad]
+        given = [value for value in made if value.requires_grad]
+        found: list[torch.Tensor | None] = [None] * len(wanted)
+        if wanted and given:
+            try:
+                found = list(
+                    torch.autograd.grad(
+                        given, wanted, [torch.empty_like(value) for value in given], allow_unused=True
+                    )
+                )
+            except Exception as error:
+                raise _refused(
+                    cls, f"its backward cannot run without values: {shown_error(error)}"
+                ) from error
+    if watch.random:
+        raise _refused(
+            cls,
+            f"it draws random numbers ({watch.random}), which every device and every recomputation would "
+            "draw "
+            "anew; draw them outside and pass them to apply()",
+        )
+    gets = iter(gradient is not None for gradient in found)
+    return call, _Looked(
+        [copy.requires_grad and next(gets) for copy in copies], [value.requires_grad for value in made]
+    )
+
+
+def _with_results(call: FunctionCall, returned: Any) -> FunctionCall:
+    single = not isinstance(returned, (tuple, list))
+    results = [returned] if single else list(returned)
+    number = iter(range(len(results)))
+    kept = [Place(next(number)) if isinstance(value, torch.Tensor) else value for value in results]
+    if not any(isinstance(value, Place) for value in kept):
+        raise _refused(call.cls, "it returns no tensor; return the tensors themselves or a tuple of them")
+    return replace(call, results=kept, single=single)
+
+
+def _alike(tensor: torch.Tensor) -> torch.Tensor:
+    copy = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copy.requires_grad_(tensor.requires_grad)
+
+
+class _Watch(TorchDispatchMode):
+    """Sees which operator draws random numbers, if any."""
+
+    random = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            self.random = str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _refused(cls: type[torch.autograd.Function], why: str) -> CaptureError:
+    return CaptureError(
+        f"the torch.autograd.Function {cls.__qualname__} ({place_of_code(cls.forward)}, called at "
+        f"{place_of_model()}) cannot be kept with its own backward: {why}"
+    )

@@ -1,0 +1,287 @@
+"""Whether a captured graph trains what its model trains: gradients of the module's own forward beside it.
+
+The structure is always compared: the module's forward and backward run once on tensors without values, and
+every parameter that gets a gradient there must get one in the graph. Of a model that is small and has values
+loss and gradients are computed once by both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from tensoropt.capture.draws import seeded
+from tensoropt.capture.places import shown_error
+from tensoropt.capture.rebuild import rebuild
+from tensoropt.capture.shadow import META, shadowed
+from tensoropt.capture.unchanged import unchanged
+from tensoropt.errors import CaptureError
+from tensoropt.graph import OperatorGraph
+from tensoropt.ops.localise import draws_numbers
+
+MOST_PARAMETERS, MOST_ACTIVATIONS = 1 << 22, 1 << 24
+"""Elements of a model's parameters, and of all that its operators make, up to which numbers are compared:
+some tenths of a second on one core. Assumptions that bound the time, not tuned."""
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-3, 1e-2
+"""Relative differences that are taken for rounding at once; a lost backward is off by per cents at least.
+Others are compared with what rounding does to the model."""
+ROUNDING_FACTOR = 10.0
+"""How many times what a change of all parameters by rounding makes counts as rounding; an assumption."""
+GRADIENT_FLOOR = 1e-3
+"""A gradient's difference is relative to the parameter's largest, but to no less than this share of the
+model's largest."""
+_UNIT = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
+"""Relative rounding of one value, by the lowest precision that anything is computed in."""
+
+
+@dataclass(frozen=True)
+class EagerStep:
+    """What the module's own forward and backward do, without values.
+
+    Attributes:
+        trained: names of the parameters that get a gradient.
+        drew: whether numbers of Python's or numpy's random module were drawn.
+        problem: why it could not be run, or "".
+    """
+
+    trained: frozenset[str] = frozenset()
+    drew: bool = False
+    problem: str = ""
+
+
+def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerStep:
+    """One step of ``subject``, which returns its loss, as it runs without a graph."""
+    with unchanged(subject), _without_values(subject, (args, dict(kwargs))) as (given, named):
+        parameters = {name: p for name, p in subject.named_parameters() if p.requires_grad}
+        with seeded(model=subject) as drew:
+            try:
+                loss = subject(*given, **named)
+                found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            except CaptureError:
+                raise
+            except Exception as error:
+                return EagerStep(drew=drew(), problem=shown_error(error))
+            trained = (name for name, gradient in zip(parameters, found, strict=True) if gradient is not None)
+            return EagerStep(frozenset(trained), drew())
+
+
+@contextlib.contextmanager
+def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
+    """The call with its tensors, and meanwhile the model's, replaced by ones without values."""
+    tensors = [t for t in (*subject.parameters(), *subject.buffers()) if isinstance(t, torch.Tensor)]
+    tensors += [t for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor)]
+    fake = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
+    if fake is not None:
+        with fake:
+            yield call
+        return
+    if any(t.device == META for t in tensors):
+        yield call
+        return
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        return mode.from_tensor(tensor, static_shapes=True)
+
+    with shadowed(subject, convert), mode:
+        yield pytree.tree_map_only(torch.Tensor, convert, call)
+
+
+def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple[str, ...]:
+    """Notes on where the graph trains other parameters than the module.
+
+    Args:
+        prefix: of the model's own names among those of the step.
+
+    Raises:
+        CaptureError: the graph gives a parameter no gradient that has one in the module, or its loss has
+        none.
+    """
+    if not graph.tensors[graph.outputs[0]].requires_grad:
+        raise CaptureError(
+            "the loss of the captured graph has no gradient, though the model's own has; the way from the "
+            "parameters to the loss is lost in torch.export: look for what leaves PyTorch on it (.data, "
+            ".numpy(), "
+            "set_grad_enabled)"
+        )
+    if step.problem:
+        return (f"the model's own gradients were not compared with the graph's: {step.problem}",)
+    own = {graph.aliases.get(key, key) for key in (name.removeprefix(prefix) for name in step.trained)}
+    captured = trained_parameters(graph)
+    lost = sorted(own - captured)
+    if lost:
+        raise CaptureError(
+            f"the captured graph loses the gradient of {_listed(lost)}, which the model itself trains; "
+            "look for "
+            "what torch.export does not see between it and the loss (values that leave PyTorch, gradients "
+            "taken "
+            "inside forward), or freeze it with requires_grad_(False)"
+        )
+    return ()
+
+
+def trained_parameters(graph: OperatorGraph) -> set[str]:
+    """Keys of the parameters from which a differentiable way leads to the loss."""
+    reached = {graph.outputs[0]}
+    for op in reversed(graph.operators):
+        if not reached.isdisjoint(op.outputs):
+            reached.update(name for name in op.inputs() if graph.tensors[name].requires_grad)
+    return {str(t.key) for t in graph.parameters if t.name in reached}
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+def can_compare(graph: OperatorGraph, model: nn.Module) -> bool:
+    """Whether the model has values and is small enough to be computed once."""
+    stored = [*model.parameters(), *model.buffers()]
+    if any(t.device.type != "cpu" or isinstance(t, FakeTensor) for t in stored):
+        return False
+    made = sum(t.elements for t in graph.tensors.values() if t.kind == "activation")
+    return sum(t.numel() for t in stored) <= MOST_PARAMETERS and made <= MOST_ACTIVATIONS
+
+
+def check_numbers(
+    subject: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    graph: OperatorGraph,
+    model: nn.Module,
+) -> tuple[str, ...]:
+    """Notes on how far loss and gradients of the graph are from the module's own.
+
+    Raises:
+        CaptureError: they differ, and neither rounding nor random numbers explain it.
+    """
+    leaves = pytree.tree_leaves((args, dict(kwargs)))
+    inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    with unchanged(model, values=True):
+        parameters = _differentiated(graph, model)
+        module = rebuild(graph, model)
+
+        def own() -> torch.Tensor:
+            with seeded(model=model):
+                loss: torch.Tensor = subject(*args, **kwargs)
+                return loss
+
+        wanted = _step(own, parameters, model)
+        found = _step(lambda: module(*inputs), parameters, model)
+        apart = _apart(found, wanted)
+        if apart.within(LOSS_TOLERANCE, GRADIENT_TOLERANCE):
+            return ()
+        if any(draws_numbers(op) for op in graph.operators):
+            return ("the graph's gradients were not compared with the model's own: both draw random numbers",)
+        rounding = _rounding(own, parameters, model, wanted, graph)
+    loss, gradient = (max(ROUNDING_FACTOR * size, least) for size, least in zip(
+        (rounding.loss, rounding.gradient), (LOSS_TOLERANCE, GRADIENT_TOLERANCE), strict=True
+    ))  # fmt: skip
+    if apart.within(loss, gradient):
+        return (
+            f"rounding changes the model's gradients by {rounding.gradient:.0e}, so that the graph's were "
+            "compared "
+            "with them no finer than that",
+        )
+    if apart.loss > loss:
+        raise CaptureError(
+            f"the captured graph computes another loss than the model itself (off by {apart.loss:.0e} of "
+            "it); "
+            "forward does something else each time that it runs, or something that torch.export does not "
+            "see: "
+            "look for state outside of buffers, and for values that leave PyTorch"
+        )
+    raise CaptureError(
+        f"the captured graph gives {apart.name} another gradient than the model itself (off by "
+        f"{apart.gradient:.0e} of it), so that a plan would train otherwise; look for what changes gradients "
+        "between it and the loss and is no operator: hooks on grad_fn, gradients taken or changed inside "
+        "forward"
+    )
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """How far two steps are apart: relative differences of losses, and of gradients where it is largest."""
+
+    loss: float
+    gradient: float
+    name: str
+
+    def within(self, loss: float, gradient: float) -> bool:
+        # Written so that NaN is within nothing.
+        return self.loss <= loss and self.gradient <= gradient
+
+
+_Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
+
+
+def _differentiated(graph: OperatorGraph, model: nn.Module) -> dict[str, nn.Parameter]:
+    known = dict(model.named_parameters(remove_duplicate=False))
+    return {str(t.key): known[str(t.key)] for t in graph.parameters if t.requires_grad}
+
+
+def _step(run: Callable[[], torch.Tensor], parameters: Mapping[str, nn.Parameter], model: nn.Module) -> _Step:
+    """(loss, gradients), with the model's tensors as they were and the same random numbers each time."""
+    with torch.random.fork_rng(devices=[]), unchanged(model, values=True), torch.enable_grad():
+        torch.manual_seed(0)
+        loss = run()
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    zeros = (torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters.values(), strict=True))
+    return loss.detach(), dict(zip(parameters, zeros, strict=True))
+
+
+def _apart(found: _Step, wanted: _Step) -> _Apart:
+    largest = max((_largest(g) for g in wanted[1].values()), default=0.0)
+    worst, name = 0.0, ""
+    for key, gradient in wanted[1].items():
+        size = max(_largest(gradient), GRADIENT_FLOOR * largest, 1e-30)
+        apart = _largest(_wide(found[1][key]) - _wide(gradient)) / size
+        if not apart <= worst:
+            worst, name = apart, key
+    loss = _largest(_wide(found[0]) - _wide(wanted[0])) / max(_largest(wanted[0]), 1e-12)
+    return _Apart(loss, worst, name)
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def _largest(value: torch.Tensor) -> float:
+    if not value.numel():
+        return 0.0
+    size = float(_wide(value).abs().max())
+    # A model whose own step is not finite says nothing of its graph.
+    return size if math.isfinite(size) else 0.0
+
+
+def _rounding(
+    own: Callable[[], torch.Tensor],
+    parameters: Mapping[str, nn.Parameter],
+    model: nn.Module,
+    wanted: _Step,
+    graph: OperatorGraph,
+) -> _Apart:
+    """How far a change of every parameter by rounding takes the module from itself."""
+    used = {t.dtype for t in graph.tensors.values()}
+    unit = _UNIT[next((d for d in ("bfloat16", "float16", "float32") if d in used), "float64")]
+    generator = torch.Generator().manual_seed(0)
+    worst = _Apart(0.0, 0.0, "")
+    with unchanged(model, values=True):
+        for _ in range(2):
+            with torch.no_grad():
+                for p in parameters.values():
+                    p.mul_(1 + unit * torch.randn(p.shape, generator=generator).to(p.dtype))
+            now = _apart(_step(own, parameters, model), wanted)
+            worst = _Apart(max(worst.loss, now.loss), max(worst.gradient, now.gradient), now.name)
+    return worst
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

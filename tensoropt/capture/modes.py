@@ -1,0 +1,82 @@
+"""The mode (training or evaluating) that each module of a model has while it is captured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from tensoropt.capture.convert import Mode
+
+_DROPOUTS = nn.modules.dropout._DropoutNd
+_SHOWN = 4
+"""How many modules a note names."""
+
+
+@contextlib.contextmanager
+def in_mode(model: nn.Module, mode: Mode) -> Iterator[tuple[str, ...]]:
+    """Put a model in the mode that it is captured in while the context is open.
+
+    For inference all of it evaluates. For training a model that trains keeps modules that were set to
+    ``eval()`` by hand as they are; one that evaluates as a whole, as models that were loaded do, is set to
+    train.
+
+    Yields:
+        Notes on what a user may not expect.
+    """
+    before = {module: module.training for module in model.modules()}
+    notes: tuple[str, ...] = ()
+    try:
+        if mode == "inference":
+            model.eval()
+        else:
+            notes = _train(model)
+        yield notes
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def _train(model: nn.Module) -> tuple[str, ...]:
+    names = {module: name for name, module in model.named_modules()}
+    differ = [module for module in names if depends_on_mode(module)]
+    # A new head in a loaded model trains since it was made; that says nothing of the model.
+    by_hand = model.training or any(module.training for module in differ)
+    held = [module for module in names if not module.training] if by_hand else []
+    was_training = model.training
+    # By the model's own method, which may hold parts of it in eval.
+    model.train()
+    for module in held:
+        module.training = False
+    if held:
+        shown = [names[m] or type(m).__name__ for m in differ if not m.training]
+        return (f"held in eval mode, as the model has them: {_listed(shown)}",) if shown else ()
+    changed = [names[m] or type(m).__name__ for m in differ if m.training]
+    if was_training or not changed:
+        return ()
+    return (
+        "the model was in eval mode and is captured in train mode, which changes what these compute: "
+        f"{_listed(changed)}; call train() on the model and eval() on what is to be held",
+    )
+
+
+def depends_on_mode(module: nn.Module) -> bool:
+    """Whether a module itself computes something else when it trains."""
+    if isinstance(module, _DROPOUTS):
+        return module.p > 0
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return module.track_running_stats
+    if isinstance(module, nn.RReLU):
+        return True
+    if isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+        return module.dropout > 0
+    if type(module).__module__.startswith("torch."):
+        return False
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and "training" in code.co_names
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -8,6 +8,7 @@ none.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -78,8 +79,9 @@ class Checkpoints:
 
     def _meet(self, function: Any) -> None:
         module = getattr(function, "__self__", function)
-        while hasattr(module, "func"):  # of a partial
-            module = getattr(module.func, "__self__", module.func)
+        while isinstance(module, functools.partial):
+            given = next((a for a in module.args if isinstance(a, nn.Module)), module.func)
+            module = getattr(given, "__self__", given)
         name = self._names.get(id(getattr(module, "__dict__", None)))
         place = place_of_model()
         self._met.setdefault(name or f"a function at {place}", place)

@@ -157,7 +157,9 @@ def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Func
     mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None) or FakeTensorMode()
     # Apart from the trace that is being made, of which none of this is part.
     with _disable_current_modes(), torch._C.DisableTorchFunction(), mode, _Watch() as watch:
-        copies = [_alike(tensor) for tensor in tensors]
+        leaves = [_alike(tensor) for tensor in tensors]
+        # No leaves, which autograd refuses to have changed in words of its own.
+        copies = [leaf.clone() for leaf in leaves]
         try:
             returned = call.run(copies)
         except Exception as error:
@@ -166,7 +168,7 @@ def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Func
         made = call.tensors_of(returned)
         if any(copy._version for copy in copies):
             raise _refused(cls, "it changes a tensor that it is given; clone it first")
-        wanted = [copy for copy in copies if copy.requires_grad]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
         given = [value for value in made if value.requires_grad]
         found: list[torch.Tensor | None] = [None] * len(wanted)
         if wanted and given:
@@ -189,7 +191,7 @@ def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Func
         )
     gets = iter(gradient is not None for gradient in found)
     return call, _Looked(
-        [copy.requires_grad and next(gets) for copy in copies], [value.requires_grad for value in made]
+        [leaf.requires_grad and next(gets) for leaf in leaves], [value.requires_grad for value in made]
     )
 
 

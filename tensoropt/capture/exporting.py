@@ -75,12 +75,16 @@ def _export(
                 tracing.enter_context(context)
             tracing.enter_context(Detachments())
             exported = _with_blocks_once(subject, args, kwargs, notes)
-        found = [*notes, *checkpoints.notes]
-        step = None
+        found, step = list(notes), None
         if training:
             step = eager_step(subject, args, kwargs)
+            if step.problem:
+                # Some code runs without values only as it does under a compiler.
+                with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
+                    step = eager_step(subject, args, kwargs)
             if step.drew:
                 found.append(note_of(lambda: eager_step(subject, args, kwargs)))
+        found += checkpoints.notes
     return exported, step, tuple(found)
 
 
@@ -142,16 +146,21 @@ def _functional(
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No warnings, and nothing of the graph so far, which PyTorch prints when it refuses a model."""
-    shown, logger = io.StringIO(), logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    shown = io.StringIO()
+    # The latter prints a traceback for each operator that cannot run without values.
+    quiet = {"torch.fx.experimental.symbolic_shapes": logging.ERROR}
+    quiet["torch._subclasses.fake_tensor"] = logging.CRITICAL
+    levels = {name: logging.getLogger(name).level for name in quiet}
+    for name, level in quiet.items():
+        logging.getLogger(name).setLevel(level)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with contextlib.redirect_stderr(shown):
                 yield
     finally:
-        logger.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
     # Only where the export succeeds: of a refusal the error says all that matters.
     sys.stderr.write(shown.getvalue())
 

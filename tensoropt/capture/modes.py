@@ -74,7 +74,8 @@ def depends_on_mode(module: nn.Module) -> bool:
     if type(module).__module__.startswith("torch."):
         return False
     code = getattr(type(module).forward, "__code__", None)
-    return code is not None and "training" in code.co_names
+    # Models that choose by it only whether to checkpoint compute the same.
+    return code is not None and "training" in code.co_names and "gradient_checkpointing" not in code.co_names
 
 
 def _listed(names: Sequence[str]) -> str:

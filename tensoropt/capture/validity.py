@@ -101,8 +101,8 @@ class _Answers(TorchFunctionMode):
 
 
 def _frame_of_the_model() -> FrameType | None:
-    """Where the model's code is right now: the innermost frame outside PyTorch and this module."""
-    own = (str(Path(torch.__file__).parent), __file__)
+    """Where the model's code is right now: the innermost frame outside PyTorch and capture."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(own):
         frame = frame.f_back

@@ -37,14 +37,16 @@ def block_cuts(cutter: Cutter) -> list[int]:
     return [cut for cut in cutter.cuts if cut in starts]
 
 
-def dealt(blocks: int, stages: int) -> list[int]:
+def dealt(blocks: int, stages: int, *, ends: bool = True) -> list[int]:
     """Of how many repeated blocks each stage is made.
 
     Where these do not divide, what is before the first block counts as one, and so does what is behind the
     last (Llama 3, arXiv 2407.21783, section 3.3.2); where neither does, earlier stages have one more.
+
+    Args:
+        ends: whether a model has both of these.
     """
-    ends_count = _ends_count(blocks, stages)
-    each, over = divmod(blocks + 2 * ends_count, stages)
+    each, over = divmod(blocks + 2 * (ends and _ends_count(blocks, stages)), stages)
     return [each + (stage < over) for stage in range(stages)]
 
 
@@ -60,30 +62,45 @@ def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
         PlanError: there are fewer blocks, or the model cannot be cut between them.
     """
     blocks = find_regions(cutter.graph)
-    if not blocks or len(blocks) + 2 < stages:
+    ends = bool(blocks) and has_ends(cutter)
+    if not blocks or len(blocks) + 2 * ends < stages:
         raise PlanError(f"{len(blocks)} repeated blocks are fewer than {stages} stages; give fewer stages")
+    # Before each block, and behind the last one.
     starts = [cutter.place[region.groups[0]] for region in blocks]
     starts.append(cutter.place[blocks[-1].groups[-1]] + 1)
-    sizes = dealt(len(blocks), stages)
-    before = [sum(sizes[: stage + 1]) - _ends_count(len(blocks), stages) for stage in range(stages - 1)]
-    found = tuple(starts[count] for count in before)
+    sizes = dealt(len(blocks), stages, ends=ends)
+    before = [sum(sizes[: stage + 1]) - (ends and _ends_count(len(blocks), stages)) for stage in range(stages)]
+    found = tuple(starts[count] for count in before[:-1])
     if unfit := [cutter.graph.groups[cut].name for cut in found if cut not in cutter.cuts]:
         raise PlanError(f"no stage can begin with {unfit[0]}; give another number of stages than {stages}")
     return found
 
 
-def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int) -> int:
+def has_ends(cutter: Cutter) -> bool:
+    """Whether a model of repeated blocks has something before the first and behind the last one that can be
+    stages of their own."""
+    blocks = find_regions(cutter.graph)
+    if not blocks:
+        return False
+    first, last = cutter.place[blocks[0].groups[0]], cutter.place[blocks[-1].groups[-1]]
+    return first in cutter.cuts and last + 1 in cutter.cuts
+
+
+def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int, *, ends: bool = True) -> int:
     """How many stages a place should have, from two on, by the bubble and by how evenly blocks are dealt; 1
     where there are too few blocks for two.
 
     A step of equal stages takes :math:`1 + (p - 1) / (v m)` of what computing takes, with :math:`v` stages to
     each of :math:`p` places (Narayanan et al., SC 2021, section 2.2), the fullest place its share of blocks.
+
+    Args:
+        ends: whether what is before and behind the blocks may count as one each (:func:`has_ends`).
     """
     known = [(1.0, 1)]
     for count in range(2, most + 1):
         stages = places * count
-        if blocks + 2 * _ends_count(blocks, stages) >= stages:
-            sizes = dealt(blocks, stages)
+        if blocks + 2 * (ends and _ends_count(blocks, stages)) >= stages:
+            sizes = dealt(blocks, stages, ends=ends)
             fullest = max(sum(sizes[place::places]) for place in range(places)) * places / sum(sizes)
             step = fullest * (1.0 + (places - 1) / (count * micro_batches))
             known.append((step, count))

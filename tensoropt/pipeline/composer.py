@@ -10,6 +10,7 @@ import numpy as np
 
 from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import Layout
+from tensoropt.pipeline.apart import check_apart
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.evaluate import TOO_LARGE, PipelineEvaluation, assemble, fits
 from tensoropt.pipeline.place_frontiers import PlaceFrontiers
@@ -72,6 +73,8 @@ class Composer:
         composing: how stages are put together.
         notes: is told what was left out.
         per_place: stages of a place; by default as many as are looked for with the schedule.
+        refused: is told why stages, or what was composed of them, cannot be run in the schedule; by default a
+            note is made.
 
     Raises:
         PlanError: the schedule does not go with the mesh and the micro-batches.
@@ -85,9 +88,11 @@ class Composer:
         composing: Composing = compose,
         notes: dict[str, None] | None = None,
         per_place: int | None = None,
+        refused: Callable[[PlanError], None] | None = None,
     ):
         self.frontiers, self.schedule, self.crossings = frontiers, schedule, crossings
         self.composing, self.notes = composing, {} if notes is None else notes
+        self.refused = refused or self._note_refusal
         self.mesh, self.micro_batches = frontiers.prices.mesh, frontiers.search.micro_batches
         self.places = self.mesh.shape[0]
         self.per_place = stages_per_place(schedule) if per_place is None else per_place
@@ -117,8 +122,25 @@ class Composer:
         for stage in range(self.stages):
             ends = self.crossings.ends(axes, first=stage == 0, last=stage == self.stages - 1)
             ranges = itertools.product(positions[stage], positions[stage + 1])
-            found.append({(a, b): ends for a, b in ranges if a < b and learns(a, b)})
+            found.append(
+                {(a, b): ends for a, b in ranges if a < b and learns(a, b) and self._runs(stage, a, b)}
+            )
         return found
+
+    def _runs(self, stage: int, start: int, stop: int) -> bool:
+        """Whether the schedule can run a range as a stage, whatever its strategy."""
+        if not schedule_named(self.schedule).apart:
+            return True
+        try:
+            search = self.frontiers.search
+            check_apart(self.schedule, stage, search.cutter.stage(start, stop, search.again).graph)
+        except PlanError as refusal:
+            self.refused(refusal)
+            return False
+        return True
+
+    def _note_refusal(self, refusal: PlanError) -> None:
+        self.notes[f"some pipelines were left out: {refusal}"] = None
 
     def _offers(self, wanted: Sequence[Mapping[Range, Sequence[Ends]]]) -> Offers:
         """What each stage may be; ranges are searched here."""
@@ -187,7 +209,7 @@ class Composer:
                 search.cutter,
             )
         except PlanError as refusal:
-            self.notes[f"some pipelines were left out: {refusal}"] = None
+            self.refused(refusal)
             return None
         alone = [own.evaluation(where, row) for own, where, row in chosen]
         found = assemble(strategy, alone, self.frontiers.prices)

@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,32 +10,13 @@ from math import prod
 from typing import Any
 
 from tensoropt.errors import PlanError
-from tensoropt.graph import OperatorGraph
+from tensoropt.pipeline.apart import check_apart
 from tensoropt.pipeline.schedules import check_schedule, schedule_named, stage_place
 from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
 from tensoropt.sharding.strategy import Strategy
-
-
-def parameter_read_twice(graph: OperatorGraph) -> str | None:
-    """A trained parameter that several operators read, itself or what is made of parameters alone; else None.
-
-    Autograd comes to it by several ways, which PyTorch 2.13's split backward follows wrongly: a sliced
-    projection of cross-attention had gradients that were off by their own size, without an error.
-    """
-    fixed = {tensor.name for tensor in graph.tensors.values() if tensor.kind in ("buffer", "constant")}
-    # By tensor the parameters that it is made of, if of nothing of the batch.
-    made_of = {tensor.name: {tensor.name} for tensor in graph.parameters if tensor.requires_grad}
-    readers: Counter[str] = Counter()
-    for op in graph.operators:
-        own = {root for name in op.inputs() for root in made_of.get(name, ())}
-        if own and all(name in made_of or name in fixed for name in op.inputs()):
-            made_of.update((name, own) for name in op.outputs)
-        else:
-            readers.update(own)
-    return next((name for name, count in readers.items() if count > 1), None)
 
 
 @dataclass(frozen=True)
@@ -117,12 +97,8 @@ class PipelinedStrategy:
                     f"within a micro-batch and recompute nothing, but stage {number} {what}; use 1f1b or "
                     "interleaved_1f1b"
                 )
-            if (name := parameter_read_twice(strategy.graph.atoms.graph)) is not None:
-                raise PlanError(
-                    f"the schedule {self.schedule} takes backward apart, where PyTorch gives wrong gradients "
-                    f"of parameters that several operators read, as stage {number} does with {name}; use "
-                    "1f1b or interleaved_1f1b"
-                )
+            # Of the stages' own graphs, which plans of the same cuts share, so that each is looked at once.
+            check_apart(self.schedule, number, self.parts[number].graph)
 
     @cached_property
     def parts(self) -> tuple[Stage, ...]:

@@ -13,6 +13,7 @@ from tensoropt.pipeline.balance import (
     block_cuts,
     dealt_cuts,
     flops_of,
+    has_ends,
     narrow_cuts,
     parameter_bytes_of,
     speeds_of,
@@ -61,7 +62,7 @@ class Cutting:
 
     def stages_to_a_place(self, places: int, micro_batches: int) -> int:
         """How many the bubble asks for."""
-        return stages_to_a_place(self._blocks, places, micro_batches, MOST_STAGES)
+        return stages_to_a_place(self._blocks, places, micro_batches, MOST_STAGES, ends=self._ends)
 
     def positions(self, composer: Composer, costs: CostSource, *, every: bool) -> list[list[int]]:
         """Per stage of what is composed where it may begin, and behind the last where it ends.
@@ -83,7 +84,12 @@ class Cutting:
             self.cutter.stages(pinned, self.again)
             return [[0], *([cut] for cut in pinned), [count]]
         if composer.per_place > 1 and not self.small and self._blocks + 2 >= stages:
-            return [[0], *([cut] for cut in dealt_cuts(self.cutter, stages)), [count]]
+            try:
+                dealt = dealt_cuts(self.cutter, stages)
+                self.note("pipelines of several stages to a place: of as many blocks each")
+                return [[0], *([cut] for cut in dealt), [count]]
+            except PlanError as refusal:  # not every block of every model can begin a stage
+                self.note(f"pipelines of {stages} stages are not cut between blocks alone: {refusal}")
         places = self._cuttable(stages)
         if len(places) <= FEW_POSITIONS and every:
             return [[0], *(places for _ in range(stages - 1)), [count]]
@@ -103,6 +109,11 @@ class Cutting:
     def _blocks(self) -> int:
         """How many repeated blocks there are."""
         return len(find_regions(self.cutter.graph))
+
+    @cached_property
+    def _ends(self) -> bool:
+        """Whether what is before and behind these can be stages of their own."""
+        return has_ends(self.cutter)
 
     @cached_property
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:

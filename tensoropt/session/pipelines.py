@@ -9,7 +9,6 @@ that even out storage, and what else is left out is in the notes.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -49,6 +48,8 @@ MOST_AXES = 2
 """Axes of a place's mesh: what crosses is searched for every one of their placements."""
 INTERLEAVED = "interleaved_1f1b"
 """The schedule in which places have several stages."""
+APART = "zero_bubble"
+"""The schedule in which pipelines that are found are tried as well."""
 MULTIPLES = (8, 4, 2, 1)
 """Micro-batches for each place of the pipeline: with 8 the bubble is a ninth of the step."""
 MOST_COUNTS = 2
@@ -105,9 +106,11 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         count += len(made)
         points = list(reduce_points([*points, *made], _costs))
     if not points:
+        why = " ".join(finder.refusals) or (
+            "give the batch a size that as many micro-batches as stages divide, or other cuts"
+        )
         raise ConstraintError(
-            f"{finder.pin}: no such pipeline was found; give the batch a size that as many micro-batches as "
-            "stages divide, or other cuts"
+            f"{finder.pin}: no such pipeline was found; {why}"
         )
     among = sum(p.pipeline is not None for p in points)
     notes = [*finder.notes, f"pipelines: {count:,} simulated, {among:,} of them among the points"]
@@ -155,6 +158,18 @@ class _Finder:
         self.small = len(self.graph.groups) <= FEW_GROUPS
         self.cutting = Cutting(self.cutter, self.again, self.pin, self.costs, self._note, small=self.small)
         self._notes: dict[str, None] = {HEURISTIC: None}
+        self._refusals: dict[str, str] = {}
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why pipelines of the schedules that were looked at are not possible."""
+        return list(self._refusals.values())
+
+    def _refused(self, schedule: str, refusal: PlanError) -> None:
+        """Say why pipelines of a schedule were left out: the first reason, as others are mostly like it."""
+        if schedule not in self._refusals:
+            self._refusals[schedule] = str(refusal)
+            self._note(f"pipelines in {schedule}, all or some, were left out: {refusal}")
 
     @property
     def notes(self) -> list[str]:
@@ -264,13 +279,7 @@ class _Finder:
             return []
         label = f"pp{mesh.label}, {micro_batches} micro-batches, {count} stages to a place"
         self.session.report("pipelines", 0, 1, label)
-        try:
-            found = self._of_mesh(mesh, micro_batches, QUICK, INTERLEAVED, per_place=count)
-        except PlanError as refusal:  # not every block of every model can begin a stage
-            self._note(f"no pipelines of {count} stages to each of {mesh.shape[0]} places: {refusal}")
-            return []
-        self._note("pipelines of several stages to a place: of as many blocks each")
-        return found
+        return self._of_mesh(mesh, micro_batches, QUICK, INTERLEAVED, per_place=count)
 
     def _closer(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
         """Pipelines of a mesh that is promising: from frontiers that are tracked, and of a small model with
@@ -362,9 +371,12 @@ class _Finder:
                 partial(compose, step=0.0 if exact else step),
                 self._notes,
                 per_place,
+                refused=partial(self._refused, schedule),
             )
         except PlanError as refusal:
-            self._note(f"no pipelines of {mesh.shape[0]} places, {micro_batches} micro-batches: {refusal}")
+            where = f"pipelines of {mesh.shape[0]} places, {micro_batches} micro-batches"
+            self._refusals.setdefault(where, str(refusal))
+            self._note(f"no {where}: {refusal}")
             return []
         positions = self.cutting.positions(composer, self.costs, every=exact)
         found = list(composer.pipelines(positions))
@@ -389,8 +401,12 @@ class _Finder:
         """The same stages in the schedule that makes gradients of parameters apart, where they can run so."""
         made = []
         for one in found:
-            with contextlib.suppress(PlanError):
-                made.append(assemble(replace(one.strategy, schedule="zero_bubble"), one.stages, prices))
+            try:
+                apart = replace(one.strategy, schedule=APART)
+            except PlanError as refusal:
+                self._refused(APART, refusal)
+            else:
+                made.append(assemble(apart, one.stages, prices))
         fitting = [one for one in made if fits(one, prices)]
         if len(fitting) < len(made):
             self._note(TOO_LARGE)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from tensoropt.capture import capture
 from tensoropt.errors import PlanError
-from tensoropt.pipeline.balance import balanced, dealt, dealt_cuts, stages_to_a_place
+from tensoropt.pipeline.balance import balanced, dealt, dealt_cuts, has_ends, stages_to_a_place
 from tensoropt.pipeline.stages import Cutter
+from tensoropt.plan.problem import prepare
 from tensoropt.sharding.regions import find_regions
-from tests.pipeline.models import blocks_of
+from tests.pipeline.models import Block, blocks_of
 
 
 @pytest.mark.parametrize(
@@ -31,6 +36,53 @@ def test_stages_have_as_many_blocks(blocks: int, stages: int, dealt: list[int]) 
 def test_more_stages_than_blocks_are_refused() -> None:
     with pytest.raises(PlanError, match="2 repeated blocks are fewer than 5 stages"):
         dealt_cuts(Cutter(blocks_of(2)), 5)
+
+
+class Stacked(nn.Module):
+    """Alike blocks, with or without a layer before and one behind them."""
+
+    def __init__(self, blocks: int, *, stem: bool, head: bool) -> None:
+        super().__init__()
+        self.stem, self.head = (nn.Linear(24, 24) if one else nn.Identity() for one in (stem, head))
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.stem(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).square().mean()
+
+
+@cache
+def stacked(blocks: int, *, stem: bool, head: bool) -> Cutter:
+    return Cutter(prepare(capture(Stacked(blocks, stem=stem, head=head), (torch.randn(4, 24),), {})).graph)
+
+
+@given(st.sampled_from([1, 3, 5]), st.integers(2, 8), st.booleans(), st.booleans())
+@settings(max_examples=60)
+def test_blocks_are_dealt_to_stages_whatever_the_model_begins_and_ends_with(blocks, stages, stem, head):
+    """Cuts that a pipeline can have, or a refusal, also of a bare stack of blocks."""
+    cutter = stacked(blocks, stem=stem, head=head)
+    try:
+        cuts = dealt_cuts(cutter, stages)
+    except PlanError:
+        starts = {region.groups[0] for region in find_regions(cutter.graph)}
+        fitting = [cut for cut in cutter.cuts if cutter.graph.groups[cut].name in starts]
+        assert len(fitting) + has_ends(cutter) < stages - 1 or len(starts) < stages
+    else:
+        assert len(cuts) == stages - 1
+        assert len(cutter.stages(cuts)) == stages
+
+
+@pytest.mark.parametrize(("blocks", "stages"), [(4, 3), (4, 6), (6, 4), (6, 8), (2, 4)])
+def test_a_bare_stack_has_no_ends_that_count(blocks, stages):
+    cutter = stacked(blocks, stem=False, head=False)
+    assert not has_ends(cutter)
+    if blocks < stages:
+        with pytest.raises(PlanError, match=f"{blocks} repeated blocks are fewer than {stages} stages"):
+            dealt_cuts(cutter, stages)
+    else:
+        assert len(cutter.stages(dealt_cuts(cutter, stages))) == stages
 
 
 @pytest.mark.parametrize(

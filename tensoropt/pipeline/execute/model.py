@@ -116,9 +116,5 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
             return self.local(self.names[key])
         return self.engine.shards.shard(self.names[key], self._whole(key, value))
 
-    def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
-        # A step counter has the shape of a scalar parameter, but is no state of its elements.
-        return super().is_state_of(parameter, field, value) and field != "step"
-
     def lies_right(self, key: str, value: torch.Tensor) -> bool:
         return not isinstance(value, DTensor) and not self.has_local(key) and not value.numel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -111,10 +110,6 @@ class PlacedModel(UncompiledModel[PlacedEngine]):
         if name not in self.engine.shards.leaves:
             return torch.empty(0, dtype=whole.dtype, device=self.engine.runtime.device)
         return self.engine.shards.shard(name, whole)
-
-    def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
-        # A step counter has the shape of a scalar parameter, but is no state of its elements.
-        return super().is_state_of(parameter, field, value) and field != "step"
 
     def lies_right(self, key: str, value: torch.Tensor) -> bool:
         return False

@@ -19,6 +19,7 @@ from tensoropt.engine.optimizers import Forgotten, hand_over, is_state_of
 from tensoropt.errors import PlanError
 
 ATTRIBUTE = "_tensoropt"
+SHAPE = "_tensoropt_shape"
 
 E = TypeVar("E", bound=Engine)
 
@@ -122,6 +123,12 @@ class ParallelModel(ABC, Generic[E]):
         # run_check would broadcast what is the same everywhere.
         return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
+    def _absent(self, name: str) -> torch.Tensor:
+        """What stands for a parameter of other ranks: nothing, in as many dims."""
+        tensor = self.source.tensors[name]
+        shape = (0, *tensor.shape[1:])
+        return torch.empty(shape, dtype=getattr(torch, tensor.stored_dtype), device=self.device)
+
     # -- parameters and buffers -------------------------------------------------------------------
 
     def _replace_parameters(self) -> None:
@@ -132,7 +139,8 @@ class ParallelModel(ABC, Generic[E]):
             if (parameter := owner._parameters[attribute]) is not None:
                 old[key] = parameter
             shown = self.shown(tensor.name, self.local(tensor.name))
-            self.parameters[tensor.name] = nn.Parameter(shown, tensor.requires_grad)
+            new = self.parameters[tensor.name] = nn.Parameter(shown, tensor.requires_grad)
+            object.__setattr__(new, SHAPE, torch.Size(tensor.shape))
             # Tied parameters have one `nn.Parameter` under all their names, or an optimizer would step it
             # twice.
             keys = [key, *(alias for alias, main in self.source.aliases.items() if main == key)]
@@ -227,6 +235,12 @@ class ParallelModel(ABC, Generic[E]):
 def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
     path, _, attribute = key.rpartition(".")
     return model.get_submodule(path), attribute
+
+
+def original_shape(parameter: torch.Tensor) -> torch.Size:
+    """The shape that a parameter has in the model, whatever its plan shows of it; that of any other tensor."""
+    found: torch.Size = getattr(parameter, SHAPE, parameter.shape)
+    return found
 
 
 def _refuse_copy(*_: Any) -> Any:

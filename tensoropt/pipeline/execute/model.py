@@ -65,8 +65,7 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         leaves = self.engine.shards.leaves
         if name in leaves:
             return leaves[name].detach()
-        tensor = self.source.tensors[name]
-        return torch.empty(0, dtype=getattr(torch, tensor.stored_dtype), device=self.engine.runtime.device)
+        return self._absent(name)
 
     def _show_absent(self) -> None:
         """Give parameters of other ranks an empty gradient, so that they are treated like the others."""

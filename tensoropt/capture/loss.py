@@ -86,8 +86,8 @@ class Returned:
         name = f"{self.container.__module__}.{self.container.__qualname__}"
         raise CaptureError(
             f"the model returns its loss in {name}, of which no object can be made that holds the loss "
-            "alone, as a plan in training returns it; give its other fields defaults, or return a dict, a tuple "
-            "or the loss"
+            "alone, as a plan in training returns it; give its other fields defaults, or return a dict, a "
+            "tuple or the loss"
         )
 
     def _loss_in(self, found: Any) -> Any:

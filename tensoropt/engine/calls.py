@@ -75,6 +75,10 @@ class CallingConvention:
         """The arguments of the captured call that are not None."""
         return _listed(self.labels[i] for i, value in enumerate(self.example) if value is not None)
 
+    def input_names(self) -> list[str]:
+        """How a person writes the graph's inputs, in their order."""
+        return [self.labels[i] for i, value in enumerate(self.example) if isinstance(value, torch.Tensor)]
+
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The graph's inputs of a call.
 

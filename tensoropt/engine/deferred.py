@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed.tensor import DTensor
 
 
 class DeferredStep:
@@ -24,6 +25,11 @@ class DeferredStep:
 
 
 S = TypeVar("S", bound=DeferredStep)
+
+
+def whole_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient of a loss as a plain tensor: a DTensor where the script added one to the loss."""
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
 class _DeferredBackward(torch.autograd.Function):
@@ -46,7 +52,7 @@ class _DeferredBackward(torch.autograd.Function):
         if ctx.step.done:
             raise RuntimeError("this loss was already used for backward(); run the model again")
         ctx.step.done = True
-        ctx.finish(ctx.step, gradient)
+        ctx.finish(ctx.step, whole_gradient(gradient))
         return None, None, None, None
 
 

@@ -73,6 +73,21 @@ class Engine(ABC, Generic[L, S]):
     def sync_buffers(self) -> None:
         """Bring buffers up to date on every rank. All ranks call it; many plans have nothing to do."""
 
+    def lowered_modules(self) -> list[torch.fx.GraphModule]:
+        """Everything that runs on this rank, each called with all of the model's inputs first."""
+        return [self.module]
+
+    def reads(self) -> list[bool]:
+        """Whether this rank reads each of the model's inputs, for operators or for counts beforehand."""
+        modules = self.lowered_modules()
+        if self.counts is not None and self.counts.module is not None:
+            modules.append(self.counts.module)
+        found = [False] * len(self.source.inputs)
+        for module in modules:
+            places = [node for node in module.graph.nodes if node.op == "placeholder"]
+            found = [read or bool(p.users) for read, p in zip(found, places, strict=False)]
+        return found
+
     # -- calls ------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: torch.Tensor, evaluating: bool = False) -> tuple[torch.Tensor, ...]:

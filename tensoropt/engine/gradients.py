@@ -8,7 +8,8 @@ bytes at every moment, and no copy. Nothing is cleared first: a parameter withou
 the end, which spares two passes over the memory of all others. What a user sees as ``.grad`` is such a view,
 and a user may accumulate over several backward calls, clear some gradients, or run further forward passes in
 between; so a bucket that holds something is set aside before it is used again. In the usual loop (clear,
-forward, backward, step) nothing ever is.
+forward, backward, step) nothing ever is. What autograd adds to ``.grad`` from elsewhere (a penalty on the
+parameters, computed by the script) is set aside likewise, and added at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from tensoropt.engine.deferred import DeferredStep
 from tensoropt.engine.runtime import Runtime
@@ -92,6 +93,10 @@ class Gradients:
         # Weak: a loss that the script drops without a backward frees its step, whose gradients nobody needs.
         self._holder: weakref.ref[Pending] | None = None
         self._stash: list[list[torch.Tensor] | None] = [None] * len(buckets)
+        # What users see of the stash while a step waits for its backward.
+        self._hidden: dict[str, torch.Tensor] = {}
+        # What others than this plan's backward have put into `.grad`, to be added to what that gives.
+        self._outside: dict[str, torch.Tensor] = {}
         self._committed = False
         self._eager = False
         self._absent: set[str] = set()
@@ -145,6 +150,29 @@ class Gradients:
                 if local.data_ptr() != view.data_ptr():
                     view.copy_(local.reshape(view.shape))
 
+    def _collect(self) -> None:
+        """Set aside what is in ``.grad`` and not of this plan: the gradient of a penalty that the script adds
+        to the loss, or a tensor that it put there itself."""
+        for name, owner in self.owners.items():
+            grad = owner.grad
+            if grad is None or grad is self.shown[name] or grad is self._hidden.get(name):
+                continue
+            if owner is self.leaves[name]:  # autograd's own place for what it makes
+                continue
+            before = self._outside.get(name)
+            self._outside[name] = grad if before is None else before + grad
+            owner.grad = None
+
+    def _local(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a gradient of any placement, in the shape of its view."""
+        shown = self.shown[name]
+        if isinstance(gradient, DTensor):
+            if isinstance(shown, DTensor) and gradient.placements != shown.placements:
+                whole = [Replicate()] * gradient.device_mesh.ndim
+                gradient = gradient.redistribute(placements=whole).redistribute(placements=shown.placements)
+            gradient = gradient.to_local()
+        return gradient.reshape(self.views[name].shape)
+
     # -- a backward -------------------------------------------------------------------------------
 
     def occupy(self, pending: Pending | None = None) -> None:
@@ -155,6 +183,7 @@ class Gradients:
         """
         # A loss that the script drops without a backward leaves reductions under way.
         self._wait()
+        self._collect()
         holder = self._holder() if self._holder is not None else None
         self._absent = set(self.views)
         # The buckets belong to a step that waits for its backward: the copies are made before anything is
@@ -167,6 +196,11 @@ class Gradients:
             self._adopt()
             self._set_aside(keep_local=pending is None)
         self._committed = False
+        if pending is None:
+            # What comes to `.grad` from elsewhere during this backward must not get among what is reduced.
+            for name, owner in self.owners.items():
+                if owner is not self.leaves[name]:
+                    owner.grad = None
         # Micro-batches add up before anything is reduced; see :meth:`begin_last`.
         self._eager = pending is None
         self._holder = weakref.ref(pending) if pending is not None else None
@@ -288,6 +322,7 @@ class Gradients:
     def hide(self) -> None:
         """While micro-batches wait for ``backward()``, users see what was there before the step."""
         self.start_rest()
+        hidden = {}
         for index, bucket in enumerate(self.buckets):
             pieces = self._stashed(index)
             for name in bucket.parameters:
@@ -295,9 +330,10 @@ class Gradients:
                 # The script has not called `backward()` yet: gradients of this step must not be seen, let
                 # alone be stepped on.
                 if not pieces or owner.grad is None:
-                    owner.grad = None
+                    owner.grad = self._outside.pop(name, None)
                 else:
-                    owner.grad = self.wrap(name, pieces[name])
+                    owner.grad = hidden[name] = self.wrap(name, pieces[name])
+        self._hidden = hidden
 
     def _stashed(self, index: int) -> dict[str, torch.Tensor]:
         """Per parameter of a bucket what of its gradient was set aside; empty where nothing was."""
@@ -333,9 +369,11 @@ class Gradients:
 
     def recall(self, pending: Pending) -> None:
         """Make the buckets hold the gradients of this step again."""
+        self._collect()
         holder = self._holder() if self._holder is not None else None
-        if holder is pending:
+        if not self._committed:
             self._drop_cleared()
+        if holder is pending:
             return
         # Another step has used the buckets since, and occupy() has saved what this one had there.
         saved = pending.saved
@@ -349,10 +387,10 @@ class Gradients:
             tensor.copy_(value)
 
     def _drop_cleared(self) -> None:
-        """Of what was set aside before a waiting step, forget what the user has cleared since."""
+        """Of what was set aside before a waiting step, forget what the user has cleared or replaced since."""
         for index in range(len(self.buckets)):
             for name, piece in self._stashed(index).items():
-                if not self._visible(name):
+                if self.owners[name].grad is None or self.owners[name].grad is not self._hidden.get(name):
                     piece.zero_()
 
     def finish(self, factor: torch.Tensor | None = None) -> None:
@@ -361,6 +399,7 @@ class Gradients:
         Args:
             factor: by which this step's gradients are multiplied once they are reduced.
         """
+        self._collect()
         self.start_rest()
         self._wait()
         if factor is not None:
@@ -371,7 +410,12 @@ class Gradients:
                 for tensor, piece in zip(self._contents(index), stash, strict=True):
                     tensor.add_(piece)
                 self._stash[index] = None
+        with torch.no_grad():
+            for name, gradient in self._outside.items():
+                self.views[name].add_(self._local(name, gradient))
+        self._outside, self._hidden = {}, {}
         for name, owner in self.owners.items():
-            owner.grad = self.shown[name]
+            # One that the script has frozen since is to have none, or optimizers would step it.
+            owner.grad = self.shown[name] if owner.requires_grad else None
         self._holder = None
         self._committed = True

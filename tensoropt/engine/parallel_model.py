@@ -11,11 +11,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from tensoropt.capture import Capture
+from tensoropt.engine.agreement import SameCalls, mode_of
 from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine
+from tensoropt.engine.guard import Guard, keep_in_place
+from tensoropt.engine.optimizers import Forgotten, hand_over, is_state_of
 from tensoropt.errors import PlanError
 
 ATTRIBUTE = "_tensoropt"
+SHAPE = "_tensoropt_shape"
 
 E = TypeVar("E", bound=Engine)
 
@@ -43,12 +47,24 @@ class ParallelModel(ABC, Generic[E]):
         self.mesh = mesh
         self.device = engine.runtime.device
         self.convention = CallingConvention(model.forward, captured)
+        if captured.returned is not None:  # refused here, and not by the first call
+            captured.returned.rebuild(torch.zeros(()))
+        self.guard = Guard(model)
         self.names: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.parameters: dict[str, nn.Parameter] = {}
 
-    def install(self) -> None:
-        """Make the model run by the engine, in place."""
+    def install(self, *, compare_ranks: bool = True) -> None:
+        """Make the model run by the engine, in place.
+
+        Args:
+            compare_ranks: compare what the ranks pass to the model, in the first calls and every so often.
+        """
+        compare = compare_ranks and self.engine.runtime.distributed
+        names = self.convention.input_names()
+        self._same = SameCalls(names, self.engine.reads(), self.device) if compare else None
+        # Checks are no part of what a compiler is given.
+        self._inputs_of_call = torch.compiler.disable(self._checked_inputs)
         # Before gradients are shown, which need the new parameters as owners.
         self._replace_parameters()
         self.engine.shards.accumulated.show_as(self.parameters, self.shown_gradient)
@@ -59,6 +75,7 @@ class ParallelModel(ABC, Generic[E]):
         self.model.register_load_state_dict_pre_hook(lambda *given: self._to_stored(*given))
         # Past nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
+        self._watch()
 
     # -- what the kinds of plans differ in --------------------------------------------------------
 
@@ -93,7 +110,7 @@ class ParallelModel(ABC, Generic[E]):
 
     def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
         """Whether a field of an optimizer's state is laid out like its parameter."""
-        return isinstance(value, torch.Tensor) and value.shape == parameter.shape
+        return is_state_of(parameter, field, value)
 
     def _whole(self, key: str, value: torch.Tensor) -> torch.Tensor:
         """A value of a state dict, whole and in the model's own shape."""
@@ -106,13 +123,24 @@ class ParallelModel(ABC, Generic[E]):
         # run_check would broadcast what is the same everywhere.
         return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
+    def _absent(self, name: str) -> torch.Tensor:
+        """What stands for a parameter of other ranks: nothing, in as many dims."""
+        tensor = self.source.tensors[name]
+        shape = (0, *tensor.shape[1:])
+        return torch.empty(shape, dtype=getattr(torch, tensor.stored_dtype), device=self.device)
+
     # -- parameters and buffers -------------------------------------------------------------------
 
     def _replace_parameters(self) -> None:
+        old: dict[str, nn.Parameter] = {}
         for tensor in self.source.parameters:
             key = str(tensor.key)
+            owner, attribute = _owner(self.model, key)
+            if (parameter := owner._parameters[attribute]) is not None:
+                old[key] = parameter
             shown = self.shown(tensor.name, self.local(tensor.name))
-            self.parameters[tensor.name] = nn.Parameter(shown, tensor.requires_grad)
+            new = self.parameters[tensor.name] = nn.Parameter(shown, tensor.requires_grad)
+            object.__setattr__(new, SHAPE, torch.Size(tensor.shape))
             # Tied parameters have one `nn.Parameter` under all their names, or an optimizer would step it
             # twice.
             keys = [key, *(alias for alias, main in self.source.aliases.items() if main == key)]
@@ -120,6 +148,25 @@ class ParallelModel(ABC, Generic[E]):
                 owner, attribute = _owner(self.model, each)
                 owner._parameters[attribute] = self.parameters[tensor.name]
                 self.names[each], self.shapes[each] = tensor.name, tensor.shape
+        keys = {parameter: key for key, parameter in old.items()}
+        new = {parameter: self.parameters[self.names[key]] for key, parameter in old.items()}
+        hand_over(new, lambda parameter, value: self.stored(keys[parameter], value))
+        self._forgotten = Forgotten(old)
+
+    def _watch(self) -> None:
+        """From now on, refuse changes of the model that the plan would not follow."""
+        keys = self.parameter_keys()
+        self.guard.watch_parameters(keys)
+        owned = set(self.names)
+        for name in self.engine.buffers:
+            key = str(self.source.tensors[name].key)
+            owner, attribute = _owner(self.model, key)
+            if attribute in owner._buffers:
+                self.guard.watch_buffer(key, owner._buffers, attribute, self.engine.buffers, name)
+                owned.add(key)
+        keep_in_place(self.model, frozenset(owned))
+        # Looked up on the object by `copy.deepcopy` and `pickle`.
+        self.model.__dict__["__deepcopy__"] = self.model.__dict__["__reduce_ex__"] = _refuse_copy
 
     def _replace_buffers(self) -> None:
         """Buffers of the model and of the engine are the same tensors."""
@@ -132,7 +179,7 @@ class ParallelModel(ABC, Generic[E]):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns; in training its loss, with None in the place of all else."""
-        inputs = self.convention.inputs(args, kwargs)
+        inputs = self._inputs_of_call(args, kwargs)
         # A script whose model began on the meta device need not know where it went. Only then: a call of `to`
         # would be a compiled graph of its own, which does nothing.
         if any(value.device != self.device for value in inputs):
@@ -144,6 +191,23 @@ class ParallelModel(ABC, Generic[E]):
         if self.captured.returned is not None:
             return self.captured.returned.rebuild(outputs[0])
         return torch.utils._pytree.tree_unflatten(list(outputs), self.captured.out_spec)
+
+    def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The graph's inputs of a call that the plan follows, and that is the same on all ranks."""
+        self._forgotten.warn()
+        compared = self._same if self._same is not None and self._same.due() else None
+        mode = mode_of(self.model.training, torch.is_grad_enabled())
+        try:
+            self.guard.check()
+            inputs = self.convention.inputs(args, kwargs)
+        except Exception:
+            # Told before it is raised: the others would wait for this rank in the call that it refuses.
+            if compared is not None:
+                compared.compare(None, mode)
+            raise
+        if compared is not None:
+            compared.compare(inputs, mode)
+        return inputs
 
     # -- state dicts ------------------------------------------------------------------------------
 
@@ -171,6 +235,20 @@ class ParallelModel(ABC, Generic[E]):
 def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
     path, _, attribute = key.rpartition(".")
     return model.get_submodule(path), attribute
+
+
+def original_shape(parameter: torch.Tensor) -> torch.Size:
+    """The shape that a parameter has in the model, whatever its plan shows of it; that of any other tensor."""
+    found: torch.Size = getattr(parameter, SHAPE, parameter.shape)
+    return found
+
+
+def _refuse_copy(*_: Any) -> Any:
+    raise PlanError(
+        "a parallelized model cannot be copied or pickled: it belongs to its ranks. For an average of "
+        "weights keep copies of its parameters ([p.detach().clone() for p in model.parameters()]) and lerp_ "
+        "them; to save it use save_checkpoint, or torch.distributed.checkpoint with model.state_dict()"
+    )
 
 
 def parallel_of(model: nn.Module) -> ParallelModel:

@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from tensoropt.engine.gradients import storage_key
 from tensoropt.engine.local_parameters import LocalParameters
 from tensoropt.engine.runtime import Runtime
-from tensoropt.ops.layouts import REPLICATE, Atoms, Layout, local_atoms
+from tensoropt.engine.strided import is_strided, own_placements, teach_checkpoints
+from tensoropt.ops.layouts import REPLICATE, Atoms, Layout, local_atoms, local_shape
 from tensoropt.sharding.buckets import Bucket, gradient_buckets
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, take_shard
 from tensoropt.sharding.strategy import Strategy
@@ -64,11 +65,9 @@ class ParameterShards(LocalParameters):
 
 
 def view_shape(atoms: Atoms, layout: Layout) -> tuple[int, ...]:
-    """Shape in which DTensor can express the layout.
-
-    The tensor's own shape when only outermost atoms are sharded; otherwise every dim with an inner
-    sharded atom is unflattened into its atoms (a fused ``qkv`` split on heads).
-    """
+    """Shape in which DTensor can express a layout that it cannot express in the tensor's own shape
+    (:func:`~tensoropt.engine.strided.own_placements`): every dim with an inner sharded atom is unflattened
+    into its atoms."""
     shape: list[int] = []
     position = 0
     for dim in atoms:
@@ -97,12 +96,17 @@ def dtensor_placements(atoms: Atoms, layout: Layout) -> tuple[Placement, ...]:
 def as_dtensor(
     local: torch.Tensor, atoms: Atoms, layout: Layout, mesh: DeviceMesh, runtime: Runtime
 ) -> DTensor:
-    """A local shard as the DTensor it is part of; the storage is shared."""
-    shape = view_shape(atoms, layout)
+    """A local shard as the DTensor it is part of, in the tensor's own shape wherever PyTorch can say so; the
+    storage is shared."""
+    shape = tuple(map(prod, atoms))
+    placements = own_placements(atoms, layout, runtime.mesh)
+    local_view = local_shape(atoms, layout, runtime.mesh, runtime.place)
+    if placements is None:
+        shape, placements = view_shape(atoms, layout), dtensor_placements(atoms, layout)
+        local_view = _local_view(atoms, layout, runtime)
     stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-    placements = dtensor_placements(atoms, layout)
-    return DTensor.from_local(
-        local.view(_local_view(atoms, layout, runtime)),
+    found: DTensor = DTensor.from_local(
+        local.view(local_view),
         mesh,
         placements,
         # The check would send; shape and stride are given, as uneven shards do not tell the whole.
@@ -110,6 +114,9 @@ def as_dtensor(
         shape=torch.Size(shape),
         stride=stride,
     )
+    if is_strided(found):
+        teach_checkpoints()
+    return found
 
 
 def _local_view(atoms: Atoms, layout: Layout, runtime: Runtime) -> tuple[int, ...]:

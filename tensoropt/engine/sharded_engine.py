@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tensoropt.engine.ahead import CallAhead
 from tensoropt.engine.counts import TargetCounts
+from tensoropt.engine.deferred import whole_gradient
 from tensoropt.engine.engine import Engine, device_of
 from tensoropt.engine.gradients import Pending
 from tensoropt.engine.lower import LoweredStrategy, lower
@@ -179,7 +180,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
 
     # -- backward ---------------------------------------------------------------------------------
 
-    def _begin_backward(self, grad: torch.Tensor) -> None:
+    def _begin_backward(self, grad: torch.Tensor) -> torch.Tensor:
         # Several losses of one backward each call this; the buckets are made room in once.
         if not self._in_backward:
             self._in_backward = True
@@ -188,6 +189,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
             self.unsharded.clear()
             # Gradients arrive in whatever order autograd likes; this is called when the last one has.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+        return whole_gradient(grad)
 
     def _end_of_backward(self) -> None:
         self._in_backward = False

@@ -46,8 +46,7 @@ class ShardedModel(ParallelModel[ShardedEngine]):
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
         """A value that is laid out like the parameter ``key``, in the model's own shape.
 
-        A fused projection split on heads is stored as a DTensor of its unflattened view, whose shards are
-        no slices of the flat shape: it is gathered.
+        It has that already, unless PyTorch cannot say the layout in it; then it is gathered.
         """
         shape = self.shapes[key]
         if tuple(value.shape) == shape or not isinstance(value, DTensor):

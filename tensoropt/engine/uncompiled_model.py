@@ -22,8 +22,8 @@ class UncompiledModel(ParallelModel[E]):
 
     uncompiled: ClassVar[str]
 
-    def install(self) -> None:
-        super().install()
+    def install(self, *, compare_ranks: bool = True) -> None:
+        super().install(compare_ranks=compare_ranks)
         # A compiler would reorder what the plan orders, so it is kept out; and the script is told, once.
         self._compiled = self._told = False
         self._run = torch.compiler.disable(self._uncompiled, reason=self._words)

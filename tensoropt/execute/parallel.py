@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from torch import nn
 from tensoropt.engine.parallel_model import ATTRIBUTE
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError
+from tensoropt.execute.alike import made_alike
 from tensoropt.execute.executable import AnyStrategy
 from tensoropt.execute.initialise import InitWeights
 from tensoropt.execute.job import in_torchrun, rank_device, start_group
@@ -43,6 +45,8 @@ def parallelize(
     loss: Callable[[Any], torch.Tensor] | None = None,
     seed: int = 0,
     as_measured: bool = True,
+    sync_weights: bool = False,
+    compare_ranks: bool = True,
 ) -> M:
     """Make ``model`` run by ``plan`` on the ranks of this job, in place.
 
@@ -56,7 +60,7 @@ def parallelize(
 
     Args:
         model: on the CPU, on the meta device or on a GPU, with the weights to start from unless
-            ``checkpoint`` or ``init_weights`` give them (rank 0's are not sent to the others).
+            ``checkpoint`` or ``init_weights`` give them: the same on every rank (see ``sync_weights``).
         plan: a plan, its file, or a strategy. A placed plan is run by one process per device, or without a
             job by this process alone on as many GPUs (or on the CPU).
         device: what this rank runs on: ``cpu``, ``cuda`` for the GPU of torchrun's ``LOCAL_RANK``, or one
@@ -78,9 +82,14 @@ def parallelize(
             takes what the plan predicts: PyTorch with one thread, the batch scheduling class, and a core of
             its own where there are enough, which workers of a data loader share. False leaves all that to
             the script.
+        sync_weights: send rank 0's weights and buffers to the other ranks, one at a time. Without it ranks
+            whose weights differ are refused: they were drawn with other seeds, or none.
+        compare_ranks: compare hashes over the ranks: of the weights now, of a call's inputs in the first
+            calls and one in a thousand. False for ranks that compute their inputs themselves and round
+            otherwise.
 
     Returns:
-        ``model``. Create the optimizer afterwards: its parameters are new.
+        ``model``. Its parameters are new; optimizers that were made before go on with them, in their groups.
 
     Warns:
         UserWarning: the plan was made for GPUs and the model is on the CPU, or the other way round; it runs,
@@ -88,7 +97,7 @@ def parallelize(
 
     Raises:
         PlanError: the plan is for another model, or for another number of ranks; the device is not here;
-            something of the model has no value.
+            something of the model has no value; ranks have other weights or another plan than rank 0.
         CaptureError: the model cannot be captured.
     """
     if hasattr(model, ATTRIBUTE):
@@ -98,14 +107,18 @@ def parallelize(
     if args is None and kwargs is None:
         args, kwargs = resolved.example_call()
     weights = WeightSource(model, checkpoint, init_weights, seed)
-    prepared = resolved.prepare(weights, args or (), kwargs or {}, loss)
+    prepare = functools.partial(resolved.prepare, weights, args or (), kwargs or {}, loss)
+    prepared = prepare()
     resolved.warn_of_other_devices(where)
     if as_measured:
         pin_process(where.type)  # before gloo or NCCL start threads, which take it over
     _join_job(where)
+    if prepared.executable.devices > 1 and dist.is_initialized() and (compare_ranks or sync_weights):
+        prepared = made_alike(prepared, prepare, weights, where, seed, sync=sync_weights)
     # After the job was joined: engines make their process groups when they are built.
     captured = prepared.captured
-    prepared.executable.parallel_model(model, captured, prepared.values, where, seed).install()
+    parallel = prepared.executable.parallel_model(model, captured, prepared.values, where, seed)
+    parallel.install(compare_ranks=compare_ranks)
     fill_unused(weights, (str(tensor.key) for tensor in captured.graph.tensors.values() if tensor.key))
     return model
 

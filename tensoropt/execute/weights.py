@@ -72,7 +72,7 @@ class WeightSource:
     def fill_buffers(self) -> None:
         """Give the model's buffers their values, on the CPU, in place: captures read them."""
         own = dict(_tensors(self.model))
-        buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
+        buffers = self.buffers()
         values = self.values(names[0] for names in self.names if names[0] in buffers)
         for names in self.names:
             if names[0] in values and (own[names[0]].is_meta or values.origin(names[0]) != "own"):
@@ -80,6 +80,16 @@ class WeightSource:
                 for name in names:
                     owner, _, attribute = name.rpartition(".")
                     self.model.get_submodule(owner)._buffers[attribute] = value
+
+    def own(self) -> dict[str, torch.Tensor]:
+        """The tensors whose values are the model's own, by their first name: nothing else gives them."""
+        tensors = dict(_tensors(self.model))
+        mine = [n for n in self.names if self._stored_as(n) is None and not self._is_drawn(n)]
+        return {names[0]: tensors[names[0]].detach() for names in mine}
+
+    def buffers(self) -> set[str]:
+        """The names of the model's buffers."""
+        return {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
 
     def values(self, names: Iterable[str]) -> Values:
         """The values of these tensors, made as they are asked for."""

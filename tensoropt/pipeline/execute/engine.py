@@ -126,6 +126,9 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         """The lowered modules of the stages here."""
         return torch.nn.ModuleList([stage.module for stage in self.stages.values()])
 
+    def lowered_modules(self) -> list[torch.fx.GraphModule]:
+        return [stage.module for stage in self.stages.values()]
+
     # -- calls --------------------------------------------------------------------------------------------
 
     def _call(

@@ -65,8 +65,7 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         leaves = self.engine.shards.leaves
         if name in leaves:
             return leaves[name].detach()
-        tensor = self.source.tensors[name]
-        return torch.empty(0, dtype=getattr(torch, tensor.stored_dtype), device=self.engine.runtime.device)
+        return self._absent(name)
 
     def _show_absent(self) -> None:
         """Give parameters of other ranks an empty gradient, so that they are treated like the others."""
@@ -115,10 +114,6 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         if not self.has_local(key):
             return self.local(self.names[key])
         return self.engine.shards.shard(self.names[key], self._whole(key, value))
-
-    def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
-        # A step counter has the shape of a scalar parameter, but is no state of its elements.
-        return super().is_state_of(parameter, field, value) and field != "step"
 
     def lies_right(self, key: str, value: torch.Tensor) -> bool:
         return not isinstance(value, DTensor) and not self.has_local(key) and not value.numel()

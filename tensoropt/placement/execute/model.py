@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,8 +75,7 @@ class PlacedModel(UncompiledModel[PlacedEngine]):
         leaves = self.engine.shards.leaves
         if name in leaves:
             return leaves[name].detach()
-        tensor = self.source.tensors[name]
-        return torch.empty(0, dtype=getattr(torch, tensor.stored_dtype), device=self.engine.runtime.device)
+        return self._absent(name)
 
     def _show_absent(self) -> None:
         """Give parameters of other ranks an empty gradient, so that they are treated like the others."""
@@ -109,12 +107,8 @@ class PlacedModel(UncompiledModel[PlacedEngine]):
         name = self.names[key]
         whole = self._whole(key, value)  # all ranks take part in it, those that drop the result too
         if name not in self.engine.shards.leaves:
-            return torch.empty(0, dtype=whole.dtype, device=self.engine.runtime.device)
+            return self._absent(name).to(whole.dtype)
         return self.engine.shards.shard(name, whole)
-
-    def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
-        # A step counter has the shape of a scalar parameter, but is no state of its elements.
-        return super().is_state_of(parameter, field, value) and field != "step"
 
     def lies_right(self, key: str, value: torch.Tensor) -> bool:
         return False

@@ -1,0 +1,319 @@
+"""Notices what a script changed of a parallelized model that its plan does not follow.
+
+A plan runs the model as it was captured, on parameters that the engine holds. What changes afterwards would
+train something else without a word: another parameter, another module, a hook, a mode. All of it is refused
+by name at the next call. Writing *into* parameters and buffers is fine: they are the engine's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensoropt.errors import PlanError
+
+BEFORE = "do it before parallelize"
+PLANNED = frozenset({"training", "gradient_checkpointing"})
+"""Attributes that forward reads and that are not compared: the mode is, by itself; the plan says what is
+recomputed."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One module of the model as the plan runs it.
+
+    Attributes:
+        children, parameters: its own; parameters by identity.
+        hooks: how many it has; forward: one of its own, if it has one.
+        settings: numbers and texts that its forward reads, by name.
+        read: gives all of them of the module's attributes; None for none.
+        sensitive: whether its forward depends on its mode.
+        training: the mode that it was captured in.
+    """
+
+    name: str
+    module: nn.Module
+    children: tuple[nn.Module | None, ...]
+    parameters: tuple[int, ...]
+    hooks: int
+    forward: Any
+    settings: Mapping[str, Any]
+    read: Callable[[Mapping[str, Any]], Any] | None
+    sensitive: bool
+    training: bool
+
+
+class Guard:
+    """What of a model has to stay as it was when it was parallelized.
+
+    Args:
+        model: as it was captured.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.was_training = model.training
+        # Modes as they were captured; all else is looked at when the engine's parameters are in place.
+        self._training = {name: module.training for name, module in model.named_modules()}
+        self._parts: list[_Part] = []
+        self._parameters: list[tuple[str, nn.Parameter, Any, torch.Tensor, int, bool, int]] = []
+        self._buffers: list[tuple[str, dict[str, Any], str, Mapping[str, torch.Tensor], str]] = []
+
+    # -- how it was ---------------------------------------------------------------------------------
+
+    def watch_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """From now on the model has to be as it is.
+
+        Args:
+            parameters: those that stand for the engine's, by state-dict key.
+        """
+        for name, module in self.model.named_modules():
+            settings = _settings(module)
+            self._parts.append(
+                _Part(
+                    name,
+                    module,
+                    tuple(module._modules.values()),
+                    tuple(map(id, module._parameters.values())),
+                    _hooks(module),
+                    module.__dict__.get("forward"),
+                    settings,
+                    operator.itemgetter(*settings) if settings else None,
+                    _reads(module, "training"),
+                    self._training[name],
+                )
+            )
+        for key, parameter in parameters.items():
+            local = getattr(parameter, "_local_tensor", parameter)
+            # The storage is kept, so that no other one can get its address.
+            storage = parameter.untyped_storage()
+            self._parameters.append(
+                (key, parameter, storage, local, local.data_ptr(), parameter.requires_grad, _of(parameter))
+            )
+
+    def watch_buffer(self, key: str, owner: dict[str, Any], attribute: str, buffers: Any, name: str) -> None:
+        """A buffer of the model has to be the engine's, ``buffers[name]``, which may change."""
+        self._buffers.append((key, owner, attribute, buffers, name))
+
+    # -- what has changed -----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse what the plan would not follow.
+
+        Raises:
+            PlanError: the model is no longer the one that was parallelized.
+        """
+        for part in self._parts:
+            module = part.module
+            if tuple(module._modules.values()) != part.children:
+                raise self._of_children(part)
+            if tuple(map(id, module._parameters.values())) != part.parameters:
+                raise self._of_parameters(part)
+            if _hooks(module) > part.hooks and module is not self.model:
+                raise PlanError(
+                    f"a hook was added to {part.name} after parallelize, and the plan would never call it; "
+                    "add it before parallelize, or to the model as a whole, whose own hooks are called"
+                )
+            if module.__dict__.get("forward") is not part.forward and module is not self.model:
+                raise PlanError(
+                    f"the forward of {part.name} was replaced after parallelize, and the plan would never "
+                    f"call it; {BEFORE}"
+                )
+            if part.read is not None and self._differs(part):
+                raise self._of_settings(part)
+            if part.sensitive and module.training is not self._mode_of(part):
+                raise self._of_mode(part)
+        for key, parameter, storage, local, address, trained, hooks in self._parameters:
+            if parameter.untyped_storage()._cdata != storage._cdata or local.data_ptr() != address:
+                raise PlanError(
+                    f"{key} was given other data after parallelize (p.data = ...), and the plan would go on "
+                    "with the data that it had; write into it (with torch.no_grad(): p.copy_(...))"
+                )
+            if parameter.requires_grad and not trained:
+                raise PlanError(
+                    f"{key} requires a gradient now, but was frozen when the model was parallelized, and the "
+                    "plan makes none; unfreeze it before the model is explored and parallelized"
+                )
+            if _of(parameter) > hooks:
+                raise PlanError(
+                    f"a hook on the gradient of {key} was added after parallelize, and the plan would never "
+                    "call it; change gradients between backward() and the optimizer's step"
+                )
+        for key, owner, attribute, buffers, name in self._buffers:
+            if owner.get(attribute) is not buffers[name]:
+                raise PlanError(
+                    f"the buffer {key} was replaced after parallelize, and the plan would go on with the one "
+                    "that it had; write into it (.copy_(...))"
+                )
+
+    @staticmethod
+    def _differs(part: _Part) -> bool:
+        assert part.read is not None
+        try:
+            return bool(part.read(part.module.__dict__) != part.read(part.settings))
+        except KeyError:  # it was deleted
+            return True
+
+    def _mode_of(self, part: _Part) -> bool:
+        """The mode that a plan runs a module in while the whole model is in the mode that it is in."""
+        return self.model.training and (part.training or not self.was_training)
+
+    def _of_children(self, part: _Part) -> PlanError:
+        children = dict(zip(part.module._modules, part.module._modules.values(), strict=True))
+        new = next((n for n, c in children.items() if all(c is not known for known in part.children)), None)
+        of = f"{part.name}." if part.name else ""
+        what = f"{of}{new} was put into the model"
+        if not new:
+            what = f"a module of {part.name or 'the model'} was taken away"
+        return PlanError(
+            f"{what} after parallelize (a new layer or head, peft, quantisation, a parametrisation), and the "
+            f"plan would run the model without this change; {BEFORE}"
+        )
+
+    def _of_parameters(self, part: _Part) -> PlanError:
+        found = part.module._parameters
+        new = [name for name, value in found.items() if id(value) not in part.parameters]
+        name = f"{part.name}.{new[0]}" if part.name and new else (new[0] if new else part.name)
+        if not new:
+            return PlanError(f"a parameter of {name} was taken away after parallelize; {BEFORE}")
+        return PlanError(
+            f"{name} is another parameter than when the model was parallelized "
+            "(load_state_dict(assign=True), an assignment, a conversion), and the plan would never train it; "
+            f"{BEFORE}, or write into it (load_state_dict without assign, or with torch.no_grad(): "
+            "p.copy_(...))"
+        )
+
+    def _of_settings(self, part: _Part) -> PlanError:
+        name, was = next((n, v) for n, v in part.settings.items() if part.module.__dict__.get(n) != v)
+        now = part.module.__dict__.get(name)
+        return PlanError(
+            f"{part.name + '.' if part.name else ''}{name} is {now!r} now, but was {was!r} when the model "
+            f"was parallelized, and the plan would go on with that; {BEFORE}, or pass what changes as an "
+            "argument of the call"
+        )
+
+    def _of_mode(self, part: _Part) -> PlanError:
+        words = ("evaluation", "training")
+        return PlanError(
+            f"{part.name} is in {words[part.module.training]} mode while the plan runs it in "
+            f"{words[self._mode_of(part)]} mode; set the modes of single modules before the model is "
+            "explored and parallelized (model.train() and model.eval() of the whole model are followed)"
+        )
+
+
+# -- what a module is looked at for ----------------------------------------------------------------------
+
+
+def _hooks(module: nn.Module) -> int:
+    return (
+        len(module._forward_hooks)
+        + len(module._forward_pre_hooks)
+        + len(module._backward_hooks)
+        + len(module._backward_pre_hooks)
+    )
+
+
+def _of(parameter: torch.Tensor) -> int:
+    """How many hooks a parameter's gradient has."""
+    return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())  # type: ignore[attr-defined]
+
+
+def _names_in(module: nn.Module) -> frozenset[str]:
+    """The names of attributes that a module's forward reads itself."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return frozenset(code.co_names) if code is not None else frozenset()
+
+
+def _reads(module: nn.Module, name: str) -> bool:
+    return name in _names_in(module)
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Numbers, flags and texts of a module that its forward reads: they are constants of the plan."""
+    names = _names_in(module) - PLANNED
+    plain = (bool, int, float, str)
+    # NaN is no value that could be compared.
+    return {n: v for n, v in module.__dict__.items() if n in names and type(v) in plain and v == v}
+
+
+# -- what would move -------------------------------------------------------------------------------------
+
+
+def keep_in_place(model: nn.Module, owned: frozenset[str]) -> None:
+    """Let ``.to``, ``.cuda``, ``.half`` and the like of a model and of its modules refuse what they would
+    convert or move of these parameters and buffers, and do nothing where they would change nothing."""
+    for path, module in model.named_modules():
+        module.__dict__["_apply"] = functools.partial(_apply, module, path, owned)
+
+
+def _apply(
+    module: nn.Module, path: str, owned: frozenset[str], fn: Callable[..., Any], recurse: bool = True
+) -> nn.Module:
+    """``nn.Module._apply`` of a parallelized model."""
+    tensors = list(_tensors(module, path, recurse))
+    looked_at: set[tuple[Any, ...]] = set()
+    for key, value, _ in tensors:
+        kind = (value.dtype, value.device, min(value.dim(), 5))
+        if key in owned and kind not in looked_at:
+            looked_at.add(kind)
+            _refuse_change(key, value, fn)
+    for key, value, place in tensors:
+        if key not in owned:  # nothing of the plan
+            with torch.no_grad():
+                changed = fn(value)
+            if isinstance(value, nn.Parameter):
+                value.data = changed
+            else:
+                place[key.rpartition(".")[2]] = changed
+    return module
+
+
+def _tensors(
+    module: nn.Module, path: str, recurse: bool
+) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
+    """(key in the whole model, tensor, where it is registered)."""
+    for name, part in module.named_modules() if recurse else [("", module)]:
+        prefix = ".".join(piece for piece in (path, name) if piece)
+        for place in (part._parameters, part._buffers):
+            for attribute, value in place.items():
+                if value is not None:
+                    yield (f"{prefix}.{attribute}" if prefix else attribute), value, place
+
+
+def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> None:
+    """Try a conversion on a small tensor of the same kind.
+
+    Raises:
+        PlanError: it would change the parameter or buffer ``key``.
+    """
+    probe = torch.zeros((2,) * min(value.dim(), 5), dtype=value.dtype, device=value.device)
+    # A small tensor would keep its layout whatever it is asked: two of everything do not.
+    found = fn(probe)
+    if found.dtype != probe.dtype:
+        raise PlanError(
+            f"{key} is {value.dtype} in the plan, and would become {found.dtype}; convert the model before "
+            "it is explored and parallelized, or explore it with --dtype for mixed precision"
+        )
+    if _device(found.device) != _device(probe.device):
+        raise PlanError(
+            f"{key} is on {value.device}, where the plan runs, and would go to {found.device}; pass device= "
+            "to parallelize, which puts this rank's part there"
+        )
+    if found.stride() != probe.stride() or (found.is_shared() and probe.device.type == "cpu"):
+        raise PlanError(
+            f"{key} would get another place or layout in memory after parallelize; {BEFORE}, if at all"
+        )
+
+
+def _device(device: torch.device) -> torch.device:
+    """A device with its number: ``cpu`` and ``cpu:0`` are the same."""
+    if device.index is not None or device.type == "meta":
+        return device
+    return torch.device(device.type, torch.cuda.current_device() if device.type == "cuda" else 0)

@@ -1,0 +1,93 @@
+"""What the ranks of a job start from: the same weights, the same model, the same plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.engine.agreement import content_hash, first_differing, gathered, text_hash
+from tensoropt.errors import PlanError
+from tensoropt.execute.resolve import Prepared
+from tensoropt.execute.weights import WeightSource
+
+
+def made_alike(
+    prepared: Prepared,
+    prepare: Callable[[], Prepared],
+    weights: WeightSource,
+    device: torch.device,
+    seed: int,
+    *,
+    sync: bool,
+) -> Prepared:
+    """The model of this rank, with the weights that every rank has; all ranks of a job call it.
+
+    Weights that files or a function give are the same on every rank, and are not read for this.
+
+    Args:
+        prepare: captures the model once more.
+        sync: give all ranks rank 0's weights, where they differ.
+
+    Raises:
+        PlanError: ranks have other weights, another model or another plan than rank 0.
+    """
+    own = weights.own()
+    facts = {
+        "another model": json.dumps([[name, *map(str, (v.shape, v.dtype))] for name, v in own.items()]),
+        "another plan": json.dumps(prepared.executable.to_dict(), sort_keys=True, default=str),
+        "another seed": str(seed),
+        "another sync_weights": str(sync),
+    }
+    _compare_facts(facts, device)
+    differing = first_differing(_hashes(own.items()), device)
+    if differing is not None and not sync:
+        name, rank = differing
+        kind = "buffer" if name in weights.buffers() else "parameter"
+        raise PlanError(
+            f"rank {rank} has other weights than rank 0, in the {kind} {name} first; call torch.manual_seed "
+            "with one seed on all ranks before the model is built, or pass sync_weights=True for rank 0's, "
+            "or checkpoint= or init_weights="
+        )
+    if differing is not None:
+        _send(own, device)
+        # Buffers are folded into constants of the graph: of rank 0's they are others.
+        prepared = prepare()
+    constants = prepared.captured.graph.constants
+    differing = first_differing(_hashes(constants.items()), device)
+    if differing is not None:
+        raise PlanError(
+            f"rank {differing[1]} has another value than rank 0 in {differing[0]}, a constant of the model: "
+            "a tensor that its code draws or keeps as a plain attribute; call torch.manual_seed with one "
+            "seed on all ranks before the model is built, or make it a buffer and pass sync_weights=True"
+        )
+    return prepared
+
+
+def _compare_facts(facts: Mapping[str, str], device: torch.device) -> None:
+    """Refuse ranks that do not even have the same tensors to compare."""
+    rows = gathered(torch.tensor([text_hash(text) for text in facts.values()], device=device))
+    for column, what in enumerate(facts):
+        for rank, value in enumerate(rows[:, column].tolist()):
+            if value != int(rows[0, column]):
+                raise PlanError(
+                    f"rank {rank} has {what} than rank 0; every rank builds the same model and calls "
+                    "parallelize with the same arguments"
+                )
+
+
+def _hashes(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: content_hash(value) for name, value in tensors}
+
+
+@torch.no_grad()
+def _send(own: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Write rank 0's values into those of all ranks; no more than one is on the device beside them."""
+    for value in own.values():
+        # Collectives take contiguous tensors on the job's device.
+        sent = value.detach().to(device).contiguous()
+        dist.broadcast(sent, 0)
+        if sent.data_ptr() != value.data_ptr():
+            value.copy_(sent)

@@ -1,0 +1,343 @@
+"""Habits of training scripts, on the ranks of a test pool; every function returns plain data."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.utils.parametrize
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from tensoropt.engine.models import load_model
+from tensoropt.errors import TensorOptError
+from tensoropt.execute.parallel import parallelize
+from tests.execute.jobs import is_pipeline, spec, strategy_of, whole
+
+Mesh = tuple[Any, ...]
+
+
+def build(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return spec(name).build()
+
+
+def parallel(name: str, mesh: Mesh, seed: int = 3, **more: Any) -> tuple[nn.Module, Any, Any]:
+    model, args, kwargs = build(name)
+    strategy = strategy_of(load_model(spec(name)), mesh, seed)
+    return parallelize(model, strategy, args, kwargs, **more), args, kwargs
+
+
+def refusal(action: Callable[[], Any]) -> str:
+    """What a refused action says; nothing where it went well."""
+    try:
+        action()
+    except TensorOptError as error:
+        return str(error)
+    return ""
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    if isinstance(output, torch.Tensor):
+        return output
+    return output[0] if isinstance(output, tuple) else output["loss"]
+
+
+# -- what ranks are fed -----------------------------------------------------------------------------------
+
+
+def unlike(rank: int, world: int, mesh: Mesh, what: str) -> list[str]:
+    """What each call of a model says whose ranks are not fed alike; the last one is alike again."""
+    model, (x, y), _ = parallel("mlp", mesh)
+    calls: list[Callable[[], Any]] = []
+    if what == "batch":
+        calls = [lambda: model(x + rank, y), lambda: model(x, y + rank)]
+    elif what == "shape":
+        calls = [lambda: model(x[: len(x) - rank], y), lambda: model(x, y=y.double() if rank else y)]
+    elif what == "arguments":
+        calls = [lambda: model(x, y, 3) if rank else model(x, y)]
+    elif what == "mode":
+
+        def modes() -> None:
+            model.train(rank == 0)
+            model(x, y)
+
+        calls = [modes]
+    said = [refusal(call) for call in calls]
+    model.train()
+    return [*said, refusal(lambda: model(x, y))]
+
+
+def unlike_later(rank: int, world: int, mesh: Mesh, calls: int) -> list[int]:
+    """The calls that say that ranks are not fed alike, of many in which they are not after the first."""
+    model, (x, y), _ = parallel("mlp", mesh)
+    with torch.no_grad():
+        return [i for i in range(calls) if refusal(lambda: model(x + rank * (i > 3), y))]  # noqa: B023
+
+
+def not_compared(rank: int, world: int, mesh: Mesh) -> str:
+    model, (x, y), _ = parallel("mlp", mesh, compare_ranks=False)
+    return refusal(lambda: model(x + rank, y))
+
+
+def unread_inputs(rank: int, world: int, mesh: Mesh) -> list[bool]:
+    """Which inputs a rank reads, of a model that another rank feeds with zeros where it reads nothing."""
+    model, args, _ = parallel("mlp", mesh)
+    reads = model._tensoropt.engine.reads()
+    given = [value if read else torch.zeros_like(value) for value, read in zip(args, reads, strict=True)]
+    plain, _, _ = build("mlp")
+    assert abs(float(model(*given)) - float(plain(*args))) < 1e-5
+    return reads
+
+
+def unlike_weights(rank: int, world: int, mesh: Mesh, what: str, sync: bool) -> tuple[str, float]:
+    """What parallelize says of weights that differ by rank, and how far the loss is from rank 0's model."""
+    name = "moving_average" if what == "buffer" else "mlp"
+    model, args, kwargs = build(name)
+    plain, _, _ = build(name)
+    if rank:
+        with torch.no_grad():
+            if what == "seed":
+                for parameter in model.parameters():
+                    parameter.normal_()
+            elif what == "one element":
+                model.second.weight[3, 5] += 1e-6
+            elif what == "buffer":
+                model.average.add_(0.5)
+            elif what == "dtype":
+                model.half()
+    strategy = strategy_of(load_model(spec(name)), mesh, 3)
+    said = refusal(lambda: parallelize(model, strategy, args, kwargs, sync_weights=sync))
+    far = 0.0 if said else abs(float(loss_of(model(*args))) - float(loss_of(plain(*args))))
+    return said, far
+
+
+# -- what is done after parallelize ----------------------------------------------------------------------
+
+
+def assign(model: nn.Module) -> None:
+    values = {n: torch.randn(v.shape) for n, v in build("mlp")[0].state_dict().items()}
+    model.load_state_dict(values, assign=True)
+
+
+def other_data(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 0.5
+
+
+def new_head(model: nn.Module) -> None:
+    model.third = nn.Linear(32, 8)
+
+
+def more_layers(model: nn.Module) -> None:
+    model.second.add_module("extra", nn.Linear(2, 2))
+
+
+def taken_away(model: nn.Module) -> None:
+    del model.third
+
+
+def new_parameter(model: nn.Module) -> None:
+    model.first.bias = nn.Parameter(torch.zeros(32))
+
+
+def hooked(model: nn.Module) -> None:
+    model.second.register_forward_hook(lambda module, args, output: output * 0.5)
+
+
+def hooked_gradient(model: nn.Module) -> None:
+    model.second.weight.register_hook(lambda gradient: gradient * 0)
+
+
+def hooked_step(model: nn.Module) -> None:
+    model.second.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+def parametrised(model: nn.Module) -> None:
+    torch.nn.utils.parametrize.register_parametrization(model.second, "weight", nn.Tanh(), unsafe=True)
+
+
+def other_forward(model: nn.Module) -> None:
+    model.second.forward = lambda x: x  # type: ignore[method-assign]
+
+
+def with_lora(model: nn.Module) -> None:
+    """As peft puts its layers in the place of a model's."""
+
+    class Lora(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base, self.a, self.b = base, nn.Linear(32, 2), nn.Linear(2, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.base(x) + self.b(self.a(x))
+
+    model.second = Lora(model.second)
+
+
+CHANGES: dict[str, Callable[[nn.Module], Any]] = {
+    "assign": assign,
+    "data": other_data,
+    "head": new_head,
+    "layers": more_layers,
+    "away": taken_away,
+    "parameter": new_parameter,
+    "hook": hooked,
+    "gradient hook": hooked_gradient,
+    "step hook": hooked_step,
+    "parametrised": parametrised,
+    "forward": other_forward,
+    "lora": with_lora,
+    "half": lambda m: m.half(),
+    "bfloat16": lambda m: m.to(torch.bfloat16),
+    "double": lambda m: m.second.double(),
+    "meta": lambda m: m.to("meta"),
+    "share": lambda m: m.share_memory(),
+    "copy": copy.deepcopy,
+    "pickle": lambda m: torch.save(m, io.BytesIO()),
+    "average": lambda m: torch.optim.swa_utils.AveragedModel(m),
+}
+
+
+def changed(rank: int, world: int, mesh: Mesh, change: str) -> tuple[str, str]:
+    """What a change says, and the first step after it; a first refusal leaves the model as it was."""
+    model, args, _ = parallel("mlp", mesh)
+    said = refusal(lambda: CHANGES[change](model))
+    return said, refusal(lambda: model(*args).backward())
+
+
+HARMLESS: dict[str, Callable[[nn.Module], Any]] = {
+    "nothing": lambda m: None,
+    "to cpu": lambda m: m.to("cpu"),
+    "to cpu:0": lambda m: m.to("cpu:0"),
+    "cpu": lambda m: m.cpu(),
+    "float": lambda m: m.float(),
+    "part to cpu:0": lambda m: m.second.to(torch.device("cpu", 0), torch.float32),
+    "in place": lambda m: _each(m, lambda p: p.mul_(0.5)),
+    "data in place": lambda m: _each(m, lambda p: p.data.mul_(0.5)),
+    "copied": lambda m: _each(m, lambda p: p.copy_(p * 0.5)),
+    "loaded": lambda m: m.load_state_dict({n: v * 0.5 for n, v in build("mlp")[0].state_dict().items()}),
+    "hook of the model": lambda m: m.register_forward_hook(lambda module, args, output: output * 2) and None,
+    "eval and train": lambda m: m.eval().train(),
+    "frozen": lambda m: m.second.weight.requires_grad_(False),
+    "part in eval": lambda m: m.second.eval() and None,  # of which nothing depends on it
+}
+
+
+def _each(model: nn.Module, action: Callable[[torch.Tensor], Any]) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            action(parameter)
+
+
+def harmless(rank: int, world: int, mesh: Mesh, change: str) -> float:
+    """How far losses of a few steps are from the plain model's after the same change."""
+    model, args, _ = parallel("mlp", mesh)
+    plain, _, _ = build("mlp")
+    found: list[list[float]] = []
+    for each in (model, plain):
+        HARMLESS[change](each)
+        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
+        losses = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = each(*args)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        found.append(losses)
+    return max(abs(a - b) for a, b in zip(*found, strict=True))
+
+
+# -- what is done before it ------------------------------------------------------------------------------
+
+
+def optimizer_before(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> tuple[float, list[str]]:
+    """Largest difference of losses from the plain model's, with optimizers made before parallelize that have
+    state already, and what warnings say of a list of parameters that was kept."""
+    model, args, kwargs = build(name)
+    plain, _, _ = build(name)
+    losses: list[list[float]] = [[], []]
+    optimizers = []
+    for each in (model, plain):
+        groups = [
+            {"params": [p for p in each.parameters() if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in each.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=1e-2, eps=1e-4)
+        loss_of(each(*args, **kwargs)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizers.append(optimizer)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in optimizers]
+    kept = list(model.parameters())
+    parallelize(model, strategy_of(load_model(spec(name)), mesh, seed), args, kwargs)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for each, optimizer, schedule, own in zip((model, plain), optimizers, schedules, losses, strict=True):
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = loss_of(each(*args, **kwargs))
+                loss.backward()
+                clip_grad_norm_(each.parameters(), 0.5)
+                optimizer.step()
+                schedule.step()
+                own.append(float(loss.detach()))
+    del kept
+    said = [str(w.message) for w in caught if "still refers" in str(w.message)]
+    return max(abs(a - b) for a, b in zip(*losses, strict=True)), said
+
+
+# -- gradients from elsewhere -------------------------------------------------------------------------------
+
+
+def penalised(rank: int, world: int, mesh: Mesh, seed: int, how: str) -> tuple[float, float]:
+    """How far losses and values are from the plain model's, with a penalty on parameters beside the loss."""
+    model, args, _ = parallel("mlp", mesh, seed)
+    plain, _, _ = build("mlp")
+    losses: list[list[float]] = [[], []]
+    for each, own in zip((model, plain), losses, strict=True):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9)
+
+        def penalty(each: nn.Module = each) -> torch.Tensor:
+            return 1e-2 * sum(p.square().sum() for p in each.parameters())  # type: ignore[return-value]
+
+        for step in range(4):
+            if how != "kept" or step % 2 == 0:
+                optimizer.zero_grad(set_to_none=how != "zeros")
+            loss = each(*args)
+            if how == "apart":
+                penalty().backward()
+                loss.backward()
+            elif how == "apart behind":
+                loss.backward()
+                penalty().backward()
+            elif how == "before forward":
+                penalty().backward()
+                each(*args).backward()
+            elif how == "twice":
+                (loss + penalty()).backward()
+                (2 * each(*args) + penalty()).backward()
+            elif how == "two calls":
+                (loss + each(*args) + penalty()).backward()
+            elif how == "first":
+                (penalty() + 0.5 * loss).backward()
+            else:
+                (loss + penalty()).backward()
+            optimizer.step()
+            own.append(float(loss.detach()))
+    parameters = dict(plain.named_parameters())
+    far = [
+        float((whole(p.detach()).view_as(parameters[n]) - parameters[n]).abs().max())
+        for n, p in model.named_parameters()
+        if p.numel() and (not is_pipeline(mesh) or p.shape == parameters[n].shape)
+    ]
+    return max(abs(a - b) for a, b in zip(*losses, strict=True)), max(far, default=0.0)
+
+
+def job_size(rank: int, world: int) -> int:
+    return dist.get_world_size()

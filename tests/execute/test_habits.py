@@ -1,0 +1,168 @@
+"""Habits of training scripts: each of them works under a plan, or is refused by name on the first step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensoropt.ranks.pool import RankPool
+from tests.execute import habit_jobs as jobs
+
+pytestmark = pytest.mark.distributed
+
+KINDS = [(1, 2), (2, 2), ("1f1b", 2, 2), ("placed", 1)]
+"""Sharded plans, with micro-batches too, pipelines and placed plans."""
+
+
+@pytest.mark.parametrize("mesh", KINDS, ids=str)
+@pytest.mark.parametrize("what", ["batch", "shape", "arguments", "mode"])
+def test_ranks_that_are_fed_unlike(ranks: RankPool, mesh: Any, what: str) -> None:
+    """All ranks are told, and none waits for another."""
+    found = ranks.run(jobs.unlike, mesh, what)
+    for *said, alike in found:
+        assert alike == ""
+        assert all(said) or what == "batch"
+    first = [said[0] for said in found]
+    if what == "batch":
+        joined = " ".join(line for said in found for line in said)
+        assert "rank 1 passed another batch than rank 0 in" in joined
+        assert all(any(said) for said in found)
+    elif what == "shape":
+        assert "rank 1 refused this call" in first[0]
+        assert "has (15, 24) torch.float32 in x" in first[1]
+        assert "float64 in y; convert it" in found[1][1]
+    elif what == "arguments":
+        assert "rank 1 refused this call" in first[0]
+        assert "too many positional arguments; the plan is for a call with x, y" in first[1]
+    else:
+        assert all("rank 1 calls the model in evaluation, but rank 0 in training" in said for said in first)
+
+
+def test_inputs_are_compared_every_so_often(ranks: RankPool) -> None:
+    for found in ranks.run(jobs.unlike_later, (1, 2), 1002):
+        assert found == [999]
+
+
+def test_ranks_need_not_be_compared(ranks: RankPool) -> None:
+    assert ranks.run(jobs.not_compared, (1, 2)) == ["", ""]
+
+
+@pytest.mark.parametrize("mesh", [("1f1b", 2, 2), ("placed", 1)], ids=str)
+def test_a_rank_may_pass_zeros_for_what_it_does_not_read(ranks: RankPool, mesh: Any) -> None:
+    found = ranks.run(jobs.unread_inputs, mesh)
+    assert any(not all(reads) for reads in found)
+    assert all(any(reads[i] for reads in found) for i in range(2))
+
+
+@pytest.mark.parametrize("mesh", KINDS, ids=str)
+def test_weights_that_differ_are_refused_or_sent(ranks: RankPool, mesh: Any) -> None:
+    for said, _ in ranks.run(jobs.unlike_weights, mesh, "seed", False):
+        assert "rank 1 has other weights than rank 0, in the parameter first.weight first" in said
+        assert "sync_weights=True" in said
+    for said, far in ranks.run(jobs.unlike_weights, mesh, "seed", True):
+        assert said == ""
+        assert far < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("one element", "in the parameter second.weight first"),
+        ("buffer", "in the buffer average first"),
+        ("dtype", "rank 1 has another model than rank 0"),
+    ],
+)
+def test_any_weight_is_compared(ranks: RankPool, what: str, says: str) -> None:
+    for said, _ in ranks.run(jobs.unlike_weights, (1, 2), what, False):
+        assert says in said
+    if what == "buffer":
+        for said, far in ranks.run(jobs.unlike_weights, (1, 2), what, True):
+            assert said == ""
+            assert far < 1e-5
+
+
+SAYS = {
+    "assign": "first.weight is another parameter than when the model was parallelized",
+    "data": "first.weight was given other data after parallelize",
+    "head": "third was put into the model after parallelize",
+    "layers": "second.extra was put into the model after parallelize",
+    "away": "a module of the model was taken away after parallelize",
+    "parameter": "first.bias is another parameter",
+    "hook": "a hook was added to second after parallelize",
+    "gradient hook": "a hook on the gradient of second.weight was added",
+    "step hook": "a hook on the gradient of second.weight was added",
+    "parametrised": "second.parametrizations was put into the model",
+    "forward": "the forward of second was replaced",
+    "lora": "second was put into the model",
+}
+AT_ONCE = {
+    "half": "first.weight is torch.float32 in the plan, and would become torch.float16",
+    "bfloat16": "would become torch.bfloat16; convert the model before it is explored",
+    "double": "second.weight is torch.float32 in the plan, and would become torch.float64",
+    "meta": "first.weight is on cpu, where the plan runs, and would go to meta",
+    "share": "would get another place or layout in memory",
+    "copy": "cannot be copied or pickled",
+    "pickle": "cannot be copied or pickled",
+    "average": "cannot be copied or pickled",
+}
+
+
+@pytest.mark.parametrize("change", [*SAYS, *AT_ONCE])
+def test_a_change_that_the_plan_would_not_follow(ranks: RankPool, change: str) -> None:
+    """Refused on the first step, or at once and then nothing has changed."""
+    assert set(jobs.CHANGES) == {*SAYS, *AT_ONCE}
+    for said, step in ranks.run(jobs.changed, (1, 2), change):
+        assert SAYS.get(change, "") in step
+        assert AT_ONCE.get(change, "") in said
+        assert (change in AT_ONCE) == bool(said)
+        assert (change in SAYS) == bool(step)
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), ("1f1b", 2, 2), ("placed", 1)], ids=str)
+@pytest.mark.parametrize("change", ["assign", "data", "hook", "gradient hook", "half", "copy"])
+def test_a_change_under_other_kinds_of_plans(ranks: RankPool, mesh: Any, change: str) -> None:
+    for said, step in ranks.run(jobs.changed, mesh, change):
+        assert SAYS.get(change, "") in step
+        assert AT_ONCE.get(change, "") in said
+
+
+@pytest.mark.parametrize("mesh", KINDS, ids=str)
+def test_what_is_followed(ranks: RankPool, mesh: Any) -> None:
+    for change in jobs.HARMLESS:
+        for far in ranks.run(jobs.harmless, mesh, change):
+            assert far < 1e-5, change
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "seed"),
+    [
+        ("mlp", (1, 2), 3),
+        ("transformer", (2, 2), 7),
+        ("odd", (1, 2), 5),
+        ("mlp", ("1f1b", 2, 2), 3),
+        ("mlp", ("placed", 1), 3),
+    ],
+)
+def test_an_optimizer_that_was_made_before(ranks: RankPool, name: str, mesh: Any, seed: int) -> None:
+    """It goes on, with its groups, its schedule and the state that it has; a kept list is warned of."""
+    for far, said in ranks.run(jobs.optimizer_before, name, mesh, seed):
+        assert far < 1e-4
+        assert len(said) == 1
+        assert "still refers to the parameters that the model had before parallelize" in said[0]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["", "first", "kept", "zeros", "apart", "apart behind", "before forward", "twice", "two calls"],
+)
+@pytest.mark.parametrize(
+    ("mesh", "seed"),
+    [((1, 2), 5), ((1, 2), 14), ((2, 2), 14), ((2, 2), 122), (("1f1b", 2, 2), 3), (("placed", 1), 3)],
+    ids=str,
+)
+def test_a_penalty_beside_the_loss(ranks: RankPool, mesh: Any, seed: int, how: str) -> None:
+    """Its gradient is added to the plan's, in whatever order the two come."""
+    for loss, value in ranks.run(jobs.penalised, mesh, seed, how):
+        assert loss < 1e-5
+        assert value < 1e-5

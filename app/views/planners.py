@@ -18,7 +18,7 @@ from .units import percent, signed
 
 @dataclass(frozen=True)
 class PlannerRow:
-    """One planner, or the frontier, within the budget; ``gap``: its time over the best known in its memory."""
+    """The frontier, or one planner, within the budget; ``gap``: over the best time known in its memory."""
 
     title: str
     limit: str

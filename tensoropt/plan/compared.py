@@ -1,8 +1,8 @@
 """Planners side by side within a limit, told from the points that an exploration holds.
 
-A planner's row of :attr:`~tensoropt.plan.findings.Findings.comparison` says what it did when it was asked. What
-it has within another limit, and what the frontier has since plans of several were put together, only the
-points say: those that the plot, the table of points and the CSV show.
+What a planner did when it was asked is in :attr:`~tensoropt.plan.findings.Findings.comparison`. What it has
+within another limit, and what the frontier has since plans of several were put together, only the points say:
+those that the plot, the table of points and the CSV show.
 """
 
 from __future__ import annotations

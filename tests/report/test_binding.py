@@ -102,7 +102,7 @@ def test_a_budget_that_nobody_set_is_not_said_to_bind() -> None:
     sentence = binding(found, 0, None, 10 * MIB, 0, given=False).sentence
     assert "budget of" not in sentence
     assert "binds, too" not in sentence
-    assert "No memory budget is set; the frontier's fastest plan needs 40 MiB and takes 140 ms (−65 %)" in sentence
+    assert "No memory budget is set; the frontier's fastest plan needs 40 MiB" in sentence
     last = len(found.points) - 1
     sentence = binding(found, last, None, found.points[last].memory_bytes, last, given=False).sentence
     assert sentence.endswith("No plan of the frontier is faster, whatever memory it needs.")

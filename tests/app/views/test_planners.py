@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from samples_app import GIB, exploration, point, space
-from tensoropt.plan import Exploration
 from tensoropt_app.figures import frontier as drawing
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData, unit_for
@@ -14,6 +13,8 @@ from tensoropt_app.views.planners import PlannerRow, planner_rows
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns
 from tensoropt_app.views.units import percent, signed
+
+from tensoropt.plan import Exploration
 
 ROW = {
     "planner": "zero", "limit_bytes": None, "memory_bytes": 12 * GIB, "time_s": 0.9, "points": 2,

@@ -99,8 +99,8 @@ def missing(data: FrontierData, point: int, why: str) -> str:
     busiest = "what its busiest place computes is summed by module and kind under “Why not faster?”"
     told = (
         "A pipeline is simulated by stages: the table has no figures of single operators"
-        f"{f'; {busiest}' if kept else ''}. Below the operators in the table stand the places that the stages "
-        "are on."
+        f"{f'; {busiest}' if kept else ''}. Below the operators in the table stand the places that the "
+        "stages are on."
     )
     host = ", and its host, which is slower than the device" if found.host_bound else ""
     return f"{told} A bar of the timeline is a stage's work with what it waits for inside: collectives{host}."

@@ -9,6 +9,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.planners import ENTRIES
+from tensoropt.report.commands import beside_line
 from tensoropt.report.detail import recorded_of
 
 from ..context import Context
@@ -30,10 +31,7 @@ HEAD = ("planner", "budget", "memory", "time", "over the best known", "points", 
 
 def layout(context: Context) -> Any:
     if context.jobs is None:
-        start: Any = html.P(
-            ["Run them on the command line: ", html.Code("tensoropt recost DIR --planners all --out DIR2")],
-            className="hint",
-        )
+        start: Any = html.P(["Run them on the command line: ", html.Code(id="beside-line")], className="hint")
     else:
         start = html.Div(
             [
@@ -79,6 +77,16 @@ def register(app: Dash, context: Context) -> None:
             return html.P(words, className="hint"), about
         cells = [[r.title, r.limit, r.memory, r.time, r.gap, r.points, r.search, r.remark] for r in rows]
         return plain_table(HEAD, cells, numbers=range(1, 7)), about
+
+    if context.jobs is None:
+
+        @app.callback(Output("beside-line", "children"), Input("listed", "data"), State("state", "data"))
+        def line(_: Any, kept: Any) -> Any:
+            view = view_of(kept)
+            if context.frontier(view) is None:
+                return no_update
+            entry = context.library.entry(view.exploration)
+            return beside_line(str(entry.shown.resolve()), "all", f"out/{entry.key}-beside")
 
     if context.jobs is not None:
         _register_choice(app, context)

@@ -57,7 +57,7 @@ class View:
     log_x: bool = False
     log_y: bool = False
     lines: bool = False
-    band: bool = True
+    band: bool = False
     marks: bool = True
     mesh: str = ""
     micro: str = ""

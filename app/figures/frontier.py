@@ -10,13 +10,14 @@ import numpy as np
 
 from ..state import View
 from ..views.axes import axes_of
+from ..views.certificate import certificate, has_place
 from ..views.frontier import FRONTIER, PLANNER_TITLES, FrontierData, unit_for
 from ..views.units import digits
 from .mark_labels import Range, mark_labels
 from .palette import Palette, layout, palette
 from .thinning import MOST, Window, apart
 
-FLOOR, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(10)
+LOWER, UPPER, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(11)
 """Places of the traces."""
 CAPACITY, USABLE, BUDGET, TARGET = range(4)
 """Places of the shapes."""
@@ -81,9 +82,8 @@ def frontier_figure(
     size = 5 if len(whole) > 400 else 7
     parts = view.lines and data.axes.up_time
     traces: list[Json] = [
-        _line(data, on_line, data.floor, colours.band, 0) | {"visible": _banded(data, view)},
-        _line(data, on_line, data.time, colours.accent, 1.5)
-        | ({"fill": "tonexty", "fillcolor": colours.band} if _banded(data, view) else {}),
+        *_band(data, view, on_line, colours),
+        _line(data, on_line, data.time, colours.accent, 1.5),
         _dots(data, fits, colours.accent, size, "fits"),
         _dots(data, over, colours.faded, size, "does not fit") | {"opacity": 0.6},
         # Lines below the frontier have courses of their own.
@@ -106,19 +106,34 @@ def drawn(data: FrontierData, view: View) -> FrontierData:
     return replace(data, axes=axes_of(data, view))
 
 
-def _banded(data: FrontierData, view: View) -> bool:
-    return view.band and data.trimmed
+def _band(data: FrontierData, view: View, rows: np.ndarray, colours: Palette) -> list[Json]:
+    """The certificate's lower and upper edge, in the sums of the search."""
+    found = certificate(data, rows) if view.band and has_place(view) else None
+    size, second = data.units.memory.factor, data.units.time.factor
+    traces = []
+    # An edge holds within less memory, or within more: each steps to its own side.
+    for edge, shape in (("lower", "vh"), ("upper", "hv")):
+        ups = [] if found is None else _short(getattr(found, edge) / second)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "line": {"shape": shape, "color": colours.muted, "width": 1, "dash": "dot"},
+                "hoverinfo": "skip",
+                "showlegend": False,
+                "visible": found is not None,
+                "x": [] if found is None else _short(found.memory / size),
+                "y": ups,
+            }
+        )
+    traces[1] |= {"fill": "tonexty", "fillcolor": colours.band}
+    return traces
 
 
 def _xy(data: FrontierData, rows: np.ndarray, values: np.ndarray) -> Json:
     axes = data.axes
-    if values is data.time or values is data.floor:
-        ups = axes.y.values if values is data.time else axes.y.bounds
-    else:
-        ups = values / data.units.time.factor
-    # A bound of the time moves along the axis that time is on, and so along both where both follow from it.
-    acrosses = axes.x.bounds if values is data.floor else axes.x.values
-    return {"x": _short(acrosses[rows]), "y": _short(ups[rows])}
+    ups = axes.y.values if values is data.time else values / data.units.time.factor
+    return {"x": _short(axes.x.values[rows]), "y": _short(ups[rows])}
 
 
 def _short(values: np.ndarray) -> list[float]:
@@ -249,6 +264,10 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         rows = np.arange(len(data))
     axes = data.axes
     xs, ys = axes.x.values[rows], axes.y.values[rows]
+    proven = certificate(data, on_line) if view.band and has_place(view) else None
+    if proven is not None:
+        xs = np.append(xs, proven.memory[[0, -1]] / data.units.memory.factor)
+        ys = np.append(ys, [proven.upper[0], proven.lower[-1]] / np.array(data.units.time.factor))
     capacity = data.capacity_bytes / data.units.memory.factor
     in_view = axes.over_memory and capacity <= xs.max() * (IN_VIEW**2 if view.log_x else IN_VIEW)
     right = max(xs.max(), capacity) if in_view else xs.max()
@@ -278,7 +297,7 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         hovermode="closest",
         clickmode="event",
         # Plotly keeps a person's zoom as long as this text stays the same: what changes the axes resets it.
-        uirevision=f"{view.exploration}/{axes.key}/{view.log_x}/{view.log_y}/{view.mesh}/{view.micro}/{view.devices}",
+        uirevision=f"{view.exploration}/{axes.key}/{view.band}/{view.log_x}/{view.log_y}/{view.mesh}/{view.micro}/{view.devices}",
         shapes=shapes(data, view, colours),
         # Sliders that are dragged answer in the browser over the usual axes only. A double click shows the
         # whole again, for which Plotly by itself takes the axes that it drew first.

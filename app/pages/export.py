@@ -9,7 +9,7 @@ from dash import Dash, Input, Output, html
 from ..context import Context
 from ..downloads import address
 from ..state import View
-from ..views.export import commands, files
+from ..views.export import commands, files, place
 from ..views.frontier import FrontierData
 from ..views.point import point_card
 from .parts import copyable, empty, facts, panel
@@ -34,7 +34,7 @@ def body(context: Context, data: FrontierData, view: View) -> Any:
         )
         for file in files(data)
     ]
-    lines = []
+    lines: list[Any] = [html.P(place(data, entry), className="hint")]
     for number, command in enumerate(commands(data, entry, view.point)):
         lines += [html.H3(command.title), copyable(command.line, command.title, f"command-{number}")]
     plan = data.exploration.plan(view.point).to_json()

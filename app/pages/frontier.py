@@ -76,7 +76,7 @@ def _plot() -> Any:
                     ),
                     id="options",
                     multiple=True,
-                    value=["band", "marks"],
+                    value=["marks"],
                 ),
                 html.Span(className="grow"),
                 html.Span("A click picks to", className="muted small"),

@@ -17,6 +17,7 @@ from ..figures.palette import palette
 from ..figures.thinning import Window
 from ..state import View
 from ..views.axes import axes_of, axis_sentence
+from ..views.certificate import certificate_sentence
 from ..views.frontier import (
     FrontierData,
     count_words,
@@ -453,6 +454,7 @@ def _register_words(app: Dash, context: Context) -> None:
             note(axis_sentence(axes_of(data, view), view)),
             note(limit_sentence(data, view), "warn"),
             note(mark_sentence(data)) if view.marks else None,
+            note(certificate_sentence(data, view)),
             note(drawing.THINNED) if drawing.is_thinned(data, view) else None,
         ]
         seen = visible(view.other is not None)

@@ -95,9 +95,12 @@ def missing(data: FrontierData, point: int, why: str) -> str:
     found = data.exploration.all_points[point]
     if found.pipeline is None:
         return ""
+    kept = "computed" in found.pipeline
+    busiest = "what its busiest place computes is summed by module and kind under “Why not faster?”"
     told = (
-        "A pipeline is simulated by stages: what a single operator in it takes is not kept. Below the "
-        "operators in the table stand the places that the stages are on."
+        "A pipeline is simulated by stages: the table has no figures of single operators"
+        f"{f'; {busiest}' if kept else ''}. Below the operators in the table stand the places that the "
+        "stages are on."
     )
     host = ", and its host, which is slower than the device" if found.host_bound else ""
     return f"{told} A bar of the timeline is a stage's work with what it waits for inside: collectives{host}."

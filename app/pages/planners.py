@@ -9,6 +9,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.planners import ENTRIES
+from tensoropt.report.commands import beside_line
 from tensoropt.report.detail import recorded_of
 
 from ..context import Context
@@ -25,15 +26,12 @@ from .view_store import view_of
 
 USUAL = ("data_parallel", "zero", "megatron")
 """Run unless others are chosen: what people do by hand, and quick to find."""
-HEAD = ("planner", "limit", "memory", "time", "over the best known", "points", "search", "")
+HEAD = ("planner", "budget", "memory", "time", "over the best known", "points", "search", "")
 
 
 def layout(context: Context) -> Any:
     if context.jobs is None:
-        start: Any = html.P(
-            ["Run them on the command line: ", html.Code("tensoropt recost DIR --planners all --out DIR2")],
-            className="hint",
-        )
+        start: Any = html.P(["Run them on the command line: ", html.Code(id="beside-line")], className="hint")
     else:
         start = html.Div(
             [
@@ -48,24 +46,47 @@ def layout(context: Context) -> Any:
         html.Div(id="beside-said", className="said-below", **aria(live="polite")),
         dcc.Store(id="beside-job"),
         dcc.Store(id="beside-told"),
+        dcc.Store(id="planner-shown"),
         title="Published planners",
         names="later",
     )
 
 
 def register(app: Dash, context: Context) -> None:
-    @app.callback(Output("planner-table", "children"), Input("listed", "data"), State("state", "data"))
-    def table(_: Any, kept: Any) -> Any:
-        data = context.frontier(view_of(kept))
-        rows = planner_rows(data) if data is not None else ()
+    @app.callback(
+        Output("planner-table", "children"),
+        Output("planner-shown", "data"),
+        Input("listed", "data"),
+        Input("pick", "data"),
+        State("state", "data"),
+        State("planner-shown", "data"),
+    )
+    def table(listed: Any, _: Any, kept: Any, shown: Any) -> Any:
+        """Told anew when there are other points, or another budget or filter; not for every selection."""
+        view = view_of(kept)
+        about = [listed, view.exploration, view.budget_bytes, view.mesh, view.micro, view.devices]
+        if about == shown:
+            return no_update, no_update
+        data = context.frontier(view)
+        rows = planner_rows(data, view) if data is not None else ()
         if not rows:
-            return html.P(
+            words = (
                 "None was run beside this frontier. Their plans become marks in the plot, evaluated by the "
-                "same simulator.",
-                className="hint",
+                "same simulator."
             )
+            return html.P(words, className="hint"), about
         cells = [[r.title, r.limit, r.memory, r.time, r.gap, r.points, r.search, r.remark] for r in rows]
-        return plain_table(HEAD, cells, numbers=range(1, 7))
+        return plain_table(HEAD, cells, numbers=range(1, 7)), about
+
+    if context.jobs is None:
+
+        @app.callback(Output("beside-line", "children"), Input("listed", "data"), State("state", "data"))
+        def line(_: Any, kept: Any) -> Any:
+            view = view_of(kept)
+            if context.frontier(view) is None:
+                return no_update
+            entry = context.library.entry(view.exploration)
+            return beside_line(str(entry.shown.resolve()), "all", f"out/{entry.key}-beside")
 
     if context.jobs is not None:
         _register_choice(app, context)

@@ -27,14 +27,12 @@ class Axis:
         title: with the unit, as the axis says it.
         unit: as a tooltip says it.
         values: of every row, in the unit shown.
-        bounds: the same of the time that the certificate leaves open.
     """
 
     name: str
     title: str
     unit: str
     values: np.ndarray
-    bounds: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +89,12 @@ def axis_sentence(axes: Axes, view: View) -> str:
 
 def _usual(data: FrontierData, name: str) -> Axis:
     values, unit = (data.memory, data.units.memory) if name == "memory" else (data.time, data.units.time)
-    bounds = data.memory if name == "memory" else data.floor
-    return _axis(name, TITLES[name], unit, values, bounds)
+    return _axis(name, TITLES[name], unit, values)
 
 
-def _axis(name: str, title: str, unit: Unit, values: np.ndarray, bounds: np.ndarray) -> Axis:
+def _axis(name: str, title: str, unit: Unit, values: np.ndarray) -> Axis:
     said = f"{title}, {unit.name}" if unit.name else title
-    return Axis(name, said, unit.name, values / unit.factor, bounds / unit.factor)
+    return Axis(name, said, unit.name, values / unit.factor)
 
 
 def _of(data: FrontierData, view: View, found: RateArrays, name: str) -> Axis | None:
@@ -113,7 +110,4 @@ def _of(data: FrontierData, view: View, found: RateArrays, name: str) -> Axis | 
     }[name]  # fmt: skip
     if name == "mfu":
         unit = Unit("%", 0.01)
-    # Throughput and MFU fall as the time grows, hours and money grow with it.
-    share = data.time / data.floor
-    bounds = values * share if name in ("rate", "mfu") else values / share
-    return _axis(name, title, unit, values, bounds)
+    return _axis(name, title, unit, values)

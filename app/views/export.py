@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensoropt.report.commands import Command, cluster_is_named, commands_for, explore_line
+from tensoropt.report.commands import Command, cluster_is_named, commands_for, explore_line, run_place
 
 from ..library import Entry
 from .frontier import FrontierData
@@ -54,7 +54,12 @@ def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
     return commands_for(data.exploration, folder, again, row)
 
 
+def place(data: FrontierData, entry: Entry) -> str:
+    """From where they run as they are."""
+    return run_place(data.exploration, command_folder(entry))
+
+
 def command_folder(entry: Entry) -> str:
     """What commands call an exploration's folder."""
     # What ships with the package is not a place to write to.
-    return f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.shown)
+    return f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.shown.resolve())

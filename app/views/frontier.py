@@ -54,7 +54,6 @@ class FrontierData:
         index: position of each row in ``exploration.all_points``; rows of the frontier first.
         planner: of each row.
         memory, time, compute, network: bytes and seconds.
-        floor: the time, less what the additive model leaves open (``gap``); the time where that is nothing.
         mesh, micro, devices: of each row.
     """
 
@@ -67,7 +66,6 @@ class FrontierData:
     time: np.ndarray
     compute: np.ndarray
     network: np.ndarray
-    floor: np.ndarray
     mesh: tuple[str, ...]
     micro: np.ndarray
     devices: np.ndarray
@@ -80,8 +78,6 @@ class FrontierData:
         points = exploration.all_points
         spaces = exploration.spaces
         sizes = [int(np.prod(s.mesh.shape)) if s.mesh.shape else 1 for s in spaces]
-        gap = np.array([p.gap for p in points], dtype=float)
-        time = np.array([p.time_s for p in points], dtype=float)
         return cls(
             exploration=exploration,
             model=model or exploration.model.source,
@@ -89,10 +85,9 @@ class FrontierData:
             index=np.arange(len(points)),
             planner=tuple(p.planner for p in points),
             memory=np.array([p.memory_bytes for p in points], dtype=float),
-            time=time,
+            time=np.array([p.time_s for p in points], dtype=float),
             compute=np.array([p.compute_s for p in points], dtype=float),
             network=np.array([p.communication_s for p in points], dtype=float),
-            floor=time / (1.0 + np.where(np.isfinite(gap), np.maximum(gap, 0.0), 0.0)),
             mesh=tuple(spaces[p.space].mesh.label for p in points),
             micro=np.array([spaces[p.space].micro_batches for p in points]),
             devices=np.array([sizes[p.space] for p in points]),
@@ -150,11 +145,6 @@ class FrontierData:
         if view.budget_bytes is None and view.target_s is None:
             return None
         return self.special(view).get("leanest" if view.budget_bytes is None else "fastest")
-
-    @cached_property
-    def trimmed(self) -> bool:
-        """Whether any point has a gap: then the certificate's band has a width."""
-        return bool(np.any(self.floor < self.time * (1 - 1e-9)))
 
     @property
     def capacity_bytes(self) -> float:

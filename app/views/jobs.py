@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tensoropt.profiling.eta import without_eta
+
 from ..jobs.estimate import Estimate
-from ..jobs.record import Job
+from ..jobs.record import Job, Stage
 from ..jobs.refill import can_refill
 from .units import digits, plural
 
@@ -61,18 +63,8 @@ def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
     words = STATE_WORDS[job.state]
     if job.started is not None:
         words += f" · {duration(spent)}"
-    last = job.stages[-1].name if job.stages else ""
-    lines = []
-    for stage in job.stages:
-        # Only the last stage's clock runs on; others stopped at their last report.
-        running = job.state == "running" and stage.name == last and stage.done < stage.total
-        seconds = stage.spent_s + (now if running else stage.last) - stage.began
-        share = 1.0 if stage.total <= 0 else min(stage.done / stage.total, 1.0)
-        lines.append(
-            StageLine(
-                stage.name, share, f"{stage.done} of {stage.total} · {duration(seconds)} · {stage.what}"
-            )
-        )
+    last = job.stages[-1] if job.stages else None
+    lines = [stage_line(job, stage, now, last=stage is last) for stage in job.stages]
     return JobCard(
         id=job.id,
         title=job.title,
@@ -85,6 +77,22 @@ def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
         active=job.active,
         can_refill=can_refill(job.arguments),
     )
+
+
+def stage_line(job: Job, stage: Stage, now: float, *, last: bool) -> StageLine:
+    """One stage of a job; time that is left is said of what is at work alone, as it was when it was said."""
+    at_work = job.state == "running" and last and stage.done < stage.total
+    # Only the clock of what is at work runs on; others stopped at their last report.
+    spent = duration(stage.spent_s + (now if at_work else stage.last) - stage.began)
+    share = 1.0 if stage.total <= 0 else min(stage.done / stage.total, 1.0)
+    count = f"{stage.done} of {stage.total}"
+    what = stage.what if at_work else without_eta(stage.what)
+    if job.state == "done":
+        # What is left of a search that ended early was not needed.
+        share, count = 1.0, "done"
+    elif not job.active and last and share < 1.0:
+        count = f"{STATE_WORDS[job.state]} at {count}"
+    return StageLine(stage.name, share, " · ".join(filter(None, (count, spent, what))))
 
 
 def duration(seconds: float) -> str:

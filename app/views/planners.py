@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from tensoropt.plan.compared import compared, limits_asked
 from tensoropt.planners import ENTRIES
 from tensoropt.planners.foreseen import foreseen_refusal
 from tensoropt.units import format_seconds
 
+from ..state import View
 from .frontier import FrontierData, planner_title, unit_for
 from .units import percent, signed
 
 
 @dataclass(frozen=True)
 class PlannerRow:
-    """One planner, or the frontier, under a limit; ``gap``: its time over the best known in its memory."""
+    """The frontier, or one planner, within the budget; ``gap``: over the best time known in its memory."""
 
     title: str
     limit: str
@@ -26,25 +30,34 @@ class PlannerRow:
     remark: str
 
 
-def planner_rows(data: FrontierData) -> tuple[PlannerRow, ...]:
-    """In the order in which they ran; a dash for what a planner that refused did not give."""
-    found = []
-    for row in data.exploration.comparison:
-        refused = row["time_s"] is None
-        limit, gap = row["limit_bytes"], row["gap"]
-        found.append(
+def planner_rows(data: FrontierData, view: View) -> tuple[PlannerRow, ...]:
+    """In the order in which they ran, told from the points that the plot shows within the view's budget; a
+    dash for what a planner without a plan there does not have."""
+    found, limit = data.exploration, view.budget_bytes
+    # What filters look at, a space has.
+    spaces = {found.all_points[row].space for row in np.flatnonzero(data.passing(replace(view, marks=True)))}
+    asked = limits_asked(found)
+    rows = []
+    for row in compared(found, limit, lambda point: point.space in spaces):
+        none = row.time_s is None or row.memory_bytes is None or row.gap is None
+        remark = "; ".join(row.notes)
+        if asked not in ((), (None,)) and limit not in asked:
+            # What a planner was never asked for it may have all the same.
+            words = ", ".join("no limit" if one is None else unit_for(one).text(one) for one in asked)
+            remark = "; ".join(filter(None, (remark, f"asked for {words}")))
+        rows.append(
             PlannerRow(
-                title=planner_title(row["planner"]),
+                title=planner_title(row.planner),
                 limit="none" if limit is None else unit_for(limit).text(limit),
-                memory="—" if refused else data.units.memory.text(row["memory_bytes"]),
-                time="—" if refused else data.units.time.text(row["time_s"]),
-                points=str(row["points"]),
-                gap="—" if gap is None else signed(round(gap, 6), percent(abs(gap))),
-                search=format_seconds(row["search_s"]),
-                remark="; ".join(row["notes"]),
+                memory="—" if none else data.units.memory.text(row.memory_bytes or 0.0),
+                time="—" if none else data.units.time.text(row.time_s or 0.0),
+                points=str(row.points),
+                gap="—" if none else signed(round(row.gap or 0.0, 6), percent(abs(row.gap or 0.0))),
+                search=format_seconds(row.search_s),
+                remark=remark,
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 def refusals(devices: int, *, training: bool, attention: bool | None = None) -> dict[str, str]:

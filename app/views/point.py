@@ -12,6 +12,7 @@ from tensoropt.plan.rates import RatesOf
 from tensoropt.plan.verified import Verified
 from tensoropt.report.assumptions import proof_words as proof_of
 from tensoropt.report.rate_words import facts_of
+from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
 from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
@@ -69,24 +70,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     """The card of one point, with what running its plan showed if it was."""
     point = data.exploration.all_points[row]
     unit, time = data.units.memory, data.units.time
-    capacity = data.capacity_bytes
-    usable = data.usable_bytes(view)
-    over_budget = view.budget_bytes is not None and point.memory_bytes > view.budget_bytes
-    fits = point.memory_bytes <= usable and not over_budget
-    share = point.memory_bytes / capacity
-    if over_budget and point.memory_bytes <= usable:
-        assert view.budget_bytes is not None
-        verdict = (
-            f"Over the budget of {unit.text(view.budget_bytes)} by "
-            f"{unit.text(point.memory_bytes - view.budget_bytes)}; a {data.device} itself would have room."
-        )
-    elif fits:
-        verdict = f"Fits a {data.device}: uses {percent(share)} of its {unit_for(capacity).text(capacity)}."
-    else:
-        verdict = (
-            f"Does not fit a {data.device}: {unit_for(usable).text(usable)} are left after "
-            f"{percent(view.headroom)} headroom."
-        )
+    fits, verdict = verdict_words(data, view, point.memory_bytes)
     marks = [word for word, at in data.special(view).items() if at == row]
     hidden = f", {time.text(point.hidden_s)} hidden" if hides(point) else ""
     facts = [
@@ -113,6 +97,38 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         verdict=verdict,
         dominant=dominant_words(data.exploration, row),
         facts=tuple(facts),
+    )
+
+
+def verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple[bool, str]:
+    """Whether a plan fits, and how much it uses of what counts: the budget where one is set that is less than
+    what a device leaves, else the device's memory."""
+    unit, usable, capacity = data.units.memory, data.usable_bytes(view), data.capacity_bytes
+    of_device = f"{percent(memory_bytes / capacity)} of its {unit_for(capacity).text(capacity)}"
+    budget = view.budget_bytes
+    if memory_bytes > usable:
+        room = f"{unit_for(usable).text(usable)} are left after {percent(view.headroom)} headroom"
+        over = (
+            ""
+            if budget is None or memory_bytes <= budget
+            else f", and over the budget of {unit.text(budget)}"
+        )
+        return False, f"Does not fit a {data.device}: {room}{over}."
+    if budget is None:
+        return True, f"Fits a {data.device}: uses {of_device}."
+    if memory_bytes > budget:
+        over = f"Over the budget of {unit.text(budget)} by {unit.text(memory_bytes - budget)}"
+        return False, f"{over}; a {data.device} itself would have room."
+    if budget > usable:
+        left = f"of which {unit_for(usable).text(usable)} may be used"
+        return (
+            True,
+            f"Fits a {data.device}: uses {of_device}, {left}: less than the budget of {unit.text(budget)}.",
+        )
+    share = percent(memory_bytes / budget)
+    return True, (
+        f"Fits the budget of {unit.text(budget)}: uses {share} of it, and "
+        f"{of_device.replace('its', f'the {data.device}’s')}."
     )
 
 
@@ -144,13 +160,18 @@ def dominant_words(exploration: Exploration, row: int) -> str:
     total = sum(sizes.values()) or 1.0
     kind, size = max(sizes.items(), key=lambda item: item[1])
     memory = f"Memory is mostly {KIND_TITLES[kind]} ({percent(size / total)})"
-    step = point.time_s or 1.0
-    if point.host_bound and point.idle_s > max(point.exposed_s, point.compute_s):
-        waits = f"the device mostly waits for its host ({percent(point.idle_s / step)})"
-        return f"{memory}; {waits}."
-    if point.exposed_s > point.compute_s:
-        return f"{memory}; time is mostly communication ({percent(point.exposed_s / step)})."
-    return f"{memory}; time is mostly compute ({percent(point.compute_s / step)})."
+    waits = waits_of(point)
+    key = max(waits, key=lambda name: waits[name])
+    return f"{memory}; {MOSTLY[key]} ({percent(waits[key] / (point.time_s or 1.0))})."
+
+
+MOSTLY = {
+    COMPUTING: "time is mostly compute",
+    WAITING: "time is mostly communication",
+    HOST: "the device mostly waits for its host",
+    IDLE: "the device mostly waits for others",
+}
+"""Of what most of a step is."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
     asked(options.planners)  # an unknown name is refused before anything is computed
     folder, found = explored(options, progress, None, planners=options.planners, limits=limits)
+    from tensoropt.plan.compared import compared, limits_asked
     from tensoropt.plan.export import write_comparison_csv
     from tensoropt.report.table import comparison_text
 
@@ -43,7 +44,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     if options.csv:
         write_comparison_csv(found, options.csv)
         written.append(f"saved: {options.csv}")
-    data = {"comparison": [dict(row) for row in found.comparison], "points": len(found.points)}
+    rows = [row.to_dict() for limit in limits_asked(found) for row in compared(found, limit)]
+    data = {"comparison": rows, "points": len(found.points)}
     return Answer(data, "\n".join([comparison_text(found), *written]))
 
 

@@ -54,7 +54,8 @@ def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
         description: ``local`` (GPUs that NVML sees, else one CPU rank per core), ``local:N`` (N of
             them), ``cpu`` and ``cpu:N`` (CPU ranks whatever GPUs there are), a preset (see
             :func:`list_clusters`), or the path of a YAML or JSON file; a file may also hold what
-            :meth:`Cluster.to_dict` gave. ``[N]`` after any of these: its first N devices.
+            :meth:`Cluster.to_dict` gave, or be the ``exploration.json`` that keeps it. ``[N]`` after
+            any of these: its first N devices.
 
     Raises:
         ClusterError: the text names nothing, or the file does not describe a cluster; the message
@@ -103,6 +104,8 @@ def _load_file(path: Path) -> Cluster:
         ) from None
     except OSError as error:
         raise ClusterError(f"cluster file '{path}' cannot be read ({error.strerror})") from None
+    if isinstance(data, dict) and isinstance(data.get("cluster"), dict) and "kinds" in data["cluster"]:
+        data = data["cluster"]  # an exploration's file keeps the cluster that it is of
     # Only Cluster.to_dict writes ``kinds``; a cluster file has ``devices`` with kinds in them.
     if isinstance(data, dict) and "kinds" in data:
         return Cluster.from_dict(data)

@@ -77,9 +77,8 @@ class PipelineEvaluation:
     @property
     def busiest_place(self) -> int:
         """Its number; of equals the first."""
-        return max(
-            range(len(self.loads)), key=lambda place: self.loads[place].compute_s + self.loads[place].exposed_s
-        )
+        busy = [load.compute_s + load.exposed_s for load in self.loads]
+        return busy.index(max(busy))
 
     @property
     def idle_s(self) -> float:

@@ -15,6 +15,9 @@ from tensoropt.sharding.constraints import ConstraintError, Constraints, constra
 LARGEST_BYTES = 1 << 20
 """No larger file is read. An assumption: what a person writes, with patterns for names, is far smaller."""
 
+KEPT_IN = "exploration.json"
+"""The file of an exploration, which keeps the constraints that it was made with, and much more."""
+
 Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
 """Constraints, their content, or the path of their file."""
 
@@ -33,14 +36,15 @@ def constraints_of(given: Given) -> Constraints | None:
 
 
 def load_constraints(path: str | os.PathLike[str]) -> Constraints:
-    """Read a file of constraints; ``.json`` is JSON, anything else YAML.
+    """Read a file of constraints, or those that an exploration's file keeps; ``.json`` is JSON, anything else
+    YAML.
 
     Raises:
         ConstraintError: it cannot be read, or an entry is malformed; names the file and the entry.
     """
     file = Path(path)
     try:
-        if file.stat().st_size > LARGEST_BYTES:
+        if file.stat().st_size > LARGEST_BYTES and file.name != KEPT_IN:
             raise ConstraintError(f"constraints file '{file}' is larger than 1 MiB; use patterns (*)")
         text = file.read_text(encoding="utf-8")
         data = json.loads(text) if file.suffix.lower() == ".json" else yaml.safe_load(text)
@@ -55,6 +59,10 @@ def load_constraints(path: str | os.PathLike[str]) -> Constraints:
         raise ConstraintError(
             f"constraints file '{file}' is not valid YAML or JSON ({reason}); correct that line"
         ) from None
+    if isinstance(data, dict) and isinstance(settings := data.get("settings"), dict) and "cluster" in data:
+        if not settings.get("constraints"):
+            raise ConstraintError(f"'{file}' is an exploration without constraints; leave --constraints out")
+        data = settings["constraints"]
     try:
         return constraints_from_dict(data)
     except ConstraintError as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tensoropt.costs.process_memory import TERMS
+from tensoropt.plan.compared import compared, limits_asked
 from tensoropt.plan.files import written_whole
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan
@@ -157,5 +158,6 @@ def write_comparison_csv(exploration: Findings, path: str | os.PathLike[str]) ->
             return ""
         return "; ".join(value) if isinstance(value, (list, tuple)) else value
 
-    rows = [[cell(row[column]) for column in COMPARISON_COLUMNS] for row in exploration.comparison]
+    told = [row.to_dict() for limit in limits_asked(exploration) for row in compared(exploration, limit)]
+    rows = [[cell(row[column]) for column in COMPARISON_COLUMNS] for row in told]
     write_rows(path, COMPARISON_COLUMNS, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -76,6 +77,14 @@ class Eta:
         """``about 14 s, estimated`` before anything is done; ``about 9 s left`` then."""
         begun = len(self._left) < len(self.expected_s)
         return f"about {rounded(self.left_s)} {'left' if begun else 'in all (estimated)'}"
+
+
+_AHEAD = re.compile(r"^about [0-9.]+ (?:s|min|h) (?:left|in all \(estimated\))(?:, |$)")
+
+
+def without_eta(what: str) -> str:
+    """What a report of progress says, without the time that was left then."""
+    return _AHEAD.sub("", what)
 
 
 def rounded(seconds: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.frontier_table import marks_of
 from tensoropt.report.assumptions import share_words
-from tensoropt.report.commands import FRONTIER
+from tensoropt.report.commands import FRONTIER, beside_line
 from tensoropt.units import format_bytes
 
 BASELINES = {"data_parallel": "data parallel", "zero": "ZeRO"}
@@ -35,11 +35,14 @@ class Alternative:
     verdict: str
 
 
-def alternatives(exploration: Exploration, index: int, limit_bytes: float, limit: str) -> list[Alternative]:
+def alternatives(
+    exploration: Exploration, index: int, limit_bytes: float, limit: str, *, folder: str = "DIR"
+) -> list[Alternative]:
     """Named points of the frontier, then planners, each with why it was not chosen instead of ``index``.
 
     Args:
         limit_bytes, limit: what a plan may need of a device, and what that is called: ``the budget``.
+        folder: of the exploration, for commands.
     """
     named = {other: list(words) for other, words in marks_of(exploration).items()}
     fitting = [i for i, point in enumerate(exploration.points) if point.memory_bytes <= limit_bytes]
@@ -65,8 +68,7 @@ def alternatives(exploration: Exploration, index: int, limit_bytes: float, limit
                     "",
                     None,
                     None,
-                    f"not run beside this frontier: tensoropt recost DIR --planners {planner} --only-beside "
-                    "--out DIR2",
+                    f"not run beside this frontier: {beside_line(folder, planner)}",
                 )
             )
     return found

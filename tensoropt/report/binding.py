@@ -49,15 +49,15 @@ def binding(
     memory_bytes: float,
     within: int,
     *,
-    given: bool = True,
+    limit: str = "",
 ) -> Binding:
     """What binds point ``index`` of ``all_points`` within a budget.
 
     Args:
         detail: of the point; without it nothing is said of operators and links.
-        memory_bytes: the budget.
-        within: the frontier's fastest point that fits the budget.
-        given: whether somebody set the budget; it is what the point needs where nobody did.
+        memory_bytes: what plans may need; what the point needs where nobody set a limit.
+        within: the frontier's fastest point that fits.
+        limit: what the limit is called, with its size; "" where nobody set one.
     """
     point = exploration.all_points[index]
     parts = detail.parts if detail is not None else step_parts(exploration, index, None, {}, ())
@@ -74,7 +74,7 @@ def binding(
     told = [
         sentence,
         _largest(parts, key),
-        _budget_words(exploration, index, memory_bytes, within, given=given),
+        _budget_words(exploration, index, memory_bytes, within, limit),
     ]
     return Binding(parts, key, " ".join(filter(None, told)))
 
@@ -94,10 +94,9 @@ def _links_words(parts: Sequence[Part]) -> str:
     return f", most of all {waits[0].title.removeprefix('waiting for ')},"
 
 
-def _budget_words(
-    exploration: Exploration, index: int, memory_bytes: float, within: int, *, given: bool
-) -> str:
-    """Whether the budget binds: within it, beyond it, or not at all. Without one, what more memory buys."""
+def _budget_words(exploration: Exploration, index: int, memory_bytes: float, within: int, limit: str) -> str:
+    """Whether the limit binds: within it, beyond it, or not at all. Without one, what more memory buys."""
+    said = limit[:1].upper() + limit[1:]
     points, point = exploration.points, exploration.all_points[index]
     best, fastest = points[within], points[-1]
     told = []
@@ -111,15 +110,11 @@ def _budget_words(
             f"the frontier's fastest plan needs {format_bytes(fastest.memory_bytes)} and takes "
             f"{_faster(point.time_s, fastest)}."
         )
-        told.append(
-            f"The memory budget of {format_bytes(memory_bytes)} binds, too: {more}"
-            if given
-            else f"No memory budget is set; {more}"
-        )
+        told.append(f"{said} binds, too: {more}" if limit else f"No memory budget is set; {more}")
     elif not told:
         told.append(
-            "The memory budget does not bind: no plan of the frontier is faster, whatever it needs."
-            if given
+            f"{said} does not bind: no plan of the frontier is faster, whatever it needs."
+            if limit
             else "No plan of the frontier is faster, whatever memory it needs."
         )
     return " ".join(told)

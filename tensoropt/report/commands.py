@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import ClusterError
+from tensoropt.plan.compared import limits_asked
+from tensoropt.plan.device_sweep import FILE
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.made_for import for_gpus
+from tensoropt.plan.model_source import is_onnx
 from tensoropt.report.table import run_line
 from tensoropt.units import format_bytes
 
@@ -45,16 +49,20 @@ def cluster_is_named(exploration: Exploration) -> bool:
         return False
 
 
-def explore_line(exploration: Exploration, out: str) -> str:
+def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str:
     """The command line that makes this exploration again, defaults left out.
 
-    What has no name of its own is in a file: ``cluster.json``, ``constraints.json``.
+    Args:
+        out: the folder to write it into.
+        folder: of the exploration, whose file has its cluster and its constraints where these have no name.
     """
     settings, model = exploration.settings, exploration.model
-    cluster = str(exploration.cluster["name"]) if cluster_is_named(exploration) else "cluster.json"
+    file = f"{folder}/{FILE}"
+    cluster = str(exploration.cluster["name"]) if cluster_is_named(exploration) else file
     named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
     planners = [name for name in named if name != FRONTIER]
-    parts = ["tensoropt", "compare" if planners else "explore", model.source or "MODEL", "--cluster", cluster]
+    source = source_here(model.source) or "MODEL"
+    parts = ["tensoropt", "compare" if planners else "explore", source, "--cluster", cluster]
     for name, default in DEFAULTS.items():
         if settings.get(name, default) != default:
             parts += [f"--{name}", str(settings[name])]
@@ -63,6 +71,9 @@ def explore_line(exploration: Exploration, out: str) -> str:
         parts += ["--micro-batches", ",".join(map(str, micro))]
     if settings.get("memory_bytes") and not planners:
         parts += ["--memory", str(round(settings["memory_bytes"]))]
+    asked = [limit for limit in limits_asked(exploration) if limit is not None] if planners else []
+    if asked:
+        parts += ["--memory", ",".join(str(round(limit)) for limit in asked)]
     if settings.get("epsilon", 1e-3) != 1e-3:
         parts += ["--epsilon", f"{settings['epsilon']:g}"]
     if settings.get("process_memory"):
@@ -70,7 +81,7 @@ def explore_line(exploration: Exploration, out: str) -> str:
     if settings.get("max_points"):
         parts += ["--max-points", str(settings["max_points"])]
     if settings.get("constraints"):
-        parts += ["--constraints", "constraints.json"]
+        parts += ["--constraints", file]
     if model.batch:
         parts += ["--batch", str(model.batch)]
     if model.seed:
@@ -83,6 +94,40 @@ def explore_line(exploration: Exploration, out: str) -> str:
     if planners:
         parts += ["--planners", ",".join(planners)]
     return " ".join(shlex.quote(p) for p in [*parts, "--out", out])
+
+
+def source_here(source: str) -> str:
+    """A model's source with the whole path of its file, where that lies below the folder of now."""
+    path = file_of(source)
+    if path is None or not path.is_file():
+        return source
+    return f"{path.resolve()}{source.removeprefix(str(path))}" if source.startswith(str(path)) else source
+
+
+def file_of(source: str) -> Path | None:
+    """The file that a model's source names; None of a model of the zoo or of an installed package."""
+    place = source if is_onnx(source) else source.rpartition(":")[0]
+    return Path(place) if place.endswith((".onnx", ".py")) else None
+
+
+def run_place(exploration: Exploration, folder: str) -> str:
+    """From where the commands run as they are, in a sentence."""
+    here, source = Path.cwd(), exploration.model.source
+    path = file_of(source)
+    if path is not None and not path.is_absolute() and not path.is_file():
+        return f"Run them where {path} lies, as it did when this was explored: it is not in {here}."
+    if path is not None and not path.is_file():
+        return f"Run them in {here}; {path}, the model, is not there any more: bring it back first."
+    if path is None and source and not source.startswith("zoo:"):
+        return f"Run them where Python finds the module {source.rpartition(':')[0]}, as from {here}."
+    relative = not Path(folder).is_absolute() or (path is not None and not path.is_absolute())
+    return f"Run them in {here}." if relative else "Run them in any folder; the plan is written into it."
+
+
+def beside_line(folder: str, planners: str, out: str = "") -> str:
+    """The command that runs planners beside a saved exploration; into a folder beside it by default."""
+    words = ["tensoropt", "recost", folder, "--planners", planners, "--only-beside"]
+    return shlex.join([*words, "--out", out or f"{folder.rstrip('/')}-beside"])
 
 
 def choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
@@ -110,7 +155,7 @@ def commands_for(exploration: Exploration, folder: str, again: str, index: int) 
     """
     gpus = for_gpus(exploration.cluster)
     return (
-        Command("Explore again", explore_line(exploration, again)),
+        Command("Explore again", explore_line(exploration, again, folder)),
         *choose_commands(exploration, folder, index),
         Command(
             "Run it on CPU ranks" if gpus else "Run it",

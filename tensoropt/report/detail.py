@@ -38,7 +38,6 @@ from tensoropt.simulate.recording import (
 )
 from tensoropt.simulate.simulator import StepMetrics
 
-
 COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
 """Moments of a step whose work brings something to where it is used."""
 

@@ -19,6 +19,7 @@ from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.report.changes import ALL, link_titles, with_faster_links
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.rebuilt import Rebuilt, rebuilt
+from tensoropt.report.step_parts import Computed, kind_of, summed, titles
 from tensoropt.units import format_bytes, format_seconds
 
 GIB = 2.0**30
@@ -237,22 +238,25 @@ def _twice_as_fast(fits: LinkFits) -> LinkFits:
 
 
 def _faster_kernels(found: Rebuilt) -> list[Lever]:
-    """Twice as fast the workload that takes longest, and all of them."""
-    names: dict[str, list[str]] = defaultdict(list)
-    taken: dict[str, float] = defaultdict(float)
+    """Twice as fast the operators that take longest, by module and kind, and all of them."""
+    groups, computed = found.strategy.graph.group_of, []
     for name, work in found.works.items():
-        one = found.recorded.compute.of(work)
-        names[work.key].append(name)
-        taken[work.key] += found.strategy.forwards(name) * one.forward_s + one.backward_s
-    top = max(taken, key=taken.__getitem__, default=None)
-    if top is None:
+        one, anchor = found.recorded.compute.of(work), groups[name].anchor
+        seconds = found.strategy.forwards(name) * one.forward_s + one.backward_s
+        computed.append(Computed(anchor.module, kind_of(anchor.target), seconds))
+    if not (parts := summed(computed)):
         return []
-    alike = names[top]
-    title = alike[0] if len(alike) == 1 else f"{alike[0]} and {len(alike) - 1} alike"
+    told = titles(computed)
+    works = dict(zip(found.works, told, strict=True))
+    title, count, _ = parts[0]
+    keys = {work.key for name, work in found.works.items() if works[name] == title}
+    # What computes the very same elsewhere runs the same kernels.
+    others = sum(work.key in keys for work in found.works.values()) - count
+    title += f" and {others} alike" if others > 0 else ""
     return [
         Lever(
-            "kernel:top", f"a kernel twice as fast for {title}", SIMULATED,
-            _time_s(found, recorded=_works_changed(found.recorded, lambda key, w: _halved(w, key == top))),
+            "kernel:top", f"kernels twice as fast for {title}", SIMULATED,
+            _time_s(found, recorded=_works_changed(found.recorded, lambda key, w: _halved(w, key in keys))),
         ),
         Lever(
             "kernel:all", "all kernels twice as fast", SIMULATED,

@@ -163,7 +163,7 @@ class Detail:
         return text + "."
 
     def _most_of(self, key: str) -> str:
-        """The largest part of a kind, in brackets, with its share of the step; "" where none is told apart."""
+        """The largest part of a kind with its share of the step, in brackets; "" where there is but one."""
         told = [part for part in self.parts if part.key == key and part.title not in WHOLES]
         words = largest_words(told).replace("waiting for ", "")
         return f" (most of all {words} of the step)" if words else ""

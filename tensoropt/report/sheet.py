@@ -24,7 +24,7 @@ from tensoropt.plan.rates import RatesOf
 from tensoropt.plan.verified import Verified
 from tensoropt.report.alternatives import alternatives
 from tensoropt.report.assumptions import batch_words, proof_words, settings_rows, share_words
-from tensoropt.report.commands import cluster_is_named, commands_for, devices_of
+from tensoropt.report.commands import commands_for, devices_of, run_place
 from tensoropt.report.rate_words import facts_of
 from tensoropt.report.rows import Detail
 from tensoropt.report.table import timing_words
@@ -187,7 +187,13 @@ class _Sheet:
         why = None
         if self.options.detail is not None:
             budget = self.limit_bytes if fits else None
-            why = looked_up(exploration, self.index, memory_bytes=budget, detail=self.options.detail)
+            why = looked_up(
+                exploration,
+                self.index,
+                memory_bytes=budget,
+                detail=self.options.detail,
+                limit=f"{self.limit}, {size},",
+            )
         memory = (*zip(MEMORY_KINDS, point.memory, strict=True), *point.terms.items())
         hidden = f", {format_seconds(point.hidden_s)} hidden" if point.hidden_s > 1e-6 * point.time_s else ""
         facts = [
@@ -227,7 +233,9 @@ class _Sheet:
 
     def _alternatives(self) -> list[str]:
         rows = []
-        for other in alternatives(self.exploration, self.index, self.limit_bytes, self.limit):
+        for other in alternatives(
+            self.exploration, self.index, self.limit_bytes, self.limit, folder=self.options.folder
+        ):
             name = escape(other.name) + (
                 f"<br><span class=muted>{escape(other.plan)}</span>" if other.plan else ""
             )
@@ -287,7 +295,7 @@ class _Sheet:
             *settings_rows(exploration),
             *([("overlap", options.detail.overlap)] if options.detail is not None else []),
             ("figures", timing_words(exploration)),
-            *([("constraints", "as given; explore --constraints had them in a file")]
+            *([("constraints", "as given; exploration.json has them under “settings”")]
               if exploration.settings.get("constraints") else []),
         )  # fmt: skip
 
@@ -307,14 +315,8 @@ class _Sheet:
         folder = self.options.folder
         found = commands_for(self.exploration, folder, self.options.again or folder, self.index)
         parts = [f"<p>{escape(one.title)}</p><code>{escape(one.line)}</code>" for one in found]
-        more = []
-        if not cluster_is_named(self.exploration):
-            more.append("cluster.json is the cluster that exploration.json has under “cluster”")
-        if self.exploration.settings.get("constraints"):
-            more.append("constraints.json is what exploration.json has under “settings”, “constraints”")
-        if more:
-            parts.append(f"<p class=muted>{escape('; '.join(more))}.</p>")
-        return "".join(parts)
+        place = run_place(self.exploration, folder)
+        return f"<p class=muted>{escape(place)}</p>{''.join(parts)}"
 
     def _versions(self, print_of: str) -> Rows:
         return (

@@ -1,4 +1,4 @@
-"""The seconds of each group of operators, read off a step's timeline: the one source of figures per operator."""
+"""The seconds of each group of operators, read off a step's timeline: all figures per operator are these."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ the busiest one.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,16 +92,19 @@ def summed(computed: Iterable[Computed]) -> list[tuple[str, int, float]]:
     Modules are alike whose paths differ in numbers alone: ``h.0.mlp.c_fc`` and ``h.11.mlp.c_fc``. Without
     modules, as of ONNX files, groups are summed by kind.
     """
-    found: dict[tuple[str, str], list[float]] = {}
-    for one in computed:
-        if one.seconds > 0:
-            found.setdefault((_alike(one.module), one.kind), []).append(one.seconds)
-    names = _short_names([module for module, _ in found])
-    rows = [
-        (_title(kind, names[module], len(seconds)), len(seconds), sum(seconds))
-        for (module, kind), seconds in found.items()
-    ]
+    told = [one for one in computed if one.seconds > 0]
+    found: dict[str, list[float]] = {}
+    for title, one in zip(titles(told), told, strict=True):
+        found.setdefault(title, []).append(one.seconds)
+    rows = [(title, len(seconds), sum(seconds)) for title, seconds in found.items()]
     return sorted(rows, key=lambda row: -row[2])
+
+
+def titles(computed: Sequence[Computed]) -> list[str]:
+    """For each group the title of the part that it is summed in."""
+    keys = [(_alike(one.module), one.kind) for one in computed]
+    names, counts = _short_names([module for module, _ in keys]), Counter(keys)
+    return [_title(kind, names[module], counts[module, kind]) for module, kind in keys]
 
 
 def _alike(module: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.console import columns
+from tensoropt.plan.compared import Compared, compared, limits_asked
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.frontier_table import source_words, split_words
 from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words, host_words
@@ -168,18 +169,17 @@ GAP_CAPTION = "gap: time over the best known within the same memory, by the fron
 def comparison_text(exploration: Exploration) -> str:
     """A row per limit for the frontier and each planner, refusals in words, and what a gap is."""
     rows = [COMPARISON_HEADER]
-    limits = dict.fromkeys(row["limit_bytes"] for row in exploration.comparison)
-    for limit in limits:
-        rows += [_comparison_row(row) for row in exploration.comparison if row["limit_bytes"] == limit]
+    for limit in limits_asked(exploration):
+        rows += [_comparison_row(row) for row in compared(exploration, limit)]
     return "\n".join([columns(rows, left=(0, 7)), GAP_CAPTION])
 
 
-def _comparison_row(row: Mapping[str, Any]) -> list[str]:
-    limit = format_bytes(row["limit_bytes"]) if row["limit_bytes"] is not None else "-"
-    notes = "; ".join(row["notes"])
-    spent = format_seconds(row["search_s"])
-    if row["time_s"] is None:
-        return [row["planner"], limit, "-", "-", "0", spent, "-", notes]
-    gap = "-" if row["gap"] is None else f"{100 * row['gap']:+.1f} %"
-    figures = [format_bytes(row["memory_bytes"]), format_seconds(row["time_s"]), str(row["points"])]
-    return [row["planner"], limit, *figures, spent, gap, notes]
+def _comparison_row(row: Compared) -> list[str]:
+    limit = format_bytes(row.limit_bytes) if row.limit_bytes is not None else "-"
+    notes = "; ".join(row.notes)
+    spent = format_seconds(row.search_s)
+    if row.time_s is None or row.memory_bytes is None:
+        return [row.planner, limit, "-", "-", "0", spent, "-", notes]
+    gap = "-" if row.gap is None else f"{100 * row.gap:+.1f} %"
+    figures = [format_bytes(row.memory_bytes), format_seconds(row.time_s), str(row.points)]
+    return [row.planner, limit, *figures, spent, gap, notes]

@@ -119,10 +119,12 @@ def looked_up(
     memory_bytes: float | None = None,
     folder: str = "DIR",
     detail: Detail | None = None,
+    limit: str = "",
 ) -> Why:
     """:func:`why_point` without what takes a simulation of the plan at other prices.
 
     Args:
+        limit: what ``memory_bytes`` is called, with its size; by default a memory budget.
         detail: of the point, where it is known already.
     """
     count = len(exploration.all_points)
@@ -130,9 +132,9 @@ def looked_up(
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {count}")
     point = exploration.all_points[index]
     if memory_bytes is None:
-        budget = point.memory_bytes
+        budget, limit = point.memory_bytes, ""
     else:
-        budget = memory_bytes
+        budget, limit = memory_bytes, limit or f"the memory budget of {format_bytes(memory_bytes)}"
         if point.memory_bytes > budget:
             raise InfeasibleError(
                 f"{exploration.title(index)} needs {format_bytes(point.memory_bytes)}, more than the budget "
@@ -156,7 +158,7 @@ def looked_up(
         memory_bytes=budget,
         within=within,
         unchanged_s=best_s if fitting and best_s < point.time_s * (1 - 1e-9) else None,
-        binding=binding(exploration, index, detail, budget, within, given=memory_bytes is not None),
+        binding=binding(exploration, index, detail, budget, within, limit=limit),
         bounds=(
             unlimited_memory(exploration),
             *((without_waiting(exploration, index),) if point.carried is not None else ()),

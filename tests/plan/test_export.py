@@ -155,12 +155,12 @@ def test_strategies_name_what_every_axis_splits_and_what_is_stored(tmp_path: Pat
 
 def test_a_comparison_leaves_empty_what_does_not_apply(tmp_path: Path) -> None:
     row = dict.fromkeys(COMPARISON_COLUMNS) | {
-        "planner": "ilp", "limit_bytes": 10, "memory_bytes": 7, "time_s": 0.25, "notes": ["one", "two"],
+        "planner": "ilp", "limit_bytes": 10, "search_s": 0.5, "notes": ["one", "two"],
     }  # fmt: skip
     exploration = replace(small_exploration(), comparison=(row,))
     write_comparison_csv(exploration, tmp_path / "comparison.csv")
     (found,) = read(tmp_path / "comparison.csv")
     assert found == {
-        "planner": "ilp", "limit_bytes": "10", "memory_bytes": "7", "time_s": "0.25", "points": "",
-        "search_s": "", "gap": "", "notes": "one; two",
+        "planner": "ilp", "limit_bytes": "10", "memory_bytes": "", "time_s": "", "points": "0",
+        "search_s": "0.5", "gap": "", "notes": "one; two",
     }  # fmt: skip

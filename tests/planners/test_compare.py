@@ -9,7 +9,6 @@ import pytest
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.planners.compare import asked, compare
-from tensoropt.report.table import GAP_CAPTION, comparison_text
 from tests.planners.problems import frontier, small
 
 TWO = ("two layers", ((2,),), (1,))
@@ -99,13 +98,3 @@ def test_a_limit_counts_what_fits():
     assert [(r.planner, r.time_s, r.points) for r in rows] == [
         ("frontier", 8.0, 2), ("fast", None, 0), ("frontier", 5.0, 3), ("fast", 4.0, 1),
     ]  # fmt: skip
-
-
-def test_the_table_shows_the_rows_as_they_are():
-    rows, _ = rows_of([Finds("dpos", ((50, 8.0),))], [(50, 20.0)])
-    lines = comparison_text(SimpleNamespace(comparison=[row.to_dict() for row in rows])).splitlines()
-    assert lines[1].split()[0] == "frontier"
-    assert "+150.0 %" in lines[1]
-    assert lines[1].endswith("dpos is faster within this memory: 8 s")
-    assert "+0.0 %" in lines[2]
-    assert lines[-1] == GAP_CAPTION

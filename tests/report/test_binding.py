@@ -13,6 +13,8 @@ from tensoropt.report.step_parts import waited_lanes, waiting_by_links
 from tensoropt.simulate.recording import TimelineEvent
 from tests.plan.explorations import MIB, point, small_exploration
 
+BUDGET = "the memory budget of 10 MiB"
+
 
 def event(lane: str, start: float, duration: float) -> TimelineEvent:
     return TimelineEvent("x", lane, start, duration, "forward", "g")
@@ -77,21 +79,21 @@ def test_links_are_named_by_level_and_axes(gpus: Any) -> None:
 )  # fmt: skip
 def test_what_takes_most_binds(changes: dict[str, float], key: str, words: str) -> None:
     found = replace(small_exploration(), points=(point(10 * MIB, 0.4, 0, **changes),))
-    bound = binding(found, 0, None, 10 * MIB, 0)
+    bound = binding(found, 0, None, 10 * MIB, 0, limit=BUDGET)
     assert bound.key == key
     assert bound.sentence.startswith(words)
-    assert "The memory budget does not bind" in bound.sentence
+    assert "The memory budget of 10 MiB does not bind" in bound.sentence
 
 
 def test_the_budget_binds_where_more_memory_is_faster() -> None:
     found = small_exploration()
-    leanest = binding(found, 0, None, 10 * MIB, 0).sentence
+    leanest = binding(found, 0, None, 10 * MIB, 0, limit="the memory budget of 10 MiB").sentence
     assert "The memory budget of 10 MiB binds, too" in leanest
     assert "40 MiB and takes 140 ms (−65 %)" in leanest
-    roomy = binding(found, 0, None, 15 * MIB, 1).sentence
+    roomy = binding(found, 0, None, 15 * MIB, 1, limit="the memory budget of 15 MiB").sentence
     assert "Point 2 fits 15 MiB and is faster: 200 ms (−50 %)." in roomy
     assert "The memory budget of 15 MiB binds, too" in roomy
-    all_fit = binding(found, 0, None, 50 * MIB, 3).sentence
+    all_fit = binding(found, 0, None, 50 * MIB, 3, limit="the memory budget of 50 MiB").sentence
     assert "Point 4 fits 50 MiB and is faster" in all_fit
     assert "binds, too" not in all_fit
     assert "does not bind" not in all_fit
@@ -99,10 +101,10 @@ def test_the_budget_binds_where_more_memory_is_faster() -> None:
 
 def test_a_budget_that_nobody_set_is_not_said_to_bind() -> None:
     found = small_exploration()
-    sentence = binding(found, 0, None, 10 * MIB, 0, given=False).sentence
+    sentence = binding(found, 0, None, 10 * MIB, 0).sentence
     assert "budget of" not in sentence
     assert "binds, too" not in sentence
-    assert "No memory budget is set; the frontier's fastest plan needs 40 MiB and takes 140 ms (−65 %)" in sentence
+    assert "No memory budget is set; the frontier's fastest plan needs 40 MiB" in sentence
     last = len(found.points) - 1
-    sentence = binding(found, last, None, found.points[last].memory_bytes, last, given=False).sentence
+    sentence = binding(found, last, None, found.points[last].memory_bytes, last).sentence
     assert sentence.endswith("No plan of the frontier is faster, whatever memory it needs.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from samples_app import GIB, exploration, long_exploration, point
 from tensoropt_app.figures import frontier as drawing
@@ -11,7 +13,10 @@ from tensoropt_app.figures.palette import GRAPH_CONFIG
 from tensoropt_app.figures.thinning import MOST, Window
 from tensoropt_app.pages.frontier_callbacks import marking
 from tensoropt_app.state import View
+from tensoropt_app.views.certificate import certificate, certificate_sentence
 from tensoropt_app.views.frontier import PLANNER_TITLES, FrontierData
+
+from tensoropt.plan import Point
 
 DATA = FrontierData.of(exploration())
 
@@ -40,12 +45,80 @@ def test_the_lines_of_the_papers_figure_come_on_demand() -> None:
     assert lines[drawing.NETWORK]["line"]["dash"] == "dot"
 
 
-def test_the_band_is_drawn_only_where_something_is_unproven() -> None:
-    assert not figure(View())["data"][drawing.FLOOR]["visible"]
-    data = FrontierData.of(exploration([point(GIB, 1.1, gap=0.1, exact=False), point(2 * GIB, 0.5)]))
-    drawn = figure(View(), data)["data"]
-    assert drawn[drawing.FLOOR]["visible"]
-    assert drawn[drawing.LINE]["fill"] == "tonexty"
+def summed(memory: float, time_s: float, gap: float | None, sums: tuple[float, float]) -> Point:
+    """A point whose sums are other figures than its simulated ones, as they are."""
+    return replace(
+        point(memory, time_s, gap=gap, exact=gap == 0.0),
+        additive_memory_bytes=sums[0],
+        additive_time_s=sums[1],
+    )
+
+
+PROVEN = FrontierData.of(
+    exploration(
+        [
+            summed(2 * GIB, 2.2, 0.1, (GIB, 2.0)),
+            summed(3 * GIB, 1.4, 0.0, (2 * GIB, 1.0)),
+            summed(5 * GIB, 1.2, None, (4 * GIB, 0.1)),
+        ]
+    )
+)
+
+
+def test_the_band_is_off_unless_asked_for() -> None:
+    traces = figure(View(), PROVEN)["data"]
+    assert not any(traces[edge]["visible"] for edge in (drawing.LOWER, drawing.UPPER))
+    assert certificate_sentence(PROVEN, View()) == ""
+
+
+def test_the_band_is_drawn_in_the_sums_of_the_search() -> None:
+    """Of which alone something is proven; the line and the dots are where the simulator puts the plans."""
+    traces = figure(View(band=True), PROVEN)["data"]
+    unit, second = PROVEN.units.memory.factor, PROVEN.units.time.factor
+    lower, upper = traces[drawing.LOWER], traces[drawing.UPPER]
+    assert lower["x"] == upper["x"] == pytest.approx([GIB / unit, 2 * GIB / unit])
+    assert upper["y"] == pytest.approx([2.0 / second, 1.0 / second])
+    assert lower["y"] == pytest.approx([2.0 / 1.1 / second, 1.0 / second])
+    # A bound holds for all that need less memory, and a plan for all that may use more.
+    assert (lower["line"]["shape"], upper["line"]["shape"], upper["fill"]) == ("vh", "hv", "tonexty")
+    assert traces[drawing.LINE]["y"] == pytest.approx(PROVEN.time / second)
+    assert "fill" not in traces[drawing.LINE]
+    ends = figure(View(band=True), PROVEN)["layout"]["xaxis"]["range"]
+    assert ends[0] < GIB / unit
+    assert "nothing is proven of where they lie" in certificate_sentence(PROVEN, View(band=True))
+
+
+def test_no_band_where_nothing_is_proven_or_the_axes_are_others() -> None:
+    heuristic = FrontierData.of(exploration([point(GIB, 1.0, gap=None, exact=False)]))
+    assert not figure(View(band=True), heuristic)["data"][drawing.LOWER]["visible"]
+    assert "Nothing is proven" in certificate_sentence(heuristic, View(band=True))
+    hours = View(band=True, across="hours")
+    assert not figure(hours, PROVEN)["data"][drawing.LOWER]["visible"]
+    assert "not drawn over these axes" in certificate_sentence(PROVEN, hours)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_the_band_claims_holds_for_every_plan(seed: int) -> None:
+    """Against the definition: no point's sums lie below the lower edge, the best of them on the upper one."""
+    drawn = np.random.default_rng(seed)
+    sums = [
+        (float(m), float(t)) for m, t in zip(drawn.uniform(1, 9, 12), drawn.uniform(1, 9, 12), strict=True)
+    ]
+    gaps = []
+    for memory, time_s in sums:
+        best = min(t for m, t in sums if m <= memory)
+        gaps.append(time_s / best - 1 + float(drawn.uniform(0, 0.3)))
+    points = [
+        summed(GIB * (i + 1), 99.0 - i, gap, s) for i, (s, gap) in enumerate(zip(sums, gaps, strict=True))
+    ]
+    band = certificate(FrontierData.of(exploration(points)), np.arange(12))
+    assert band is not None
+    for memory, time_s in sums:
+        at_least = band.lower[np.searchsorted(band.memory, memory)]
+        assert time_s >= at_least * (1 - 1e-12)
+        known = band.upper[np.searchsorted(band.memory, memory, side="right") - 1]
+        assert known == min(t for m, t in sums if m <= memory)
+    assert (band.lower <= band.upper * (1 + 1e-12)).all()
 
 
 def test_a_selection_moves_three_traces_and_two_veils() -> None:

@@ -182,7 +182,7 @@ def test_the_parts_of_a_sweep_add_up_each_stages_own_time() -> None:
     for stage, done, total, now in reports:
         job = job.progressed(stage, done, total, "", now)
     said = {line.name: line.words for line in job_card(replace(job, state="done", ended=35.0), 99.0).stages}
-    assert "· 5.0 s ·" in said["capture"]
+    assert "· 5.0 s" in said["capture"]
     assert "· 30 s ·" in said["search"]
     assert "· 35 s ·" in said["devices"]
 

@@ -41,7 +41,7 @@ def test_every_setting_is_in_the_line() -> None:
     assert (options.mode, options.optimizer, options.dtype) == ("inference", "sgd", "bfloat16")
     assert (options.recompute, options.measure, options.micro_batches) == ("never", "never", "1,2")
     assert (options.epsilon, options.max_points, options.batch, options.seed) == (0.0, 9, 8, 3)
-    assert (options.memory, options.constraints) == ("8589934592", "constraints.json")
+    assert (options.memory, options.constraints) == ("8589934592", "DIR/exploration.json")
 
 
 def test_defaults_are_left_out() -> None:
@@ -62,7 +62,7 @@ def test_how_a_file_was_opened_is_in_the_line() -> None:
 def test_a_cluster_without_a_name_is_a_file_that_is_offered() -> None:
     edited = load_cluster("dgx-h100").to_dict() | {"name": "mine"}
     data = FrontierData.of(replace(exploration(), cluster=edited))
-    assert parsed(explore_line(data.exploration, "out/x")).cluster == "cluster.json"
+    assert parsed(explore_line(data.exploration, "out/x", "/a b")).cluster == "/a b/exploration.json"
     assert "cluster.json" in [f.name for f in files(data)]
     assert "cluster.json" not in [f.name for f in files(FrontierData.of(exploration()))]
     part = replace(exploration(), cluster=load_cluster("dgx-h100[2]").to_dict())

@@ -6,7 +6,6 @@ import csv
 from pathlib import Path
 
 import numpy as np
-import pytest
 from samples_app import GIB, exploration, long_exploration, point, space
 from tensoropt_app.library import Library
 from tensoropt_app.state import View
@@ -68,13 +67,6 @@ def test_a_planners_plan_that_none_beats_is_a_point_and_a_mark() -> None:
     assert data.special(View())["fastest"] == 1 == data.exploration.index(memory_bytes=100 * GIB)
     assert (data.title(1), count_words(data, View())) == ("Point 2 of 2", "2 points")
     assert data.by_planners.tolist() == [False, True]
-
-
-def test_the_floor_is_what_the_certificate_proves() -> None:
-    data = FrontierData.of(exploration([point(GIB, 1.1, gap=0.1, exact=False), point(2 * GIB, 0.5)]))
-    assert data.floor == pytest.approx([1.0, 0.5])
-    assert data.trimmed
-    assert not DATA.trimmed
 
 
 def test_cost_is_device_hours_times_price() -> None:

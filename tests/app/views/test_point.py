@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from samples_app import GIB, exploration, placed, point
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
@@ -26,6 +27,30 @@ def test_what_is_over_a_budget_does_not_fit() -> None:
     assert not card.fits
     assert card.verdict.startswith("Over the budget of 25.0 GiB by 5.00 GiB")
     assert point_card(DATA, View(budget_bytes=35 * GIB), 2).title == "Point 3 of 8 · fastest"
+
+
+@pytest.mark.parametrize("budget", [31, 40, 75, 79, 200])
+def test_what_counts_is_the_budget_where_it_is_less_than_a_device_leaves(budget: float) -> None:
+    """Both shares are those of the figures: of the budget, and of the device."""
+    view = View(budget_bytes=budget * GIB, headroom=0.05)
+    card = point_card(DATA, view, 2)
+    used, limit = DATA.exploration.points[2].memory_bytes, DATA.limit_bytes(view)
+    assert card.fits == (used <= limit)
+    assert f"{100 * used / DATA.capacity_bytes:.0f} % of" in card.verdict
+    if budget * GIB <= DATA.usable_bytes(view):
+        assert card.verdict.startswith(f"Fits the budget of {DATA.units.memory.text(budget * GIB)}")
+        assert f"uses {100 * used / limit:.0f} % of it" in card.verdict
+    else:
+        assert (
+            f"76.0 GiB may be used: less than the budget of {DATA.units.memory.text(budget * GIB)}"
+            in card.verdict
+        )
+
+
+def test_idle_devices_are_what_most_of_a_step_is_where_they_are() -> None:
+    idle = exploration([point(GIB, 1.0, compute_s=0.3, communication_s=0.1, exposed_s=0.1, idle_s=0.6)])
+    assert "the device mostly waits for others (60 %)" in dominant_words(idle, 0)
+    assert "time is mostly compute (67 %)" in dominant_words(exploration(), 0)
 
 
 def test_what_is_proven_is_said_of_the_sums_and_not_of_the_simulated_figures() -> None:

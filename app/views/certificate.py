@@ -1,0 +1,62 @@
+"""What is proven of a frontier, as a band in the sums that the search adds up, not in simulated figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..state import USUAL_ACROSS, USUAL_UP, View
+from .frontier import FrontierData
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """The band, ascending in memory; bytes and seconds as the search adds them up.
+
+    Attributes:
+        upper: what the fastest of the shown plans adds up to that needs no more memory; holds to the right.
+        lower: no plan that was searched and needs no more memory adds up to less; holds to the left.
+    """
+
+    memory: np.ndarray
+    upper: np.ndarray
+    lower: np.ndarray
+
+
+def certificate(data: FrontierData, rows: np.ndarray) -> Certificate | None:
+    """The band of some rows; None where nothing is proven of any."""
+    points = [data.exploration.all_points[row] for row in rows]
+    proven = [p for p in points if p.gap is not None and np.isfinite(p.gap)]
+    if not proven:
+        return None
+    memory = np.array([p.additive_memory_bytes for p in proven])
+    time = np.array([p.additive_time_s for p in proven])
+    bound = time / (1.0 + np.maximum([p.gap for p in proven], 0.0))
+    order = np.lexsort((time, memory))
+    return Certificate(
+        memory[order],
+        np.minimum.accumulate(time[order]),
+        # Within less memory nothing takes less than is proven within more.
+        np.maximum.accumulate(bound[order][::-1])[::-1],
+    )
+
+
+def has_place(view: View) -> bool:
+    """Whether the plot's axes are those of the sums."""
+    return (view.across, view.up) == (USUAL_ACROSS, USUAL_UP)
+
+
+def certificate_sentence(data: FrontierData, view: View) -> str:
+    """What the band says and what it does not; "" where none is asked for."""
+    if not view.band:
+        return ""
+    if not has_place(view):
+        return "The certificate is of memory and time, and not drawn over these axes."
+    rows = np.flatnonzero(data.passing(view) & data.on_frontier)
+    if len(rows) and certificate(data, rows) is None:
+        return "Nothing is proven of these points, so that there is no certificate to draw."
+    return (
+        "The band lies in the sums that the search adds up: no plan that was searched adds up to less than "
+        "its lower edge. The points are simulated, and nothing is proven of where they lie."
+    )

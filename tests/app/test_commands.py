@@ -1,0 +1,145 @@
+"""Commands that pages print are run as they are, by a shell's rules, from the folder that the page names."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tensoropt_app.jobs.uploads import Uploads
+from tensoropt_app.library import Entry
+from tensoropt_app.views.export import commands, place
+from tensoropt_app.views.frontier import FrontierData
+
+from tensoropt.cli.parser import main
+from tensoropt.plan.exploration import load_exploration
+from tensoropt.report.commands import Command, explore_line
+
+CLUSTER = "devices: [{kind: RTX-4090, count: 2}]\nlinks: {intra_node: {latency: 5us, bandwidth: 10GB/s}}\n"
+PINS = {"devices": [{"operators": "*", "kinds": ["RTX*"]}]}
+
+
+def model_file(path: Path) -> None:
+    """Two layers with an open batch."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+        for name, shape in (("a", (16, 32)), ("b", (32, 8)))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "b"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])],
+        weights,
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+@pytest.fixture
+def explored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FrontierData, Entry]:
+    """What a job left of an uploaded model on an uploaded cluster, with constraints; the files that it was
+    started with are gone, as the page never showed where they were."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "cache"))
+    uploads = Uploads(tmp_path / "my uploads")
+    file = uploads.folder / "upload-0123456789abcdef.onnx"
+    model_file(file)
+    (tmp_path / "edited.yaml").write_text(CLUSTER)
+    (tmp_path / "pins.json").write_text(json.dumps(PINS))
+    job = tmp_path / "my jobs" / "a1"
+    words = [
+        "explore", str(file), "--cluster", "edited.yaml", "--dim", "batch=8", "--constraints", "pins.json",
+        "--measure", "never", "--micro-batches", "1,2", "--seed", "3", "--out", str(job),
+    ]  # fmt: skip
+    assert main(words) == 0
+    (tmp_path / "edited.yaml").unlink()
+    (tmp_path / "pins.json").unlink()
+    return FrontierData.of(load_exploration(job)), Entry("job-a1", job, "job")
+
+
+def run(lines: Sequence[Command], title: str) -> int:
+    (line,) = [one.line for one in lines if one.title.startswith(title)]
+    program, *words = shlex.split(line)
+    assert program == "tensoropt"
+    return main(words)
+
+
+def test_what_was_explored_after_an_upload_is_explored_again_and_chosen(
+    explored: tuple[FrontierData, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, entry = explored
+    row = len(data.exploration.points) - 1
+    lines = commands(data, entry, row)
+    assert place(data, entry) == "Run them in any folder; the plan is written into it."
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert run(lines, "Explore again") == 0
+    again = load_exploration(elsewhere / "out" / "job-a1")
+    assert again.cluster == data.exploration.cluster
+    assert again.settings == data.exploration.settings
+    assert again.model == data.exploration.model
+    assert [p.memory_bytes for p in again.points] == [p.memory_bytes for p in data.exploration.points]
+    assert run(lines, "Make this plan") == 0
+    plan = json.loads((elsewhere / "plan.json").read_text())
+    assert plan["predicted"]["memory_bytes"] == data.exploration.points[row].memory_bytes
+    assert plan["predicted"]["time_s"] == data.exploration.points[row].time_s
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_path_of_its_own_folder_is_made_whole_or_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explored: tuple[FrontierData, Entry], there: bool
+) -> None:
+    """A model that was named from the folder of then: whole where it is, and said where it is not."""
+    data, entry = explored
+    found = replace(
+        data.exploration, model=data.exploration.model.model_copy(update={"source": "nets.py:build"})
+    )
+    if there:
+        (tmp_path / "nets.py").write_text("")
+    line = shlex.split(explore_line(found, "out"))
+    words = place(FrontierData.of(found), entry)
+    if there:
+        assert line[2] == f"{tmp_path / 'nets.py'}:build"
+        assert words == f"Run them in {tmp_path}."
+    else:
+        assert line[2] == "nets.py:build"
+        assert words.startswith("Run them where nets.py lies")
+        assert f"it is not in {tmp_path}" in words
+
+
+@pytest.mark.slow
+def test_the_plan_is_run_and_checked_by_the_lines_that_say_so(
+    explored: tuple[FrontierData, Entry], tmp_path: Path
+) -> None:
+    """All of them, one after the other, by a shell."""
+    data, entry = explored
+    bin_folder = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    for command in commands(data, entry, len(data.exploration.points) - 1):
+        done = subprocess.run(
+            command.line,
+            shell=True,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, f"{command.line}\n{done.stdout}\n{done.stderr}"
+    verified = json.loads((entry.folder / "verified.json").read_text())
+    assert verified

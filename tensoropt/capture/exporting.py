@@ -55,10 +55,15 @@ def _export(
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
     # with the model and is a quarter of all time. Only code that is run has to be there.
     with contextlib.ExitStack() as stack:
-        for context in (_quiet(), _no_cache(subject), _unmoved(), _use_lazy_graph_module(True)):
+        for context in (
+            _quiet(),
+            _no_cache(subject),
+            _unmoved(),
+            _use_lazy_graph_module(True),
+            known_values(),
+        ):
             stack.enter_context(context)
         notes = stack.enter_context(valid_values())
-        stack.enter_context(known_values())
         return _with_blocks_once(subject, args, kwargs, notes), tuple(notes)
 
 

@@ -57,6 +57,7 @@ def capture(
     loss: Callable[[Any], torch.Tensor] | None = None,
     mode: Mode = "train",
     dtype: str = "float32",
+    read_stored: bool = True,
 ) -> Capture:
     """Capture ``model(*args, **kwargs)`` as an operator graph.
 
@@ -72,6 +73,8 @@ def capture(
             outputs.
         dtype: what operators compute in: ``float32`` leaves the model's own dtypes, ``bfloat16`` adds casts
             and keeps float32 master weights (:mod:`tensoropt.capture.precision`).
+        read_stored: whether a mask of attention that the model stores may become a flag; a model on the meta
+            device has no values to tell by, so that its graph is always that without.
 
     Raises:
         CaptureError: the export fails (with its reason), or no loss is found.
@@ -100,7 +103,7 @@ def capture(
     # `WithLoss` has the model as its attribute; keys are those of the user's own model.
     prefix = "model." if mode == "train" else ""
     # Precision comes last: its casts take over whether their operand has a gradient.
-    graph = count_in_floats(Converter(exported, prefix, mode, subject, stored).convert())
+    graph = count_in_floats(Converter(exported, prefix, mode, subject, stored, read_stored).convert())
     graph = without_idle_gradients(graph)
     graph = with_compute_dtype(graph, dtype)
     graph = replace(graph, notes=(*graph.notes, *notes))

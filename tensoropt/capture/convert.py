@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from tensoropt.capture.attention_masks import MaskReader, attention_by_hand, with_flag
 from tensoropt.capture.folding import Folder
 from tensoropt.capture.naming import numbered
 from tensoropt.capture.simplify import (
@@ -69,6 +70,7 @@ class Converter:
         mode: what the graph is for.
         model: what was exported.
         stored: what the model stores, by name, where it was exported without (``shadow.py``).
+        read_stored: whether masks of attention that the model stores may decide what the graph is.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Converter:
         mode: Mode,
         model: torch.nn.Module,
         stored: Mapping[str, torch.Tensor] | None = None,
+        read_stored: bool = True,
     ):
         self.exported = exported
         self.stored = stored or {}
@@ -89,6 +92,7 @@ class Converter:
         self.name_of: dict[torch.fx.Node, str] = {}
         self.parts_of: dict[torch.fx.Node, tuple[str, ...]] = {}
         self.folder = Folder()
+        self.masks = MaskReader(self.folder, read_stored)
         self.checks = checks_of(exported.graph)
         self.notes: list[str] = []
 
@@ -235,7 +239,21 @@ class Converter:
         if isinstance(source, torch.fx.Node):
             self.name_of[node] = self._reference(source)
             return
+        with_flag(node, self.masks)
+        by_hand = attention_by_hand(node, self.masks)
+        if by_hand is not None:
+            for made in by_hand.written_before(node):
+                self._call(made)
+            self.name_of[node] = self.name_of[made]
+            return
         self._emit(node, target, value)
+
+    def _live(self, node: torch.fx.Node) -> None:
+        source = node.args[0] if node.args else None
+        if str(node.target) in _RENAMES and isinstance(source, torch.fx.Node):
+            self.name_of[node] = self._reference(source)
+        else:
+            self._emit(node, str(node.target), node.meta["val"])
 
     def _renames(self, node: torch.fx.Node, target: str, value: Any) -> bool:
         source = node.args[0] if node.args else None
@@ -339,6 +357,11 @@ class Converter:
         return value
 
     def _reference(self, node: torch.fx.Node) -> str:
+        if self.folder.too_large(node):
+            # Computed in every step, as the model itself does, from parts that are small.
+            if node not in self.name_of:
+                self._live(node)
+            return self.name_of[node]
         if node in self.folder:
             name = self.name_of.get(node, node.name)
             existing = self.tensors.get(name)

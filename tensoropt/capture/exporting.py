@@ -100,8 +100,8 @@ def as_it_trains(subject: torch.nn.Module) -> Iterator[tuple[Checkpoints, list[s
     with contextlib.ExitStack() as stack:
         for context in (_no_cache(subject), _unmoved(), checkpoints.traced()):
             stack.enter_context(context)
-        notes = stack.enter_context(valid_values())
         stack.enter_context(known_values())
+        notes = stack.enter_context(valid_values())
         stack.enter_context(own_backwards(checkpoints.reentrant, keep=False))
         yield checkpoints, notes
 

@@ -8,15 +8,25 @@ does not change has size 1 and is expanded where it is used.
 from __future__ import annotations
 
 import hashlib
+import re
+from math import prod
 from typing import Any
 
 import torch
 
+from tensoropt.capture.bands import Band, banded
+from tensoropt.errors import CaptureError
+from tensoropt.units import format_bytes
+
+CONSTANT_LIMIT = 256 << 20
+"""Bytes of the largest tensor that is computed at capture and kept as a constant."""
 _UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
 """Make memory without a value; here it is zero, as whatever lies there differs between processes."""
 _UNTAGGED_POINTWISE = frozenset(
     {torch.ops.aten.__and__.Tensor, torch.ops.aten.__or__.Tensor, torch.ops.aten.__xor__.Tensor}
 )
+_BAND_ELEMENTS = 1 << 22
+"""Above this many elements a mask of distances is known by its diagonals, and not written out."""
 _COMPARED_ELEMENTS = 1 << 27
 """Above this many elements only stride-0 dims are reduced; comparing values would cost seconds."""
 
@@ -31,6 +41,7 @@ class Folder:
 
     def __init__(self) -> None:
         self._known: dict[torch.fx.Node, Any] = {}
+        self._bands: dict[torch.fx.Node, Band] = {}
         self._stored: set[torch.fx.Node] = set()
         self.values: dict[str, torch.Tensor] = {}
         self._names: dict[Any, str] = {}
@@ -39,7 +50,7 @@ class Folder:
         self._equal: dict[Any, torch.Tensor] = {}
 
     def __contains__(self, node: torch.fx.Node) -> bool:
-        return node in self._known
+        return node in self._known or node in self._bands
 
     def give(self, node: torch.fx.Node, value: torch.Tensor, *, stored: bool = False) -> None:
         """``stored``: the model holds the value, and holds none on the meta device."""
@@ -48,12 +59,28 @@ class Folder:
             self._stored.add(node)
 
     def value(self, node: torch.fx.Node) -> Any:
-        """What a folded node gives: a tensor, a number or a tuple."""
+        """What a folded node gives: a tensor, a number or a tuple.
+
+        Raises:
+            CaptureError: it is a mask too large to be written out.
+        """
+        if node not in self._known:
+            band = self._bands[node]
+            _check_size(band.nbytes, node)
+            self._known[node] = band.tensor()
         return self._known[node]
+
+    def band_or_value(self, node: torch.fx.Node) -> Any:
+        """The same, but large masks of distances as bands."""
+        return self._bands.get(node, self._known.get(node))
+
+    def too_large(self, node: torch.fx.Node) -> bool:
+        """Whether a mask of distances is too large for a constant: it is computed in every step then."""
+        return node in self._bands and self._bands[node].nbytes > CONSTANT_LIMIT
 
     def decides(self, node: torch.fx.Node) -> bool:
         """Whether the graph may depend on the value: it is known wherever the model is captured."""
-        return node in self._known and node not in self._stored
+        return node in self and node not in self._stored
 
     def reads_stored(self, node: torch.fx.Node) -> bool:
         """Whether an operand comes from what the model stores."""
@@ -63,13 +90,19 @@ class Folder:
         """Whether all that a node reads is known and running it twice gives the same."""
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             return False  # random numbers are drawn anew at every step
-        return all(source in self._known for source in node.all_input_nodes)
+        return all(source in self for source in node.all_input_nodes)
 
     def fold(self, node: torch.fx.Node) -> None:
-        """Compute a node; layers that ask the same of the same constants share the result."""
+        """Compute a node; layers that ask the same of the same constants share the result.
+
+        Raises:
+            CaptureError: the result, or an operand, is larger than a constant may be.
+        """
+        if self._fold_band(node):
+            return
 
         def known(value: Any) -> Any:
-            return self._known[value] if isinstance(value, torch.fx.Node) else value
+            return self.value(value) if isinstance(value, torch.fx.Node) else value
 
         args, kwargs = torch.utils._pytree.tree_map(known, (node.args, dict(node.kwargs)))
         leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
@@ -78,18 +111,37 @@ class Folder:
         same = tuple(id(v) if isinstance(v, torch.Tensor) else (type(v), repr(v)) for v in leaves)
         key = (node.target, same, str(spec))
         if key not in self._results:
+            _check_size(_computed_bytes(node, leaves), node)
             # Operands are kept beside the result: an id says nothing once its tensor is gone.
             self._results[key] = (_evaluate(node.target, args, kwargs), leaves)
         self._known[node] = self._results[key][0]
         if self.reads_stored(node):
             self._stored.add(node)
 
+    def _fold_band(self, node: torch.fx.Node) -> bool:
+        """Whether the node is a large tensor that its diagonals say all of, which is then known."""
+        result = node.meta.get("val")
+        if not isinstance(result, torch.Tensor) or result.numel() <= _BAND_ELEMENTS:
+            return False
+
+        def known(value: Any) -> Any:
+            return self.band_or_value(value) if isinstance(value, torch.fx.Node) else value
+
+        args, kwargs = torch.utils._pytree.tree_map(known, (node.args, dict(node.kwargs)))
+        band = banded(node.target, args, kwargs, result)
+        if band is None:
+            return False
+        self._bands[node] = band
+        if self.reads_stored(node):
+            self._stored.add(node)
+        return True
+
     def keep(self, node: torch.fx.Node, name: str, shape: tuple[int, ...]) -> str:
         """Record the value of a folded node that a live operator reads; equal constants share a name.
 
         Stored ones that are equal share their memory only.
         """
-        whole = self._known[node]
+        whole = self.value(node)
         # Comparing a large mask takes seconds; layers share it, so that it is compared once.
         if id(whole) not in self._reduced:
             reduced = broadcast_reduced(whole)
@@ -104,6 +156,44 @@ class Folder:
         name = self._names.setdefault((shape, same if self.decides(node) else id(whole)), name)
         self.values[name] = value
         return name
+
+
+def _computed_bytes(node: torch.fx.Node, leaves: list[Any]) -> int:
+    """Bytes that computing a node takes for its result."""
+    results = [
+        v for v in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)
+    ]
+    operands = [v for v in leaves if isinstance(v, torch.Tensor)]
+    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
+    # Without data there is nothing to compute, and views lie in the memory of their operand.
+    if any(v.is_meta for v in operands) or any(r.alias_info is not None for r in returns):
+        return 0
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.target in _UNTAGGED_POINTWISE:
+        narrowed = torch.broadcast_shapes(*(_unexpanded(v) for v in operands))
+        return sum(prod(narrowed) * v.element_size() for v in results)
+    return sum(v.numel() * v.element_size() for v in results)
+
+
+def _unexpanded(value: torch.Tensor) -> tuple[int, ...]:
+    return tuple(1 if stride == 0 else size for size, stride in zip(value.shape, value.stride(), strict=True))
+
+
+def _check_size(nbytes: int, node: torch.fx.Node) -> None:
+    if nbytes <= CONSTANT_LIMIT:
+        return
+    raise CaptureError(
+        f"the constant {node.name}{_line_of(node)} has the shape {tuple(node.meta['val'].shape)} and takes "
+        f"{format_bytes(nbytes)} on every rank, but constants may take up to {format_bytes(CONSTANT_LIMIT)}. "
+        "If it is a causal mask, leave it out and pass is_causal=True to scaled_dot_product_attention; else "
+        "make it in forward by comparing positions, from parts that are small, or pass it as an input"
+    )
+
+
+def _line_of(node: torch.fx.Node) -> str:
+    """`` at FILE:LINE (source)`` of the model's line that makes it, or nothing."""
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    found = re.match(r'\s*File "(.+)", line (\d+)', lines[-2]) if len(lines) >= 2 else None
+    return f" at {found[1]}:{found[2]} ({lines[-1].strip()})" if found else ""
 
 
 def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -61,6 +61,7 @@ def capture(
     mode: Mode = "train",
     dtype: str = "float32",
     compare: bool = True,
+    read_stored: bool = True,
 ) -> Capture:
     """Capture ``model(*args, **kwargs)`` as an operator graph.
 
@@ -78,6 +79,8 @@ def capture(
             and keeps float32 master weights (:mod:`tensoropt.capture.precision`).
         compare: whether loss and gradients of a small model are computed once by the graph and by the model
             itself (:mod:`tensoropt.capture.fidelity`).
+        read_stored: whether a mask of attention that the model stores may become a flag; a model on the meta
+            device has no values to tell by, so that its graph is always that without.
 
     Raises:
         CaptureError: the export fails (with its reason), no loss is found, or the graph would train otherwise
@@ -108,7 +111,7 @@ def capture(
         notes += found
         # `WithLoss` has the model as its attribute; keys are those of the user's own model.
         prefix = "model." if training else ""
-        graph = count_in_floats(Converter(exported, prefix, mode, subject, stored).convert())
+        graph = count_in_floats(Converter(exported, prefix, mode, subject, stored, read_stored).convert())
         graph = without_idle_gradients(graph)
         if step is not None and isinstance(subject, WithLoss):
             notes += [*subject.notes, *check_structure(graph, step, prefix)]

@@ -1,0 +1,251 @@
+"""Masks of attention that hide the future are PyTorch's flag ``is_causal``, and those that hide nothing go.
+
+A model may write its causal mask out: as an operand of ``scaled_dot_product_attention`` or in attention by
+hand, ``softmax(q k^T * scale + mask) v``. The flag says the same, keeps no ``[queries, keys]`` tensor, and
+kernels leave out what it hides. It hides all ``key > query``, both counted from 0
+(``torch.ones(queries, keys).tril()``), and only a constant that is exactly that, or adds to the scores what
+softmax turns to nothing, becomes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tensoropt.capture.bands import Band
+from tensoropt.capture.folding import Folder, broadcast_narrowed
+from tensoropt.ops.families.attention import ATTENTION
+
+NOTHING, FUTURE = "nothing", "future"
+"""What a mask hides."""
+_HIDDEN = -1e4
+"""What is added to a hidden score, at most: exp(-104) is 0 in float32 already, and scores differ by tens."""
+_SOFTMAX = "aten.softmax.int"
+_BY_HAND = ("aten.matmul.default", "aten.bmm.default")
+
+
+def hides(value: torch.Tensor | Band) -> str | None:
+    """What a mask hides, boolean (True is seen) or added to the scores; None for anything else.
+
+    Args:
+        value: of ``[..., queries, keys]``.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.is_meta or value.dim() < 2:
+            return None
+        queries, keys = value.shape[-2:]
+        value = broadcast_narrowed(value)
+        if value.numel() not in (1, queries * keys):
+            return None
+        value = value.reshape(value.shape[-2:])
+        future = torch.ones(queries, keys, dtype=torch.bool, device="cpu").triu(1)
+    else:
+        value, future = value.diagonals, value.offsets > 0
+    seen = value if value.dtype == torch.bool else value == 0
+    hidden = ~value if value.dtype == torch.bool else value <= _HIDDEN
+    if bool(seen.all()):
+        return NOTHING
+    if seen.shape == future.shape and torch.equal(seen, ~future) and torch.equal(hidden, future):
+        return FUTURE
+    return None
+
+
+class MaskReader:
+    """What the constant masks of a graph hide; each is looked at once."""
+
+    def __init__(self, folder: Folder, read_stored: bool):
+        self._folder, self._read_stored = folder, read_stored
+        self._found: dict[int, tuple[Any, str | None]] = {}
+
+    def known(self, node: Any) -> bool:
+        """Whether the graph may depend on the value of ``node``."""
+        if not isinstance(node, torch.fx.Node) or node not in self._folder:
+            return False
+        return self._read_stored or self._folder.decides(node)
+
+    def number(self, node: Any) -> float | None:
+        """The one number that an argument or a constant is everywhere."""
+        if isinstance(node, (int, float)):
+            return float(node)
+        if not self.known(node):
+            return None
+        value = self._folder.band_or_value(node)
+        if isinstance(value, Band):
+            return float(value.diagonals[0]) if value.uniform else None
+        if not isinstance(value, torch.Tensor):
+            return float(value) if isinstance(value, (int, float)) else None
+        value = broadcast_narrowed(value)
+        return None if value.is_meta or value.numel() != 1 else float(value)
+
+    def hides(self, node: Any, *, inverted: bool = False) -> str | None:
+        """What a mask hides, of which True is hidden if ``inverted``; None where it is not known."""
+        if not self.known(node):
+            return None
+        value = self._folder.band_or_value(node)
+        if id(value) not in self._found:
+            self._found[id(value)] = (value, self._look(value))
+        if not inverted:
+            return self._found[id(value)][1]
+        return self._look(value, inverted=True)
+
+    @staticmethod
+    def _look(value: Any, *, inverted: bool = False) -> str | None:
+        if inverted and isinstance(value, Band):
+            value = Band(value.shape, ~value.diagonals) if value.diagonals.dtype == torch.bool else None
+        elif inverted and isinstance(value, torch.Tensor):
+            value = ~value if value.dtype == torch.bool and not value.is_meta else None
+        return hides(value) if isinstance(value, (torch.Tensor, Band)) else None
+
+
+def with_flag(node: torch.fx.Node, masks: MaskReader) -> bool:
+    """Drop the mask operand of an attention call, or make it the causal flag; False where it stays."""
+    mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+    if str(node.target) != ATTENTION or mask is None:
+        return False
+    hidden = masks.hides(mask)
+    causal = node.args[5] if len(node.args) > 5 else node.kwargs.get("is_causal", False)
+    if hidden is None or causal:
+        return False
+    # One row for all queries shows each of them the same keys.
+    sizes = tuple(n.meta["val"].shape[-2] for n in node.args[:2])  # type: ignore[union-attr]
+    if hidden == FUTURE and tuple(mask.meta["val"].shape[-2:]) != sizes:  # type: ignore[union-attr]
+        return False
+    dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+    node.args = (*node.args[:3], None, dropout, hidden == FUTURE)
+    node.kwargs = {k: v for k, v in node.kwargs.items() if k in ("scale", "enable_gqa")}
+    return True
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """Attention that a model writes out; the nodes of its operands."""
+
+    q: torch.fx.Node
+    k_transposed: torch.fx.Node
+    v: torch.fx.Node
+    scale: float
+
+    def written_before(self, node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
+        """Calls that give what ``node`` gives, written before it; the last one is the attention."""
+        calls: list[torch.fx.Node] = []
+        aten = torch.ops.aten
+        k = _untransposed(self.k_transposed)
+        with node.graph.inserting_before(node):
+            if k is None:
+                k = node.graph.call_function(aten.transpose.int, (self.k_transposed, -2, -1))
+                k.meta = {**node.meta, "val": self.k_transposed.meta["val"].transpose(-2, -1)}
+                calls.append(k)
+            args = (self.q, k, self.v, None, 0.0, True)
+            attention = aten.scaled_dot_product_attention.default
+            calls.append(node.graph.call_function(attention, args, {"scale": self.scale}))
+            calls[-1].meta = dict(node.meta)
+        return tuple(calls)
+
+
+def _untransposed(node: torch.fx.Node) -> torch.fx.Node | None:
+    """What ``node`` is with its last two dims exchanged, where it is written so."""
+    if str(node.target) != "aten.transpose.int":
+        return None
+    source, *dims = node.args
+    rank = node.meta["val"].dim()
+    exchanged = {int(dim) % rank for dim in dims} == {rank - 2, rank - 1}  # type: ignore[arg-type]
+    return source if exchanged and isinstance(source, torch.fx.Node) else None
+
+
+def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> ByHand | None:
+    """The operands of ``softmax(q k^T * scale + causal mask) v``, where ``node`` is its last product.
+
+    Only where nothing else reads what is made in between, all is of one floating type, and no dropout lies
+    between: that runs in the math form under the flag as well, and the mask is nothing beside its weights.
+    """
+    if str(node.target) not in _BY_HAND or len(node.all_input_nodes) != 2:
+        return None
+    weights, v = node.args[:2]
+    softmax = _renamed(weights)
+    if softmax is None or str(softmax.target) != _SOFTMAX or not isinstance(v, torch.fx.Node):
+        return None
+    shape = softmax.meta["val"].shape
+    if len(shape) != 4 or softmax.args[1] not in (-1, 3):
+        return None
+    scale, masked = 1.0, False
+    scores = _renamed(softmax.args[0])
+    while scores is not None and str(scores.target) not in _BY_HAND:
+        step = _step(scores, masks)
+        if step is None:
+            return None
+        factor, hidden, inner = step
+        masked = masked or hidden == FUTURE
+        scale *= factor
+        scores = _renamed(inner)
+    if scores is None or not masked or scale <= 0:
+        return None
+    q, k = scores.args[:2]
+    if not (isinstance(q, torch.fx.Node) and isinstance(k, torch.fx.Node)):
+        return None
+    values = [n.meta["val"] for n in (q, k, v, scores, softmax)]
+    alike = len({value.dtype for value in values}) == 1 and values[0].is_floating_point()
+    lead = len({tuple(value.shape[:-2]) for value in values}) == 1
+    return ByHand(q, k, v, scale) if alike and lead else None
+
+
+def _renamed(node: Any) -> torch.fx.Node | None:
+    """The node behind calls that change nothing; None where another one reads what lies in between."""
+    while isinstance(node, torch.fx.Node) and node.op == "call_function" and _readers(node) == 1:
+        source = node.args[0] if node.args else None
+        same = isinstance(source, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+        if not same or not _changes_nothing(node, source):  # type: ignore[arg-type]
+            return node
+        node = source
+    return None
+
+
+def _readers(node: torch.fx.Node) -> int:
+    return sum(not str(user.target).startswith("aten._assert") for user in node.users)
+
+
+def _changes_nothing(node: torch.fx.Node, source: torch.fx.Node) -> bool:
+    if str(node.target) == "aten.dropout.default":
+        return not node.args[2] or node.args[1] == 0.0
+    named = ("aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten._to_copy.default")
+    before, after = source.meta["val"], node.meta["val"]
+    return str(node.target) in (*named, "aten.to.dtype", "aten.expand.default", "aten.view.default") and (
+        before.shape,
+        before.dtype,
+    ) == (after.shape, after.dtype)
+
+
+def _step(node: torch.fx.Node, masks: MaskReader) -> tuple[float, str | None, Any] | None:
+    """(factor, what is hidden, the scores before) of one call between the product and the softmax."""
+    name, args = str(node.target), node.args
+    if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
+        factor = masks.number(args[1])
+        if factor is not None and factor != 0:
+            return (1 / factor if ".div." in name else factor), None, args[0]
+        factor = masks.number(args[0]) if ".mul." in name else None
+        return None if factor is None else (factor, None, args[1])
+    if name == "aten.add.Tensor" and node.kwargs.get("alpha", 1) == 1:
+        for scores, mask in (args[:2], args[1::-1]):
+            hidden = masks.hides(mask) if _spans(mask, node) else None
+            if hidden is not None and mask.meta["val"].dtype != torch.bool:
+                return 1.0, hidden, scores
+        return None
+    if name in ("aten.masked_fill.Scalar", "aten.masked_fill.Tensor"):
+        fill = masks.number(args[2])
+        hidden = masks.hides(args[1], inverted=True) if _spans(args[1], node) else None
+        return (1.0, hidden, args[0]) if fill is not None and fill <= _HIDDEN and hidden else None
+    if name in ("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf"):
+        for scores, other, inverted in ((args[1], args[2], False), (args[2], args[1], True)):
+            fill = masks.number(other)
+            hidden = masks.hides(args[0], inverted=inverted) if _spans(args[0], node) else None
+            if fill is not None and fill <= _HIDDEN and hidden:
+                return 1.0, hidden, scores
+    return None
+
+
+def _spans(mask: Any, node: torch.fx.Node) -> bool:
+    """Whether a mask has the queries and keys of the scores, not one row for all."""
+    if not isinstance(mask, torch.fx.Node):
+        return False
+    return tuple(mask.meta["val"].shape[-2:]) == tuple(node.meta["val"].shape[-2:])

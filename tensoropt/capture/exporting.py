@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import keyword
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,10 +16,12 @@ from unittest import mock
 
 import torch
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.utils import _pytree as pytree
 
 from tensoropt.capture.blocks import Blocks, Likeness, Unlike, write_out
+from tensoropt.capture.forward_calls import followed_calls
+from tensoropt.capture.lines import own_lines_kept
 from tensoropt.capture.no_grad import keep_no_grad
-from tensoropt.capture.validity import valid_values
 from tensoropt.errors import CaptureError
 
 EAGER_NOTE = (
@@ -53,8 +57,17 @@ def _export(
 ) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
     # with the model and is a quarter of all time. Only code that is run has to be there.
-    with _quiet(), _no_cache(subject), _unmoved(), _use_lazy_graph_module(True), valid_values() as notes:
+    on_meta = any(t.is_meta for t in (*subject.parameters(), *subject.buffers(), *_tensors((args, kwargs))))
+    with contextlib.ExitStack() as stack:
+        for context in (_quiet(), _no_cache(subject), _unmoved(), _any_names(), own_lines_kept()):
+            stack.enter_context(context)
+        stack.enter_context(_use_lazy_graph_module(True))
+        notes = stack.enter_context(followed_calls(on_meta))
         return _with_blocks_once(subject, args, kwargs, notes), tuple(notes)
+
+
+def _tensors(call: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
 
 
 def _with_blocks_once(
@@ -92,19 +105,49 @@ def _functional(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings, and nothing of the graph so far, which PyTorch prints when it refuses a model."""
-    shown, logger = io.StringIO(), logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """No warnings, and nothing of the graph so far or of PyTorch's log, which it prints when it refuses a
+    model; a log that was asked for (TORCH_LOGS) is left."""
+    shown = io.StringIO()
+    handlers = [] if os.environ.get("TORCH_LOGS") else _handlers_of_pytorch()
+    for handler in handlers:
+        handler.addFilter(_nothing)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with contextlib.redirect_stderr(shown):
                 yield
     finally:
-        logger.setLevel(level)
+        for handler in handlers:
+            handler.removeFilter(_nothing)
     # Only where the export succeeds: of a refusal the error says all that matters.
     sys.stderr.write(shown.getvalue())
+
+
+def _handlers_of_pytorch() -> list[logging.Handler]:
+    """Those of its loggers, of which many have one of their own."""
+    loggers = [
+        logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch")
+    ]
+    return list({id(handler): handler for logger in loggers for handler in logger.handlers}.values())
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.CRITICAL
+
+
+@contextlib.contextmanager
+def _any_names() -> Iterator[None]:
+    """Names of modules may hold quotes and newlines, or be Python's own words; PyTorch writes them into code
+    as they are."""
+
+    def written(base: str, target: str) -> str:
+        for name in target.split("."):
+            plain = name.isidentifier() and not keyword.iskeyword(name)
+            base = f"{base}.{name}" if plain else f"getattr({base}, {name!r})"
+        return base
+
+    with mock.patch.object(torch.fx.graph, "_format_target", written):
+        yield
 
 
 @contextlib.contextmanager

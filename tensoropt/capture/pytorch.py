@@ -23,7 +23,7 @@ from tensoropt.capture.exporting import export
 from tensoropt.capture.gradients import without_idle_gradients
 from tensoropt.capture.loss import Returned, WithLoss
 from tensoropt.capture.precision import with_compute_dtype
-from tensoropt.capture.refusals import check_model, refusal
+from tensoropt.capture.refusals import check_inputs, check_model, refusal
 from tensoropt.capture.shadow import off_the_cpu, on_meta, shadowed
 from tensoropt.errors import CaptureError
 from tensoropt.graph import OperatorGraph
@@ -78,6 +78,7 @@ def capture(
     """
     check_model(model)
     kwargs = dict(kwargs or {})
+    check_inputs(model, args, kwargs)
     args, kwargs = _separate_inputs(args, kwargs)
     subject: torch.nn.Module = WithLoss(model, loss) if mode == "train" else model
     # Each module's own mode, not the model's: a frozen batch norm in a training model is put back as it was.

@@ -1,8 +1,8 @@
 """What people bring, each once through ``tensoropt explore``: a frontier, or a refusal that says what to do.
 
-Every function ``build*`` of the modules beside this one is a situation: a small model of its own that the function
-returns as model files do. One that has to be refused says with what in its attribute ``refused``, a regular
-expression; one that takes longer than the others has ``slow = True``. New situations are found by being there.
+Every function ``build*`` of the modules beside this one is a situation: a small model of its own that the
+function returns as model files do. One that has to be refused says with what in its attribute ``refused``, a
+regular expression; one that takes longer than the others has ``slow = True``.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from tensoropt.capture.complex_writes import write_complex_as_real
 from tensoropt.capture.folding import Folder
 from tensoropt.capture.lines import node_line as _source
 from tensoropt.capture.naming import numbered
@@ -24,7 +25,7 @@ from tensoropt.capture.simplify import (
     viewed_shape,
     with_elements,
 )
-from tensoropt.capture.unsupported import NUMBER, higher_order, of_shape
+from tensoropt.capture.unsupported import NUMBER, higher_order, of_error, of_shape
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 
@@ -91,6 +92,7 @@ class Converter:
         self.name_of: dict[torch.fx.Node, str] = {}
         self.parts_of: dict[torch.fx.Node, tuple[str, ...]] = {}
         self.folder = Folder()
+        write_complex_as_real(exported.graph)
         self.checks = checks_of(exported.graph)
         self.notes: list[str] = []
 
@@ -187,7 +189,7 @@ class Converter:
             if node.op == "output":
                 output_node = node
             elif node.op == "call_function":
-                self._call(node)
+                self._called(node)
             elif node.op == "get_attr":
                 reader = next(iter(node.users), node)
                 name = getattr(reader.target, "__name__", "")
@@ -209,6 +211,20 @@ class Converter:
             notes=tuple(self.notes),
         )
         return numbered(graph)
+
+    def _called(self, node: torch.fx.Node) -> None:
+        try:
+            self._call(node)
+        except RuntimeError as error:
+            # Constants are computed here, on other tensors than PyTorch traced the model with.
+            kind = of_error(error)
+            if kind is not None:
+                raise kind.refused("the model", _source(node)) from error
+            reason = str(error).strip().partition("\n")[0].partition(". ")[0]
+            raise CaptureError(
+                f"PyTorch cannot compute {node.target}, which {_source(node) or node.name} calls on "
+                f"constants: {reason}; make them outside forward, as a buffer"
+            ) from error
 
     def _call(self, node: torch.fx.Node) -> None:
         target = str(node.target)
@@ -401,4 +417,5 @@ def _module(node: torch.fx.Node, prefix: str) -> str:
         return ""
     # The innermost module that the call was made in.
     path = list(stack.values())[-1][0]
-    return str(path).removeprefix("L['self'].").removeprefix("L['self']").removeprefix(prefix)
+    name = str(path).removeprefix("L['self'].").removeprefix("L['self']")
+    return "" if f"{name}." == prefix else name.removeprefix(prefix)

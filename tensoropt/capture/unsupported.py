@@ -123,6 +123,11 @@ MADE = Unsupported(
     "make it in __init__ (a layer's parameters too)",
 )
 
+NO_BACKWARD = Unsupported(
+    "calls an operator that has no backward",
+    "give it one (torch.library.register_autograd), call it under torch.no_grad, or write it otherwise",
+)
+
 _OF_HIGHER_ORDER = {
     "cond": COND,
     "scan": SCAN,
@@ -146,6 +151,7 @@ _OF_FILES = (
 _OF_MESSAGES = (
     (r"FlexAttention", FLEX),
     (r"_ctc_loss", CTC),
+    (r"no autograd formula|does not support automatic differentiation|is not differentiable", NO_BACKWARD),
     (r"\.numpy\(\)|numpy", NUMPY),
     (r"TensorWrapper|fake tensor in the exported program constant", GRADIENT),
     (r"[Dd]ata-dependent|GuardOnDataDependent|unbacked", VALUE),

@@ -550,3 +550,44 @@ def _seeded(net, x):
 
 
 build_seeded = of(_seeded, rows)
+
+
+# -- what fails after the capture only --------------------------------------------------------------
+
+
+@torch.library.custom_op("situations::doubled", mutates_args=())
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@_doubled.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+build_operator_without_backward = of(
+    lambda net, x: net.b(_doubled(net.a(x))).square().mean(),
+    rows,
+    r"situations\.doubled.*untrainable\.py:\d+.*no autograd formula.*register_autograd",
+)
+
+
+def _complex_slice(net, x):
+    spectrum = torch.fft.rfft(net.a(x))
+    out = torch.zeros_like(spectrum)
+    out[..., :3] = spectrum[..., :3] * 2
+    return net.b(torch.fft.irfft(out, n=16)).square().mean()
+
+
+build_complex_slice = of(_complex_slice, rows)
+
+
+def _complex_select(net, x):
+    spectrum = torch.fft.rfft(net.a(x))
+    out = torch.zeros_like(spectrum)
+    out[:, 1] = spectrum[:, 2]
+    out[torch.arange(8), torch.arange(8)] = spectrum[:, 4]
+    return net.b(torch.fft.irfft(out, n=16)).square().mean()
+
+
+build_complex_select = of(_complex_select, rows)

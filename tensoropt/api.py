@@ -28,6 +28,7 @@ from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import Recosted
 from tensoropt.session.comparing import with_planners
 from tensoropt.session.evaluation import evaluate_searched
+from tensoropt.session.failures import failures_named
 from tensoropt.session.kept import KeptExplorations, question_of
 from tensoropt.session.pipelines import wants_pipelines, with_pipelines
 from tensoropt.session.recosting import recost_point
@@ -83,13 +84,15 @@ def explore(
     settings = settings_of(settings, chosen)
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
     entries = asked(planners)  # an unknown name is refused before anything is computed
-    captured, problem = _prepared(session, model, args, kwargs, loss)
+    with failures_named(type(model).__name__):
+        captured, problem = _prepared(session, model, args, kwargs, loss)
     info = _model_info(session, captured, args, kwargs, source, seed)
-    if keep and not entries:
-        return replace(_kept(session, problem, info), captured=captured)
-    searched = search(session, problem)
-    exploration = replace(_evaluated(session, searched, info), captured=captured)
-    return with_planners(session, searched, exploration, entries, limits) if entries else exploration
+    with failures_named(type(model).__name__, captured.graph):
+        if keep and not entries:
+            return replace(_kept(session, problem, info), captured=captured)
+        searched = search(session, problem)
+        exploration = replace(_evaluated(session, searched, info), captured=captured)
+        return with_planners(session, searched, exploration, entries, limits) if entries else exploration
 
 
 def explore_graph(
@@ -118,9 +121,10 @@ def explore_graph(
     """
     settings = settings_of(settings, chosen)
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
-    with session.clock.stage("capture"), session.open_store() as kept:
-        problem = prepare_graph(graph, kept=kept)
-    return _evaluated(session, search(session, problem), model)
+    with failures_named("the model", graph):
+        with session.clock.stage("capture"), session.open_store() as kept:
+            problem = prepare_graph(graph, kept=kept)
+        return _evaluated(session, search(session, problem), model)
 
 
 def compare(
@@ -255,7 +259,8 @@ def _prepared(
     session.progress("capture", 0, 1, type(model).__name__)
     with session.clock.stage("capture"), session.open_store() as store:
         captured = capture(model, args, kwargs, loss=loss, mode=settings.mode, dtype=settings.dtype)
-        problem = prepare(captured, store)
+        with failures_named(type(model).__name__, captured.graph):
+            problem = prepare(captured, store)
     counts = f"{len(captured.graph.operators)} operators, {len(problem.graph.groups)} groups"
     session.progress("capture", 1, 1, counts)
     return captured, problem

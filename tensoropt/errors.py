@@ -19,6 +19,10 @@ class CaptureError(TensorOptError):
     """A model that cannot be turned into an operator graph."""
 
 
+class UnsupportedError(TensorOptError):
+    """A model has a part that cannot be explored; the message names stage, operator and line."""
+
+
 class ClusterError(TensorOptError, ValueError):
     """A cluster description that does not describe a cluster."""
 

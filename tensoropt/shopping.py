@@ -120,7 +120,9 @@ def over_clusters(
         except TensorOptError as error:
             refused[name] = " ".join(str(error).split())
         except Exception as error:  # one cluster's fault must not cost the others' results
-            refused[name] = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
+            refused[name] = (
+                f"TensorOpt itself failed with {type(error).__name__}: {' '.join(str(error).split())}"
+            )
     progress("clusters", len(clusters), len(clusters), "")
     if not found:
         raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in refused.items()))

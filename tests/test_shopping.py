@@ -86,7 +86,7 @@ def test_a_fault_of_one_cluster_costs_the_others_nothing() -> None:
     names = ["dgx-h100", "dgx-a100"]
     found = shopping.over_clusters(names, lambda _: FAST_RECORDED, again, out=None, progress=lambda *_: None)  # type: ignore[arg-type]
     assert found.explorations == (FAST_RECORDED,)
-    assert found.refused == {"dgx-a100": "unexpected ZeroDivisionError: out of luck"}
+    assert found.refused == {"dgx-a100": "TensorOpt itself failed with ZeroDivisionError: out of luck"}
 
 
 class _Recorded:

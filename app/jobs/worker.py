@@ -73,7 +73,7 @@ def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
         traceback.print_exc()
         return (
             "failed",
-            f"unexpected {type(error).__name__}: {sentence(error)}; the log has the traceback",
+            f"TensorOpt itself failed with {type(error).__name__}: {sentence(error)}; the log has the traceback",
         )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
-from tensoropt.capture.places import place_of_model
+from tensoropt.capture.lines import current_line
 
 _SHOWN = 4
 """How many modules a note names."""
@@ -61,7 +61,7 @@ class Checkpoints:
         """What ``CheckpointFunction.apply`` does for the step, without computing anything twice."""
         self._meet(function)
         if torch.is_grad_enabled() and not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-            self._idle[place_of_model()] = None
+            self._idle[current_line()] = None
             with torch.no_grad():
                 return function(*args)
         return function(*args)
@@ -83,5 +83,5 @@ class Checkpoints:
             given = next((a for a in module.args if isinstance(a, nn.Module)), module.func)
             module = getattr(given, "__self__", given)
         name = self._names.get(id(getattr(module, "__dict__", None)))
-        place = place_of_model()
+        place = current_line()
         self._met.setdefault(name or f"a function at {place}", place)

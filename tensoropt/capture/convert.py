@@ -13,7 +13,9 @@ from typing import Any, Literal
 import torch
 
 from tensoropt.capture.attention_masks import MaskReader, attention_by_hand, with_flag
+from tensoropt.capture.complex_writes import write_complex_as_real
 from tensoropt.capture.folding import Folder
+from tensoropt.capture.lines import node_line as _source
 from tensoropt.capture.naming import numbered
 from tensoropt.capture.simplify import (
     COPYING_VIEW,
@@ -24,6 +26,7 @@ from tensoropt.capture.simplify import (
     viewed_shape,
     with_elements,
 )
+from tensoropt.capture.unsupported import NUMBER, higher_order, of_error, of_shape
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 
@@ -92,6 +95,7 @@ class Converter:
         self.name_of: dict[torch.fx.Node, str] = {}
         self.parts_of: dict[torch.fx.Node, tuple[str, ...]] = {}
         self.folder = Folder()
+        write_complex_as_real(exported.graph)
         self.masks = MaskReader(self.folder, read_stored)
         self.checks = checks_of(exported.graph)
         self.notes: list[str] = []
@@ -127,7 +131,10 @@ class Converter:
                 # A tensor the model's code holds: no state dict has it, so the graph keeps its value.
                 self.folder.give(node, self._stored(spec), stored=True)
             else:
-                raise CaptureError(f"{node.name}: inputs of kind {kind} are not supported; pass tensors only")
+                raise CaptureError(
+                    f"the model reads {spec.target or node.name}, an object that is no tensor "
+                    f"({kind.lower()}); pass tensors, numbers and containers of them only"
+                )
         return inputs
 
     def _stored(self, spec: Any) -> torch.Tensor:
@@ -170,10 +177,7 @@ class Converter:
         name = name or node.name
         # A symbolic size: what the model computes decides how large the tensor is.
         if not all(isinstance(size, int) for size in value.shape):
-            raise CaptureError(
-                f"the shape of {node.name} depends on values ({_source(node) or node.target}); keep shapes "
-                "fixed: use torch.where or a mask instead of boolean indexing and nonzero"
-            )
+            raise of_shape(str(node.target)).refused("the model", _source(node))
         shape = tuple(value.shape)
         self.tensors[name] = Tensor(name, shape, dtype_name(value.dtype), kind, requires_grad, key)
         self.name_of.setdefault(node, name)
@@ -189,9 +193,11 @@ class Converter:
             if node.op == "output":
                 output_node = node
             elif node.op == "call_function":
-                self._call(node)
+                self._called(node)
             elif node.op == "get_attr":
-                raise CaptureError(f"{node.target}: higher-order operators are not supported in the model")
+                reader = next(iter(node.users), node)
+                name = getattr(reader.target, "__name__", "")
+                raise higher_order(name).refused("the model", _source(reader))
         assert output_node is not None
         outputs, mutations = self._outputs(output_node)
         operators, tensors = self._prune(outputs, mutations, inputs)
@@ -210,6 +216,20 @@ class Converter:
         )
         return numbered(graph)
 
+    def _called(self, node: torch.fx.Node) -> None:
+        try:
+            self._call(node)
+        except RuntimeError as error:
+            # Constants are computed here, on other tensors than PyTorch traced the model with.
+            kind = of_error(error)
+            if kind is not None:
+                raise kind.refused("the model", _source(node)) from error
+            reason = str(error).strip().partition("\n")[0].partition(". ")[0]
+            raise CaptureError(
+                f"PyTorch cannot compute {node.target}, which {_source(node) or node.name} calls on "
+                f"constants: {reason}; make them outside forward, as a buffer"
+            ) from error
+
     def _call(self, node: torch.fx.Node) -> None:
         target = str(node.target)
         # Assertions on values are answered as for valid ones, and nothing reads them.
@@ -225,7 +245,7 @@ class Converter:
                 self.name_of[node] = self.parts_of[source][index]
             return
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise CaptureError(f"{node.name}: {target} is not an ATen operator; see {_source(node)}")
+            raise higher_order(target).refused("the model", _source(node))
         # Before renames: a constant that is renamed is folded as well, and no operator is left of it.
         if self.folder.can_fold(node):
             self.folder.fold(node)
@@ -307,10 +327,7 @@ class Converter:
         differentiable = differentiable and any(t.requires_grad for t in reads)
         single = isinstance(value, torch.Tensor)
         if not single and not isinstance(value, (tuple, list)):
-            raise CaptureError(
-                f"{node.name}: {target} makes a number that depends on values ({_source(node)}), but the "
-                "graph has fixed shapes; avoid .item(), boolean indexing and nonzero() in the model"
-            )
+            raise NUMBER.refused("the model", _source(node))
         names = []
         for index, part in enumerate([value] if single else value):
             if not isinstance(part, torch.Tensor):
@@ -423,10 +440,5 @@ def _module(node: torch.fx.Node, prefix: str) -> str:
         return ""
     # The innermost module that the call was made in.
     path = list(stack.values())[-1][0]
-    return str(path).removeprefix("L['self'].").removeprefix("L['self']").removeprefix(prefix)
-
-
-def _source(node: torch.fx.Node) -> str:
-    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
-    # A trace ends in two lines for each frame, the place and the source; the place is what is shown.
-    return trace[-2].strip() if len(trace) >= 2 else ""
+    name = str(path).removeprefix("L['self'].").removeprefix("L['self']")
+    return "" if f"{name}." == prefix else name.removeprefix(prefix)

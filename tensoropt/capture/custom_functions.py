@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tensoropt.capture.places import place_of_code, place_of_model, shown_error
+from tensoropt.capture.lines import current_line, first_line, shown_error
 from tensoropt.errors import CaptureError
 from tensoropt.ops.functions import FunctionCall, NotConstant, Place, apply, operator_of, set_tracing
 
@@ -223,6 +223,6 @@ class _Watch(TorchDispatchMode):
 
 def _refused(cls: type[torch.autograd.Function], why: str) -> CaptureError:
     return CaptureError(
-        f"the torch.autograd.Function {cls.__qualname__} ({place_of_code(cls.forward)}, called at "
-        f"{place_of_model()}) cannot be kept with its own backward: {why}"
+        f"the torch.autograd.Function {cls.__qualname__} ({first_line(cls.forward)}, called at "
+        f"{current_line()}) cannot be kept with its own backward: {why}"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tensoropt.capture.places import place_of_model
+from tensoropt.capture.lines import current_line
 
 _CUT = "_tensoropt_cut"
 
@@ -39,7 +39,7 @@ def _cut_of(values: tuple[Any, ...], name: str) -> str:
         elif value.requires_grad:
             under = "" if torch.is_grad_enabled() else ", without gradients (no_grad or inference_mode)"
             how = ".data" if name == "__get__" else f"{name}()"
-            found = f" at {place_of_model()} ({how}{under})"
+            found = f" at {current_line()} ({how}{under})"
         else:
             found = getattr(value, _CUT, "")
         if found:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from tensoropt.capture.places import is_library
+from tensoropt.capture.lines import is_own
 
 SEED = 0
 """Of the numbers that are drawn while a model is captured."""
@@ -84,7 +84,7 @@ def note_of(run: Callable[[], Any]) -> str:
             return
         caller: FrameType | None = frame
         while caller is not None and (
-            is_library(caller.f_code.co_filename) or _NUMPY in caller.f_code.co_filename
+            not is_own(caller.f_code.co_filename) or _NUMPY in caller.f_code.co_filename
         ):
             if caller.f_code.co_filename == __file__:
                 return  # seeding and looking, which draw nothing of the model's

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import io
+import keyword
 import logging
+import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.utils import _pytree as pytree
 
 from tensoropt.capture.blocks import Blocks, Likeness, Unlike, write_out
 from tensoropt.capture.checkpoints import Checkpoints
@@ -21,11 +24,13 @@ from tensoropt.capture.custom_functions import own_backwards
 from tensoropt.capture.detaching import Detachments
 from tensoropt.capture.draws import note_of, seeded
 from tensoropt.capture.fidelity import EagerStep, eager_step
+from tensoropt.capture.forward_calls import followed_calls
 from tensoropt.capture.hooks import no_new_hooks
 from tensoropt.capture.known import known_values
+from tensoropt.capture.lines import own_lines_kept
 from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
-from tensoropt.capture.validity import valid_values
+from tensoropt.capture.unsupported import refusing
 from tensoropt.errors import CaptureError
 
 EAGER_NOTE = (
@@ -65,15 +70,15 @@ def _export(
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
     # with the model and is a quarter of all time. Only code that is run has to be there.
     with contextlib.ExitStack() as stack:
-        for context in (_quiet(), _use_lazy_graph_module(True)):
+        for context in (_quiet(), _any_names(), own_lines_kept(), _use_lazy_graph_module(True)):
             stack.enter_context(context)
-        checkpoints, notes = stack.enter_context(as_it_trains(subject))
+        checkpoints, notes = stack.enter_context(as_it_trains(subject, args, kwargs))
         with contextlib.ExitStack() as tracing:
-            tracing.enter_context(inference_as_no_grad())
+            for context in (refusing(), inference_as_no_grad(), Detachments()):
+                tracing.enter_context(context)
             # In inference there is no backward to keep.
             for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)) if training else ():
                 tracing.enter_context(context)
-            tracing.enter_context(Detachments())
             exported = _with_blocks_once(subject, args, kwargs, notes)
         found, step = list(notes), None
         if training:
@@ -89,21 +94,38 @@ def _export(
 
 
 @contextlib.contextmanager
-def as_it_trains(subject: torch.nn.Module) -> Iterator[tuple[Checkpoints, list[str]]]:
+def as_it_trains(
+    subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[Checkpoints, list[str]]]:
     """While open the model's code runs as it is captured: no caches, checkpoints that compute once, checks of
     values that pass.
 
     Yields:
         The checkpoints met, and notes on the branches that were decided.
     """
+    on_meta = any(t.is_meta for t in (*subject.parameters(), *subject.buffers(), *_tensors((args, kwargs))))
     checkpoints = Checkpoints(subject.model if isinstance(subject, WithLoss) else subject)
     with contextlib.ExitStack() as stack:
         for context in (_no_cache(subject), _unmoved(), checkpoints.traced()):
             stack.enter_context(context)
         stack.enter_context(known_values())
-        notes = stack.enter_context(valid_values())
+        notes = stack.enter_context(followed_calls(on_meta))
         stack.enter_context(own_backwards(checkpoints.reentrant, keep=False))
         yield checkpoints, notes
+
+
+def run_as_it_trains(subject: torch.nn.Module) -> Callable[..., Any]:
+    """A function that calls ``subject`` as it is captured (:func:`as_it_trains`)."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with as_it_trains(subject, args, kwargs):
+            return subject(*args, **kwargs)
+
+    return run
+
+
+def _tensors(call: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
 
 
 def _with_blocks_once(
@@ -145,24 +167,49 @@ def _functional(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings, and nothing of the graph so far, which PyTorch prints when it refuses a model."""
+    """No warnings, and nothing of the graph so far or of PyTorch's log, which it prints when it refuses a
+    model; a log that was asked for (TORCH_LOGS) is left."""
     shown = io.StringIO()
-    # The latter prints a traceback for each operator that cannot run without values.
-    quiet = {"torch.fx.experimental.symbolic_shapes": logging.ERROR}
-    quiet["torch._subclasses.fake_tensor"] = logging.CRITICAL
-    levels = {name: logging.getLogger(name).level for name in quiet}
-    for name, level in quiet.items():
-        logging.getLogger(name).setLevel(level)
+    handlers = [] if os.environ.get("TORCH_LOGS") else _handlers_of_pytorch()
+    for handler in handlers:
+        handler.addFilter(_nothing)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with contextlib.redirect_stderr(shown):
                 yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        for handler in handlers:
+            handler.removeFilter(_nothing)
     # Only where the export succeeds: of a refusal the error says all that matters.
     sys.stderr.write(shown.getvalue())
+
+
+def _handlers_of_pytorch() -> list[logging.Handler]:
+    """Those of its loggers, of which many have one of their own."""
+    loggers = [
+        logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch")
+    ]
+    return list({id(handler): handler for logger in loggers for handler in logger.handlers}.values())
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.CRITICAL
+
+
+@contextlib.contextmanager
+def _any_names() -> Iterator[None]:
+    """Names of modules may hold quotes and newlines, or be Python's own words; PyTorch writes them into code
+    as they are."""
+
+    def written(base: str, target: str) -> str:
+        for name in target.split("."):
+            plain = name.isidentifier() and not keyword.iskeyword(name)
+            base = f"{base}.{name}" if plain else f"getattr({base}, {name!r})"
+        return base
+
+    with mock.patch.object(torch.fx.graph, "_format_target", written):
+        yield
 
 
 @contextlib.contextmanager

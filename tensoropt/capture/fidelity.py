@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture.draws import seeded
-from tensoropt.capture.places import shown_error
+from tensoropt.capture.lines import shown_error
 from tensoropt.capture.rebuild import rebuild
 from tensoropt.capture.shadow import META, shadowed
 from tensoropt.capture.unchanged import unchanged
@@ -150,7 +150,7 @@ def can_compare(graph: OperatorGraph, model: nn.Module) -> bool:
 
 
 def check_numbers(
-    subject: nn.Module,
+    run: Callable[..., torch.Tensor],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     graph: OperatorGraph,
@@ -158,22 +158,29 @@ def check_numbers(
 ) -> tuple[str, ...]:
     """Notes on how far loss and gradients of the graph are from the module's own.
 
+    Args:
+        run: gives the loss of the module's own forward for args and kwargs.
+
     Raises:
         CaptureError: they differ, and neither rounding nor random numbers explain it.
     """
-    leaves = pytree.tree_leaves((args, dict(kwargs)))
-    inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    call = (args, dict(kwargs))
     with unchanged(model, values=True):
         parameters = _differentiated(graph, model)
         module = rebuild(graph, model)
 
         def own() -> torch.Tensor:
+            given, named = _copied(call)
             with seeded(model=model):
-                loss: torch.Tensor = subject(*args, **kwargs)
-                return loss
+                return run(*given, **named)
+
+        def captured() -> torch.Tensor:
+            leaves = pytree.tree_leaves(_copied(call))
+            loss: torch.Tensor = module(*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
+            return loss
 
         wanted = _step(own, parameters, model)
-        found = _step(lambda: module(*inputs), parameters, model)
+        found = _step(captured, parameters, model)
         apart = _apart(found, wanted)
         if apart.within(LOSS_TOLERANCE, GRADIENT_TOLERANCE):
             return ()
@@ -219,6 +226,11 @@ class _Apart:
 
 
 _Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
+
+
+def _copied(call: Any) -> Any:
+    """The call with tensors that a model may write to."""
+    return pytree.tree_map_only(torch.Tensor, torch.clone, call)
 
 
 def _differentiated(graph: OperatorGraph, model: nn.Module) -> dict[str, nn.Parameter]:

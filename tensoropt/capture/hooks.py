@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as all_modules
 
-from tensoropt.capture.places import place_of_code, place_of_model
+from tensoropt.capture.lines import current_line, first_line
 from tensoropt.errors import CaptureError
 
 _REMEDY = (
@@ -68,7 +68,7 @@ def no_new_hooks() -> Iterator[None]:
             differentiated = any(getattr(t, "requires_grad", False) for t in tensors)
             if threading.get_ident() == thread and differentiated:
                 hook = args[place] if len(args) > place else next(iter(kwargs.values()), None)
-                raise _refused(f"forward registers, at {place_of_model()}, the {what}", hook)
+                raise _refused(f"forward registers, at {current_line()}, the {what}", hook)
             return original(*args, **kwargs)
 
         return register
@@ -86,4 +86,4 @@ def no_new_hooks() -> Iterator[None]:
 
 def _refused(what: str, hook: Any) -> CaptureError:
     name = getattr(hook, "__qualname__", type(hook).__qualname__).replace("<locals>.", "")
-    return CaptureError(f"{what} {name} ({place_of_code(hook)}), which would be lost: {_REMEDY}")
+    return CaptureError(f"{what} {name} ({first_line(hook)}), which would be lost: {_REMEDY}")

@@ -19,14 +19,14 @@ from torch.utils import _pytree as pytree
 
 from tensoropt.capture.convert import Converter, Mode
 from tensoropt.capture.counting import count_in_floats
-from tensoropt.capture.exporting import as_it_trains, export
+from tensoropt.capture.exporting import export, run_as_it_trains
 from tensoropt.capture.fidelity import can_compare, check_numbers, check_structure
 from tensoropt.capture.gradients import without_idle_gradients
 from tensoropt.capture.hooks import check_hooks
 from tensoropt.capture.loss import Returned, WithLoss
 from tensoropt.capture.modes import in_mode
 from tensoropt.capture.precision import with_compute_dtype
-from tensoropt.capture.refusals import check_model, refusal
+from tensoropt.capture.refusals import check_inputs, check_model, refusal
 from tensoropt.capture.shadow import off_the_cpu, on_meta, shadowed
 from tensoropt.errors import CaptureError
 from tensoropt.graph import OperatorGraph
@@ -93,7 +93,9 @@ def capture(
     training = mode == "train"
     if training:
         check_hooks(model)
-    args, kwargs = _separate_inputs(args, dict(kwargs or {}))
+    kwargs = dict(kwargs or {})
+    check_inputs(model, args, kwargs)
+    args, kwargs = _separate_inputs(args, kwargs)
     subject: torch.nn.Module = WithLoss(model, loss) if training else model
     stored: Mapping[str, torch.Tensor] = {}
     with contextlib.ExitStack() as stack:
@@ -116,8 +118,7 @@ def capture(
         if step is not None and isinstance(subject, WithLoss):
             notes += [*subject.notes, *check_structure(graph, step, prefix)]
             if compare and can_compare(graph, model):
-                with as_it_trains(subject):
-                    notes += check_numbers(subject, args, kwargs, graph, model)
+                notes += check_numbers(run_as_it_trains(subject), args, kwargs, graph, model)
     # Precision comes last: its casts take over whether their operand has a gradient.
     graph = with_compute_dtype(graph, dtype)
     graph = replace(graph, notes=(*graph.notes, *dict.fromkeys(notes)))

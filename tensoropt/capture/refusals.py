@@ -1,22 +1,22 @@
-"""Why ``torch.export`` refuses a model, in words: the reason, the model's own line, what usually helps."""
+"""Why a model or its example inputs cannot be captured: the reason, the model's own line, what helps."""
 
 from __future__ import annotations
 
-import os
+import inspect
 import re
-import traceback
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.utils import _pytree as pytree
 
+from tensoropt.capture.lines import causes, failing_line, frames_of
+from tensoropt.capture.unsupported import kind_of_tensor, of_error
 from tensoropt.errors import CaptureError
 
 _REMEDIES = (
-    (
-        r"data-dependent|GuardOnDataDependent|unbacked",
-        "the model branches on, or takes a size from, the value of a tensor; use torch.where or a mask "
-        "instead of `if` and boolean indexing, leave out asserts on values and .item()",
-    ),
     (
         r"not a known type|register a pytree",
         "the model returns, or is passed, an object of its own class; return tensors, tuples or dicts, or "
@@ -24,7 +24,6 @@ _REMEDIES = (
     ),
     (r"same device|two devices", "build the whole model and its inputs on one device"),
     (r"positional argument|keyword argument", "pass args and kwargs as forward takes them"),
-    (r"\.numpy\(\)|numpy", "stay in PyTorch inside forward: numpy is not traced"),
     (
         r"reduction dim|shapes? cannot be multiplied|size mismatch|must match|Expected .* input",
         "check the shapes of the example inputs: the model itself refuses them",
@@ -35,20 +34,42 @@ _USUAL = "no Python branches on tensor values, no .item(), fixed shapes"
 
 def refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
     """The error to raise for an export that failed with ``error``."""
+    ours = next((cause for cause in causes(error) if isinstance(cause, CaptureError)), None)
+    if ours is not None:
+        return CaptureError(str(ours))
+    line, name = failing_line(error), type(model).__name__
+    kind = of_error(error)
+    if kind is not None:
+        return kind.refused(name, line, _innermost_module(model, error))
+    where = f" at {line}" if line else ""
     reason = _first_lines(error)
     # The first that matches, as one error may fit several.
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), _USUAL)
     return CaptureError(
-        f"torch.export refuses {type(model).__name__}{_refused_line(error)}: {reason.rstrip('.')}. "
-        f"What usually helps: {remedy}."
+        f"PyTorch cannot follow {name}{where}: {reason.rstrip('.')}. What usually helps: {remedy}."
     )
 
 
+def _innermost_module(model: torch.nn.Module, error: BaseException) -> str:
+    """The path of the submodule in whose forward an error was raised, or "" for the model itself."""
+    paths = {id(vars(module)): path for path, module in model.named_modules() if path}
+    for frame in frames_of(error):
+        subject = frame.f_locals.get("self")
+        # Export wraps modules in proxies, which share the dict of attributes.
+        if isinstance(subject, torch.nn.Module) and id(vars(subject)) in paths:
+            return paths[id(vars(subject))]
+    return ""
+
+
 def check_model(model: torch.nn.Module) -> None:
-    """Refuse what is no model, or one that lies on several devices."""
+    """Refuse what is no model, one that is spread already, and one that lies on several devices."""
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(f"{type(model).__name__} is not a torch.nn.Module; pass the module itself")
+    for path, module in model.named_modules():
+        _check_module(path, module)
     places: dict[str, str] = {}
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        _check_tensor(name, parameter)
     for name, tensor in model.named_parameters():
         places.setdefault(str(tensor.device), name)
     if len(places) > 1:
@@ -59,20 +80,101 @@ def check_model(model: torch.nn.Module) -> None:
         )
 
 
+_WRAPPERS = frozenset(
+    {
+        "DataParallel",
+        "DistributedDataParallel",
+        "FullyShardedDataParallel",
+        "FSDPModule",
+        "DeepSpeedEngine",
+        "PipelineModule",
+        "ShardedDataParallel",
+    }
+)
+"""Names of classes that spread a model."""
+
+
+def _check_module(path: str, module: torch.nn.Module) -> None:
+    named = f"`{path}`" if path else "the model"
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError(
+            f"{named} was made by torch.jit (script, trace or load), which leaves no Python code to follow; "
+            "pass the module itself, as it was before"
+        )
+    wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), "")
+    if wrapper:
+        raise CaptureError(
+            f"{named} is wrapped in {wrapper}, which spreads it in a way of its own; pass what is inside "
+            "(its attribute .module; with fully_shard the model as it was before), as how to spread it is "
+            "what is searched"
+        )
+
+
+def _check_tensor(name: str, tensor: torch.Tensor) -> None:
+    if isinstance(tensor, UninitializedTensorMixin):
+        raise CaptureError(
+            f"`{name}` has no shape yet (a lazy module); call the model once on the example inputs before"
+        )
+    if hasattr(tensor, "ds_id"):
+        raise CaptureError(
+            f"`{name}` is held in parts by DeepSpeed (ZeRO stage 3); build the model without "
+            "deepspeed.zero.Init and deepspeed.initialize"
+        )
+    if isinstance(tensor, DTensor):
+        raise CaptureError(
+            f"`{name}` is a DTensor, spread over ranks already; build the model without fully_shard or "
+            "parallelize_module, as how to spread it is what is searched"
+        )
+    if kind_of_tensor(tensor) is not None:
+        raise CaptureError(
+            f"`{name}` is {_described(tensor)}, which no plan can hold; {_REMEDY_OF_KIND[_described(tensor)]}"
+        )
+
+
+_REMEDY_OF_KIND = {
+    "a nested tensor": "pad the sequences to one length and pass a mask",
+    "a quantized tensor": "pass it in floating point (`.dequantize()`)",
+    "a sparse tensor": "pass it dense (`.to_dense()`), or as indices for index_select and index_add",
+}
+
+
+def _described(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "a nested tensor"
+    return "a quantized tensor" if tensor.is_quantized else "a sparse tensor"
+
+
+def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse example inputs that no plan can be made for: empty ones, and tensors of other kinds."""
+    for name, tensor in _named_inputs(model, args, kwargs):
+        if kind_of_tensor(tensor) is not None:
+            kind = _described(tensor)
+            raise CaptureError(f"the input {name} is {kind}, which no plan can hold; {_REMEDY_OF_KIND[kind]}")
+        if tensor.numel() == 0:
+            raise CaptureError(
+                f"the input {name} of shape {tuple(tensor.shape)} is empty; pass a batch of at least one "
+                "sample, of the size that a step has"
+            )
+
+
+def _named_inputs(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor of a call with its name: that of the argument, and where inside it the tensor lies."""
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        # The call does not fit the signature, which the model itself will say.
+        bound = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
+    for name, value in bound.items():
+        for path, leaf in pytree.tree_leaves_with_path(value):
+            if isinstance(leaf, torch.Tensor):
+                yield f"`{name}{pytree.keystr(path)}`", leaf
+
+
 def _first_lines(error: Exception, count: int = 3) -> str:
-    text = re.split(r"Caused by:|For more information|See https?:|\(Size-like", str(error))[0]
+    text = re.split(
+        r"Caused by:|For more information|See https?:|\(Size-like|This could be because", str(error)
+    )[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[:count]) or type(error).__name__
-
-
-def _refused_line(error: BaseException) -> str:
-    """`` at FILE:LINE (source)`` of the innermost line that is the model's own, or nothing."""
-    ours = str(Path(__file__).parent)
-    seen: BaseException | None = error
-    while seen is not None:
-        for frame in reversed(traceback.extract_tb(seen.__traceback__)):
-            if f"{os.sep}torch{os.sep}" not in frame.filename and not frame.filename.startswith((ours, "<")):
-                return f" at {frame.filename}:{frame.lineno} ({frame.line})"
-        # PyTorch raises its own errors from others, and the model's line may be in any of them.
-        seen = seen.__cause__ or seen.__context__
-    return ""

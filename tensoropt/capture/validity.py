@@ -5,7 +5,8 @@ notes where it took them:
 
 - models guard against overflow (``if not torch.isfinite(x).all(): x = torch.clamp(...)``, in the encoders of
   DETR and its kin), distributions validate their arguments: a step of numbers that are not finite has no use;
-- models assert what their inputs must be, or raise an error: a step that ends so has no use either;
+- models assert what their inputs must be, or raise an error, and so do PyTorch's own losses
+  (``gaussian_nll_loss``): a step that ends so has no use either; nor is it asked whether to print a warning;
 - models drop whole layers at random (LayerDrop, Fan et al., arXiv 1909.11556): the likelier branch is taken.
 """
 
@@ -19,9 +20,12 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from tensoropt.capture.lines import calling_frame, is_own, line_of
 
 _HEALTHY = {"isfinite": True, "isinf": False, "isnan": False}
 """Questions asked of every element -> the answer for finite numbers."""
@@ -30,13 +34,14 @@ _ANSWER = "_tensoropt_answer"
 
 
 _CHANCE = "_tensoropt_chance"
+_FOLDER = str(Path(__file__).parent)
 _BELOW, _ABOVE = (
     frozenset({"lt", "le", "less", "less_equal"}),
     frozenset({"gt", "ge", "greater", "greater_equal"}),
 )
 
 
-class _Answers(TorchFunctionMode):
+class Answers(TorchFunctionMode):
     """Follows the results of such questions, and answers where the model branches on one."""
 
     def __init__(self, notes: list[str]):
@@ -59,23 +64,28 @@ class _Answers(TorchFunctionMode):
 
     def _answer(self, subject: torch.Tensor) -> bool | None:
         """What a branch on this tensor is told, or None for its value."""
-        frame = _frame_of_the_model()
+        frame = calling_frame()
         finite, chance = getattr(subject, _ANSWER, None), getattr(subject, _CHANCE, None)
         if finite is not None:
-            return self._noted(
+            return self.noted(
                 frame, finite, "branches on whether values are finite", "the branch for finite ones"
             )
         if isinstance(chance, bool):
-            return self._noted(
+            return self.noted(
                 frame, chance, "decides at random (layers that are dropped)", "the likelier branch"
             )
-        passing = _passing(frame)
-        if passing is not None:
-            return self._noted(frame, passing, "refuses some values", "the branch for those it accepts")
+        return self.passing(frame)
+
+    def passing(self, frame: FrameType | None) -> bool | None:
+        """The answer to a question that only decides whether to raise or to warn, None for other questions;
+        PyTorch's own guards are passed as the model's are."""
+        for asking in (_asking_frame(), frame):
+            answer = None if asking is None else _passing(asking)
+            if answer is not None:
+                return self.noted(frame, answer, "refuses some values", "the branch for those it accepts")
         return None
 
-    @staticmethod
-    def _follow(name: str, args: tuple[Any, ...], result: torch.Tensor) -> None:
+    def _follow(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> None:
         subject = args[0] if args else None
         finite, chance = getattr(subject, _ANSWER, None), getattr(subject, _CHANCE, None)
         if name in _HEALTHY:
@@ -92,38 +102,72 @@ class _Answers(TorchFunctionMode):
         elif isinstance(chance, float) and name in _BELOW | _ABOVE and isinstance(args[1], int | float):
             setattr(result, _CHANCE, (args[1] > chance) == (name in _BELOW))
 
-    def _noted(self, frame: FrameType | None, answer: bool, what: str, taken: str) -> bool:
-        where = "the model" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    def noted(self, frame: FrameType | None, answer: bool, what: str, taken: str) -> bool:
+        """``answer``, after a note on which line asks what, and which branch is taken."""
+        where = "the model" if frame is None else line_of(frame)
         note = f"{where} {what}; the graph takes {taken}"
         if note not in self.notes:
             self.notes.append(note)
         return answer
 
 
-def _frame_of_the_model() -> FrameType | None:
-    """Where the model's code is right now: the innermost frame outside PyTorch and capture."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+def _asking_frame() -> FrameType | None:
+    """The innermost frame outside this folder and function modes: the one that asks, maybe PyTorch's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(own):
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(_FOLDER) or frame.f_code.co_name == "__torch_function__"
+    ):
         frame = frame.f_back
     return frame
 
 
-def _passing(frame: FrameType | None) -> bool | None:
-    """The answer with which the line ``frame`` is at goes on, if that line only decides whether to raise."""
-    if frame is None:
-        return None
+def _passing(frame: FrameType) -> bool | None:
+    """The answer with which the question that ``frame`` asks leads past a guard, if it is part of one.
+
+    A guard's test may join questions by ``and``, ``or`` and ``not``: which of them is asked is told by the
+    place in the line, and each is answered so that the whole comes out right.
+    """
     for node in _guards(frame.f_code.co_filename):
         # Only the lines of the question: inside the body the model is past it.
         if node.lineno <= frame.f_lineno <= (node.test.end_lineno or node.lineno):
-            negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
-            return isinstance(node, ast.Assert) != negated
+            wanted = isinstance(node, ast.Assert)
+            questions = list(_questions(node.test, wanted))
+            if len(questions) == 1:
+                return questions[0][1]
+            places = list(_places(frame))
+            asked = [answer for place in places for question, answer in questions if _holds(question, place)]
+            return asked[0] if asked else None
     return None
+
+
+def _questions(test: ast.expr, wanted: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """The questions of a test, each with the answer that makes the whole ``wanted``."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _questions(test.operand, not wanted)
+    elif isinstance(test, ast.BoolOp):
+        for part in test.values:
+            yield from _questions(part, wanted)
+    else:
+        yield test, wanted
+
+
+def _places(frame: FrameType) -> Iterator[tuple[int, int]]:
+    """Line and column of what a frame is at, and of what it did just before: where a branch is taken, the
+    first of them is that of the whole statement, and the second that of the question."""
+    positions = list(frame.f_code.co_positions())
+    for at in (frame.f_lasti // 2, frame.f_lasti // 2 - 1):
+        line, _, column, _ = positions[at] if 0 <= at < len(positions) else (None,) * 4
+        yield (line or frame.f_lineno, -1 if column is None else column)
+
+
+def _holds(node: ast.expr, place: tuple[int, int]) -> bool:
+    start, end = (node.lineno, node.col_offset), (node.end_lineno or node.lineno, node.end_col_offset or 0)
+    return start <= place < end
 
 
 @cache
 def _guards(filename: str) -> tuple[ast.Assert | ast.If, ...]:
-    """Assertions and ``if ...: raise`` of a source file, of one question each."""
+    """Assertions, ``if ...: raise`` and ``if ...: warn`` of a source file, with tests of plain questions."""
     try:
         tree = ast.parse(Path(filename).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
@@ -131,30 +175,92 @@ def _guards(filename: str) -> tuple[ast.Assert | ast.If, ...]:
     return tuple(
         node
         for node in ast.walk(tree)
-        if (isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _only_raises(node)))
-        # Of one question: with `and`, `or` or a conditional an answer to one part would not decide the line.
-        and not any(isinstance(part, ast.BoolOp | ast.IfExp) for part in ast.walk(node.test))
+        if (isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _only_raises_or_warns(node)))
+        # An answer to a part of a conditional, or of a comparison of two answers, would not decide the line.
+        and not any(isinstance(part, ast.IfExp) for part in ast.walk(node.test))
     )
 
 
-def _only_raises(node: ast.If) -> bool:
-    return isinstance(node.body[-1], ast.Raise) and not node.orelse
+def _only_raises_or_warns(node: ast.If) -> bool:
+    if node.orelse:
+        return False
+    return isinstance(node.body[-1], ast.Raise) or all(_warns(statement) for statement in node.body)
+
+
+def _warns(statement: ast.stmt) -> bool:
+    """Whether a statement prints, warns or logs and does nothing else."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    called = statement.value.func
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in {"print", "warn", "warning", "warning_once", "warn_once", "info", "debug", "error"}
 
 
 @contextlib.contextmanager
-def valid_values() -> Iterator[list[str]]:
+def _guarded_numbers(answers: Answers) -> Iterator[None]:
+    """Guards on numbers made of values (``if x.max().item() > 1: raise``) are passed as well."""
+    asked = torch.SymBool.__bool__
+
+    def answered(number: torch.SymBool) -> bool:
+        # Sizes are known; what is not known is made of values.
+        if not number.node.is_constant() and not number.node.has_hint():
+            frame = _asking_frame()
+            answer = (
+                answers.passing(frame) if frame is not None and is_own(frame.f_code.co_filename) else None
+            )
+            if answer is not None:
+                return answer
+        return asked(number)
+
+    with mock.patch.object(torch.SymBool, "__bool__", answered):
+        yield
+
+
+@contextlib.contextmanager
+def _open_functions() -> Iterator[None]:
+    """Functions of ``torch.nn.functional`` show the calls that they make, among them the guards of their own.
+
+    Else a mode sees such a function as one call. Operands of other tensor classes are still dispatched.
+    """
+
+    def is_dispatched(*operands: Any) -> bool:
+        plain = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
+        leaves = [o for o in operands if not isinstance(o, (tuple, list))]
+        leaves += [part for o in operands if isinstance(o, (tuple, list)) for part in o]
+        return any(getattr(type(o), "__torch_function__", plain[0]) not in plain for o in leaves)
+
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    with mock.patch.multiple(torch.nn.functional, **dict.fromkeys(names, is_dispatched)):
+        yield
+
+
+def _is_causal(answers: Answers) -> Any:
+    """Layers of ``nn.Transformer`` compare a mask with the causal one; it is used as it is."""
+
+    def asked(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        if is_causal is None and mask is not None:
+            answers.noted(calling_frame(), False, "asks whether a mask is causal", "the mask as it is")
+        return is_causal is True
+
+    return mock.patch.object(torch.nn.modules.transformer, "_detect_is_causal_mask", asked)
+
+
+@contextlib.contextmanager
+def valid_values(answers: Answers | None = None) -> Iterator[list[str]]:
     """While a model is exported its values are taken to be finite and its inputs and arguments valid.
 
     Yields:
         Notes on the branches that were decided so, filled as the export goes.
     """
-    notes: list[str] = []
+    answers = answers or Answers([])
     distribution = torch.distributions.Distribution
     validating = distribution._validate_args
     # PyTorch validates arguments by branching on their values, which export refuses.
     distribution.set_default_validate_args(False)
     try:
-        with _Answers(notes):
-            yield notes
+        with contextlib.ExitStack() as stack:
+            for context in (_guarded_numbers(answers), _open_functions(), _is_causal(answers), answers):
+                stack.enter_context(context)
+            yield answers.notes
     finally:
         distribution.set_default_validate_args(validating)

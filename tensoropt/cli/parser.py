@@ -70,7 +70,8 @@ def _run(options: argparse.Namespace, progress: ProgressDisplay) -> int:
         )
     except Exception as error:
         text = (
-            f"unexpected {type(error).__name__}: {sentence(error)}; run again with --debug for the traceback"
+            f"TensorOpt itself failed with {type(error).__name__}: {sentence(error)}; please report it with "
+            "what --debug prints"
         )
         return _failed(options, progress, text, EXIT_INPUT)
 

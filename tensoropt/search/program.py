@@ -281,7 +281,7 @@ class Builder:
                 (step.right, step.right_out, step.right_k),
             ):
                 ends = out.min() + inner.min(), out.max() + inner.max()
-                assert 0 <= ends[0] and ends[1] < self.sizes[side], f"entries {ends} of {self.sizes[side]}"
+                assert ends[0] >= 0 and ends[1] < self.sizes[side], f"entries {ends} of {self.sizes[side]}"
             self._known[key] = len(self.sizes)
             self.sizes.append(len(step.left_out))
             self.steps.append(step)

@@ -274,7 +274,7 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
     found = _compared(loaded, ref, loss, gradients, ref.floor)
     if found.ok:
         return found
-    wide = _unsplit_on(device, open_model(replace(loaded.spec, dtype="float64")), seed, ref.floor)
+    wide = _unsplit_on(device, load_model(replace(loaded.spec, dtype="float64")), seed, ref.floor)
     if precision(loaded) in ("bfloat16", "float16"):
         # The module and its graph round at other places: each may be as far from the exact step as the narrow
         # type takes it.

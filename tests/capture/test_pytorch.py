@@ -95,7 +95,7 @@ def test_control_flow_that_depends_on_values_is_refused_with_the_reason():
     def forward(m, x):
         return (x * m.w).sum() if x.sum() > 0 else m.w.sum()
 
-    with pytest.raises(CaptureError, match=r"torch.export refuses Lambda.*: .*data-dependent") as error:
+    with pytest.raises(CaptureError, match=r"Lambda at .*test_pytorch\.py.*value of a tensor") as error:
         capture(Lambda(forward, w=8), (X,))
     assert "use torch.where or a mask" in str(error.value)
 
@@ -351,7 +351,7 @@ def test_operators_know_their_module_and_line():
     graph = capture(Block(), (X,), loss=torch.sum).graph
     (linear,) = [op for op in graph.operators if "linear" in op.target]
     assert linear.module == "inner.0"
-    assert linear.source.startswith("File")
+    assert linear.source.endswith("(return self.inner(x))")
     assert {t.key for t in graph.parameters} == {"inner.0.weight", "inner.0.bias"}
 
 
@@ -398,7 +398,7 @@ def _no_grad_loss(m, x):
     [
         (lambda m, x: (x * m.w).sum() if x.sum() > 0 else m.w.sum(), r"test_pytorch.*torch\.where"),
         (lambda m, x: (x * m.w)[x[:, 0] > 0].sum(), r"shape of .* depends on values.*mask instead"),
-        (lambda m, x: (x * m.w).sum() * float(x.sum()), r"value of a tensor.*\.item"),
+        (lambda m, x: (x * m.w).sum() * float(x.sum()), r"number of a tensor.*\.item"),
         (lambda m, x: torch.from_numpy((x * m.w).detach().numpy()).sum(), "numpy is not traced"),
         (_no_grad_loss, r"cut off from the parameters at .*test_pytorch.*no_grad"),
         (lambda m, x: x * m.w, r"a tensor of shape \(4, 8\) without a scalar.*pass loss="),
@@ -443,7 +443,7 @@ def test_values_are_taken_to_be_finite_and_the_graph_says_so():
 
 
 def test_other_questions_about_values_are_still_refused():
-    with pytest.raises(CaptureError, match="data-dependent"):
+    with pytest.raises(CaptureError, match="value of a tensor"):
         capture(Lambda(lambda m, x: x.sum() if torch.isfinite(x).sum() > 3 else m.w.sum(), w=8), (X,))
 
 

@@ -1,8 +1,8 @@
 """What people bring, each once through ``tensoropt explore``: a frontier, or a refusal that says what to do.
 
-Every function ``build*`` of the modules beside this one is a situation: a small model of its own that the function
-returns as model files do. One that has to be refused says with what in its attribute ``refused``, a regular
-expression; one that takes longer than the others has ``slow = True``. New situations are found by being there.
+Every function ``build*`` of the modules beside this one is a situation: a small model of its own that the
+function returns as model files do. One that has to be refused says with what in its attribute ``refused``, a
+regular expression; one that takes longer than the others has ``slow = True``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ HERE = Path(__file__).parent
 LOGGED = re.compile(r"^[VIWEF]\d{4} ", re.MULTILINE)
 """How a line of PyTorch's own log begins."""
 INTERNAL = re.compile(
-    r"unexpected|Traceback|__\w+__|\b[a-z]+_\w*_graph_\d|Error:|<eval_with_key>|internal|report an issue|"
-    r"file an issue|FakeTensor|UserWarning|set TORCH",
+    r"unexpected|itself failed|Traceback|__\w+__|\b[a-z]+_\w*_graph_\d|Error:|<eval_with_key>|internal|"
+    r"report an issue|file an issue|FakeTensor|UserWarning|set TORCH",
     re.IGNORECASE,
 )
 """What a refusal never says: names of exceptions, of code that was generated, requests to debug PyTorch."""

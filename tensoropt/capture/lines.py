@@ -1,0 +1,137 @@
+"""Which line of a model's own code something came from: a call being made, an error, a traced node."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from traceback import FrameSummary, StackSummary
+from types import FrameType, TracebackType
+from typing import Any
+from unittest import mock
+
+import torch
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_MODELS = str(Path(__file__).parents[1] / "zoo") + os.sep
+"""Of this package only these are models; what else is on a stack is what captures them."""
+_EXPORTING = str(Path(__file__).parent / "exporting.py")
+_PYTHON = str(Path(sysconfig.get_path("stdlib"))) + os.sep
+
+
+def is_own(filename: str) -> bool:
+    """Whether a source file may be a model's: neither PyTorch's nor ours, nor Python's own library."""
+    if filename.startswith(_MODELS):
+        return True
+    inner = filename.startswith((_TORCH, _PACKAGE, "<"))
+    return not inner and (not filename.startswith(_PYTHON) or "site-packages" in filename)
+
+
+def calling_frame() -> FrameType | None:
+    """Where the model's code is right now; None while an export does something of its own accord."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        if frame.f_code.co_filename == _EXPORTING:
+            return None
+        frame = frame.f_back
+    return frame
+
+
+def current_line() -> str:
+    """``FILE:LINE`` of the model's code that runs now."""
+    frame = calling_frame()
+    return "the model" if frame is None else line_of(frame)
+
+
+def line_of(frame: FrameType) -> str:
+    """``FILE:LINE`` of a frame."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def quoted_line(frame: FrameType) -> str:
+    """``FILE:LINE (source)`` of a frame."""
+    return _quoted(FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+
+
+def first_line(function: Any) -> str:
+    """``FILE:LINE`` where a function, a method or a callable object begins."""
+    function = inspect.unwrap(function) if callable(function) else function
+    function = getattr(function, "func", function)  # of a partial
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return "no file" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def shown_error(error: BaseException) -> str:
+    """The first line of what an error says, or its kind."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and those it was raised from: PyTorch raises its own from others."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def frames_of(error: BaseException) -> Iterator[FrameType]:
+    """All frames that an error and its causes passed, innermost first."""
+    for cause in causes(error):
+        passed = []
+        trace: TracebackType | None = cause.__traceback__
+        while trace is not None:
+            passed.append(trace)
+            trace = trace.tb_next
+        yield from (trace.tb_frame for trace in reversed(passed))
+
+
+def failing_line(error: BaseException) -> str:
+    """``FILE:LINE (source)`` of the innermost line of an error that is the model's own, or nothing."""
+    for cause in causes(error):
+        trace: TracebackType | None = cause.__traceback__
+        found: FrameSummary | None = None
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if is_own(code.co_filename):
+                found = FrameSummary(code.co_filename, trace.tb_lineno, code.co_name)
+            trace = trace.tb_next
+        if found is not None:
+            return _quoted(found)
+    return ""
+
+
+def node_line(node: torch.fx.Node) -> str:
+    """``FILE:LINE (source)`` that made a traced node, or nothing."""
+    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    places = [(i, line.strip()) for i, line in enumerate(trace) if line.strip().startswith("File ")]
+    if not places:
+        return ""
+    index, place = places[-1]
+    parts = place.split(", ")
+    source = trace[index + 1].strip() if index + 1 < len(trace) else ""
+    filename = ", ".join(parts[:-2]).removeprefix('File "').removesuffix('"')
+    return f"{filename}:{parts[-2].removeprefix('line ')}" + (f" ({source})" if source else "")
+
+
+@contextlib.contextmanager
+def own_lines_kept() -> Iterator[None]:
+    """While the context is open, traced nodes keep the model's innermost line, that of a helper included;
+    PyTorch keeps those of functions called ``forward`` only."""
+
+    def own(self: object, frames: StackSummary) -> StackSummary:
+        return StackSummary.from_list([frame for frame in frames if is_own(frame.filename)][-1:])
+
+    with mock.patch.object(torch.fx.proxy.TracerBase, "_filter_traceback_frames", own):
+        yield
+
+
+def _quoted(frame: FrameSummary) -> str:
+    line = (frame.line or "").strip()
+    return f"{frame.filename}:{frame.lineno}" + (f" ({line})" if line else "")

@@ -1,0 +1,292 @@
+"""What a model may do that cannot be captured or trained, and what to do instead: one table.
+
+Most of it is recognised where the model's code does it, so that the refusal has the model's own line; what is
+met later only (in a traced graph, in an error of PyTorch's own) is looked up here too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._functorch.eager_transforms
+import torch._higher_order_ops.utils
+
+from tensoropt.capture.lines import calling_frame, frames_of, quoted_line
+from tensoropt.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """One kind of thing that cannot be done.
+
+    Attributes:
+        what: the model does, as the end of "the model ...".
+        remedy: what to do instead.
+    """
+
+    what: str
+    remedy: str
+
+    def refused(self, model: str, line: str, of: str = "") -> CaptureError:
+        """The error to raise; ``line`` is the model's own, ``of`` the part of the model that is meant."""
+        where = f" at {line}" if line else ""
+        part = f" (in `{of}`)" if of else ""
+        return CaptureError(f"{model}{where} {self.what}{part}, which is not supported; {self.remedy}")
+
+
+_FIXED = "keep shapes fixed: use torch.where or a mask instead"
+_LOOP = "write it as a Python loop over the steps, which is unrolled"
+
+SPARSE_GRADIENT = Unsupported(
+    "gives an embedding a sparse gradient", "pass sparse=False: gradients are summed and sent as they are"
+)
+SPARSE = Unsupported(
+    "makes a sparse tensor",
+    "keep it dense (`.to_dense()`), or write the product with index_select and index_add",
+)
+NESTED = Unsupported(
+    "makes a nested tensor", "pad the sequences to one length and mask what is beyond their ends"
+)
+QUANTISED = Unsupported(
+    "makes a quantized tensor",
+    "train in floating point; torch.fake_quantize_per_tensor_affine rounds values and has a gradient",
+)
+PACKED = Unsupported(
+    "packs sequences of several lengths (packed sequences)",
+    "run the layer on the padded batch and mask the loss beyond each sequence's end",
+)
+CTC = Unsupported(
+    "computes a CTC loss",
+    "explore with another loss over the same scores (cross_entropy costs the like)",
+)
+COND = Unsupported(
+    "branches on a tensor by torch.cond", "compute both branches and choose by torch.where, or fix the branch"
+)
+SCAN = Unsupported("runs a recurrence by scan", _LOOP)
+WHILE = Unsupported("loops by while_loop", "give the loop a fixed count: a Python loop is unrolled")
+MAP = Unsupported("calls a function for each row by map", "write it for the whole batch, or by torch.vmap")
+FLEX = Unsupported(
+    "calls flex_attention", "use torch.nn.functional.scaled_dot_product_attention, with a mask as attn_mask"
+)
+HIGHER_ORDER = Unsupported(
+    "uses an operator that takes functions", "write what it computes in plain PyTorch calls"
+)
+GRADIENT = Unsupported(
+    "computes a gradient inside forward",
+    "a step has one backward pass; leave the penalty or inner step out of the model, and add it outside",
+)
+ADAPTIVE = Unsupported(
+    "computes an adaptive softmax, whose shapes depend on the targets",
+    "use nn.Linear and cross_entropy over the whole vocabulary",
+)
+CUMULATIVE = Unsupported(
+    "averages a norm's statistics over all steps (momentum=None)",
+    "give the layer a number: momentum=0.1 is the default",
+)
+NUMPY = Unsupported(
+    "turns a tensor into numpy or a list", "stay in PyTorch inside forward: numpy is not traced"
+)
+VALUE = Unsupported(
+    "branches on, or takes a size from, the value of a tensor",
+    "use torch.where or a mask instead of `if` and boolean indexing, leave out .item() and .tolist()",
+)
+SHAPE = Unsupported(
+    "makes a tensor whose shape depends on values", f"{_FIXED} of boolean indexing and nonzero"
+)
+NUMBER = Unsupported(
+    "makes a number of a tensor's value",
+    "leave .item(), int() and float() out of forward: a tensor of no dims computes the same",
+)
+CLASSES = Unsupported("asks one_hot for as many classes as there are", "pass num_classes=")
+COUNTED = Unsupported(
+    "counts values by bincount, whose length depends on them", "sum one_hot(x, num_classes=N) over its rows"
+)
+REPEATED = Unsupported(
+    "repeats rows as often as a tensor says", f"{_FIXED}, or pass output_size= where the total is known"
+)
+GENERATOR = Unsupported(
+    "draws random numbers from a torch.Generator of its own",
+    "draw without generator=: a plan has its own seed, and ranks draw what one would",
+)
+MADE = Unsupported(
+    "makes a parameter in forward, where no optimizer sees it",
+    "make it in __init__ (a layer's parameters too)",
+)
+
+NO_BACKWARD = Unsupported(
+    "calls an operator that has no backward",
+    "give it one (torch.library.register_autograd), call it under torch.no_grad, or write it otherwise",
+)
+
+_OF_HIGHER_ORDER = {
+    "cond": COND,
+    "scan": SCAN,
+    "associative_scan": SCAN,
+    "while_loop": WHILE,
+    "map": MAP,
+    "map_impl": MAP,
+    "flex_attention": FLEX,
+}
+_OF_FILES = (
+    (r"torch/_higher_order_ops/(\w+)\.py$", None),
+    (r"torch/nn/attention/flex_attention\.py$", FLEX),
+    (r"torch/nn/modules/adaptive\.py$", ADAPTIVE),
+    (r"torch/nn/modules/batchnorm\.py$", CUMULATIVE),
+    (r"torch/nn/utils/rnn\.py$", PACKED),
+    (r"torch/nested/", NESTED),
+    (r"torch/_functorch/eager_transforms\.py$", GRADIENT),
+    (r"torch/autograd/functional\.py$", GRADIENT),
+)
+"""Files of PyTorch that an error has passed -> what the model did; the innermost that fits decides."""
+_OF_MESSAGES = (
+    (r"FlexAttention", FLEX),
+    (r"_ctc_loss", CTC),
+    (r"no autograd formula|does not support automatic differentiation|is not differentiable", NO_BACKWARD),
+    (r"\.numpy\(\)|numpy", NUMPY),
+    (r"TensorWrapper|fake tensor in the exported program constant", GRADIENT),
+    (r"[Dd]ata-dependent|GuardOnDataDependent|unbacked", VALUE),
+    (r"[Ss]parse", SPARSE),
+    (r"[Nn]ested", NESTED),
+    (r"quantized", QUANTISED),
+)
+
+
+def higher_order(name: str) -> Unsupported:
+    """What a model did that leaves a higher-order operator of this name in its graph."""
+    return _OF_HIGHER_ORDER.get(name, HIGHER_ORDER)
+
+
+def of_error(error: BaseException) -> Unsupported | None:
+    """What a model did, by an error that PyTorch raised for it."""
+    for frame in frames_of(error):
+        for pattern, kind in _OF_FILES:
+            match = re.search(pattern, frame.f_code.co_filename)
+            if match:
+                return kind if kind is not None else higher_order(match[1])
+    text = f"{type(error).__name__} {error}"
+    return next((kind for pattern, kind in _OF_MESSAGES if re.search(pattern, text)), None)
+
+
+def of_shape(target: str) -> Unsupported:
+    """What a model did by calling an operator whose result has a size that depends on values."""
+    name = target.removeprefix("aten.").partition(".")[0]
+    return {"bincount": COUNTED, "repeat_interleave": REPEATED}.get(name, SHAPE)
+
+
+# -- where the model's code does it -----------------------------------------------------------------
+
+
+def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a call of PyTorch's that can be told by its name and arguments.
+
+    Raises:
+        CaptureError: with the model's line.
+    """
+    kind: Unsupported | None = _OF_CALLS.get(name)
+    position = _SPARSE_FLAG.get(name)
+    if position is not None and (kwargs.get("sparse") or any(args[position : position + 1])):
+        kind = SPARSE_GRADIENT
+    elif name == "one_hot" and kwargs.get("num_classes", args[1] if len(args) > 1 else -1) == -1:
+        kind = CLASSES
+    elif kwargs.get("generator") is not None:
+        kind = GENERATOR
+    if kind is not None:
+        refuse_here(kind)
+
+
+_OF_CALLS = {
+    "ctc_loss": CTC,
+    "_pack_padded_sequence": PACKED,
+    "numpy": NUMPY,
+    "array": NUMPY,
+    "tolist": NUMPY,
+    "quantize_per_tensor": QUANTISED,
+    "quantize_per_tensor_dynamic": QUANTISED,
+    "quantize_per_channel": QUANTISED,
+    "backward": GRADIENT,
+}
+_SPARSE_FLAG = {"embedding": 4, "embedding_bag": 5}
+"""Functions that take ``sparse`` -> its position among the arguments."""
+
+
+_QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
+
+def refuse_result(result: Any) -> None:
+    """Refuse what a call gave, if it is a tensor of a kind that no plan can hold."""
+    kind = kind_of_tensor(result)
+    if kind is not None:
+        refuse_here(kind)
+
+
+def kind_of_tensor(value: Any) -> Unsupported | None:
+    """Why a tensor cannot be held; None for ordinary ones."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    if value.is_nested:
+        return NESTED
+    if value.is_quantized or value.dtype in _QUANTISED:
+        return QUANTISED
+    return SPARSE if value.layout not in (torch.strided, torch._mkldnn) else None
+
+
+def refuse_here(kind: Unsupported) -> None:
+    """Raise the refusal with the line at which the model's code is; nothing where it is PyTorch's doing."""
+    frame = calling_frame()
+    if frame is not None:
+        raise kind.refused("the model", quoted_line(frame))
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """While the context is open, what PyTorch does not show to function modes is refused where it is done."""
+    with contextlib.ExitStack() as stack:
+        for place, name, kind in _PATCHED:
+            stack.enter_context(mock.patch.object(place, name, _refused(getattr(place, name), kind)))
+        helpers = torch._higher_order_ops.utils
+        run = helpers._hop_compile_and_call
+        stack.enter_context(mock.patch.object(helpers, "_hop_compile_and_call", _refused_unless_plain(run)))
+        yield
+
+
+def _refused(function: Callable[..., Any], kind: Unsupported) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        refuse_here(kind)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _refused_unless_plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of the operators that take functions one, an associative scan, is traced as plain calls."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename == torch._higher_order_ops.utils.__file__:
+            frame = frame.f_back
+        name = Path(frame.f_code.co_filename).stem if frame is not None else ""
+        if name != "associative_scan":
+            refuse_here(higher_order(name))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+_PATCHED: tuple[tuple[Any, str, Unsupported], ...] = (
+    (torch.autograd, "_engine_run_backward", GRADIENT),
+    (torch._functorch.eager_transforms, "grad_increment_nesting", GRADIENT),
+    (torch._functorch.eager_transforms, "enter_jvp_nesting", GRADIENT),
+    (torch.nn.Module, "register_parameter", MADE),
+)

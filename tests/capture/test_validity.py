@@ -1,0 +1,108 @@
+"""Guards on values are passed, whoever wrote them, and what is left computes what the model does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tensoropt.capture import capture, rebuild
+from tensoropt.errors import CaptureError
+
+
+class Net(nn.Module):
+    def __init__(self, forward):
+        super().__init__()
+        self.a, self.step = nn.Linear(8, 4), forward
+
+    def forward(self, *args):
+        return self.step(self, *args)
+
+
+X, Y = torch.randn(6, 8), torch.randint(0, 4, (6,))
+
+
+def _captured(forward, *args):
+    model = Net(forward)
+    captured = capture(model, args)
+    found = rebuild(captured.graph, model)(*args)
+    torch.testing.assert_close(found, model(*args))
+    return captured.graph
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x, y: F.gaussian_nll_loss(m.a(x), x[:, :4], m.a(x).square() + 0.1),
+        lambda m, x, y: F.gaussian_nll_loss(m.a(x), x[:, :4], torch.full((6, 1), 0.5)),
+    ],
+)
+def test_guards_of_pytorchs_own_losses_are_passed_with_a_note(forward):
+    graph = _captured(forward, X, Y)
+    assert any("test_validity.py" in note and "refuses some values" in note for note in graph.notes)
+
+
+JOINED = """
+def step(m, x, y):
+    assert (y >= 0).all() and (y < 4).all()
+    assert not ((x > 100).any() or (x < -100).any())
+    if not (x == x).all() or (y > 3).any():
+        raise ValueError("values")
+    return m.a(x).square().mean() + y.sum()
+"""
+
+
+def test_guards_that_join_questions_are_passed(tmp_path):
+    """In a file of its own, as pytest writes other code for the assertions of a test."""
+    path, names = tmp_path / "joined.py", {}
+    path.write_text(JOINED)
+    exec(compile(JOINED, str(path), "exec"), names)
+    graph = _captured(names["step"], X, Y)
+    assert [note.partition(" ")[0].rpartition(":")[2] for note in graph.notes] == ["3", "4", "5"]
+
+
+def _numbers(m, x, y):
+    if y.max().item() > 3 or x.abs().max().item() > 100.0:
+        raise ValueError("values")
+    return F.cross_entropy(m.a(x), y)
+
+
+def _warned(m, x, y):
+    if (x.abs() > 50).any():
+        print("large")
+    return F.cross_entropy(m.a(x), y)
+
+
+@pytest.mark.parametrize("forward", [_numbers, _warned])
+def test_guards_on_numbers_and_warnings_are_passed(forward):
+    graph = _captured(forward, X, Y)
+    assert all("test_validity.py" in note for note in graph.notes)
+    assert graph.notes
+
+
+def _two_ways(m, x, y):
+    if (x > 0).any():
+        x = x * 2
+    return F.cross_entropy(m.a(x), y)
+
+
+def test_a_branch_that_computes_is_no_guard():
+    with pytest.raises(CaptureError, match=r"test_validity\.py:\d+ \(if \(x > 0\)\.any\(\):\)"):
+        capture(Net(_two_ways), (X, Y))
+
+
+def test_a_causal_mask_of_a_transformer_is_used_as_it_is():
+    class Translator(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.t = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+
+        def forward(self, x, z):
+            return self.t(x, z, tgt_mask=nn.Transformer.generate_square_subsequent_mask(5)).square().mean()
+
+    model, args = Translator(), (torch.randn(3, 4, 8), torch.randn(3, 5, 8))
+    captured = capture(model, args)
+    found = rebuild(captured.graph, model)(*args)
+    torch.testing.assert_close(found, model(*args))
+    assert any("whether a mask is causal" in note for note in captured.graph.notes)

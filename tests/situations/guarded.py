@@ -1,0 +1,101 @@
+"""What PyTorch's export refuses or gets wrong, and what is explored all the same."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+F = nn.functional
+
+
+def of(forward, *inputs, **modules):
+    """A build function of a model whose step is ``forward(net, *inputs)``."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+            for name, make in modules.items():
+                setattr(self, name, make())
+
+        def forward(self, *args):
+            return forward(self, *args)
+
+    def build():
+        torch.manual_seed(0)
+        return Net(), tuple(make() for make in inputs)
+
+    return build
+
+
+def rows():
+    return torch.randn(8, 8)
+
+
+def classes():
+    return torch.randint(0, 4, (8,))
+
+
+def _head(net, x):
+    return net.b(torch.tanh(net.a(x)))
+
+
+build_gaussian_loss = of(
+    lambda net, x: F.gaussian_nll_loss(_head(net, x), x[:, :4], _head(net, x).square() + 0.1), rows
+)
+build_cosine_loss = of(
+    lambda net, x, y: F.cosine_embedding_loss(_head(net, x), x[:, :4], y % 2 * 2 - 1), rows, classes
+)
+build_distributions = of(
+    lambda net, x: (
+        -torch.distributions.Gamma(_head(net, x).exp(), torch.ones(4)).log_prob(x[:, :4].exp()).mean()
+    ),
+    rows,
+)
+
+
+def _guarded(net, x, y):
+    assert x.dim() == 2, "rows"
+    assert (x.abs() < 100).all(), "large"
+    assert (y >= 0).all() and (y < 4).all(), "labels"  # noqa: PT018
+    if y.max().item() > 3 or not bool((x == x).all()):
+        raise ValueError("labels")
+    if (x.abs() > 50).any():
+        print("large values")
+    return F.cross_entropy(_head(net, x), y)
+
+
+build_guards = of(_guarded, rows, classes)
+
+
+def _masked(net, x):
+    mask = nn.Transformer.generate_square_subsequent_mask(6)
+    return net.t(x, x, tgt_mask=mask).square().mean()
+
+
+build_transformer = of(
+    _masked,
+    lambda: torch.randn(4, 6, 8),
+    t=lambda: nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True),
+)
+
+
+def _contrastive(net, x):
+    scores = F.normalize(net.a(x)) @ F.normalize(net.a(x + 1)).T
+    return F.cross_entropy(scores, torch.arange(len(scores)))
+
+
+build_contrastive = of(_contrastive, rows)
+build_data = of(lambda net, x: (_head(net, x) - _head(net, x).data * 0.5).square().mean(), rows)
+
+
+def _named(name):
+    return of(
+        lambda net, x: net.b(net.layers[name](x)).square().mean(),
+        rows,
+        layers=lambda: nn.ModuleDict({name: nn.Linear(8, 16)}),
+    )
+
+
+build_quote, build_newline, build_word = map(_named, ('a"b', "a\nb", "None"))
+build_keyword, build_backslash = map(_named, ("class", "a\\b'c"))

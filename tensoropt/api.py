@@ -181,12 +181,12 @@ def recost(
         TensorOptError: the exploration was saved without its operator graph.
         InfeasibleError: no plan fits the budget that the exploration was made with.
     """
-    graph = recorded_of(exploration).graph
+    recorded = recorded_of(exploration)
     where = Cluster.from_dict(exploration.cluster) if cluster is None else load_cluster(cluster)
     settings = Settings.from_dict(exploration.settings)
     session = Session(where, settings, store, progress or silent, keep=keep)
     entries = asked(planners)
-    searched = search(session, prepare_graph(graph))
+    searched = search(session, prepare_graph(recorded.graph, kept=recorded))
     found = evaluate_searched(session, searched, exploration.model)
     if entries:
         found = with_planners(session, searched, found, entries, (None,))

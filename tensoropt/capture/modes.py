@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Sequence
 
 from torch import nn
@@ -73,7 +74,7 @@ def depends_on_mode(module: nn.Module) -> bool:
         return module.dropout > 0
     if type(module).__module__.startswith("torch."):
         return False
-    code = getattr(type(module).forward, "__code__", None)
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     # Models that choose by it only whether to checkpoint compute the same.
     return code is not None and "training" in code.co_names and "gradient_checkpointing" not in code.co_names
 

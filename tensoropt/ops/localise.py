@@ -14,6 +14,7 @@ import torch
 
 from tensoropt.graph import Operator
 from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.overloads import FUNCTIONS
 from tensoropt.ops.registry import draws_of, resolve_function, spec_of
 
 
@@ -43,6 +44,9 @@ def _averaged(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 def draws_numbers(op: Operator) -> bool:
     """Whether the operator's own call draws random numbers, which no two ranks would draw alike."""
+    # Capture refuses a model's own function that does, and a saved graph names it without having it.
+    if op.target.startswith(f"{FUNCTIONS}."):
+        return False
     if torch.Tag.nondeterministic_seeded not in getattr(resolve_function(op.target), "tags", ()):
         return False
     draws = draws_of(op.target)

@@ -10,7 +10,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tensoropt.profiling.transitions import Transition
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import AxisSizes
+from tensoropt.sharding.discovery.discover import signature
 from tensoropt.sharding.groups import GroupGraph, group_operators
 
 SCHEMA = "tensoropt.recorded/1"
@@ -104,17 +105,26 @@ class Recorded:
 
     Attributes:
         links: per mesh (its label) the fits of its collectives.
+        discovered: by signature, what was found of operators without a rule; some are the model's own.
     """
 
     graph: OperatorGraph
     compute: RecordedCompute
     overheads: Overheads
     links: Mapping[str, LinkFits]
+    discovered: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def grouped(self) -> GroupGraph:
         """The operator graph, factored into atoms and grouped as it was when it was explored."""
-        return group_operators(refine_graph(self.graph))
+        return group_operators(refine_graph(self.graph, self))
+
+    def get(self, key: str, kind: str) -> Any:
+        """What was found of an operator; see :class:`tensoropt.sharding.discovery.discover.Kept`."""
+        return self.discovered.get(key)
+
+    def put(self, key: str, record: Any, kind: str) -> None:
+        """Nothing: a recorded exploration stays as it is."""
 
     def prices(
         self, cluster: Cluster, mesh: Mesh, sizes: AxisSizes, optimizer: str, *, with_process: bool = False
@@ -150,6 +160,8 @@ class Recorded:
             "upkeep": asdict(self.overheads),
             "links": {label: _fits_to_dict(fits) for label, fits in self.links.items()},
         }
+        if self.discovered:
+            data["discovered"] = dict(self.discovered)
         text = json.dumps(data, separators=(",", ":")).encode()
         # Without name and time in the header, the same exploration gives the same bytes.
         with open(path, "wb") as file, gzip.GzipFile("", "wb", mtime=0, fileobj=file) as packed:
@@ -174,6 +186,7 @@ def load_recorded(path: Path) -> Recorded:
             RecordedCompute(works, data["optimizer_s_per_element"], data["source"]),
             Overheads.from_record(data["upkeep"]),
             {label: _fits_from_dict(fits) for label, fits in data["links"].items()},
+            data.get("discovered", {}),
         )
     except TensorOptError:
         raise
@@ -206,9 +219,15 @@ def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, i
     works: dict[str, RecordedWork] = {}
     links: dict[str, LinkFits] = {}
     seen: set[tuple[int, int]] = set()
+    discovered: dict[str, Any] = {}
     prices: Prices | None = None
     for tables, choice in used:
         prices = tables.prices
+        atoms = tables.graph.atoms
+        discovered |= {
+            signature(atoms.graph.by_name[name], atoms.graph): found.to_record()
+            for name, found in atoms.discovered.items()
+        }
         model = prices.communication
         if isinstance(model, CommunicationModel) and model.fits is not None:
             links[model.mesh.label] = model.fits
@@ -227,7 +246,7 @@ def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, i
     if prices is None:
         return None
     compute = RecordedCompute(works, prices.compute.optimizer_s_per_element, prices.compute.source)
-    return Recorded(graph, compute, prices.overheads, links)
+    return Recorded(graph, compute, prices.overheads, links, discovered)
 
 
 def _work_to_list(work: RecordedWork) -> list[Any]:

@@ -80,7 +80,7 @@ class Clip(torch.autograd.Function):
 
 
 class LearnedStep(torch.autograd.Function):
-    """Quantises by a learned step (LSQ, arXiv 1902.08153); both get a gradient, as far as each asks for one."""
+    """Quantises by a learned step (LSQ, arXiv 1902.08153); both get a gradient, as far as it asks."""
 
     @staticmethod
     def forward(ctx, x, step, low, high):

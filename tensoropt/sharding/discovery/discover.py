@@ -119,12 +119,15 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
     Args:
         kept: looked in first, written to afterwards.
     """
-    refused = _refusal(op)
-    if refused:
-        return Discovery(refused=refused)
     key = signature(op, graph)
     record = kept.get(key, kind="discovery") if kept is not None else None
     before = Discovery.from_record(record) if record is not None else None
+    if not _is_here(op):
+        # A saved graph names it; what was found when it was saved is all there is.
+        return before or Discovery(refused="it is the model's own, which is not loaded here", additive=False)
+    refused = _refusal(op)
+    if refused:
+        return Discovery(refused=refused)
     if before is not None and before.lost:
         return before
     # A fork is for operators of a user's own, which may hang or crash; PyTorch's own are trusted not to.
@@ -218,6 +221,14 @@ def signature(op: Operator, graph: OperatorGraph) -> str:
 
 def _digest(value: torch.Tensor) -> str:
     return hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+def _is_here(op: Operator) -> bool:
+    try:
+        resolve_function(op.target)
+    except AttributeError:
+        return False
+    return True
 
 
 def _is_pytorchs(op: Operator) -> bool:

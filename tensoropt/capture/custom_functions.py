@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tensoropt.capture.lines import current_line, first_line, shown_error
+from tensoropt.capture.unsupported import own_calls
 from tensoropt.errors import CaptureError
 from tensoropt.ops.functions import FunctionCall, NotConstant, Place, apply, operator_of, set_tracing
 
@@ -156,7 +157,7 @@ def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Func
     cls = call.cls
     mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None) or FakeTensorMode()
     # Apart from the trace that is being made, of which none of this is part.
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), mode, _Watch() as watch:
+    with own_calls(), _disable_current_modes(), torch._C.DisableTorchFunction(), mode, _Watch() as watch:
         leaves = [_alike(tensor) for tensor in tensors]
         # No leaves, which autograd refuses to have changed in words of its own.
         copies = [leaf.clone() for leaf in leaves]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import keyword
 import logging
 import os
 import sys
@@ -26,10 +25,11 @@ from tensoropt.capture.draws import note_of, seeded
 from tensoropt.capture.fidelity import EagerStep, eager_step
 from tensoropt.capture.forward_calls import followed_calls
 from tensoropt.capture.hooks import no_new_hooks
+from tensoropt.capture.keys import any_names
 from tensoropt.capture.known import known_values
 from tensoropt.capture.lines import own_lines_kept
 from tensoropt.capture.loss import WithLoss
-from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
+from tensoropt.capture.no_grad import WritesWithoutGradient, inference_as_no_grad, keep_no_grad
 from tensoropt.capture.unsupported import refusing
 from tensoropt.errors import CaptureError
 
@@ -70,11 +70,11 @@ def _export(
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
     # with the model and is a quarter of all time. Only code that is run has to be there.
     with contextlib.ExitStack() as stack:
-        for context in (_quiet(), _any_names(), own_lines_kept(), _use_lazy_graph_module(True)):
+        for context in (_quiet(), any_names(), own_lines_kept(), _use_lazy_graph_module(True)):
             stack.enter_context(context)
         checkpoints, notes = stack.enter_context(as_it_trains(subject, args, kwargs))
         with contextlib.ExitStack() as tracing:
-            for context in (refusing(), inference_as_no_grad(), Detachments()):
+            for context in (refusing(), inference_as_no_grad(), Detachments(), WritesWithoutGradient()):
                 tracing.enter_context(context)
             # In inference there is no backward to keep.
             for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)) if training else ():
@@ -108,10 +108,18 @@ def as_it_trains(
     with contextlib.ExitStack() as stack:
         for context in (_no_cache(subject), _unmoved(), checkpoints.traced()):
             stack.enter_context(context)
+        # Compiled layers compute the same without, and nothing can be compiled under the modes of a capture.
+        stack.enter_context(_uncompiled())
         stack.enter_context(known_values())
         notes = stack.enter_context(followed_calls(on_meta))
         stack.enter_context(own_backwards(checkpoints.reentrant, keep=False))
         yield checkpoints, notes
+
+
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def run_as_it_trains(subject: torch.nn.Module) -> Callable[..., Any]:
@@ -195,21 +203,6 @@ def _handlers_of_pytorch() -> list[logging.Handler]:
 
 def _nothing(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.CRITICAL
-
-
-@contextlib.contextmanager
-def _any_names() -> Iterator[None]:
-    """Names of modules may hold quotes and newlines, or be Python's own words; PyTorch writes them into code
-    as they are."""
-
-    def written(base: str, target: str) -> str:
-        for name in target.split("."):
-            plain = name.isidentifier() and not keyword.iskeyword(name)
-            base = f"{base}.{name}" if plain else f"getattr({base}, {name!r})"
-        return base
-
-    with mock.patch.object(torch.fx.graph, "_format_target", written):
-        yield
 
 
 @contextlib.contextmanager

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import keyword
+from collections.abc import Iterator
+from unittest import mock
+
 import torch
 
 
@@ -20,3 +25,18 @@ def register(root: torch.nn.Module, key: str, tensor: torch.Tensor) -> None:
         module.register_parameter(last, tensor)
     else:
         module.register_buffer(last, tensor)
+
+
+@contextlib.contextmanager
+def any_names() -> Iterator[None]:
+    """Names of modules may hold quotes and newlines, or be Python's own words; PyTorch writes them into code
+    as they are."""
+
+    def written(base: str, target: str) -> str:
+        for name in target.split("."):
+            plain = name.isidentifier() and not keyword.iskeyword(name)
+            base = f"{base}.{name}" if plain else f"getattr({base}, {name!r})"
+        return base
+
+    with mock.patch.object(torch.fx.graph, "_format_target", written):
+        yield

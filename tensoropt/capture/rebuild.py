@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tensoropt.capture.keys import register
+from tensoropt.capture.keys import any_names, register
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
 from tensoropt.ops.overloads import returns_one_tensor
@@ -44,7 +44,8 @@ class _Rebuilding:
         outputs = tuple(self.nodes[name] for name in self.source.outputs)
         self.graph.output(outputs[0] if len(outputs) == 1 else outputs)
         self.graph.lint()
-        module = fx.GraphModule(self.root, self.graph, class_name="RebuiltModel")
+        with any_names():
+            module = fx.GraphModule(self.root, self.graph, class_name="RebuiltModel")
         self._tie(module)
         return module
 

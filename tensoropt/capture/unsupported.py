@@ -10,6 +10,7 @@ import contextlib
 import functools
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,9 +243,22 @@ def kind_of_tensor(value: Any) -> Unsupported | None:
 
 def refuse_here(kind: Unsupported) -> None:
     """Raise the refusal with the line at which the model's code is; nothing where it is PyTorch's doing."""
-    frame = calling_frame()
+    frame = None if getattr(_own, "calls", False) else calling_frame()
     if frame is not None:
         raise kind.refused("the model", quoted_line(frame))
+
+
+_own = threading.local()
+
+
+@contextlib.contextmanager
+def own_calls() -> Iterator[None]:
+    """While the context is open nothing is refused: capture itself calls PyTorch, below the model's code."""
+    before, _own.calls = getattr(_own, "calls", False), True
+    try:
+        yield
+    finally:
+        _own.calls = before
 
 
 @contextlib.contextmanager

@@ -154,7 +154,7 @@ _OF_MESSAGES = (
     (r"no autograd formula|does not support automatic differentiation|is not differentiable", NO_BACKWARD),
     (r"\.numpy\(\)|numpy", NUMPY),
     (r"TensorWrapper|fake tensor in the exported program constant", GRADIENT),
-    (r"[Dd]ata-dependent|GuardOnDataDependent|unbacked", VALUE),
+    (r"[Dd]ata-dependent|DataDependent|unbacked", VALUE),
     (r"[Ss]parse", SPARSE),
     (r"[Nn]ested", NESTED),
     (r"quantized", QUANTISED),

@@ -109,7 +109,7 @@ def rounded(x: Any, code: int, saturate: bool) -> Any:
     if narrow.bits != 4:
         raise OnnxError(f"conversion to {_T.DataType.Name(code)} cannot be imported")  # type: ignore[arg-type]
     # Steps of 1/2 below 2, of 1 below 4, of 2 up to 6, the largest; ties go to even ones.
-    size = torch.clamp(torch.abs(x), max=6.0)
+    size = torch.nan_to_num(torch.clamp(torch.abs(x), max=6.0), nan=0.0)
     step = torch.where(torch.lt(size, 2.0), 0.5, torch.where(torch.lt(size, 4.0), 1.0, 2.0))
     return torch.copysign(torch.round(size / step) * step, x)
 

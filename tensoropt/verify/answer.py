@@ -31,7 +31,8 @@ def answer_of(
         file: an ONNX file against the import of it; None for models of other sources.
 
     Returns:
-        ``ok``; ``checked_on`` in words; ``plans``, an entry for each (:func:`entry_of`); ``module``; ``file``.
+        ``ok``; ``checked_on`` in words; ``plans``, an entry for each (:func:`entry_of`); ``module``; and
+        ``file``.
     """
     plans = [entry_of(*row) for row in zip(executables, predictions, findings, strict=True)]
     faithful = module is None or within_tolerance(module.differences)

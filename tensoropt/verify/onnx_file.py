@@ -1,4 +1,4 @@
-"""An ONNX file by the package's own evaluator, beside what was imported: does the graph say what the file says?
+"""An ONNX file by the package's own evaluator, beside what was imported: do they compute the same?
 
 Everything else compares plans with the imported module, which cannot see a mistake of the import.
 """
@@ -30,7 +30,7 @@ class FileFindings:
     """What was found of a file.
 
     Attributes:
-        difference: the largest of any output's, relative to its largest value; None where nothing was compared.
+        difference: the largest of any output's, relative to its largest value; None: nothing was compared.
         ok: whether that is rounding.
         why: nothing was compared, or "".
     """

@@ -1,4 +1,4 @@
-"""A file is compared with what was imported of it: what is wrong shows, and what cannot be compared is said."""
+"""A file is compared with what was imported of it: what is wrong shows; else it is said why not."""
 
 from __future__ import annotations
 

@@ -39,17 +39,17 @@ DTYPES: dict[Any, torch.dtype] = {
 
 @dataclass(frozen=True)
 class Narrow:
-    """An element type that PyTorch has no arithmetic for, and how it is held here.
+    """An element type that PyTorch has no arithmetic for, and how it lies in memory here.
 
     Attributes:
         bits: of one element in the file, where several share a byte.
-        held: the dtype that has all its values.
-        bounds: its range, for whole numbers, which ``held`` does not have.
+        dtype: the PyTorch type that has all its values.
+        bounds: its range, for whole numbers, which ``dtype`` does not have.
         rounding: the dtype that rounds as it does, for floats of eight bits.
     """
 
     bits: int
-    held: torch.dtype
+    dtype: torch.dtype
     bounds: tuple[int, int] | None = None
     rounding: torch.dtype | None = None
 
@@ -85,7 +85,7 @@ def torch_dtype(code: int, what: str) -> torch.dtype:
     Raises:
         OnnxError: it has none (strings).
     """
-    dtype = NARROW[code].held if code in NARROW else DTYPES.get(code)
+    dtype = NARROW[code].dtype if code in NARROW else DTYPES.get(code)
     if dtype is None:
         known = code in _T.DataType.values()
         name = _T.DataType.Name(code) if known else f"number {code}"  # type: ignore[arg-type]

@@ -197,12 +197,13 @@ def _line_of(node: torch.fx.Node) -> str:
 
 
 def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    if "device" in kwargs:
-        # Constants are computed and kept on the CPU, wherever the model was exported.
-        kwargs["device"] = torch.device("cpu")
     tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     # One operand without data: the result has none either, and is known by its shape alone.
-    if any(t.is_meta for t in tensors):
+    without_data = any(t.is_meta for t in tensors)
+    if "device" in kwargs:
+        # Constants are computed and kept on the CPU, wherever the model was exported.
+        kwargs["device"] = torch.device("meta" if without_data else "cpu")
+    if without_data:
         args, kwargs = torch.utils._pytree.tree_map(
             lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, kwargs)
         )

@@ -155,7 +155,7 @@ _OF_MESSAGES = (
     (r"no autograd formula|does not support automatic differentiation|is not differentiable", NO_BACKWARD),
     (r"\.numpy\(\)|numpy", NUMPY),
     (r"TensorWrapper|fake tensor in the exported program constant", GRADIENT),
-    (r"[Dd]ata-dependent|GuardOnDataDependent|unbacked", VALUE),
+    (r"[Dd]ata-dependent|DataDependent|unbacked", VALUE),
     (r"[Ss]parse", SPARSE),
     (r"[Nn]ested", NESTED),
     (r"quantized", QUANTISED),
@@ -202,7 +202,7 @@ def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     elif kwargs.get("generator") is not None:
         kind = GENERATOR
     if kind is not None:
-        refuse_here(kind)
+        refuse_at_the_call(kind)
 
 
 _OF_CALLS = {
@@ -227,7 +227,7 @@ def refuse_result(result: Any) -> None:
     """Refuse what a call gave, if it is a tensor of a kind that no plan can hold."""
     kind = kind_of_tensor(result)
     if kind is not None:
-        refuse_here(kind)
+        refuse_at_the_call(kind)
 
 
 def kind_of_tensor(value: Any) -> Unsupported | None:
@@ -241,7 +241,7 @@ def kind_of_tensor(value: Any) -> Unsupported | None:
     return SPARSE if value.layout not in (torch.strided, torch._mkldnn) else None
 
 
-def refuse_here(kind: Unsupported) -> None:
+def refuse_at_the_call(kind: Unsupported) -> None:
     """Raise the refusal with the line at which the model's code is; nothing where it is PyTorch's doing."""
     frame = None if getattr(_own, "calls", False) else calling_frame()
     if frame is not None:
@@ -276,7 +276,7 @@ def refusing() -> Iterator[None]:
 def _refused(function: Callable[..., Any], kind: Unsupported) -> Callable[..., Any]:
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        refuse_here(kind)
+        refuse_at_the_call(kind)
         return function(*args, **kwargs)
 
     return checked
@@ -292,7 +292,7 @@ def _refused_unless_plain(function: Callable[..., Any]) -> Callable[..., Any]:
             frame = frame.f_back
         name = Path(frame.f_code.co_filename).stem if frame is not None else ""
         if name != "associative_scan":
-            refuse_here(higher_order(name))
+            refuse_at_the_call(higher_order(name))
         return function(*args, **kwargs)
 
     return checked

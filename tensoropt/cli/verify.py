@@ -146,6 +146,7 @@ def verify_text(data: dict[str, Any]) -> str:
         remarks.append(
             "the unsplit graph is not compared with the model itself: its dropout draws other numbers"
         )
+    remarks += _file_remark(data.get("file"))
     passed = sum(p["ok"] for p in data["plans"])
     count = f"{passed} of {len(data['plans'])} plans"
     faithful = data["module"] is None or data["module"]["ok"]
@@ -172,6 +173,19 @@ def _unfaithful(module: dict[str, Any]) -> str:
         "grad_fn) "
         "and for values that leave PyTorch"
     )
+
+
+def _file_remark(file: dict[str, Any] | None) -> list[str]:
+    """How an ONNX file's import compares with the file itself."""
+    if file is None:
+        return []
+    if file["difference"] is None:
+        return [f"the import is not compared with onnx's own evaluation of the file: {file['why']}"]
+    verdict = "" if file["ok"] else ", which is NOT rounding: the import is wrong"
+    return [
+        f"the import against onnx's own evaluation of the file: outputs differ by "
+        f"{_difference(file['difference'])}{verdict}"
+    ]
 
 
 def _in_order(plan: dict[str, Any]) -> str:

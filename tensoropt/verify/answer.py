@@ -7,6 +7,7 @@ from typing import Any
 
 from tensoropt.execute.executable import Executable
 from tensoropt.verify.findings import Findings
+from tensoropt.verify.onnx_file import FileFindings
 from tensoropt.verify.order import compare_order, in_order
 from tensoropt.verify.places import Place
 from tensoropt.verify.predict import Prediction
@@ -21,22 +22,26 @@ def answer_of(
     findings: Sequence[Findings],
     place: Place,
     module: ModuleFindings | None,
+    file: FileFindings | None = None,
 ) -> dict[str, Any]:
     """The answer about strategies that were predicted and looked at, as plain data with fixed keys.
 
     Args:
         module: the unsplit graph against the module; None where they were not compared.
+        file: an ONNX file against the import of it; None for models of other sources.
 
     Returns:
-        ``ok``; ``checked_on`` in words; ``plans``, an entry for each (:func:`entry_of`); ``module``.
+        ``ok``; ``checked_on`` in words; ``plans``, an entry for each (:func:`entry_of`); ``module``; and
+        ``file``.
     """
     plans = [entry_of(*row) for row in zip(executables, predictions, findings, strict=True)]
     faithful = module is None or module.ok
     return {
-        "ok": faithful and all(p["ok"] for p in plans),
+        "ok": faithful and (file is None or file.ok) and all(p["ok"] for p in plans),
         "checked_on": place.text,
         "plans": plans,
         "module": None if module is None else _module_data(module),
+        "file": None if file is None else {"difference": file.difference, "ok": file.ok, "why": file.why},
     }
 
 

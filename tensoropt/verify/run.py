@@ -22,6 +22,7 @@ from tensoropt.types import Progress
 from tensoropt.verify.answer import answer_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.findings import Findings
+from tensoropt.verify.onnx_file import verify_file
 from tensoropt.verify.places import Place
 from tensoropt.verify.predict import Prediction
 from tensoropt.verify.rank_checks import CheckOptions, hold_model
@@ -114,7 +115,8 @@ def run_and_answer(
         if place.shared:
             options = replace(options, timed_steps=0)
         findings = _on_real_ranks(spec, strategies, pool, options, progress)
-    return answer_of(list(map(executable_of, strategies)), predictions, findings, place, module)
+    executables = list(map(executable_of, strategies))
+    return answer_of(executables, predictions, findings, place, module, verify_file(spec))
 
 
 def _on_real_ranks(

@@ -72,3 +72,25 @@ def test_a_shadow_is_taken_away_after_an_error() -> None:
         fail()
     assert model.first.weight is weight
     assert not model.plain.is_meta
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_without_data_may_be_given_another_type(dtype):
+    """Its buffers are cast in forward: a constant without data has none in another type either."""
+
+    class Rotary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+            self.register_buffer("frequencies", torch.arange(8.0), persistent=False)
+
+        def forward(self, x):
+            angles = self.frequencies.float().expand(1, 8).to(x.device)
+            return (self.a(x) * angles.cos().to(x.dtype)).float().sum()
+
+    with torch.device("meta"):
+        model = Rotary()
+    model.to(dtype)
+    graph = capture(model, (torch.empty(4, 8, dtype=dtype, device="meta"),)).graph
+    whole = Rotary().to(dtype)
+    assert graph.operators == capture(whole, (torch.ones(4, 8, dtype=dtype),)).graph.operators

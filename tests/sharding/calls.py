@@ -140,6 +140,10 @@ call("expand", lambda m, x: (x * m.w).unsqueeze(1).expand(4, 12, 6, 8), CUBE, w=
 call("roll", lambda m, x: torch.roll(x * m.w, 2, 1), CUBE, w=(8,))
 call("flip", lambda m, x: torch.flip(x * m.w, (1,)), CUBE, w=(8,))
 call("repeat", lambda m, x: (x * m.w).repeat(1, 2, 1), CUBE, w=(8,))
+call("histogram", lambda m, x: (x * m.w).sum() * torch.histc(x, 4, -1.0, 1.0), X, w=(8,))
+call("histogram-of-all", lambda m, x: (x * m.w).sum() * torch.histc(x, 4), X, w=(8,))
+call("repeat-interleaved-flat", lambda m, x: (x * m.w).repeat_interleave(2), CUBE, w=(8,))
+call("repeat-interleaved-row", lambda m, x: (x * m.w).repeat_interleave(3), torch.randn(8), w=(8,))
 call("repeat-interleaved", lambda m, x: (x * m.w).repeat_interleave(2, 1), CUBE, w=(8,))
 call(
     "repeat-interleaved-sized",

@@ -98,6 +98,6 @@ def test_a_graph_unlike_its_module_fails_all() -> None:
     for module, ok in ((None, True), (ModuleFindings(Differences(1e-7, 1e-6), {}), True),
                        (ModuleFindings(Differences(1e-7, 0.1), {}), False)):  # fmt: skip
         answer = answer_of([executable()], [PREDICTED], [RIGHT], place, module)
-        assert list(answer) == ["ok", "checked_on", "plans", "module"]
+        assert list(answer) == ["ok", "checked_on", "plans", "module", "file"]
         assert answer["ok"] is ok
         assert answer["plans"][0]["ok"]

@@ -7,6 +7,7 @@ through ``..`` or a link, is refused.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,39 @@ DTYPES: dict[Any, torch.dtype] = {
     _T.COMPLEX64: torch.complex64,
     _T.COMPLEX128: torch.complex128,
 }
-_PACKED: dict[Any, torch.dtype] = {_T.INT4: torch.int8, _T.UINT4: torch.uint8}
-"""Two values per byte in the file, one per byte here."""
-FOUR_BITS: dict[int, tuple[int, int]] = {_T.INT4: (-8, 7), _T.UINT4: (0, 15)}
-"""Element types of four bits and their ranges, which the dtypes they are held in do not have."""
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """An element type that PyTorch has no arithmetic for, and how it lies in memory here.
+
+    Attributes:
+        bits: of one element in the file, where several share a byte.
+        dtype: the PyTorch type that has all its values.
+        bounds: its range, for whole numbers, which ``dtype`` does not have.
+        rounding: the dtype that rounds as it does, for floats of eight bits.
+    """
+
+    bits: int
+    dtype: torch.dtype
+    bounds: tuple[int, int] | None = None
+    rounding: torch.dtype | None = None
+
+
+_NARROW = {
+    "INT4": Narrow(4, torch.int8, (-8, 7)),
+    "UINT4": Narrow(4, torch.uint8, (0, 15)),
+    "INT2": Narrow(2, torch.int8, (-2, 1)),
+    "UINT2": Narrow(2, torch.uint8, (0, 3)),
+    "FLOAT4E2M1": Narrow(4, torch.float32),
+    "FLOAT8E4M3FN": Narrow(8, torch.float32, rounding=torch.float8_e4m3fn),
+    "FLOAT8E4M3FNUZ": Narrow(8, torch.float32, rounding=torch.float8_e4m3fnuz),
+    "FLOAT8E5M2": Narrow(8, torch.float32, rounding=torch.float8_e5m2),
+    "FLOAT8E5M2FNUZ": Narrow(8, torch.float32, rounding=torch.float8_e5m2fnuz),
+    "FLOAT8E8M0": Narrow(8, torch.float32),
+}
+NARROW: dict[int, Narrow] = {_T.DataType.Value(n): t for n, t in _NARROW.items() if hasattr(_T, n)}
+"""By ONNX's number of the type; older packages do not have all of them."""
 _TYPED_FIELDS: dict[Any, tuple[str, int]] = {
     _T.FLOAT: ("float_data", 1),
     _T.DOUBLE: ("double_data", 1),
@@ -50,17 +80,38 @@ _TYPED_FIELDS: dict[Any, tuple[str, int]] = {
 
 
 def torch_dtype(code: int, what: str) -> torch.dtype:
-    """The PyTorch dtype of an ONNX element type.
+    """The PyTorch dtype that holds an ONNX element type.
 
     Raises:
-        OnnxError: PyTorch has none (strings, float8, four bits).
+        OnnxError: it has none (strings).
     """
-    dtype = DTYPES.get(code) or _PACKED.get(code)
+    dtype = NARROW[code].dtype if code in NARROW else DTYPES.get(code)
     if dtype is None:
         known = code in _T.DataType.values()
         name = _T.DataType.Name(code) if known else f"number {code}"  # type: ignore[arg-type]
         raise OnnxError(f"{what} has the element type {name}, which cannot be imported")
     return dtype
+
+
+def rounded(x: Any, code: int, saturate: bool) -> Any:
+    """``x``, a tensor or a traced one, as floats of a few bits, held in float32.
+
+    Args:
+        saturate: what is too large becomes the largest number, instead of infinity or NaN.
+
+    Raises:
+        OnnxError: nothing here rounds as that type does.
+    """
+    x, narrow = x.to(torch.float32), NARROW[code]
+    if narrow.rounding is not None:
+        most = torch.finfo(narrow.rounding).max
+        return (torch.clamp(x, -most, most) if saturate else x).to(narrow.rounding).to(torch.float32)
+    if narrow.bits != 4:
+        raise OnnxError(f"conversion to {_T.DataType.Name(code)} cannot be imported")  # type: ignore[arg-type]
+    # Steps of 1/2 below 2, of 1 below 4, of 2 up to 6, the largest; ties go to even ones.
+    size = torch.nan_to_num(torch.clamp(torch.abs(x), max=6.0), nan=0.0)
+    step = torch.where(torch.lt(size, 2.0), 0.5, torch.where(torch.lt(size, 4.0), 1.0, 2.0))
+    return torch.copysign(torch.round(size / step) * step, x)
 
 
 def dims_of(tensor: onnx.TensorProto) -> tuple[int, ...]:
@@ -105,8 +156,8 @@ class TensorReader:
         else:
             field, per_element = _TYPED_FIELDS.get(tensor.data_type, ("int32_data", 1))
             count = len(getattr(tensor, field))
-            # Complex numbers take two entries each; two four-bit numbers share one.
-            needed = -(-elements // 2) if tensor.data_type in _PACKED else elements * per_element
+            # Complex numbers take two entries each; narrow ones share one, as they share a byte.
+            needed = expected if tensor.data_type in NARROW else elements * per_element
             if count != needed:
                 raise OnnxError(
                     f"{what} of shape {list(shape)} needs {needed} numbers, but the file holds {count}; it "
@@ -125,11 +176,16 @@ class TensorReader:
             path, offset, length = self._external(tensor)
             with path.open("rb") as stream:
                 stream.seek(offset)
-                return _from_bytes(stream.read(length), tensor.data_type, dtype, shape)
+                data = stream.read(length)
+            if tensor.data_type in NARROW:
+                inside = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=data)
+                return _narrow(inside, dtype, shape)
+            return _from_bytes(data, dtype, shape)
+        if tensor.data_type in NARROW:
+            return _narrow(tensor, dtype, shape)
         if tensor.HasField("raw_data"):
-            return _from_bytes(tensor.raw_data, tensor.data_type, dtype, shape)
-        array = onnx.numpy_helper.to_array(tensor)
-        return _from_bytes(array.tobytes(), tensor.data_type, dtype, shape, unpacked=True)
+            return _from_bytes(tensor.raw_data, dtype, shape)
+        return _from_bytes(onnx.numpy_helper.to_array(tensor).tobytes(), dtype, shape)
 
     def _external(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
         """(file, offset, bytes) of external data, checked."""
@@ -172,21 +228,21 @@ class TensorReader:
 
 
 def _stored_bytes(code: int, dtype: torch.dtype, elements: int) -> int:
-    return -(-elements // 2) if code in _PACKED else elements * dtype.itemsize
+    return -(-elements * NARROW[code].bits // 8) if code in NARROW else elements * dtype.itemsize
 
 
-def _from_bytes(
-    data: bytes, code: int, dtype: torch.dtype, shape: tuple[int, ...], *, unpacked: bool = False
-) -> torch.Tensor:
+def _narrow(tensor: onnx.TensorProto, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Values that share bytes, or that NumPy has no type for, as the package itself reads them."""
+    if math.prod(shape) == 0:
+        return torch.empty(shape, dtype=dtype)
+    array = onnx.numpy_helper.to_array(tensor)
+    return torch.from_numpy(array.astype(str(dtype).removeprefix("torch.")).copy()).reshape(shape)
+
+
+def _from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
     raw = np.frombuffer(data, dtype=np.uint8)
-    if code in _PACKED and not unpacked:
-        # The low half of a byte comes first; the last half is padding where the number is odd.
-        raw = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[: math.prod(shape)]
-        if code == _T.INT4:
-            # Extends the sign from bit 3: 8 to 15 stand for -8 to -1.
-            raw = ((raw.astype(np.int8) ^ 8) - 8).view(np.uint8)
     # A copy: what `frombuffer` gives is read-only memory of the file's bytes.
     owned = torch.from_numpy(raw.copy())
     return owned.view(dtype).reshape(shape) if dtype != torch.bool else owned.bool().reshape(shape)

@@ -88,13 +88,20 @@ def diff(b: Builder) -> None:
 
 
 def repeat_interleave(b: Builder) -> None:
-    """Every element of a dim becomes several neighbours: an inner loop that is never split."""
+    """Every element of a dim becomes several neighbours: an inner loop that is never split.
+
+    Without a dim it is those of all dims, one behind the other.
+    """
     shape, count, dim = b.tensor(b.arg(0)).shape, b.arg(1), b.arg(2, "dim")
-    if dim is None or not isinstance(count, int):
+    if not isinstance(count, int):
         raise Opaque(b.op.name)
     loops = b.loops(shape)
     copies: list[Loops] = list(loops)
-    copies[dim % len(shape)] = (loops[dim % len(shape)], b.loop("copy", count, splittable=False))
+    copy = b.loop("copy", count, splittable=False)
+    if dim is None:
+        copies = [(*loops, copy)]
+    else:
+        copies[dim % len(shape)] = (loops[dim % len(shape)], copy)
     b.read(b.arg(0), loops)
     b.write(copies)
     b.linear = True

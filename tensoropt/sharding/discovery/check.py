@@ -32,7 +32,14 @@ from tensoropt.sharding.discovery.thread_ranks import ThreadedRanks
 from tensoropt.sharding.reshard.steps import forward_placements, gradient_placements
 
 Tensors = dict[str, torch.Tensor]
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+_TOLERANCE = {
+    torch.float64: 1e-8,
+    torch.complex128: 1e-8,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.bfloat16: 4e-2,
+    torch.float16: 4e-3,
+}
 """Relative errors that count as rounding. The numbers are assumptions: far above a type's precision, as sums
 of pieces round in another order, and far below what a wrong claim gives."""
 
@@ -200,12 +207,16 @@ def _whole(
     else:
         raise _Wrong("error", "", f"the whole operator fails: {error}")
     gradients = {
-        name: (scale * torch.randn(value.shape, generator=generator, dtype=torch.float64)).to(value.dtype)
+        name: (scale * torch.randn(value.shape, generator=generator, dtype=_widest(value))).to(value.dtype)
         for name, value in outputs.items()
         if _carries_gradient(graph, name)
     }
     run = _execute(op, graph, call, values, gradients, SingleDevice())
     return values, run, gradients
+
+
+def _widest(value: torch.Tensor) -> torch.dtype:
+    return torch.complex128 if value.is_complex() else torch.float64
 
 
 def _carries_gradient(graph: OperatorGraph, name: str) -> bool:

@@ -36,7 +36,7 @@ from tensoropt.sharding.discovery.additive import adds_up
 from tensoropt.sharding.discovery.check import check_choices
 from tensoropt.sharding.discovery.probe_operators import ProbeOperator, probes_of, value_matters
 
-VERSION = 1
+VERSION = 2
 """Part of every key; raised when the way of searching changes."""
 MOST_TIES = 64
 """Ways to cut a dim together with dims of other operands that are tried. The number is an assumption: it only
@@ -150,7 +150,19 @@ def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Disc
     if before is not None and alike and all(_holds(p, before.splits, before.linear) for p in probes):
         return before
     refused = "; ".join({r for r in map(_unsteady, probes) if r})
-    return Discovery(refused=refused) if refused else replace(_search(probes), additive=additive)
+    if refused:
+        return Discovery(refused=refused)
+    found = _search(probes)
+    splits = tuple(split for split in found.splits if _fits(op, graph, split))
+    return replace(found, splits=splits, additive=additive)
+
+
+def _fits(op: Operator, graph: OperatorGraph, split: Split) -> bool:
+    """Whether all dims of a loop are as long at the operator's own sizes, which no probe may have had."""
+    read = zip(dict.fromkeys(op.inputs()), split.reads, strict=True)
+    sizes = {graph.tensors[name].shape[dim] for name, dim in read if dim is not None}
+    written = zip(op.outputs, split.writes, strict=True)
+    return len(sizes | {graph.tensors[name].shape[dim] for name, dim in written if dim >= 0}) == 1
 
 
 def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
@@ -274,16 +286,22 @@ def _search(probes: Sequence[ProbeOperator]) -> Discovery:
     first = probes[0]
     found: list[Split] = []
     taken: set[tuple[int, int]] = set()
+    written: set[tuple[int, int]] = set()
     for operand, tensor in enumerate(first.operands):
         for dim in range(len(tensor.shape)):
             # A dim belongs to one loop only, as it does in a rule.
             if (operand, dim) in taken or tensor.shape[dim] < 2:
                 continue
             for split in _candidates(first, operand, dim, taken):
+                cut = {(i, d) for i, d in enumerate(split.writes) if d >= 0}
+                # A dim of an output belongs to one loop only, too.
+                if cut & written:
+                    continue
                 # Loops found before were checked when they were found; the new one is checked alone and with
                 # each of them.
                 if all(_holds(probe, (*found, split), False, first=len(found)) for probe in probes):
                     found.append(split)
+                    written |= cut
                     taken.update((i, d) for i, d in enumerate(split.reads) if d is not None)
                     break
     # A partial sum that passes a function's own backward is proven by a few samples only where nothing in it
@@ -309,7 +327,8 @@ def _candidates(probe: ProbeOperator, operand: int, dim: int, taken: set[tuple[i
         pieces = _pieces(probe, values, reads, size)
         if pieces is None:
             continue
-        writes = [_recombined(w, parts) for w, parts in zip(whole, zip(*pieces, strict=True), strict=True)]
+        parts_of = zip(*pieces, strict=True)
+        writes = [_recombined(w, parts, size) for w, parts in zip(whole, parts_of, strict=True)]
         if all(w is not None for w in writes):
             yield Split(tuple(reads), tuple(w for w in writes if w is not None))
 
@@ -332,13 +351,17 @@ def _pieces(
     return results if all(len(r) == len(probe.outputs) for r in results) else None
 
 
-def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> int | None:
-    """The dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None."""
+def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -> int | None:
+    """The dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None.
+
+    A loop has one size: a dim of another size than the one cut (each row is repeated, say) is not the loop's,
+    although its pieces lie one behind the other.
+    """
     if len({p.shape for p in parts}) != 1:
         return None
     for dim in range(whole.dim()):
         shape = [s * len(parts) if i == dim else s for i, s in enumerate(parts[0].shape)]
-        if list(whole.shape) == shape and whole.shape[dim] > 1 and _equal(torch.cat(list(parts), dim), whole):
+        if list(whole.shape) == shape and shape[dim] == size and _equal(torch.cat(list(parts), dim), whole):
             return dim
     if parts[0].shape != whole.shape:
         return None
@@ -350,13 +373,15 @@ def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> int | Non
     total = torch.stack(list(parts)).sum(0).to(whole.dtype)
     if _equal(total, whole):
         return SUM
-    return MEAN if whole.is_floating_point() and _equal(total / len(parts), whole) else None
+    exact = whole.is_floating_point() or whole.is_complex()
+    return MEAN if exact and _equal(total / len(parts), whole) else None
 
 
 def _equal(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -> bool:
     if found.shape != wanted.shape:
         return False
-    if not wanted.is_floating_point() or tolerance == 0.0:
+    inexact = wanted.is_floating_point() or wanted.is_complex()
+    if not inexact or tolerance == 0.0:
         return bool(((found == wanted) | ((found != found) & (wanted != wanted))).all())
     # Sums of pieces round in another order; that 8 roundings are enough for half precision is an assumption.
     tolerance = max(tolerance, 8 * torch.finfo(wanted.dtype).eps)

@@ -28,7 +28,7 @@ def distribute(
 
 
 def _noise(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    if value.is_floating_point():
+    if value.is_floating_point() or value.is_complex():
         return torch.randn(value.shape, generator=generator, dtype=value.dtype)
     return torch.randint(0, 5, value.shape, generator=generator, dtype=value.dtype)
 
@@ -72,6 +72,11 @@ def difference(
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    if expected.is_complex():
+        # Part by part, as infinities and NaN of complex numbers are.
+        return found.is_complex() and _close(*map(_parts, (found, expected)), tolerance)
+    if found.is_complex():
+        return False
     if not expected.is_floating_point():
         return torch.equal(found, expected)
     finite = expected.nan_to_num(posinf=0.0, neginf=0.0).abs()
@@ -81,6 +86,11 @@ def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> boo
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
+def _parts(value: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(value.resolve_conj())
+
+
 def _far(found: torch.Tensor, expected: torch.Tensor) -> str:
-    distance = (found.double() - expected.double()).norm()
-    return f"{100 * float(distance / expected.double().norm().clamp_min(1e-300)):.3g} %"
+    wide = torch.complex128 if found.is_complex() or expected.is_complex() else torch.float64
+    found, expected = found.to(wide), expected.to(wide)
+    return f"{100 * float((found - expected).norm() / expected.norm().clamp_min(1e-300)):.3g} %"

@@ -25,7 +25,8 @@ RANDOM = re.compile("bernoulli|training_dropout(_default)?$")
 """Only shape and type can be compared: the generator is another one."""
 REFUSALS = (
     "operators that are not supported",
-    "has the element type",  # strings, float8, two bits
+    "has the element type",  # strings
+    "conversion to FLOAT8E8M0",
     "is no tensor (a sequence, map or optional)",
     "is a sequence; only tensors can be returned",
     "depends on the values of an input",
@@ -54,13 +55,15 @@ def decoded(value: Any) -> Any:
 
 
 def tensor(value: Any) -> torch.Tensor:
-    """A case's value as PyTorch holds it; four bits lie in a byte."""
+    """A case's value as PyTorch holds it; whole numbers of a few bits lie in a byte, floats in four."""
     array = np.asarray(decoded(value))
     name = array.dtype.name
     if name == "bfloat16":
         return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
-    if name in ("int4", "uint4"):
-        array = array.astype(name.replace("4", "8"))
+    if name in ("int2", "uint2", "int4", "uint4"):
+        array = array.astype(f"{name[:-1]}8")
+    if name.startswith(("float4", "float8")):
+        array = array.astype(np.float32)
     return torch.from_numpy(np.array(array))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import time
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -14,10 +15,12 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.ops import registry
+from tensoropt.ops.layouts import PARTIAL
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.discovery import discover as discovery
 from tensoropt.sharding.discovery.discover import Discovery, Split, discover, signature
 from tensoropt.sharding.discovery.graph_check import check_graph
+from tensoropt.sharding.discovery.pieces import difference, distribute
 from tests.sharding.calls import CALLS, graph_of_call
 
 LIBRARY = "tensoropt_discovery_tests"
@@ -117,6 +120,28 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op(f"{LIBRARY}::doubled", mutates_args=())
+def doubled(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """Every row twice, or every element of all rows: pieces lie one behind the other in a longer dim."""
+    return x.repeat_interleave(2, 0) if rows else x.flatten().repeat_interleave(2)
+
+
+@doubled.register_fake
+def _(x: torch.Tensor, rows: int) -> torch.Tensor:
+    return x.new_empty((2 * x.shape[0], x.shape[1]) if rows else 2 * x.numel())
+
+
+@torch.library.custom_op(f"{LIBRARY}::turned", mutates_args=())
+def turned(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A discrete Fourier transform of every row: sums of another order in every run of pieces."""
+    return torch.fft.fft(x.double()).to(torch.complex64) * torch.exp(1j * w)
+
+
+@turned.register_fake
+def _(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, dtype=torch.complex64)
+
+
 _ENDINGS = {"hangs": lambda: time.sleep(3600), "crashes": os.abort}
 
 
@@ -209,6 +234,37 @@ def test_a_dim_that_only_splits_in_whole_pairs_is_left_alone():
     assert found(graph_of(lambda x, w: pairs(x) * w, mode="inference"), "pairs").splits == (
         Split((1,), (1,)),
     )
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_dim_that_grows_is_not_the_loop_that_was_cut(rows):
+    """Pieces of 24 rows that give 48 recombine, but no loop has both sizes."""
+    graph = graph_of(lambda x, w: doubled(x, rows) * (w if rows else w.sum()), mode="inference")
+    splits = found(graph, "doubled").splits
+    assert splits == ((Split((1,), (1,)),) if rows else ())
+    atoms = refine_graph(graph)
+    assert not check_graph(atoms, thorough=True).mismatches
+
+
+def test_complex_results_are_compared_with_their_rounding():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graph = graph_of(lambda x, w: turned(x, w).abs(), mode="inference")
+        assert found(graph, "turned").splits == (Split((0, None), (0,)),)
+        report = check_graph(refine_graph(graph), thorough=True)
+    assert not report.mismatches, str(report)
+
+
+def test_complex_pieces_that_differ_are_told_apart():
+    atoms, whole = ((4,), (8,)), torch.randn(4, 8, dtype=torch.complex64)
+    generator = torch.Generator().manual_seed(0)
+    for layout in ((0,), (PARTIAL,)):
+        pieces = distribute(whole, atoms, layout, (2,), generator)
+        assert difference(whole, pieces, atoms, layout, (2,), 1e-4) is None
+        wrong = {at: piece + 1e-2j for at, piece in pieces.items()}
+        assert difference(whole, wrong, atoms, layout, (2,), 1e-4)[0] == "value"
+        real = {at: piece.real for at, piece in pieces.items()}
+        assert difference(whole, real, atoms, layout, (2,), 1e-4)[0] == "value"
 
 
 class Memory(dict):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.capture.onnx.registry import Call, converter, positive
-from tensoropt.capture.onnx.tensors import FOUR_BITS, torch_dtype
+from tensoropt.capture.onnx.tensors import NARROW, rounded, torch_dtype
 from tensoropt.capture.onnx.values import Traced
 
 _UNARY: dict[str, Callable[..., Any]] = {
@@ -160,22 +160,27 @@ def bit_cast(call: Call) -> Traced:
 
 @converter("Cast")
 def cast(call: Call) -> Traced:
-    return _converted(call[0], call.attribute("to"))
+    return _converted(call[0], call.attribute("to"), bool(call.attribute("saturate", 1)))
 
 
 @converter("CastLike")
 def cast_like(call: Call) -> Traced:
     code = call.type_of(1)
-    return _converted(call[0], code) if code in FOUR_BITS else call[0].to(call[1].dtype)
+    if code not in NARROW:
+        return call[0].to(call[1].dtype)
+    return _converted(call[0], code, bool(call.attribute("saturate", 1)))
 
 
-def _converted(x: Traced, code: int) -> Traced:
-    """``x`` in another element type; what four bits cannot hold wraps around, as it does in NumPy."""
-    if code not in FOUR_BITS:
-        return x.to(torch_dtype(code, "its result"))
-    low, _ = FOUR_BITS[code]
-    wrapped = torch.remainder(x.to(torch.int32) - low, 16) + low
-    return wrapped.to(torch_dtype(code, "its result"))
+def _converted(x: Traced, code: int, saturate: bool) -> Traced:
+    """``x`` in another element type; what a few bits cannot hold wraps around, as it does in NumPy."""
+    dtype = torch_dtype(code, "its result")
+    if code not in NARROW:
+        return x.to(dtype)
+    bounds = NARROW[code].bounds
+    if bounds is None:
+        return rounded(x, code, saturate)
+    low, high = bounds
+    return (torch.remainder(x.to(torch.int32) - low, high - low + 1) + low).to(dtype)
 
 
 # -- activations ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.capture.onnx.ops.convolution import convolve
 from tensoropt.capture.onnx.registry import Call, converter, positive
-from tensoropt.capture.onnx.tensors import FOUR_BITS, torch_dtype
+from tensoropt.capture.onnx.tensors import NARROW, rounded, torch_dtype
 from tensoropt.capture.onnx.values import Traced
 
 _RANGE = {
@@ -38,11 +38,16 @@ def dequantised(x: Traced, scale: Traced, zero: Traced) -> Traced:
     return (wide if zero is None else wide - zero.to(torch.float32)) * scale.to(torch.float32)
 
 
-def quantised(x: Traced, scale: Traced, zero: Traced, dtype: torch.dtype, code: int = 0) -> Traced:
+def quantised(
+    x: Traced, scale: Traced, zero: Traced, dtype: torch.dtype, code: int = 0, saturate: bool = True
+) -> Traced:
     """``code``: the ONNX element type, which may have fewer bits than ``dtype``."""
+    if code in NARROW and NARROW[code].bounds is None:
+        # Floats of a few bits have a zero of their own: their zero point says which type it is.
+        return rounded(x.to(torch.float32) / scale.to(torch.float32), code, saturate)
     if dtype not in _RANGE:
         raise OnnxError(f"quantisation to {str(dtype).removeprefix('torch.')} cannot be imported")
-    low, high = FOUR_BITS.get(code, _RANGE[dtype])
+    low, high = (code in NARROW and NARROW[code].bounds) or _RANGE[dtype]
     steps = torch.round(x.to(torch.float32) / scale.to(torch.float32))
     steps = steps if zero is None else steps + zero.to(torch.float32)
     return torch.clamp(steps, low, high).to(dtype)
@@ -52,7 +57,8 @@ def quantised(x: Traced, scale: Traced, zero: Traced, dtype: torch.dtype, code: 
 def dequantize(call: Call) -> Traced:
     x, scale = call[0], call[1]
     out = dequantised(x, _along(scale, x, call), _along(call.optional(2), x, call))
-    return out.to(scale.dtype)
+    code = call.attribute("output_dtype", 0)
+    return out.to(torch_dtype(code, "its result") if code else scale.dtype)
 
 
 @converter("QuantizeLinear")
@@ -63,7 +69,8 @@ def quantize(call: Call) -> Traced:
         dtype, code = zero.dtype, call.type_of(2)
     elif code:
         dtype = torch_dtype(code, "its result")
-    return quantised(x, _along(call[1], x, call), _along(zero, x, call), dtype, code)
+    saturate = bool(call.attribute("saturate", 1))
+    return quantised(x, _along(call[1], x, call), _along(zero, x, call), dtype, code, saturate)
 
 
 @converter("DynamicQuantizeLinear")

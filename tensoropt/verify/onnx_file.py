@@ -1,0 +1,94 @@
+"""An ONNX file by the package's own evaluator, beside what was imported: do they compute the same?
+
+Everything else compares plans with the imported module, which cannot see a mistake of the import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tensoropt.engine.models import ModelSpec
+from tensoropt.errors import MeasurementError, TensorOptError
+from tensoropt.plan.model_source import OnnxOptions, is_onnx
+from tensoropt.ranks.timeouts import call_in_fork
+
+ALLOWED_S = 30.0
+"""Seconds that the evaluator may take, which computes in plain NumPy; larger files are not compared."""
+LARGEST_BYTES = 1 << 28
+"""Of a file that is compared; the evaluator holds several copies of it."""
+_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""Of the largest value, by an output's type; other types have 1e-3. Assumptions, as for other rounding."""
+_RANDOM = ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial")
+
+
+@dataclass(frozen=True)
+class FileFindings:
+    """What was found of a file.
+
+    Attributes:
+        difference: the largest of any output's, relative to its largest value; None: nothing was compared.
+        ok: whether that is rounding.
+        why: nothing was compared, or "".
+    """
+
+    difference: float | None
+    ok: bool = True
+    why: str = ""
+
+
+def verify_file(spec: ModelSpec) -> FileFindings | None:
+    """The imported file on example inputs against the evaluator; None for models of other sources."""
+    if not is_onnx(spec.source):
+        return None
+    if Path(spec.source).stat().st_size > LARGEST_BYTES:
+        return FileFindings(None, why="it is too large for onnx's evaluator")
+    options = spec.onnx or OnnxOptions()
+    try:
+        found = call_in_fork(lambda: _compared(spec.source, options, spec.seed), ALLOWED_S)
+    except MeasurementError as error:
+        return FileFindings(None, why=f"onnx's evaluator: {error}")
+    assert isinstance(found, FileFindings)
+    return found
+
+
+def _compared(source: str, options: OnnxOptions, seed: int) -> FileFindings:
+    import numpy as np
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    from tensoropt.capture.onnx import import_onnx
+
+    torch.set_num_threads(1)
+    try:
+        imported = import_onnx(source, dict(options.dims), outputs=options.outputs)
+        model = onnx.load(source)
+        drawn = sorted({node.op_type for node in model.graph.node if node.op_type.startswith(_RANDOM)})
+        if drawn:
+            return FileFindings(None, why=f"{drawn[0]} draws other numbers")
+        example = imported.example(seed)
+        feeds = {i.name: value.numpy() for i, value in zip(imported.inputs, example, strict=True)}
+        wanted = ReferenceEvaluator(model).run(list(imported.outputs), feeds)
+        with torch.no_grad():
+            result: Any = imported.module.eval()(*example)
+    except TensorOptError:
+        raise
+    except Exception as error:  # the evaluator lacks operators, and files do what nobody has thought of
+        return FileFindings(None, why=f"onnx's evaluator fails ({type(error).__name__})")
+    results = [result] if isinstance(result, torch.Tensor) else list(result)
+    worst, right = 0.0, True
+    for got, other in zip(results, wanted, strict=True):
+        expected = np.asarray(other).astype(np.float64)
+        found = got.double().numpy()
+        if found.shape != expected.shape:
+            return FileFindings(float("inf"), ok=False)
+        scale = max(float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)), 1e-6)
+        same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+        with np.errstate(invalid="ignore"):
+            far = np.where(same, 0.0, np.abs(found - expected) / scale)
+        far = float(np.nan_to_num(far, nan=np.inf).max(initial=0.0))
+        worst, right = max(worst, far), right and far <= _TOLERANCE.get(got.dtype, 1e-3)
+    return FileFindings(worst, ok=right)

@@ -29,7 +29,7 @@ from tensoropt.capture.keys import any_names
 from tensoropt.capture.known import known_values
 from tensoropt.capture.lines import own_lines_kept
 from tensoropt.capture.loss import WithLoss
-from tensoropt.capture.no_grad import WritesWithoutGradient, inference_as_no_grad, keep_no_grad
+from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
 from tensoropt.capture.unsupported import refusing
 from tensoropt.errors import CaptureError
 
@@ -74,7 +74,7 @@ def _export(
             stack.enter_context(context)
         checkpoints, notes = stack.enter_context(as_it_trains(subject, args, kwargs))
         with contextlib.ExitStack() as tracing:
-            for context in (refusing(), inference_as_no_grad(), Detachments(), WritesWithoutGradient()):
+            for context in (refusing(), inference_as_no_grad(), Detachments()):
                 tracing.enter_context(context)
             # In inference there is no backward to keep.
             for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)) if training else ():

@@ -14,28 +14,136 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx
-from torch.overrides import TorchFunctionMode
+
+from tensoropt.capture.lines import node_line
+from tensoropt.errors import CaptureError
 
 
 def keep_no_grad(exported: Any) -> None:
-    """Detach, in place, every result of a region that ran without gradients."""
+    """Detach, in place, every result of a region that ran without gradients; what a region has written to
+    keeps the gradient that it had.
+
+    Raises:
+        CaptureError: a region writes to a tensor that has a gradient, and the graph sees that memory under
+            another name, too.
+    """
     wrap = torch.ops.higher_order.wrap_with_set_grad_enabled
     for module in exported.graph_module.modules():
         if not isinstance(module, fx.GraphModule):
             continue
         regions = [n for n in module.graph.nodes if n.target is wrap and n.args[0] is False]
-        results = [user for n in regions for user in n.users if user.target is operator.getitem]
-        for result in results:
-            value = result.meta.get("val")
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
-                _detach(module.graph, result)
-        if results:
+        for region in regions:
+            writes = _writes_of(module, region)
+            for result in [user for user in region.users if user.target is operator.getitem]:
+                value = result.meta.get("val")
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    _detach(module.graph, result)
+            # What is known of gradients may follow from an earlier region.
+            having = _having_gradients(exported, module) if writes else set()
+            for write in writes:
+                if write.written in having:
+                    _pass_on(module.graph, region, write)
+        if regions:
             module.recompile()
+
+
+@dataclass(frozen=True)
+class _Write:
+    """A tensor from outside that a region writes to, and the results of the region that are that tensor."""
+
+    written: fx.Node
+    results: tuple[fx.Node, ...]
+
+
+def _writes_of(module: fx.GraphModule, region: fx.Node) -> list[_Write]:
+    inside = module.get_submodule(str(region.args[1].target)).graph  # type: ignore[union-attr]
+    given = [node for node in inside.nodes if node.op == "placeholder"]
+    bases, itself = {node: node for node in given}, {node: node for node in given}
+    written: dict[fx.Node, None] = {}
+    for node in inside.nodes:
+        first = node.args[0] if node.args else None
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not isinstance(first, fx.Node) or first not in bases:
+            continue
+        alias = schema.arguments[0].alias_info
+        if alias is not None and alias.is_write:
+            written[bases[first]] = None
+            if first in itself:
+                itself[node] = itself[first]
+        if alias is not None:
+            bases[node] = bases[first]
+    (returned,) = (node.args[0] for node in inside.nodes if node.op == "output")
+    got = {user.args[1]: user for user in region.users if user.target is operator.getitem}
+    return [
+        _Write(
+            region.args[2 + given.index(base)],  # type: ignore[arg-type]
+            tuple(got[i] for i, node in enumerate(returned) if itself.get(node) is base and i in got),
+        )
+        for base in written
+    ]
+
+
+def _having_gradients(exported: Any, module: fx.GraphModule) -> set[fx.Node]:
+    """The nodes that are made of something with a gradient."""
+    names = exported.graph_signature.inputs_to_parameters
+    trained = {name for name, key in names.items() if exported.state_dict[key].requires_grad}
+    found: set[fx.Node] = set()
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and not value.is_floating_point():
+            continue
+        cut = node.target is torch.ops.aten.detach.default
+        if node.name in trained or (not cut and not found.isdisjoint(node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+def _pass_on(graph: fx.Graph, region: fx.Node, write: _Write) -> None:
+    """What is read of a tensor after a region has the region's value, and the gradient of what was there."""
+    written, place = write.written, {node: number for number, node in enumerate(graph.nodes)}
+    later = [user for user in written.users if place[user] > place[region]]
+    sharing = [user for user in written.users if user is not region and _is_view(user)]
+    if _is_view(written) or any(place[u] > place[region] for view in sharing for u in view.users):
+        line = node_line(region)
+        raise CaptureError(
+            f"the model{f' at {line}' if line else ''} writes, without gradients, to a tensor that has one, "
+            "and of which it has a view; write to the tensor before the view is taken, or use torch.where"
+        )
+    aten = torch.ops.aten
+    with graph.inserting_before(region):
+        before = graph.call_function(aten.detach.default, (written,))
+        # Zero, with the gradient of what was there.
+        kept = graph.call_function(aten.sub.Tensor, (written, before))
+    last = max((user for user in region.users), key=lambda user: place[user], default=region)
+    with graph.inserting_after(last):
+        now = graph.call_function(aten.detach.default, (written,))
+    with graph.inserting_after(now):
+        passed = graph.call_function(aten.add.Tensor, (now, kept))
+    for node in (before, kept, now, passed):
+        node.meta = {**written.meta, "stack_trace": region.meta.get("stack_trace")}
+    for user in later:
+        if user is not region:
+            user.replace_input_with(written, passed)
+    for result in write.results:
+        for one in (result, *(user for user in result.users if user.target is aten.detach.default)):
+            one.replace_all_uses_with(
+                passed, delete_user_cb=lambda user: user.target is not aten.detach.default
+            )
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node shares the memory of its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.arguments:
+        return False
+    alias = schema.arguments[0].alias_info
+    return alias is not None and not alias.is_write
 
 
 @contextlib.contextmanager
@@ -53,38 +161,6 @@ def inference_as_no_grad() -> Iterator[None]:
     mode = torch.autograd.grad_mode.inference_mode
     with mock.patch.object(mode, "__enter__", enter), mock.patch.object(mode, "__exit__", leave):
         yield
-
-
-class WritesWithoutGradient(TorchFunctionMode):
-    """Writes to a tensor with a gradient while gradients are switched off: its value changes, its gradient is
-    passed on as if it had not.
-
-    Export hands on the result of such a write, and would detach it with all other results of the region.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.is_grad_enabled() or not _writes(func) or not _follows_others(args[0]):
-            return func(*args, **kwargs)
-        written = args[0]
-        value = written.detach().clone()
-        func(value, *args[1:], **kwargs)
-        with torch.enable_grad():
-            # Exactly the new value, as what is added is zero.
-            written.copy_(value + (written - written.detach()))
-        return written
-
-
-def _writes(func: Any) -> bool:
-    """Whether a function changes its first argument."""
-    name = getattr(func, "__name__", "")
-    if name.startswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__invert__"))
-    return name.endswith("_")
-
-
-def _follows_others(tensor: Any) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf
 
 
 def _detach(graph: fx.Graph, node: fx.Node) -> None:

@@ -130,7 +130,6 @@ class StageEngine(ShardedEngine):
     def end_backward_of(self) -> None:
         """The backward of a micro-batch is over."""
         self._trailing.take_in()
-        self.gradients.pop(self.runtime.micro_batch, None)
         while self._calls:
             self._calls[0].leave()
             self._trailing.add(self._calls.pop(0), self.shards.accumulated, last=self._last)
@@ -156,6 +155,7 @@ class StageEngine(ShardedEngine):
         """All micro-batches are over: reduce what is not reduced yet."""
         self.runtime.micro_batch = 0
         self.given = ()
+        self.gradients.clear()
         self.unsharded.reduce_last(self.shards.accumulated)
 
     # -- what crosses -----------------------------------------------------------------------------------

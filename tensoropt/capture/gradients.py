@@ -17,7 +17,9 @@ def without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
 
     A parameter that is read without gradient alone is trained by nobody: PyTorch's optimizers leave it as it
     is, and so it counts as frozen here, which a note says. One that is trained by some of its readers keeps
-    its own; :meth:`~tensoropt.sharding.groups.GroupGraph.learns` tells them apart. Operators through which no gradient flows read a detached tensor where others differentiate through it,
+    its own; :meth:`~tensoropt.sharding.groups.GroupGraph.learns` tells these apart.
+
+    Operators through which no gradient flows read a detached tensor where others differentiate through it,
     so that what lies between two operators has a gradient or has none.
     """
     if not graph.training:

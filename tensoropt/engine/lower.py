@@ -285,7 +285,11 @@ class _Lowering:
             origin, edge = self.places[name], self.strategy.use(name, group)
             if self.source.training and not self.strategy.graph.learns(name, group.name):
                 # It may be trained elsewhere: here autograd would keep what no gradient comes back for.
-                origin = self._mark(add_function(self.graph, functools.partial(torch.Tensor.detach), f"{name}_idle", (origin,)))
+                origin = self._mark(
+                    add_function(
+                        self.graph, functools.partial(torch.Tensor.detach), f"{name}_idle", (origin,)
+                    )
+                )
         else:
             source = self.strategy.source_layout(name)
             origin = self.everywhere.nodes[name, source] if name in self.strategy.hubs else self.made[name]

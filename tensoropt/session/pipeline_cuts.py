@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from tensoropt.costs.source import CostSource
+from tensoropt.errors import PlanError
 from tensoropt.pipeline.balance import (
     balanced,
     block_cuts,

@@ -247,7 +247,11 @@ class StepSchedule:
     @cached_property
     def first_users(self) -> Mapping[str, str]:
         """Per parameter the first group that uses it, for which copies are made."""
-        names = ((n, group.name) for group in reversed(self.graph.groups) for n in (*group.parameters, *group.shared))
+        names = (
+            (n, group.name)
+            for group in reversed(self.graph.groups)
+            for n in (*group.parameters, *group.shared)
+        )
         return dict(names)
 
 

@@ -268,7 +268,7 @@ def build_bare_stack_of_six() -> Built:
 
 
 class Nested(nn.Module):
-    """A part without gradient inside which one layer has a gradient again, of weights that are trained too."""
+    """A part without gradient, inside which one layer has a gradient again, of weights that are trained."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -93,7 +93,8 @@ def assert_in_the_predicted_order(loaded: CapturedModel, mesh: tuple[int, ...], 
     ],
 )  # fmt: skip
 def test_parameters_with_several_readers_and_without_gradient(build: str, dtype: str) -> None:
-    """Also the gathers of what other groups keep parts of, and of what gets no gradient of some of its uses."""
+    """Also what is gathered of parameters whose parts other groups keep, or of which some uses give no
+    gradient."""
     loaded = load_model(ModelSpec(f"{SITUATIONS}:{build}", compute_dtype=dtype))
     for number in range(5):
         assert_in_the_predicted_order(loaded, MESHES_OF_SMALL[number], random.Random(number))

@@ -3,6 +3,7 @@ model."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 
@@ -27,14 +28,15 @@ def check(pool: RankPool, build: str, count: int, schedules: tuple[str, ...] = t
     spec = ModelSpec(f"{SITUATIONS}:{build}")
     graph, drawn = load_model(spec).graph, list[PipelinedStrategy]()
     for schedule in schedules:
-        rng = random.Random(schedule)
-        for _ in range(count):
-            try:
-                drawn.append(random_pipeline(graph, (4, 2), schedule, rng))
-            except TensorOptError:
-                break
+        rng, found = random.Random(schedule), list[PipelinedStrategy]()
+        for _ in range(4 * count):
+            with contextlib.suppress(TensorOptError):
+                found.append(random_pipeline(graph, (4, 2), schedule, rng))
+        drawn += found[:count]
     plans = [executable_of(strategy).to_dict() for strategy in drawn]
-    for strategy, found in zip(drawn, verify_strategies(spec, plans, pool=pool, options=NUMBERS), strict=True):
+    for strategy, found in zip(
+        drawn, verify_strategies(spec, plans, pool=pool, options=NUMBERS), strict=True
+    ):
         assert not found.error
         assert found.numerics_ok, (strategy.schedule, strategy.cuts, found.differences, found.worst_gradient)
     return len(drawn)
@@ -49,7 +51,7 @@ def test_branches_without_gradient_are_cut(ranks: RankPool, build: str) -> None:
 @pytest.mark.distributed
 def test_what_takes_backward_apart_is_right_or_refused(ranks: RankPool) -> None:
     apart = tuple(name for name, one in SCHEDULES.items() if one.apart)
-    assert check(ranks, "build_weight_read_twice_in_each_block", 2, apart)
+    assert check(ranks, "build_weight_read_twice_in_each_block", 1, apart)
     assert not check(ranks, "build_transposed_early", 1, apart)
 
 
@@ -58,8 +60,9 @@ def test_what_takes_backward_apart_is_right_or_refused(ranks: RankPool) -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        "build_momentum_target", "build_detached_later", "build_target_without_gradient", "build_siamese_three",
-        "build_gradient_inside_no_grad", "build_split_weights", "build_merged_adapters",
+        "build_momentum_target", "build_detached_later", "build_target_without_gradient",
+        "build_siamese_three", "build_gradient_inside_no_grad", "build_split_weights",
+        "build_merged_adapters",
         "build_normed_weights", "build_fused_projections", "build_weight_read_twice_in_each_block",
     ],
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """What every test runs under: one thread, kernels with checked indices, a profile store of the run, fixed
 seeds, fixed hypothesis examples.
 
-The environment is set here, before anything imports torch, because its thread pools are sized once, and numba,
-which asks for its cache as kernels are declared.
+The environment is set here, before anything imports torch, because its thread pools are sized once, and
+numba, which asks for its cache as kernels are declared.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_variable] = "1"
 
 # A compiled kernel that is given a wrong length reads what lies behind the array; here it raises IndexError.
-# numba's cache does not tell kernels with checks from those without, so that these have one of their own, kept
-# for the next run. NUMBA_BOUNDSCHECK=0 tests the kernels that people run. Where numba is there already (forks
-# of tests/mutants) it has been told what it compiles.
+# numba's cache does not tell kernels with checks from those without, so that these have one of their own,
+# kept for the next run. NUMBA_BOUNDSCHECK=0 tests the kernels that people run. Where numba is there already
+# (forks of tests/mutants) it has been told what it compiles.
 if "numba" not in sys.modules and os.environ.setdefault("NUMBA_BOUNDSCHECK", "1") == "1":
     os.environ["NUMBA_CACHE_DIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "checked_kernels")
 

@@ -13,7 +13,11 @@ from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, map_refs
 
 
 def without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
-    """The graph with ``requires_grad`` taken from activations that the loss does not depend on smoothly.
+    """The graph with ``requires_grad`` taken from what the loss does not depend on smoothly.
+
+    A parameter that is read without gradient alone is trained by nobody: PyTorch's optimizers leave it as it
+    is, and so it counts as frozen here, which a note says. One that is trained by some of its readers keeps
+    its own; :meth:`~tensoropt.sharding.groups.GroupGraph.learns` tells these apart.
 
     Operators through which no gradient flows read a detached tensor where others differentiate through it,
     so that what lies between two operators has a gradient or has none.
@@ -27,7 +31,7 @@ def without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
             reached.update(name for name in op.inputs() if graph.tensors[name].requires_grad)
     tensors = {
         name: replace(tensor, requires_grad=False)
-        if tensor.kind == "activation" and tensor.requires_grad and name not in reached
+        if tensor.kind in ("activation", "parameter") and tensor.requires_grad and name not in reached
         else tensor
         for name, tensor in graph.tensors.items()
     }
@@ -40,7 +44,12 @@ def without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
         # One detach for all readers that take no gradient.
         operators += [_detached(name, op, tensors) for name in smooth if f"{name}_detached" not in tensors]
         operators.append(_reading(op, {name: f"{name}_detached" for name in smooth}))
-    return replace(graph, tensors=tensors, operators=tuple(operators))
+    idle = [str(t.key) for t in graph.parameters if t.requires_grad and not tensors[t.name].requires_grad]
+    notes = graph.notes
+    if idle:
+        few = ", ".join(idle[:5]) + (", ..." if len(idle) > 5 else "")
+        notes = (*notes, f"{len(idle)} parameters are read without gradient alone and not trained: {few}")
+    return replace(graph, tensors=tensors, operators=tuple(operators), notes=notes)
 
 
 _DETACH = "aten.detach.default"

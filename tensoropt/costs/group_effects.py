@@ -103,6 +103,7 @@ class GroupEffects(ParameterEffects):
                 neighbours,
                 last,
                 choice.turns.get(name),
+                self.graph.learns(name, group.name),
             )
             for name in (*group.parameters, *group.shared)
             if name in choice.stored
@@ -239,7 +240,7 @@ class GroupEffects(ParameterEffects):
     def _moves(self, choice: Choice, name: str, use: Use) -> bool:
         if self.goes_ahead(name, choice.stored[name], use):
             return False
-        return self.moves_to_use(name, self.way(name, choice.stored[name], use.layout))
+        return self.moves_to_use(name, self.way(name, choice.stored[name], use.layout), use)
 
     def _gathered_bytes(self, choice: Choice, uses: Mapping[str, Use], *, backward: bool) -> tuple[int, int]:
         """(bytes of parameters brought to their use that are there while the group runs, and are not kept;
@@ -249,13 +250,13 @@ class GroupEffects(ParameterEffects):
             if self.goes_ahead(name, choice.stored[name], use):  # it is counted from when it is sent
                 continue
             way = self.way(name, choice.stored[name], use.layout)
-            steps = self.use_steps(name, way)[0]
+            steps = self.use_steps(name, way, use)[0]
             # A copy that stays gathered was cast once when it was gathered; only the others are cast at each
             # use.
             cast = self.casts(name) and not way.unsharded
             if not steps and not cast:
                 continue
-            anew = self.made_anew(name, way)
+            anew = self.made_anew(name, way, use)
             if backward and not (anew and use.wanted):
                 continue
             size = self.bytes(name, use.layout)
@@ -286,7 +287,7 @@ class GroupEffects(ParameterEffects):
         return parts
 
     def _waiting(self, choice: Choice, uses: Mapping[str, Use]) -> dict[str, int]:
-        return self.waiting_bytes({name: (choice.stored[name], use.layout) for name, use in uses.items()})
+        return self.waiting_bytes({name: (choice.stored[name], use) for name, use in uses.items()})
 
     def _most_back(self, choice: Choice, uses: Mapping[str, Use], needed: int, *, handed: bool) -> int:
         """The most alive in backward beside what is kept.
@@ -308,7 +309,7 @@ class GroupEffects(ParameterEffects):
         sizes = {
             short[name]: self.bytes(name, use.layout)
             for name, use in uses.items()
-            if use.wanted and self.made_anew(name, ways[name])
+            if use.wanted and self.made_anew(name, ways[name], use)
             if not self.goes_ahead(name, choice.stored[name], use)
         }
         waiting = {short[name]: size for name, size in self._waiting(choice, uses).items()}
@@ -332,13 +333,13 @@ class GroupEffects(ParameterEffects):
                 continue
             stored, use = choice.stored[name], uses[name]
             way = self.way(name, stored, use.layout)
-            steps, size = self.use_steps(name, way)[1], self.bytes(name, use.layout)
-            narrow = self.casts(name) and self.learns(name) and not way.reduced_last
+            steps, size = self.use_steps(name, way, use)[1], self.bytes(name, use.layout)
+            narrow = self.casts(name) and self.gives(name, use) and not way.reduced_last
             waiting.pop(name, None)
             workspace = size + self.resharding_bytes(steps, name) if steps or narrow else 0
             if narrow:
                 workspace = max(workspace, size + self.stored_bytes(name, stored))
-            if name in joining and self.learns(name):
+            if name in joining and self.gives(name, use):
                 summed = self.bytes(name, way.source) if way.reduced_last else self.stored_bytes(name, stored)
                 # The group's own part and the new sum; what has arrived before and waits is counted by
                 # :meth:`stored`.

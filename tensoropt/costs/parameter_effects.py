@@ -60,7 +60,7 @@ class ParameterEffects(TogetherEffects):
 
     def _use(self, name: str, stored: Layout, use: Use) -> Effects:
         way = self.way(name, stored, use.layout)
-        steps = self.use_steps(name, way)
+        steps = self.use_steps(name, way, use)
         if self.goes_ahead(name, stored, use):
             return Effects(
                 (
@@ -69,12 +69,12 @@ class ParameterEffects(TogetherEffects):
                 )
             )
         found: list[Effect] = []
-        if self.moves_to_use(name, way):
+        if self.moves_to_use(name, way, use):
             gather = self._gathered(name, stored, way, steps)
             found.append(gather)
             if self.training and use.again:
                 found.append(replace(gather, when=GATHER_AGAIN))
-            elif self.training and self.made_anew(name, way):
+            elif self.training and self.made_anew(name, way, use):
                 # Each saved use is unpacked by itself, and so gathers anew: two uses in one backward are two
                 # collectives.
                 found += [replace(gather, when=GATHER_BACK)] * use.wanted
@@ -84,7 +84,7 @@ class ParameterEffects(TogetherEffects):
             found.append(Effect(COMPUTE_BACK, after=True, kept=-size))
         if self.hands_over(name, stored, use):
             found += self.scattered_behind(name, stored, use, steps)
-        elif self.learns(name) and self.casts(name) and not way.reduced_last:
+        elif self.gives(name, use) and self.casts(name) and not way.reduced_last:
             # The steps are given as the other direction too, so that no passing time is added: the cast,
             # which autograd has to pass as well, is priced with the issuing of a call by cast.
             back = self.stepped(PARAMETERS, name, steps[1], steps[1])
@@ -94,18 +94,18 @@ class ParameterEffects(TogetherEffects):
             found.append(replace(back, sums_passing=False))
         return Effects(tuple(found))
 
-    def moves_to_use(self, name: str, way: Way) -> bool:
+    def moves_to_use(self, name: str, way: Way, use: Use) -> bool:
         """Whether anything is done to bring a parameter to a use: it is moved, or cast."""
-        return bool(self.use_steps(name, way)[0]) or (self.casts(name) and not way.unsharded)
+        return bool(self.use_steps(name, way, use)[0]) or (self.casts(name) and not way.unsharded)
 
     def copies(self, name: str, way: Way, use: Use) -> bool:
         """Whether backward keeps the copy that was made for a use."""
-        moved = bool(self.use_steps(name, way)[0])
-        return self.training and moved and use.wanted > 0 and not self.made_anew(name, way)
+        moved = bool(self.use_steps(name, way, use)[0])
+        return self.training and moved and use.wanted > 0 and not self.made_anew(name, way, use)
 
-    def made_anew(self, name: str, way: Way) -> bool:
+    def made_anew(self, name: str, way: Way, use: Use) -> bool:
         """Whether backward gathers or casts a parameter again, instead of keeping what forward made."""
-        return made_again(self.tensors[name], self.use_steps(name, way)[0], unsharded=way.unsharded)
+        return made_again(self.tensors[name], self.use_steps(name, way, use)[0], unsharded=way.unsharded)
 
     def _gathered(self, name: str, stored: Layout, way: Way, steps: Both) -> Effect:
         """A parameter brought to a use in forward: moved, and cast unless a copy was cast already."""
@@ -199,14 +199,14 @@ class ParameterEffects(TogetherEffects):
         found.append(Effect(REDUCE_LAST, local_s=add_s, source=self.overheads_source))
         return Effects(tuple(found), parameters=size, gradients=waiting)
 
-    def waiting_bytes(self, uses: Mapping[str, tuple[Layout, Layout]]) -> dict[str, int]:
+    def waiting_bytes(self, uses: Mapping[str, tuple[Layout, Use]]) -> dict[str, int]:
         """Bytes of the gradients of parameters, each (stored, used so), that have to move, or to be cast, to
         where their parameters are stored."""
         found = {}
         for name, (stored, use) in uses.items():
-            steps = self.use_steps(name, self.way(name, stored, use))[1]
             # One that is reduced last is added to the others as soon as it is there.
-            way = self.way(name, stored, use)
-            if self.learns(name) and (steps or (self.casts(name) and not way.reduced_last)):
-                found[name] = self.bytes(name, use)
+            way = self.way(name, stored, use.layout)
+            steps = self.use_steps(name, way, use)[1]
+            if self.gives(name, use) and (steps or (self.casts(name) and not way.reduced_last)):
+                found[name] = self.bytes(name, use.layout)
         return found

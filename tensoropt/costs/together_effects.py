@@ -52,6 +52,7 @@ class Use(NamedTuple):
         last_part: the last of the parts of the group's forward.
         turn: of a parameter that several groups use what of their gathering, and of the sum of their
             gradients, falls to this one; None where it shares nothing.
+        learns: the group gives the parameter a gradient, if it is trained.
     """
 
     layout: Layout
@@ -60,6 +61,7 @@ class Use(NamedTuple):
     neighbours: Neighbours | None = None
     last_part: int = 0
     turn: Turn | None = None
+    learns: bool = True
 
     @property
     def own(self) -> Turn:
@@ -86,9 +88,13 @@ class TogetherEffects(MoveEffects):
         """From where a parameter lives to a use of it."""
         return way(self.tensors[name], stored, use, self.mesh, shared=name in self.graph.shared)
 
-    def use_steps(self, name: str, way: Way) -> Both:
-        """(forward, backward) steps of every use of a parameter."""
-        return way.steps(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.learns(name))
+    def use_steps(self, name: str, way: Way, use: Use) -> Both:
+        """(forward, backward) steps of a use of a parameter."""
+        return way.steps(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.gives(name, use))
+
+    def gives(self, name: str, use: Use) -> bool:
+        """Whether a use gives the parameter a gradient."""
+        return use.learns and self.learns(name)
 
     def casts(self, name: str) -> bool:
         """Whether the parameter is stored in another dtype than the one that its readers see."""
@@ -105,7 +111,7 @@ class TogetherEffects(MoveEffects):
         sizes = self.graph.atoms.atom_sizes(name)
         if use.neighbours is None:
             return False
-        return way.goes_ahead(sizes, self.mesh, learns=self.learns(name))
+        return way.goes_ahead(sizes, self.mesh, learns=self.gives(name, use))
 
     def copy_goes_ahead(self, name: str, way: Way, use: Use) -> bool:
         """Whether an unsharded copy is made while the block before its first use computes in the first
@@ -120,7 +126,7 @@ class TogetherEffects(MoveEffects):
         sizes = self.graph.atoms.atom_sizes(name)
         if use.neighbours is None:
             return False
-        return self.way(name, stored, use.layout).goes_behind(sizes, self.mesh, learns=self.learns(name))
+        return self.way(name, stored, use.layout).goes_behind(sizes, self.mesh, learns=self.gives(name, use))
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -133,7 +139,7 @@ class TogetherEffects(MoveEffects):
         if not self.goes_ahead(name, stored, use):
             return 0.0
         blocks = sum(last is not None for last in self.blocks.last)
-        kinds = 1 + self.learns(name)
+        kinds = 1 + self.gives(name, use)
         return min(2, blocks) * kinds * self.bytes(name, use.layout) / blocks
 
     def gathered_ahead(self, name: str, stored: Layout, use: Use, steps: Both) -> list[Effect]:
@@ -180,7 +186,7 @@ class TogetherEffects(MoveEffects):
         """The gradient of such a use, which waits whole until backward has left the block, and is scattered
         while it passes the next; that of one of several is added to what waits, and the last one's block is
         the one."""
-        if not self.learns(name):
+        if not self.gives(name, use):
             return []
         own, size = use.own, self.bytes(name, use.layout)
         waits = Effect(PARAMETERS, transient=size)

@@ -16,7 +16,7 @@ from tensoropt.engine.lower import lower
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
 from tensoropt.graph import Operator
-from tensoropt.ops.families.losses import target_mass
+from tensoropt.ops.families.losses import is_mean, target_mass
 from tensoropt.ops.layouts import REPLICATE
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.configurations import Configuration
@@ -47,7 +47,7 @@ class TargetCounts:
 
     def __init__(self, graph: GroupGraph, device: torch.device):
         source = graph.atoms.graph
-        self.losses = [op for op in source.operators if spec_of(op.target).counted_targets and _is_mean(op)]
+        self.losses = [op for op in source.operators if spec_of(op.target).counted_targets and is_mean(op)]
         self.module = self._targets(graph, device) if self.losses else None
 
     def _targets(self, graph: GroupGraph, device: torch.device) -> torch.fx.GraphModule:
@@ -94,11 +94,6 @@ class TargetCounts:
             op.name: target_mass(target, weight, ignore_index(op))
             for op, (target, weight) in zip(self.losses, found, strict=True)
         }
-
-
-def _is_mean(op: Operator) -> bool:
-    # Position 3 in both `cross_entropy_loss` and `nll_loss`; 1 is `at::Reduction::Mean`, and the default.
-    return bool((op.args[3] if len(op.args) > 3 else op.kwargs.get("reduction", 1)) == 1)
 
 
 def weight_of(call: torch.fx.Node) -> Any:

@@ -53,7 +53,7 @@ class Engine(ABC, Generic[L, S]):
         if runtime.device.type == "cpu":
             keep_freed_memory()
         self.regathered = RegatheredParameters(runtime)
-        runtime.gathered = self.regathered.note
+        runtime.gathered, runtime.kept = self.regathered.note, self.regathered.keep
         self._anchor = torch.zeros((), requires_grad=True, device=runtime.device)
         # Lowered when first asked for: most jobs never evaluate, and subclasses need their strategy for it.
         self._lowered: dict[bool, L] = {}

@@ -8,7 +8,7 @@ parameters, then its buffers, all as this rank holds them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,6 +26,7 @@ from tensoropt.engine.nodes import (
     item,
 )
 from tensoropt.engine.recompute import REGION, extract_regions
+from tensoropt.engine.regather import keep_gathered
 from tensoropt.engine.runtime import Runtime
 from tensoropt.graph import Operator
 from tensoropt.ops.families.stages import ARRIVE, DEPART
@@ -104,6 +105,7 @@ class _Lowering:
         self.beside = {} if evaluating else dict(strategy.reduced_beside)
         self.products = {product.operator: product for product, _ in self.beside.values()}
         self.links: dict[str, tuple[EdgeSpec, fx.Node]] = {}
+        self.left_as_views: dict[str, Mapping[str, Sequence[str]]] = {}
 
     def lowered(self) -> LoweredStrategy:
         """The module and its signature."""
@@ -171,12 +173,34 @@ class _Lowering:
             name, before, after = configuration.resolved
             edge = Edge(name, before, after, group.name, "resolve")
             values[name] = self._redistribute(values[name], edge)
+        for name in self._left_as_views(group).get(op.name, ()):
+            gathered = scope.nodes[name, configuration.layout(name)]
+            if gathered is not self.places[name]:
+                keep = functools.partial(keep_gathered, self.runtime)
+                self._mark(add_function(self.graph, keep, "keep_gathered", (gathered,)))
         for name, value in values.items():
             self.made[name] = value
             if name in self.strategy.hubs:
                 edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
                 # At once, where it is made: every reader then starts from this one copy, as it was priced.
                 self.everywhere.nodes[name, edge.target] = self._redistribute(value, edge)
+
+    def _left_as_views(self, group: Group) -> Mapping[str, Sequence[str]]:
+        """By operator the parameters of which a group has read all that it reads itself, but whose parts
+        (split, transposed) it leaves to other groups."""
+        if group.name not in self.left_as_views:
+            found: dict[str, list[str]] = {}
+            for name in (*group.parameters, *group.shared):
+                made, last = {name}, None
+                for op in group.operators:
+                    if made.intersection(op.inputs()):
+                        last = op.name
+                        if made.issuperset(op.inputs()):
+                            made.update(op.outputs)
+                if last is not None and made.intersection(group.writes):
+                    found.setdefault(last, []).append(name)
+            self.left_as_views[group.name] = found
+        return self.left_as_views[group.name]
 
     def _linear_beside(
         self, op: Operator, product: LinearProduct, operand: Callable[[str], fx.Node]
@@ -200,7 +224,7 @@ class _Lowering:
     def _gather_ahead(self) -> None:
         """Find what is gathered ahead: once for all groups of a block that read a parameter alike, but for
         those of a recomputed region, which read it twice."""
-        uses: dict[tuple[int, str, Layout, bool], list[Edge]] = {}
+        uses: dict[tuple[int, str, Layout, bool, bool], list[Edge]] = {}
         for group in self.strategy.graph.groups:
             again = group.name in self.strategy.region_of
             for name in (*group.parameters, *group.shared):
@@ -209,8 +233,9 @@ class _Lowering:
                     continue
                 self.blocks |= {edge.block, edge.behind}
                 if edge.back is None:
-                    uses.setdefault((edge.block, name, edge.target, again), []).append(edge)
-        for (block, name, _, again), edges in uses.items():
+                    learns = self.strategy.graph.learns(name, group.name)
+                    uses.setdefault((edge.block, name, edge.target, again, learns), []).append(edge)
+        for (block, name, _, again, _), edges in uses.items():
             spec = replace(self._spec(edges[0]), readers=len(edges))
             self.ahead.setdefault(block, []).append((spec, again))
             self.ahead_of.update(((name, edge.reader), spec) for edge in edges)
@@ -258,6 +283,13 @@ class _Lowering:
             return node
         if tensor.kind == "parameter":
             origin, edge = self.places[name], self.strategy.use(name, group)
+            if self.source.training and not self.strategy.graph.learns(name, group.name):
+                # It may be trained elsewhere: here autograd would keep what no gradient comes back for.
+                origin = self._mark(
+                    add_function(
+                        self.graph, functools.partial(torch.Tensor.detach), f"{name}_idle", (origin,)
+                    )
+                )
         else:
             source = self.strategy.source_layout(name)
             origin = self.everywhere.nodes[name, source] if name in self.strategy.hubs else self.made[name]

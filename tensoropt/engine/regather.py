@@ -28,6 +28,12 @@ class _Note(NamedTuple):
     offset: int | torch.SymInt
 
 
+def keep_gathered(runtime: Runtime, gathered: torch.Tensor) -> None:
+    """A node of the lowered graph: see :meth:`RegatheredParameters.keep`."""
+    if not torch.compiler.is_compiling():
+        runtime.kept(gathered)
+
+
 class RegatheredParameters:
     """Saved-tensor hooks that put a note in the place of each gathered or cast parameter that autograd
     would save.
@@ -49,6 +55,18 @@ class RegatheredParameters:
         if known is not None and known[2] is spec:
             readers += [reader for reader in known[0] if reader() is not None]
         self._known[key] = (readers, shard.detach(), spec)
+
+    def keep(self, gathered: torch.Tensor) -> None:
+        """What autograd saves of ``gathered`` from now on stays: its views have left for other groups, whose
+        backward does not know that there is something to gather."""
+        key = gathered.untyped_storage()._cdata
+        if (known := self._known.get(key)) is None:
+            return
+        readers = [reader for reader in known[0] if reader() is not None and reader() is not gathered]
+        if readers:
+            self._known[key] = (readers, *known[1:])
+        else:
+            del self._known[key]
 
     def hooks(self) -> AbstractContextManager[None]:
         """The context in which a forward has to run for its gathered parameters to be dropped."""

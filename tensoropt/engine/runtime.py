@@ -60,7 +60,8 @@ class Runtime:
     Attributes:
         step, micro_batch: where the run is; dropout and shards of the batch depend on them.
         counts: of mean losses over the whole batch, by operator.
-        gathered: told of each gathered parameter that backward can gather again.
+        gathered, kept: told of each gathered parameter that backward can gather again, and of those of which
+            autograd is to keep what it saves from then on.
         unsharded: parameters that are gathered once per step, by name.
         routes: of edges, worked out so far.
         ahead: what is gathered ahead in the call that runs.
@@ -85,6 +86,7 @@ class Runtime:
         self.micro_batch = 0
         self.counts: dict[str, torch.Tensor] = {}
         self.gathered: Callable[..., None] = lambda *_: None
+        self.kept: Callable[[torch.Tensor], None] = lambda _: None
         self.unsharded: dict[str, torch.Tensor] = {}
         self.routes: dict[object, Route] = {}
         self.ahead: Ahead = AT_THE_USE

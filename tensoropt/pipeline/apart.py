@@ -1,12 +1,12 @@
 """Which stages may have their backward taken apart: first gradients of what arrived, later those of
 parameters.
 
-PyTorch's split backward (``torch.distributed.pipelining._backward``, 2.13) knows the nodes of autograd's graph
-on a way from what arrived to what departs. For each parameter it looks for the first of these above it, keeps
-the gradients that come to them, and goes on from there later. It finds a gradient whole where there is exactly
-one such node. Where there are several it gave wrong ones, and it never sees what goes to the results beside
-all of them, such as a transposed weight that departs for a later stage: that gradient is lost. Neither is an
-error there, so that it is decided here, by the stage's graph.
+PyTorch's split backward (``torch.distributed.pipelining._backward``, 2.13) knows the nodes of autograd's
+graph on a way from what arrived to what departs. For each parameter it looks for the first of these above it,
+keeps the gradients that come to them, and goes on from there later. It finds a gradient whole where there is
+exactly one such node. Where there are several it gave wrong ones, and it never sees what goes to the results
+beside all of them, such as a transposed weight that departs for a later stage: that gradient is lost. Neither
+is an error there, so that it is decided here, by the stage's graph.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def check_apart(schedule: str, number: int, graph: GroupGraph) -> None:
     """
     if number and (unfit := unfit_parameter(graph)) is not None:
         raise PlanError(
-            f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter if "
-            f"one operator alone brings it together with what arrived; of {unfit.parameter} in stage {number}, "
-            f"{unfit.why}; use 1f1b or interleaved_1f1b"
+            f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "
+            f"if one operator alone brings it together with what arrived; of {unfit.parameter} in stage "
+            f"{number}, {unfit.why}; use 1f1b or interleaved_1f1b"
         )
 
 

@@ -69,7 +69,9 @@ def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
     starts = [cutter.place[region.groups[0]] for region in blocks]
     starts.append(cutter.place[blocks[-1].groups[-1]] + 1)
     sizes = dealt(len(blocks), stages, ends=ends)
-    before = [sum(sizes[: stage + 1]) - (ends and _ends_count(len(blocks), stages)) for stage in range(stages)]
+    before = [
+        sum(sizes[: stage + 1]) - (ends and _ends_count(len(blocks), stages)) for stage in range(stages)
+    ]
     found = tuple(starts[count] for count in before[:-1])
     if unfit := [cutter.graph.groups[cut].name for cut in found if cut not in cutter.cuts]:
         raise PlanError(f"no stage can begin with {unfit[0]}; give another number of stages than {stages}")

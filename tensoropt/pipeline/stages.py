@@ -177,7 +177,7 @@ class Cutter:
         learning = [
             number
             for number, group in enumerate(self.graph.groups)
-            if any(self.source.tensors[n].requires_grad for n in (*group.parameters, *group.shared))
+            if any(self.graph.learns(n, group.name) for n in (*group.parameters, *group.shared))
         ]
         if not self.source.training:
             return tuple(range(1, len(self.graph.groups)))
@@ -194,7 +194,7 @@ class Cutter:
     def learns(self, start: int, stop: int) -> bool:
         """Whether a range of groups has parameters that are trained."""
         return not self.source.training or any(
-            self.source.tensors[n].requires_grad
+            self.graph.learns(n, group.name)
             for group in self.graph.groups[start:stop]
             for n in (*group.parameters, *group.shared)
         )

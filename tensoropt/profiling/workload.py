@@ -180,7 +180,7 @@ def workload(
             specs[names[name]] = TensorSpec(
                 shape,
                 tensors[name].dtype,
-                tensors[name].requires_grad,
+                graph.learns(name, group.name),
                 order=orders.get(name),
                 looped=graph.users.get(name, 0) >= _LOOP,
             )

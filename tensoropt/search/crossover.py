@@ -146,7 +146,8 @@ def unmix(
     # What of an edge is said of its higher end: below the cut, both are.
     last = np.concatenate([np.arange(n), np.maximum(source, target)])
     expected = len(cuts), len(last), 2
-    assert found.shape == expected and ends.shape == (2, len(cuts)), f"{found.shape} picks for {expected}"
+    assert found.shape == expected, f"{found.shape} picks for {expected}"
+    assert ends.shape == (2, len(cuts)), f"{ends.shape} ends of {len(cuts)} cuts"
     _mix(given, ends[0], ends[1], cuts, last, found)
     cut = cuts[:, None]
     rows, numbers = np.nonzero((source < cut) != (target < cut))

@@ -74,7 +74,9 @@ class Messages:
     def of(inside: Floats, outside: Floats, corners: Corners, threads: int | None = None) -> Messages:
         roof = corners.roof
         expected = len(inside), len(corners.height)
-        assert inside.shape == outside.shape == expected, f"bounds {inside.shape}, {outside.shape}: {expected}"
+        assert inside.shape == outside.shape == expected, (
+            f"bounds {inside.shape}, {outside.shape}: {expected}"
+        )
 
         def part(first: int, last: int) -> NDArray[np.bool_]:
             return reachable_entries(inside[first:last], outside[first:last], corners.height, roof)

@@ -280,8 +280,8 @@ class Builder:
                 (step.left, step.left_out, step.left_k),
                 (step.right, step.right_out, step.right_k),
             ):
-                ends = out.min() + inner.min(), out.max() + inner.max()
-                assert ends[0] >= 0 and ends[1] < self.sizes[side], f"entries {ends} of {self.sizes[side]}"
+                assert out.min() + inner.min() >= 0, "an entry before the table"
+                assert out.max() + inner.max() < self.sizes[side], "an entry behind the table"
             self._known[key] = len(self.sizes)
             self.sizes.append(len(step.left_out))
             self.steps.append(step)

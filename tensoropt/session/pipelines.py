@@ -109,9 +109,7 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         why = " ".join(finder.refusals) or (
             "give the batch a size that as many micro-batches as stages divide, or other cuts"
         )
-        raise ConstraintError(
-            f"{finder.pin}: no such pipeline was found; {why}"
-        )
+        raise ConstraintError(f"{finder.pin}: no such pipeline was found; {why}")
     among = sum(p.pipeline is not None for p in points)
     notes = [*finder.notes, f"pipelines: {count:,} simulated, {among:,} of them among the points"]
     check_budget(points, session.settings.memory_bytes)

@@ -46,9 +46,12 @@ def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
 
     One with several users (a tied embedding) is complete after the first user's backward, which comes last.
     """
-    order = dict.fromkeys(n for g in graph.groups for n in (*g.parameters, *g.shared))
+    pairs = [(n, g.name) for g in graph.groups for n in (*g.parameters, *g.shared)]
+    order = dict.fromkeys(name for name, group in pairs if graph.learns(name, group))
     tensors = graph.atoms.graph.tensors
-    return tuple(n for n in reversed(order) if tensors[n].requires_grad)
+    # Those that only other stages of a pipeline give a gradient come last, which is when the step is over.
+    idle = dict.fromkeys(n for n, _ in pairs if tensors[n].requires_grad and n not in order)
+    return (*reversed(order), *idle)
 
 
 def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
+from tensoropt.graph import OperatorGraph
 from tensoropt.ops.calls import OperatorShard
+from tensoropt.ops.families.losses import is_mean
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph
@@ -140,9 +142,31 @@ def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
     """Per group the strategy that follows the batch dim, as on an axis that splits it in time.
 
     Raises:
-        MicroBatchRefused: an operator mixes samples (or is not understood), or keeps batch statistics.
+        MicroBatchRefused: an operator mixes samples (or is not understood), keeps batch statistics, or is a
+            mean over targets that are made of parameters.
     """
+    _check_targets(graph.atoms.graph)
     return _BatchFollowing(graph).choose()
+
+
+def _check_targets(source: OperatorGraph) -> None:
+    """A mean loss divides by the targets of the whole batch, which are counted before the first
+    micro-batch."""
+    for op in source.operators:
+        if not spec_of(op.target).counted_targets or not is_mean(op):
+            continue
+        waiting, seen = [name for name in op.inputs() if name != op.inputs()[0]], set[str]()
+        while waiting:
+            name = waiting.pop()
+            if source.tensors[name].kind == "parameter":
+                raise MicroBatchRefused(
+                    f"the targets of {op.name} ({op.target}) are made of parameters ({name}), so that they "
+                    "cannot be counted before the first micro-batch"
+                )
+            maker = source.producer.get(name)
+            new = [n for n in (maker.inputs() if maker is not None else ()) if n not in seen]
+            seen.update(new)
+            waiting += new
 
 
 def batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:

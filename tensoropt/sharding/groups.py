@@ -125,6 +125,31 @@ class GroupGraph:
         """Groups per shared parameter."""
         return Counter(name for group in self.groups for name in group.shared)
 
+    def learns(self, name: str, group: str) -> bool:
+        """Whether a group gives a tensor that it reads a gradient.
+
+        A parameter that is trained elsewhere gets none of a use under ``torch.no_grad``, or behind which
+        nothing leads to the loss.
+        """
+        tensor = self.atoms.graph.tensors[name]
+        return tensor.requires_grad and (tensor.kind != "parameter" or (name, group) not in self.idle_uses)
+
+    @cached_property
+    def idle_uses(self) -> frozenset[tuple[str, str]]:
+        """Parameters and groups that read them for results without a gradient alone."""
+        tensors = self.atoms.graph.tensors
+        return frozenset(
+            (name, group.name)
+            for group in self.groups
+            for name in (*group.parameters, *group.shared)
+            if not any(
+                tensors[made].requires_grad
+                for op in group.operators
+                if name in op.inputs()
+                for made in op.outputs
+            )
+        )
+
 
 class _Grouping:
     """One pass over the operators, each joining a draft of a group or beginning one.

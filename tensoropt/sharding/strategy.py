@@ -205,7 +205,8 @@ class Strategy:
             found[name] = Scattered(found[name].sums + 1 if name in found else 1)
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
-                if name in found and not self._goes_behind(name, group, self.way(name, group)):
+                learns = self.graph.learns(name, group.name)
+                if name in found and learns and not self._goes_behind(name, group, self.way(name, group)):
                     found[name] = found[name]._replace(others=True)
         last = (edge for edge in self.unsharded.values() if edge.block is not None)
         return found | {edge.tensor: Scattered(1) for edge in last if self.reduced_last(edge.tensor)}
@@ -218,13 +219,13 @@ class Strategy:
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
         """Whether a parameter is gathered ahead of a use."""
         return self._has_neighbours(group, way) and way.goes_ahead(
-            *self._asked(name), learns=self._learns(name)
+            *self._asked(name), learns=self.graph.learns(name, group.name)
         )
 
     def _goes_behind(self, name: str, group: Group, way: Way) -> bool:
         """Whether the gradient of a use is scattered behind."""
         return self._has_neighbours(group, way) and way.goes_behind(
-            *self._asked(name), learns=self._learns(name)
+            *self._asked(name), learns=self.graph.learns(name, group.name)
         )
 
     def _has_neighbours(self, group: Group, way: Way) -> bool:
@@ -296,6 +297,8 @@ class Strategy:
             # The value came from the unsharded copy, but the gradient goes to where the shard is.
             backward = edge_steps(sizes, self.mesh, edge.back, edge.target)[1]
         # Otherwise the gradient was reduced in every micro-batch, on the edges of the uses.
+        if edge.kind == "parameter" and edge.reader:
+            learns = self.graph.learns(edge.tensor, edge.reader)
         if edge.kind == "unsharded":
             learns = learns and Storage.of(self.stored[edge.tensor]).reduced_last
         return forward, backward if learns else ()

@@ -23,6 +23,7 @@ class UsePlace(NamedTuple):
         wanted: backward asks for the parameter.
         ahead: it is gathered ahead.
         behind: its gradient is scattered behind.
+        learns: it has a gradient.
     """
 
     block: int
@@ -31,6 +32,7 @@ class UsePlace(NamedTuple):
     wanted: bool
     ahead: bool
     behind: bool
+    learns: bool = True
 
 
 class Turn(NamedTuple):
@@ -70,7 +72,7 @@ def turns(uses: Sequence[UsePlace]) -> list[Turn]:
     summed: dict[Hashable, list[int]] = {}
     for number, use in enumerate(uses):
         if use.ahead:
-            gathered.setdefault((use.block, use.layout, use.again), []).append(number)
+            gathered.setdefault((use.block, use.layout, use.again, use.learns), []).append(number)
         if use.behind:
             summed.setdefault(use.layout, []).append(number)
     found = [alone(wanted=use.wanted) for use in uses]

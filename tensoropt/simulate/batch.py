@@ -324,7 +324,7 @@ class Batch:
         shared, complete, tied = name in self.graph.shared, self._complete(name), self.tied.get(name)
         # Gradients that are handed over were added up before.
         joins = np.full(self.count, first != last) if tied is None else tied.joins
-        neighbours = self.schedule.blocks.neighbours(first)
+        neighbours = self.schedule.blocks.neighbours(self.schedule.first_users[name])
         whole = Use(whole_layout(tensor, self.mesh), 0, neighbours=neighbours)
 
         def make(row: int) -> Effects:

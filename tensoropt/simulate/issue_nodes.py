@@ -181,7 +181,7 @@ class _Forward:
         order, found = self.sends.made_back(group), []
         for name in names:
             use = ParameterUse(name, group.name)
-            if use in self.sends.uses and not self.sends.changes(use) and self.sends.delivers(name):
+            if use in self.sends.uses and not self.sends.changes(use) and self.sends.delivers(use):
                 found.append(name)
         return tuple(sorted(found, key=lambda name: order.get(name, sys.maxsize)))
 
@@ -224,7 +224,7 @@ class _Forward:
             node = self._add(sends=ways, region=region)
             node.leaves_behind = use
             return node
-        return self._add(sends=ways, region=region, delivers=name if self.sends.delivers(name) else "")
+        return self._add(sends=ways, region=region, delivers=name if self.sends.delivers(use) else "")
 
 
 def _regions_together(nodes: list[Node]) -> Iterator[Node]:

@@ -29,7 +29,7 @@ def add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) 
     assert target.shape[1] == strategies, f"{target.shape[1]} columns for {strategies} strategies"
     if owners:
         least, most = positions.min(), positions.max()
-        assert least >= -1 and most < len(target), f"rows {least} to {most} of {len(target)}"
+        assert -1 <= least <= most < len(target), f"rows {least} to {most} of {len(target)}"
         _add_rows(target, positions, table, which)
 
 

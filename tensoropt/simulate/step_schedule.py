@@ -173,11 +173,11 @@ class StepSchedule:
 
     def of_parameter(self, name: str) -> Resolver:
         """Where a parameter's effects take place."""
-        first, last = self.users[name]
+        (first, last), copied_for = self.users[name], self.first_users[name]
 
         def resolve(when: When) -> int:
             if when.what in ("before", "begin", "next", "left"):
-                return self._beginning(first, when)
+                return self._beginning(copied_for, when)
             match when.what:
                 case "arrived" | "first arrived":
                     return self.position("backward", "parameters", first if when == ARRIVED else last)
@@ -187,7 +187,7 @@ class StepSchedule:
                 # simulate/reductions.py.
                 case "bucket":
                     return self.last
-            return self.position("optimizer", cast(Kind, when.what), first)
+            return self.position("optimizer", cast(Kind, when.what), copied_for)
 
         return resolve
 
@@ -232,13 +232,27 @@ class StepSchedule:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, str]]:
-        """Per parameter the first and the last group that uses it; its gradient begins to come with the
-        last one's backward and is complete after the first one's."""
+        """Per parameter the first and the last group that gives it a gradient, which begins to come with the
+        last one's backward and is complete after the first one's; where none does, that uses it."""
         found: dict[str, tuple[str, str]] = {}
-        for group in self.graph.groups:
-            for name in (*group.parameters, *group.shared):
-                found[name] = (found.get(name, (group.name,))[0], group.name)
+        for idle in (False, True):
+            of_kind: dict[str, tuple[str, str]] = {}
+            for group in self.graph.groups:
+                for name in (*group.parameters, *group.shared):
+                    if self.graph.learns(name, group.name) is not idle:
+                        of_kind[name] = (of_kind.get(name, (group.name,))[0], group.name)
+            found = of_kind | found
         return found
+
+    @cached_property
+    def first_users(self) -> Mapping[str, str]:
+        """Per parameter the first group that uses it, for which copies are made."""
+        names = (
+            (n, group.name)
+            for group in reversed(self.graph.groups)
+            for n in (*group.parameters, *group.shared)
+        )
+        return dict(names)
 
 
 def step_schedule(graph: GroupGraph, regions: Sequence[Region] = ()) -> StepSchedule:

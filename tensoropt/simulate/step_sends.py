@@ -115,13 +115,14 @@ class StepSends:
         """Whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
         name = one.parameter
         way = self._of_groups.way(name, self.strategy.stored[name], self.uses[one].layout)
-        back = self._of_groups.use_steps(name, way)[1]
-        return self._of_groups.moves_to_use(name, way) or bool(back) or way.back != way.source
+        back = self._of_groups.use_steps(name, way, self.uses[one])[1]
+        moves = self._of_groups.moves_to_use(name, way, self.uses[one])
+        return moves or bool(back) or (way.back != way.source and self.delivers(one))
 
-    def delivers(self, name: str) -> bool:
-        """Whether gradients of a parameter's uses come to a leaf: that whose gradient the optimizer reads, or
-        a copy that collects them until the last micro-batch."""
-        return self._of_groups.learns(name)
+    def delivers(self, one: ParameterUse) -> bool:
+        """Whether the gradient of a parameter's use comes to a leaf: that whose gradient the optimizer reads,
+        or a copy that collects them until the last micro-batch."""
+        return self._of_groups.gives(one.parameter, self.uses[one])
 
     def leaves_behind(self, one: ParameterUse) -> bool:
         """Whether the gradient of a use is scattered with others, one block behind backward."""
@@ -140,7 +141,9 @@ class StepSends:
     def arrivals(self, name: str) -> int:
         """In how many parts a parameter's gradient comes to its shard: each sum that is scattered together,
         and what comes by itself."""
-        by_itself = any(one.parameter == name and not self.leaves_behind(one) for one in self.uses)
+        by_itself = any(
+            one.parameter == name and self.delivers(one) and not self.leaves_behind(one) for one in self.uses
+        )
         return by_itself + sum(parameter == name for parameter, _ in self.last_block)
 
     @cached_property
@@ -159,7 +162,7 @@ class StepSends:
         for one, use in self.uses.items():
             name = one.parameter
             if name in self.graph.shared:
-                first = self.batch.schedule.users[name][0]
+                first = self.batch.schedule.first_users[name]
                 neighbours = self.strategy.blocks.neighbours(first)
                 whole = whole_layout(self.strategy.tensor(name), self.strategy.mesh)
                 use = Use(whole, 0, neighbours=neighbours)

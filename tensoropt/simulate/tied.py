@@ -65,6 +65,7 @@ def tied_parameter(
             use.wanted > 0,
             effects.goes_ahead(name, layout, use),
             effects.hands_over(name, layout, use),
+            use.learns,
         )
 
     firsts, which = distinct([stored.which, *chosen.values()])
@@ -72,7 +73,7 @@ def tied_parameter(
     for row in firsts.tolist():
         uses = [place(user, int(column[row]), stored.at(row)) for user, column in enumerate(chosen.values())]
         numbers.append([known.turns.of(turn) for turn in turns(uses)])
-        joins.append(sum(not use.behind for use in uses) > 1)
+        joins.append(sum(use.learns and not use.behind for use in uses) > 1)
     table = np.array(numbers)[which]
     columns = {group: Column(table[:, user], known.turns.values) for user, group in enumerate(chosen)}
     return TiedParameter(columns, np.array(joins)[which])

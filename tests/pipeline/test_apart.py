@@ -58,7 +58,7 @@ def behind_the_first(cutter: Cutter) -> Unfit | None:
     return unfit_parameter(cutter.stage(1, len(cutter.graph.groups)).graph)
 
 
-@pytest.mark.parametrize("how", ["norm", "a tower read once"])
+@pytest.mark.parametrize("how", ["norm", "cosine", "lstm", "a tower read once"])
 def test_one_way_from_a_parameter_to_what_arrived_is_found(how):
     assert behind_the_first(cutter_of(how)) is None
 
@@ -66,8 +66,7 @@ def test_one_way_from_a_parameter_to_what_arrived_is_found(how):
 @pytest.mark.parametrize(
     ("how", "parameter"),
     [
-        ("gru", "recurrent_weight_hh"), ("cosine", "own"), ("a tower read twice", "tower_weight"),
-        ("penalty", "own"),
+        ("gru", "recurrent_weight_hh"), ("a tower read twice", "tower_weight"), ("penalty", "own"),
     ],
 )  # fmt: skip
 def test_several_ways_are_not(how, parameter):

@@ -215,3 +215,27 @@ def test_random_numbers_in_the_shape_of_an_activation_follow_its_batch():
     chosen = micro_batch_strategies(graph)  # raises where a group cannot follow
     drawn = next(g for g in graph.groups if any("randn_like" in op.target for op in g.operators))
     assert chosen[drawn.name].placements["randn_like"] == 0
+
+
+class PseudoLabels(nn.Module):
+    """Classes that the model itself found, as the targets of a mean or of a sum."""
+
+    def __init__(self, reduction: str) -> None:
+        super().__init__()
+        self.layer, self.reduction = nn.Linear(8, 8), reduction
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return nn.functional.cross_entropy(y.tanh(), y.argmax(-1), reduction=self.reduction)
+
+
+def test_targets_that_are_made_of_parameters_are_not_counted_beforehand():
+    def of(reduction):
+        model = PseudoLabels(reduction)
+        return group_operators(refine_graph(capture(model, (torch.randn(8, 8),)).graph))
+
+    with pytest.raises(
+        MicroBatchRefused, match=r"the targets of cross_entropy_loss .* are made of parameters"
+    ):
+        micro_batch_strategies(of("mean"))
+    assert micro_batch_strategies(of("sum"))

@@ -17,7 +17,9 @@ def test_figures_are_added_owner_after_owner():
     assert target.tolist() == [[10.0, 10.0], [0.0, 0.0], [1.0, 10.0]]
 
 
-@pytest.mark.skipif(os.environ.get("NUMBA_BOUNDSCHECK") == "0", reason="kernels are tested as people run them")
+@pytest.mark.skipif(
+    os.environ.get("NUMBA_BOUNDSCHECK") == "0", reason="kernels are tested as people run them"
+)
 def test_a_compiled_kernel_does_not_read_past_its_arrays():
     with pytest.raises(IndexError):
         _add_rows(np.zeros((2, 1)), np.array([0]), np.ones(1), np.zeros((2, 1), np.int64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,8 @@ from tests.verify.test_verify import facts_by_group
 
 GATHER, REDUCE = Collective("all_gather", (1,), 64), Collective("all_reduce", (1, 2), 8)
 MESHES = ((1, 2, 2), (2, 4), (2, 2, 2, 2), (4, 2))
+MESHES_OF_SMALL = ((1, 2), (1, 2, 2), (2, 4), (2, 2, 2), (4, 2))
+SITUATIONS = Path(__file__).parents[1] / "situations" / "readers.py"
 
 
 def test_an_order_is_kept_as_rows_of_its_summary() -> None:
@@ -65,13 +68,33 @@ def test_ranks_issue_in_the_predicted_order(
 ) -> None:
     loaded, rng = captured(name, dtype, settings), random.Random(5)
     for number in range(count):
-        mesh = MESHES[number % len(MESHES)]
-        micro = micro_strategies(loaded.graph, mesh[0])
-        strategy = random_strategy(loaded.graph, mesh, micro, rng, recompute=0.5)
-        facts = facts_by_group(strategy)
-        order = collectives_in_order(strategy, facts)
-        assert predicted_collectives(strategy, facts) == Counter(order)
-        # As ``check_on_fake_ranks`` does, without its second step that tracks memory.
-        with step_on(0, loaded, strategy, "sgd") as step:
-            sent = issued(step.engine, step.model)
-        assert compare_order(order, in_order(summarise(sent), rows_in_order(sent))) == []
+        assert_in_the_predicted_order(loaded, MESHES[number % len(MESHES)], rng)
+
+
+def assert_in_the_predicted_order(loaded: CapturedModel, mesh: tuple[int, ...], rng: random.Random) -> None:
+    """Of a random strategy."""
+    micro = micro_strategies(loaded.graph, mesh[0])
+    strategy = random_strategy(loaded.graph, mesh, micro, rng, recompute=0.5)
+    facts = facts_by_group(strategy)
+    order = collectives_in_order(strategy, facts)
+    assert predicted_collectives(strategy, facts) == Counter(order)
+    # As ``check_on_fake_ranks`` does, without its second step that tracks memory.
+    with step_on(0, loaded, strategy, "sgd") as step:
+        sent = issued(step.engine, step.model)
+    assert compare_order(order, in_order(summarise(sent), rows_in_order(sent))) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        "build_siamese_three", "build_target_without_gradient", "build_gradient_inside_no_grad",
+        "build_weight_read_twice_in_each_block", "build_fused_projections", "build_split_weights",
+    ],
+)  # fmt: skip
+def test_parameters_with_several_readers_and_without_gradient(build: str, dtype: str) -> None:
+    """Also what is gathered of parameters whose parts other groups keep, or of which some uses give no
+    gradient."""
+    loaded = load_model(ModelSpec(f"{SITUATIONS}:{build}", compute_dtype=dtype))
+    for number in range(5):
+        assert_in_the_predicted_order(loaded, MESHES_OF_SMALL[number], random.Random(number))

@@ -167,6 +167,12 @@ def local_nll_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
 # -- kernels --------------------------------------------------------------------------------------
 
 
+def is_mean(op: Operator) -> bool:
+    """Whether a cross entropy or negative log likelihood is a mean over its targets."""
+    # Position 3 in both; 1 is `at::Reduction::Mean`, and the default.
+    return bool((op.args[3] if len(op.args) > 3 else op.kwargs.get("reduction", 1)) == 1)
+
+
 def target_mass(target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
     """What a mean over these targets divides by: how many are not ignored, or the sum of their weights."""
     counted = target != ignore_index

@@ -103,10 +103,14 @@ class StageEngine(ShardedEngine):
         self._ahead_of[micro_batch], self.runtime.ahead = self.runtime.ahead, AT_THE_USE
         results, departing = found[: len(self.source.outputs)], found[len(self.source.outputs) :]
         self.outputs[micro_batch] = tuple(value.detach() for value in results)
-        for number, value in enumerate(departing):
-            if value.requires_grad:
+        sent = []
+        for number, (name, value) in enumerate(zip(self.part.departing, departing, strict=True)):
+            # The graph says whether a gradient comes back, which is what the next stage goes by as well.
+            learns = self.source.tensors[name].requires_grad
+            if learns and value.requires_grad:
                 value.register_hook(functools.partial(self._take_gradient, micro_batch, number))
-        return departing or results
+            sent.append(value if learns else value.detach())
+        return tuple(sent) or results
 
     def _take_gradient(self, micro_batch: int, number: int, place: torch.Tensor) -> torch.Tensor:
         """The gradient of something that departed, in the place of what autograd was called with."""
@@ -151,6 +155,7 @@ class StageEngine(ShardedEngine):
         """All micro-batches are over: reduce what is not reduced yet."""
         self.runtime.micro_batch = 0
         self.given = ()
+        self.gradients.clear()
         self.unsharded.reduce_last(self.shards.accumulated)
 
     # -- what crosses -----------------------------------------------------------------------------------

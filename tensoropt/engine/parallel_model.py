@@ -238,7 +238,7 @@ def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
 
 
 def original_shape(parameter: torch.Tensor) -> torch.Size:
-    """The shape that a parameter has in the model, whatever its plan shows of it; that of any other tensor."""
+    """The shape that a parameter has in the model, whatever its plan shows of it; else a tensor's own."""
     found: torch.Size = getattr(parameter, SHAPE, parameter.shape)
     return found
 

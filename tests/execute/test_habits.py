@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,3 +167,41 @@ def test_a_penalty_beside_the_loss(ranks: RankPool, mesh: Any, seed: int, how: s
     for loss, value in ranks.run(jobs.penalised, mesh, seed, how):
         assert loss < 1e-5
         assert value < 1e-5
+
+
+FUSED = ("transformer", (1, 2), 7)
+"""A plan that stores a fused projection split on heads."""
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "seed"),
+    [FUSED, ("transformer", (2, 2), 2), ("odd", ("1f1b", 2, 2), 3), ("odd", ("placed", 1), 3)],
+)
+def test_groups_by_shape_are_those_of_the_model(ranks: RankPool, name: str, mesh: Any, seed: int) -> None:
+    for found in ranks.run(jobs.groups_by_shape, name, mesh, seed):
+        assert all(found)
+
+
+@pytest.mark.parametrize(
+    ("meshes", "by_pytorch"),
+    [(((1, 2), (2, 2)), False), (((2, 2), ("1f1b", 2, 2)), False), (((1, 2), (1, 2)), True)],
+    ids=str,
+)
+def test_resuming_under_another_plan(ranks: RankPool, tmp_path: Path, meshes: Any, by_pytorch: bool) -> None:
+    """Rates, decay and their schedule go on: the losses are those of one run without a break."""
+    for before, after, extra in ranks.run(
+        jobs.resumed, "transformer", meshes, str(tmp_path / "state"), by_pytorch
+    ):
+        assert before < 1e-5
+        assert after < 1e-5
+        assert extra == (None if by_pytorch else 3)
+
+
+def test_whole_state_dicts_by_pytorch(ranks: RankPool) -> None:
+    for found in ranks.run(jobs.whole_state, *FUSED):
+        assert all(found)
+
+
+def test_one_rank_may_ask_for_its_state_dict(ranks: RankPool) -> None:
+    sizes = ranks.run(jobs.state_of_one_rank, *FUSED, timeout_s=60.0)
+    assert sizes[0] > 0

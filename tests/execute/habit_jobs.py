@@ -213,11 +213,14 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def changed(rank: int, world: int, mesh: Mesh, change: str) -> tuple[str, str]:
-    """What a change says, and the first step after it; a first refusal leaves the model as it was."""
-    model, args, _ = parallel("mlp", mesh)
-    said = refusal(lambda: CHANGES[change](model))
-    return said, refusal(lambda: model(*args).backward())
+def changed(rank: int, world: int, mesh: Mesh, changes: list[str]) -> dict[str, tuple[str, str]]:
+    """What each change says, and the first step after it; a first refusal leaves the model as it was."""
+    found = {}
+    for change in changes:
+        model, args, _ = parallel("mlp", mesh)
+        said = refusal(lambda: CHANGES[change](model))  # noqa: B023
+        found[change] = said, refusal(lambda: model(*args).backward())  # noqa: B023
+    return found
 
 
 HARMLESS: dict[str, Callable[[nn.Module], Any]] = {
@@ -244,8 +247,12 @@ def _each(model: nn.Module, action: Callable[[torch.Tensor], Any]) -> None:
             action(parameter)
 
 
-def harmless(rank: int, world: int, mesh: Mesh, change: str) -> float:
+def harmless(rank: int, world: int, mesh: Mesh) -> dict[str, float]:
     """How far losses of a few steps are from the plain model's after the same change."""
+    return {change: _after(mesh, change) for change in HARMLESS}
+
+
+def _after(mesh: Mesh, change: str) -> float:
     model, args, _ = parallel("mlp", mesh)
     plain, _, _ = build("mlp")
     found: list[list[float]] = []
@@ -305,8 +312,16 @@ def optimizer_before(rank: int, world: int, name: str, mesh: Mesh, seed: int) ->
 # -- gradients from elsewhere -------------------------------------------------------------------------------
 
 
-def penalised(rank: int, world: int, mesh: Mesh, seed: int, how: str) -> tuple[float, float]:
+PENALTIES = ("", "first", "kept", "zeros", "apart", "apart behind", "before forward", "twice", "two calls")
+"""When a script makes its penalty on the parameters, and how it clears gradients."""
+
+
+def penalised(rank: int, world: int, mesh: Mesh, seed: int) -> dict[str, float]:
     """How far losses and values are from the plain model's, with a penalty on parameters beside the loss."""
+    return {how: max(_penalised(mesh, seed, how)) for how in PENALTIES}
+
+
+def _penalised(mesh: Mesh, seed: int, how: str) -> tuple[float, float]:
     model, args, _ = parallel("mlp", mesh, seed)
     plain, _, _ = build("mlp")
     losses: list[list[float]] = [[], []]

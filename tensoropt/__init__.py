@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tensoropt.catalogue import list_clusters, list_models, list_planners
     from tensoropt.cluster import Cluster, load_cluster
     from tensoropt.demo import run_demo
-    from tensoropt.execute import parallelize, shutdown
+    from tensoropt.execute import load_checkpoint, original_shape, parallelize, save_checkpoint, shutdown
     from tensoropt.machine import dashboard, measure_links, profiles
     from tensoropt.plan import Exploration, Plan, Point, Space, load_model, load_plan
     from tensoropt.plan import load_exploration as load
@@ -59,16 +59,19 @@ _MODULE_OF = {
     "list_models": "tensoropt.catalogue",
     "list_planners": "tensoropt.catalogue",
     "load": "tensoropt.plan",
+    "load_checkpoint": "tensoropt.execute",
     "load_cluster": "tensoropt.cluster",
     "load_model": "tensoropt.plan",
     "load_onnx": "tensoropt.capture.onnx",
     "load_plan": "tensoropt.plan",
     "measure_links": "tensoropt.machine",
+    "original_shape": "tensoropt.execute",
     "parallelize": "tensoropt.execute",
     "profiles": "tensoropt.machine",
     "recost": "tensoropt.api",
     "run_demo": "tensoropt.demo",
     "run_selftest": "tensoropt.selftest",
+    "save_checkpoint": "tensoropt.execute",
     "shop": "tensoropt.shopping",
     "show": "tensoropt.saved",
     "shutdown": "tensoropt.execute",
@@ -112,16 +115,19 @@ __all__ = [
     "list_models",
     "list_planners",
     "load",
+    "load_checkpoint",
     "load_cluster",
     "load_model",
     "load_onnx",
     "load_plan",
     "measure_links",
+    "original_shape",
     "parallelize",
     "profiles",
     "recost",
     "run_demo",
     "run_selftest",
+    "save_checkpoint",
     "shop",
     "show",
     "shutdown",

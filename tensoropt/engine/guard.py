@@ -41,7 +41,7 @@ class _Part:
     name: str
     module: nn.Module
     children: tuple[nn.Module | None, ...]
-    parameters: tuple[int, ...]
+    parameters: list[int]
     hooks: int
     forward: Any
     settings: Mapping[str, Any]
@@ -59,11 +59,12 @@ class Guard:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.was_training = model.training
         # Modes as they were captured; all else is looked at when the engine's parameters are in place.
-        self._training = {name: module.training for name, module in model.named_modules()}
-        self._parts: list[_Part] = []
-        self._parameters: list[tuple[str, nn.Parameter, Any, torch.Tensor, int, bool, int]] = []
+        self._training = _modes(model)
+        # Beside each part the dicts of its module, which stay the same: this is gone through in every call.
+        self._parts: list[tuple[_Part, Any, Any, tuple[Any, ...], dict[str, Any]]] = []
+        self._parameters: list[tuple[str, nn.Parameter, int, torch.Tensor, int, bool, int]] = []
+        self._storages: list[Any] = []
         self._buffers: list[tuple[str, dict[str, Any], str, Mapping[str, torch.Tensor], str]] = []
 
     # -- how it was ---------------------------------------------------------------------------------
@@ -76,27 +77,27 @@ class Guard:
         """
         for name, module in self.model.named_modules():
             settings = _settings(module)
-            self._parts.append(
-                _Part(
-                    name,
-                    module,
-                    tuple(module._modules.values()),
-                    tuple(map(id, module._parameters.values())),
-                    _hooks(module),
-                    module.__dict__.get("forward"),
-                    settings,
-                    operator.itemgetter(*settings) if settings else None,
-                    _reads(module, "training"),
-                    self._training[name],
-                )
+            part = _Part(
+                name,
+                module,
+                tuple(module._modules.values()),
+                [*map(id, module._parameters.values())],
+                sum(map(len, _hooks(module))),
+                module.__dict__.get("forward"),
+                settings,
+                operator.itemgetter(*settings) if settings else None,
+                _reads(module, "training") and bool(name),
+                self._training[name],
             )
+            dicts = module._modules, module._parameters, _hooks(module), module.__dict__
+            self._parts.append((part, *dicts))
         for key, parameter in parameters.items():
             local = getattr(parameter, "_local_tensor", parameter)
             # The storage is kept, so that no other one can get its address.
             storage = parameter.untyped_storage()
-            self._parameters.append(
-                (key, parameter, storage, local, local.data_ptr(), parameter.requires_grad, _of(parameter))
-            )
+            self._storages.append(storage)
+            trained, hooks = parameter.requires_grad, _of(parameter)
+            self._parameters.append((key, parameter, storage._cdata, local, local.data_ptr(), trained, hooks))
 
     def watch_buffer(self, key: str, owner: dict[str, Any], attribute: str, buffers: Any, name: str) -> None:
         """A buffer of the model has to be the engine's, ``buffers[name]``, which may change."""
@@ -110,38 +111,40 @@ class Guard:
         Raises:
             PlanError: the model is no longer the one that was parallelized.
         """
-        for part in self._parts:
-            module = part.module
-            if tuple(module._modules.values()) != part.children:
+        mode = self.model.training
+        for part, children, parameters, hooks, attributes in self._parts:
+            if (*children.values(),) != part.children:
                 raise self._of_children(part)
-            if tuple(map(id, module._parameters.values())) != part.parameters:
+            if [*map(id, parameters.values())] != part.parameters:
                 raise self._of_parameters(part)
-            if _hooks(module) > part.hooks and module is not self.model:
+            if any(hooks) and sum(map(len, hooks)) > part.hooks and part.name:
                 raise PlanError(
                     f"a hook was added to {part.name} after parallelize, and the plan would never call it; "
                     "add it before parallelize, or to the model as a whole, whose own hooks are called"
                 )
-            if module.__dict__.get("forward") is not part.forward and module is not self.model:
+            if attributes.get("forward") is not part.forward and part.name:
                 raise PlanError(
                     f"the forward of {part.name} was replaced after parallelize, and the plan would never "
                     f"call it; {BEFORE}"
                 )
             if part.read is not None and self._differs(part):
                 raise self._of_settings(part)
-            if part.sensitive and module.training is not self._mode_of(part):
+            if part.sensitive and attributes["training"] is not self._mode_of(part, mode):
                 raise self._of_mode(part)
-        for key, parameter, storage, local, address, trained, hooks in self._parameters:
-            if parameter.untyped_storage()._cdata != storage._cdata or local.data_ptr() != address:
+        for key, parameter, storage, local, address, trained, hooked in self._parameters:
+            if parameter.untyped_storage()._cdata != storage or local.data_ptr() != address:
                 raise PlanError(
                     f"{key} was given other data after parallelize (p.data = ...), and the plan would go on "
                     "with the data that it had; write into it (with torch.no_grad(): p.copy_(...))"
                 )
-            if parameter.requires_grad and not trained:
+            if not trained and parameter.requires_grad:
                 raise PlanError(
                     f"{key} requires a gradient now, but was frozen when the model was parallelized, and the "
                     "plan makes none; unfreeze it before the model is explored and parallelized"
                 )
-            if _of(parameter) > hooks:
+            if (parameter._backward_hooks or parameter._post_accumulate_grad_hooks) and (  # type: ignore[attr-defined]
+                _of(parameter) > hooked
+            ):
                 raise PlanError(
                     f"a hook on the gradient of {key} was added after parallelize, and the plan would never "
                     "call it; change gradients between backward() and the optimizer's step"
@@ -161,9 +164,10 @@ class Guard:
         except KeyError:  # it was deleted
             return True
 
-    def _mode_of(self, part: _Part) -> bool:
-        """The mode that a plan runs a module in while the whole model is in the mode that it is in."""
-        return self.model.training and (part.training or not self.was_training)
+    @staticmethod
+    def _mode_of(part: _Part, mode: bool) -> bool:
+        """The mode that a plan runs a module in while the whole model is in ``mode``."""
+        return mode and part.training
 
     def _of_children(self, part: _Part) -> PlanError:
         children = dict(zip(part.module._modules, part.module._modules.values(), strict=True))
@@ -201,22 +205,34 @@ class Guard:
 
     def _of_mode(self, part: _Part) -> PlanError:
         words = ("evaluation", "training")
+        runs = self._mode_of(part, self.model.training)
         return PlanError(
-            f"{part.name} is in {words[part.module.training]} mode while the plan runs it in "
-            f"{words[self._mode_of(part)]} mode; set the modes of single modules before the model is "
-            "explored and parallelized (model.train() and model.eval() of the whole model are followed)"
+            f"{part.name} is in {words[part.module.training]} mode while the plan runs it in {words[runs]} "
+            "mode; set the modes of single modules before the model is explored and parallelized "
+            "(model.train() and model.eval() of the whole model are followed)"
         )
 
 
 # -- what a module is looked at for ----------------------------------------------------------------------
 
 
-def _hooks(module: nn.Module) -> int:
+def _modes(model: nn.Module) -> dict[str, bool]:
+    """The mode of each module while the model as a whole is in training."""
+    before = {module: module.training for module in model.modules()}
+    if not model.training:
+        model.train()  # some modules stay in evaluation by themselves
+    found = {name: module.training for name, module in model.named_modules()}
+    for module, mode in before.items():
+        module.training = mode
+    return found
+
+
+def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
     return (
-        len(module._forward_hooks)
-        + len(module._forward_pre_hooks)
-        + len(module._backward_hooks)
-        + len(module._backward_pre_hooks)
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
@@ -76,6 +78,8 @@ class ParallelModel(ABC, Generic[E]):
         # Past nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
         self._watch()
+        if (words := self.shown_otherwise()) and (not dist.is_initialized() or dist.get_rank() == 0):
+            warnings.warn(words, stacklevel=4)
 
     # -- what the kinds of plans differ in --------------------------------------------------------
 
@@ -102,6 +106,19 @@ class ParallelModel(ABC, Generic[E]):
     @abstractmethod
     def lies_right(self, key: str, value: torch.Tensor) -> bool:
         """Whether a value in a state dict is laid out like the parameter ``key`` already."""
+
+    def shown_otherwise(self) -> str:
+        """What a script is to know of parameters that are shown in another shape than the model's; nothing
+        where none is."""
+        other = [k for k, p in self.parameter_keys().items() if tuple(p.shape) != self.shapes[k]]
+        if not other:
+            return ""
+        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+        return (
+            f"{', '.join(other[:3])}{more} are shown in other shapes than the model's, since PyTorch cannot "
+            "say how this plan splits them: where an optimizer's groups depend on p.dim() or p.ndim, ask "
+            "len(tensoropt.original_shape(p))"
+        )
 
     def has_local(self, key: str) -> bool:
         """Whether this rank's state dict has a parameter; every rank's has all of them, but for plans in
@@ -238,7 +255,7 @@ def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
 
 
 def original_shape(parameter: torch.Tensor) -> torch.Size:
-    """The shape that a parameter has in the model, whatever its plan shows of it; that of any other tensor."""
+    """The shape that a parameter has in the model, whatever its plan shows of it; else a tensor's own."""
     found: torch.Size = getattr(parameter, SHAPE, parameter.shape)
     return found
 

@@ -6,7 +6,8 @@ and checkpoints that outlive their plan. :mod:`tensoropt.verify` runs plans besi
 
 from __future__ import annotations
 
+from tensoropt.engine.parallel_model import original_shape
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.parallel import parallelize, shutdown
 
-__all__ = ["load_checkpoint", "parallelize", "save_checkpoint", "shutdown"]
+__all__ = ["load_checkpoint", "original_shape", "parallelize", "save_checkpoint", "shutdown"]

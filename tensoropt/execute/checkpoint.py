@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from torch import nn
 
 from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.errors import PlanError
+from tensoropt.execute.resuming import SETTINGS, load_settings, saved_settings
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state by parameter name, in the model's own shapes.
 
     Returns:
-        ``{"KEY.FIELD": value}`` with DTensors where the parameter is one; settings such as the learning
-        rate are not part of it.
+        ``{"KEY.FIELD": value}`` with DTensors where the parameter is one; the settings of groups are apart
+        (:mod:`~tensoropt.execute.resuming`).
     """
     parallel = parallel_of(model)
     found = {}
@@ -58,14 +60,26 @@ def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, sta
 
 
 def save_checkpoint(
-    path: str | os.PathLike[str], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Any = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint folder; every rank calls it. An older one is replaced once the new one is whole.
 
+    Args:
+        optimizer: its state and the settings of its groups (learning rates, weight decay).
+        scheduler: of learning rates; anything with ``state_dict()``.
+        extra: what else the script goes on from (an epoch, a sampler's position): numbers, texts, tensors,
+            and lists and dicts of them. Rank 0's are written.
+
     Raises:
-        PlanError: the folder cannot be written.
+        PlanError: the folder cannot be written, or ``extra`` holds something else.
     """
     target = Path(path)
+    # Before anything is written: what cannot be saved is refused on all ranks.
+    settings = saved_settings(model, optimizer, scheduler, extra)
     # Beside the target, so that the rename at the end stays within one file system.
     partial = target.with_name(target.name + ".partial")
     state: dict[str, Any] = {"model": model.state_dict()}
@@ -81,6 +95,8 @@ def save_checkpoint(
             dcp.save(  # type: ignore[attr-defined]
                 state, checkpoint_id=partial, no_dist=not dist.is_initialized()
             )
+        if _first():
+            (partial / SETTINGS).write_bytes(settings)
     except OSError as error:
         raise PlanError(f"cannot write the checkpoint {target}: {error.strerror or error}") from error
     if _first():
@@ -95,12 +111,23 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: str | os.PathLike[str], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
-) -> None:
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Any = None,
+) -> dict[str, Any]:
     """Load a checkpoint saved under any plan of the same model; every rank calls it.
 
+    Args:
+        optimizer: gets its state, and the settings of its groups, which have to hold the same parameters.
+        scheduler: of its learning rates; anything with ``load_state_dict()``.
+
+    Returns:
+        What was saved as ``extra``.
+
     Raises:
-        PlanError: there is no checkpoint.
+        PlanError: there is no checkpoint, or it was saved of an optimizer with other groups or without a
+            scheduler.
     """
     source = Path(path)
     if not source.exists() and _older(source).exists():
@@ -121,6 +148,7 @@ def load_checkpoint(
     model.load_state_dict(state["model"])
     if optimizer is not None:
         load_optimizer_state(model, optimizer, state["optimizer"])
+    return load_settings(source / SETTINGS, model, optimizer, scheduler)
 
 
 def _make_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -10,12 +10,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.utils.parametrize
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.nn.utils import clip_grad_norm_
 
 from tensoropt.engine.models import load_model
+from tensoropt.engine.parallel_model import original_shape
 from tensoropt.errors import TensorOptError
+from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.parallel import parallelize
 from tests.execute.jobs import is_pipeline, spec, strategy_of, whole
 
@@ -203,11 +213,14 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def changed(rank: int, world: int, mesh: Mesh, change: str) -> tuple[str, str]:
-    """What a change says, and the first step after it; a first refusal leaves the model as it was."""
-    model, args, _ = parallel("mlp", mesh)
-    said = refusal(lambda: CHANGES[change](model))
-    return said, refusal(lambda: model(*args).backward())
+def changed(rank: int, world: int, mesh: Mesh, changes: list[str]) -> dict[str, tuple[str, str]]:
+    """What each change says, and the first step after it; a first refusal leaves the model as it was."""
+    found = {}
+    for change in changes:
+        model, args, _ = parallel("mlp", mesh)
+        said = refusal(lambda: CHANGES[change](model))  # noqa: B023
+        found[change] = said, refusal(lambda: model(*args).backward())  # noqa: B023
+    return found
 
 
 HARMLESS: dict[str, Callable[[nn.Module], Any]] = {
@@ -234,8 +247,12 @@ def _each(model: nn.Module, action: Callable[[torch.Tensor], Any]) -> None:
             action(parameter)
 
 
-def harmless(rank: int, world: int, mesh: Mesh, change: str) -> float:
+def harmless(rank: int, world: int, mesh: Mesh) -> dict[str, float]:
     """How far losses of a few steps are from the plain model's after the same change."""
+    return {change: _after(mesh, change) for change in HARMLESS}
+
+
+def _after(mesh: Mesh, change: str) -> float:
     model, args, _ = parallel("mlp", mesh)
     plain, _, _ = build("mlp")
     found: list[list[float]] = []
@@ -295,8 +312,16 @@ def optimizer_before(rank: int, world: int, name: str, mesh: Mesh, seed: int) ->
 # -- gradients from elsewhere -------------------------------------------------------------------------------
 
 
-def penalised(rank: int, world: int, mesh: Mesh, seed: int, how: str) -> tuple[float, float]:
+PENALTIES = ("", "first", "kept", "zeros", "apart", "apart behind", "before forward", "twice", "two calls")
+"""When a script makes its penalty on the parameters, and how it clears gradients."""
+
+
+def penalised(rank: int, world: int, mesh: Mesh, seed: int) -> dict[str, float]:
     """How far losses and values are from the plain model's, with a penalty on parameters beside the loss."""
+    return {how: max(_penalised(mesh, seed, how)) for how in PENALTIES}
+
+
+def _penalised(mesh: Mesh, seed: int, how: str) -> tuple[float, float]:
     model, args, _ = parallel("mlp", mesh, seed)
     plain, _, _ = build("mlp")
     losses: list[list[float]] = [[], []]
@@ -339,5 +364,100 @@ def penalised(rank: int, world: int, mesh: Mesh, seed: int, how: str) -> tuple[f
     return max(abs(a - b) for a, b in zip(*losses, strict=True)), max(far, default=0.0)
 
 
-def job_size(rank: int, world: int) -> int:
-    return dist.get_world_size()
+# -- shapes and checkpoints ----------------------------------------------------------------------------------
+
+
+def grouped(model: nn.Module) -> list[dict[str, Any]]:
+    """The usual idiom: matrices decay, vectors do not."""
+    named = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in named if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in named if p.dim() <= 1], "weight_decay": 0.0, "lr": 5e-3},
+    ]
+
+
+def groups_by_shape(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> list[bool]:
+    """Whether the groups of parameters by number of dims, and their shapes, are those of the plain model."""
+    model, _, _ = parallel(name, mesh, seed)
+    plain, _, _ = build(name)
+    names = [{id(p): n for n, p in each.named_parameters()} for each in (model, plain)]
+    groups = [
+        [[of[id(p)] for p in group["params"]] for group in grouped(each)]
+        for of, each in zip(names, (model, plain), strict=True)
+    ]
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    return [groups[0] == groups[1], all(original_shape(p) == q.shape for p, q in pairs)]
+
+
+def _train(model: nn.Module, args: Any, kwargs: Any, made: Any, steps: int) -> list[float]:
+    optimizer, scheduler = made
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model(*args, **kwargs))
+        loss.backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def _made(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+    optimizer = torch.optim.AdamW(grouped(model), lr=1e-2, eps=1e-4)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step, 3) / 3)
+    return optimizer, scheduler
+
+
+def resumed(
+    rank: int, world: int, name: str, meshes: tuple[Mesh, Mesh], folder: str, by_pytorch: bool
+) -> tuple[float, float, Any]:
+    """How far losses are from the uninterrupted run of the plain model, before and after a change of plan;
+    and what was saved beside."""
+    plain, args, kwargs = build(name)
+    wanted = _train(plain, args, kwargs, _made(plain), 8)
+    first, _, _ = parallel(name, meshes[0], 7)
+    made = _made(first)
+    losses = _train(first, args, kwargs, made, 4)
+    second, _, _ = parallel(name, meshes[1], 2)
+    made_anew = _made(second)
+    if by_pytorch:
+        model_state, state = get_state_dict(first, made[0])
+        dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=folder)  # type: ignore[attr-defined]
+        model_state, state = get_state_dict(second, made_anew[0])
+        loaded = {"model": model_state, "optimizer": state}
+        dcp.load(loaded, checkpoint_id=folder)  # type: ignore[attr-defined]
+        set_state_dict(
+            second, made_anew[0], model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
+        )
+        made_anew[1].load_state_dict(made[1].state_dict())
+        extra: Any = None
+    else:
+        save_checkpoint(folder, first, *made, extra={"epoch": 3, "seen": torch.arange(3)})
+        extra = load_checkpoint(folder, second, *made_anew)["epoch"]
+    losses += _train(second, args, kwargs, made_anew, 4)
+    far = [abs(a - b) for a, b in zip(losses, wanted, strict=True)]
+    return max(far[:4]), max(far[4:]), extra
+
+
+def whole_state(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> list[bool]:
+    """Whole state dicts from PyTorch's own functions, and back from rank 0's."""
+    model, _, _ = parallel(name, mesh, seed)
+    plain, _, _ = build(name)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    # On CPUs replicated values are given as they are, not copied.
+    state = {n: v.clone() for n, v in get_model_state_dict(model, options=options).items()}
+    equal = rank > 0 or all(torch.equal(state[n], v) for n, v in plain.state_dict().items())
+    _each(model, lambda p: p.zero_())
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, state if rank == 0 else {}, options=options)
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    return [equal, all(torch.equal(whole(p.detach()), q) for p, q in pairs)]
+
+
+def state_of_one_rank(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> int:
+    """The size of a state dict that rank 0 alone asks for."""
+    model, _, _ = parallel(name, mesh, seed)
+    size = len(model.state_dict()) if rank == 0 else 0
+    dist.barrier()
+    return size

@@ -12,6 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
+from tensoropt.engine.parallel_model import original_shape
+from tensoropt.engine.strided import is_strided
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.executable import AnyStrategy, executable_of
 from tensoropt.execute.parallel import parallelize
@@ -286,8 +288,9 @@ def state_dicts(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
     other.model.load_state_dict(twins.model.state_dict())
     moved = all(torch.equal(whole(v), changed[n]) for n, v in other.model.state_dict().items())
     return {
-        "unflattened": any(
-            tuple(p.shape) != tuple(twins.plain_parameters[n].shape)
+        "strided": any(isinstance(p, DTensor) and is_strided(p) for p in twins.model.parameters()),
+        "shown": all(
+            p.shape == twins.plain_parameters[n].shape == original_shape(p)
             for n, p in twins.model.named_parameters()
         ),
         "names": list(ours) == list(plain),

@@ -48,7 +48,7 @@ def test_accumulation(ranks: RankPool, micro: int, seed: int) -> None:
 @pytest.mark.parametrize(("name", "seed", "fused"), [("transformer", 7, True), ("bert_small", 3, False)])
 def test_state_dict(ranks: RankPool, name: str, seed: int, fused: bool) -> None:
     for found in ranks.run(jobs.state_dicts, name, (1, 2), seed):
-        assert found.pop("unflattened") == False  # whether a projection is stored split on heads
+        assert found.pop("strided") == fused  # whether a projection is stored split on heads
         assert found.pop("loss") < ROUNDING
         assert all(found.values()), found
 

@@ -15,6 +15,7 @@ from tensoropt.capture import Capture
 from tensoropt.engine.parameters import as_dtensor
 from tensoropt.engine.spread import spread
 from tensoropt.engine.uncompiled_model import UncompiledModel
+from tensoropt.ops.layouts import REPLICATE
 from tensoropt.pipeline.execute.engine import PipelinedEngine
 from tensoropt.pipeline.execute.stage import StageEngine
 from tensoropt.pipeline.strategy import PipelinedStrategy
@@ -75,6 +76,31 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
                 # Optimizers leave out parameters without a gradient, and their states would then differ by
                 # rank.
                 parameter.grad = spread(torch.empty_like(parameter))
+
+    def shown_otherwise(self) -> str:
+        split = [
+            tensor.key
+            for tensor in self.source.parameters
+            if tensor.requires_grad and len(tensor.shape) > 1 and self._is_split(tensor.name)
+        ]
+        if not split:
+            return ""
+        return (
+            "a pipeline shows parameters as the shards that a rank has of them, which are parts of "
+            f"{len(split)} matrices ({split[0]} first): optimizers that work on single elements (SGD, Adam, "
+            "Lion) are right, those that look at whole matrices (Muon, Shampoo, Adafactor, LAMB) are not; "
+            "tensoropt.original_shape(p) is the model's own shape"
+        )
+
+    def _is_split(self, name: str) -> bool:
+        """Whether the ranks of a stage share a parameter, and do not each have all of it."""
+        stages = (self.strategy.stages[number] for number in self.strategy.holders(name))
+        return any(
+            code > REPLICATE and stage.mesh[axis] > 1
+            for stage in stages
+            for axis, code in enumerate(stage.stored[name])
+            if axis > 0
+        )
 
     def _stage_of(self, name: str) -> StageEngine:
         return next(stage for stage in self.engine.stages.values() if name in stage.shards.leaves)

@@ -86,6 +86,9 @@ class PlacedModel(UncompiledModel[PlacedEngine]):
                 # rank.
                 parameter.grad = spread(torch.empty_like(parameter))
 
+    def shown_otherwise(self) -> str:
+        return ""  # a parameter is whole where it is, and empty elsewhere
+
     # -- state dicts ------------------------------------------------------------------------------
 
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from .mark_labels import Range, mark_labels
 from .palette import Palette, layout, palette
 from .thinning import MOST, Window, apart
 
-LOWER, UPPER, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(11)
+BAND, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(10)
 """Places of the traces."""
 CAPACITY, USABLE, BUDGET, TARGET = range(4)
 """Places of the shapes."""
@@ -82,7 +82,7 @@ def frontier_figure(
     size = 5 if len(whole) > 400 else 7
     parts = view.lines and data.axes.up_time
     traces: list[Json] = [
-        *_band(data, view, on_line, colours),
+        _band(data, view, on_line, colours),
         _line(data, on_line, data.time, colours.accent, 1.5),
         _dots(data, fits, colours.accent, size, "fits"),
         _dots(data, over, colours.faded, size, "does not fit") | {"opacity": 0.6},
@@ -106,28 +106,23 @@ def drawn(data: FrontierData, view: View) -> FrontierData:
     return replace(data, axes=axes_of(data, view))
 
 
-def _band(data: FrontierData, view: View, rows: np.ndarray, colours: Palette) -> list[Json]:
-    """The certificate's lower and upper edge, in the sums of the search."""
+def _band(data: FrontierData, view: View, rows: np.ndarray, colours: Palette) -> Json:
+    """The certificate between its edges, in the sums of the search."""
     found = certificate(data, rows) if view.band and has_place(view) else None
     size, second = data.units.memory.factor, data.units.time.factor
-    traces = []
-    # An edge holds within less memory, or within more: each steps to its own side.
-    for edge, shape in (("lower", "vh"), ("upper", "hv")):
-        ups = [] if found is None else _short(getattr(found, edge) / second)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "line": {"shape": shape, "color": colours.muted, "width": 1, "dash": "dot"},
-                "hoverinfo": "skip",
-                "showlegend": False,
-                "visible": found is not None,
-                "x": [] if found is None else _short(found.memory / size),
-                "y": ups,
-            }
-        )
-    traces[1] |= {"fill": "tonexty", "fillcolor": colours.band}
-    return traces
+    around, ups = ([], []) if found is None else found.outline()
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "fill": "toself",
+        "fillcolor": colours.band,
+        "line": {"color": colours.muted, "width": 1, "dash": "dot"},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "visible": found is not None,
+        "x": _short(np.array(around) / size),
+        "y": _short(np.array(ups) / second),
+    }
 
 
 def _xy(data: FrontierData, rows: np.ndarray, values: np.ndarray) -> Json:

@@ -15,8 +15,11 @@ MOST_NAMED = 3
 """Planners that one label names; how many more there are is said."""
 LETTER_PX, LINE_PX, GAP_PX = 7.0, 16.0, 14.0
 """Of the names' font, about: a letter's width, a line's height, how far a name's middle is from its mark."""
-WIDE_PX, NARROW_PX, HIGH_PX = 760.0, 250.0, 324.0
-"""Sides of the plot, about: width on a wide window and on a phone, height."""
+WIDE_PX, NARROW_PX, HIGH_PX = 460.0, 220.0, 324.0
+"""Sides of the plot: the least width that it has on a wide window and on a phone, and its height. Where it is
+wider, marks lie further apart, and names that keep off them here do so there."""
+CLEAR = 1.25
+"""A name's middle is so many times as far from any other planner's mark as from its own, at least."""
 PLACES = (
     "top right",
     "top left",
@@ -58,11 +61,12 @@ def mark_labels(
         taken.append(box(x[knee], y[knee], PLACES[0], KNEE))
     for at, planners in _named(data, rows, x, y).items():
         row = int(rows[at])
+        strangers = [int(one) for one in rows if planner_title(data.planner[one]) not in planners]
         more = len(planners) - MOST_NAMED
         whole = ", ".join(planners[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
         first = planners[0] + (f" and {len(planners) - 1} more" if len(planners) > 1 else "")
         for text in dict.fromkeys((whole, first)):
-            place = _free(x, y, row, text, taken, wide)
+            place = _free(x, y, row, strangers, text, taken, wide)
             if place is not None:
                 labels[at], places[at] = text, place
                 taken.append(box(x[row], y[row], place, text))
@@ -102,14 +106,26 @@ def box(x: float, y: float, place: str, text: str) -> Box:
     return left, left + width, y + {"top": GAP_PX, "bottom": -GAP_PX, "middle": 0.0}[up]
 
 
-def _free(x: np.ndarray, y: np.ndarray, row: int, text: str, taken: Sequence[Box], wide: float) -> str | None:
-    """The place of a name that keeps within the plot and off other names, over the fewest points; None if
-    there is none."""
+def _free(
+    x: np.ndarray,
+    y: np.ndarray,
+    row: int,
+    strangers: Sequence[int],
+    text: str,
+    taken: Sequence[Box],
+    wide: float,
+) -> str | None:
+    """The place of a name that keeps within the plot, off other names and nearer to its own mark than to one
+    of ``strangers``, over the fewest points; None if there is none."""
     found: list[tuple[int, int]] = []
     for number, place in enumerate(PLACES):
         left, right, middle = box(x[row], y[row], place, text)
         over = any(a < right and left < b and abs(m - middle) < LINE_PX for a, b, m in taken)
         if over or left < 0 or right > wide:
+            continue
+        centre = (left + right) / 2
+        away = np.hypot(x[strangers] - centre, y[strangers] - middle)
+        if len(away) and away.min() < CLEAR * np.hypot(x[row] - centre, y[row] - middle):
             continue
         points = (x > left) & (x < right) & (np.abs(y - middle) < LINE_PX / 2 + 3)
         found.append((int(points.sum()), number))

@@ -13,7 +13,7 @@ from ..context import Context
 from ..figures.clusters import clusters_figure
 from ..figures.palette import GRAPH_CONFIG
 from ..state import View
-from ..views.clusters import ClustersData, clusters_data, point_view, unpriced_kinds
+from ..views.clusters import ClustersData, clusters_data, point_view, strange_prices, unpriced_kinds
 from ..views.frontier import FrontierData
 from .parts import aria, empty, note, number_field, panel, plain_table, scrolled, visible
 from .view_store import view_of
@@ -162,6 +162,7 @@ def answer(data: ClustersData, view: View) -> Any:
         )
     return [
         *(html.P(sentence, className="answer") for sentence in data.answer),
+        note(strange_prices(data, view), "warn"),
         note(data.fault and f"Hours and cost are of 1,000 steps: {data.fault}.", "warn"),
         note(without),
         note("" if len(data.rows) > 1 else MORE),

@@ -18,6 +18,7 @@ from ..figures.thinning import Window
 from ..state import View
 from ..views.axes import axes_of, axis_sentence
 from ..views.certificate import certificate_sentence
+from ..views.clusters import clusters_data, strange_prices
 from ..views.frontier import (
     FrontierData,
     count_words,
@@ -64,6 +65,7 @@ FIELDS = (
 )
 TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
 """Controls whose text may break a rule, which is said beside them."""
+PRICES = "shop-prices"
 AT_ONCE = ("graph", "points", "key", *BUTTONS)
 """What a person may have done before the first answer; what other controls say then is not theirs."""
 SECOND = {"graph": events.on_click, "points": events.on_row}
@@ -145,6 +147,8 @@ def _register_events(app: Dash, context: Context) -> None:
         # The event only counts presses of Enter; the text is beside it.
         fired |= {name: text for name, text in typed.items() if name in fired}
         view, errors = _applied(context.frontier(view), view, fired, mode)
+        if fault := _strange_prices(context, view) if fired.get(PRICES) and PRICES not in errors else "":
+            view, errors[PRICES] = replace(view, prices=view_of(kept).prices), fault
         if view.exploration != view_of(kept).exploration:  # not as the page itself fills in the choice
             _show(context, view, *seen)
         return (
@@ -155,6 +159,11 @@ def _register_events(app: Dash, context: Context) -> None:
             _number(fired.get("key")),
             now,
         )
+
+
+def _strange_prices(context: Context, view: View) -> str:
+    data = clusters_data(context.library, view)
+    return "" if data is None else strange_prices(data, view)
 
 
 def _show(context: Context, view: View, scheme: Any, page: Any, narrow: Any) -> None:

@@ -6,9 +6,13 @@ follow another before a person sees it: those that follow find it drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dash import html
+
+from tensoropt.plan.verified import Verified
+from tensoropt.report.miss import miss_sentences
 
 from ..context import Context
 from ..figures.frontier import frontier_figure
@@ -16,7 +20,8 @@ from ..state import FRAME, View
 from ..views.frontier import FrontierData, count_words
 from ..views.point import PROVEN, point_card
 from ..views.points_table import row_filter
-from .parts import facts
+from ..views.verified import of_point
+from .parts import facts, note
 from .points import big
 
 
@@ -47,11 +52,23 @@ def selection(view: View) -> list[Any]:
 def card(context: Context, data: FrontierData, view: View) -> Any:
     """The selected point."""
     assert view.point is not None
-    found = point_card(data, view, view.point, context.verified(view)[0])
+    verified = context.verified(view)[0]
+    found = point_card(data, view, view.point, verified)
     return [
         html.H2(found.title, className="panel-title", id="card-title"),
         html.P(found.name, className="plan-name"),
         big(found, found.dominant),
+        *missed(data, view.point, verified),
         facts([(f.label, f.value) for f in found.facts if f.label != PROVEN]),
         *(html.P(f"Proven: {f.value}", className="hint") for f in found.facts if f.label == PROVEN),
     ]
+
+
+def missed(data: FrontierData, point: int, verified: Sequence[Verified]) -> list[Any]:
+    """Where running a point's plan showed that it was predicted far off."""
+    ran = of_point(data, point, verified)
+    return (
+        []
+        if ran is None
+        else [note(words, "warn") for words in miss_sentences(ran, data.exploration.cluster)]
+    )

@@ -21,6 +21,7 @@ from ..views.plan import Bar, Segment, device_bars, memory_bar, step_bar
 from ..views.point import point_card
 from ..views.units import plural
 from . import measured
+from .look import missed
 from .parts import aria, empty, note, plain_table, scrolled
 from .points import big, difference_table
 from .view_store import shown_point
@@ -109,12 +110,14 @@ def missing(data: FrontierData, point: int, why: str) -> str:
 def headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:
     """Memory and time, whether it fits, and what dominates, in words."""
     assert view.point is not None
-    found = point_card(data, view, view.point, context.verified(view)[0])
+    verified = context.verified(view)[0]
+    found = point_card(data, view, view.point, verified)
     told = {f.label: f.value for f in found.facts}
     facts = [f"{label} {told[label]}" for label in ("mesh", "micro-batches", "verified") if label in told]
     return [
         html.P(found.name, className="plan-name"),
         big(found, detail.headline() if detail is not None else found.dominant, wide=True),
+        *missed(data, view.point, verified),
         html.P(" · ".join([found.title, *facts]), className="hint"),
     ]
 

@@ -23,6 +23,18 @@ class Certificate:
     upper: np.ndarray
     lower: np.ndarray
 
+    def outline(self) -> tuple[list[float], list[float]]:
+        """(memory, time) of the corners: along the upper edge, and back along the lower one."""
+        # An edge that holds to the right steps down where the next point begins, one that holds to the left
+        # where the last one ends.
+        memory, upper, lower = (list(map(float, one)) for one in (self.memory, self.upper, self.lower))
+        there = [memory[0], *(at for at in memory[1:] for _ in (0, 1))]
+        back = [*(at for at in memory[:-1] for _ in (0, 1)), memory[-1]]
+        ups = [*(time_s for time_s in upper[:-1] for _ in (0, 1)), upper[-1]]
+        downs = [lower[0], *(time_s for time_s in lower[1:] for _ in (0, 1))]
+        around, times = [*there, *back[::-1]], [*ups, *downs[::-1]]
+        return [*around, around[0]], [*times, times[0]]
+
 
 def certificate(data: FrontierData, rows: np.ndarray) -> Certificate | None:
     """The band of some rows; None where nothing is proven of any."""

@@ -160,6 +160,16 @@ def unpriced_kinds(data: ClustersData, view: View) -> list[str]:
     return list(dict.fromkeys(some.kind for some in found))
 
 
+def strange_prices(data: ClustersData, view: View) -> str:
+    """That there are prices for kinds of devices which none of the clusters has, and which they have; ""
+    without such."""
+    try:
+        tariff_of(view).check(some.kind for row in data.rows for some in row.curve.devices)
+    except TensorOptError as error:
+        return str(error)
+    return ""
+
+
 def point_view(view: View, row: OnCluster, point: int) -> View:
     """The view that shows a point of one of the clusters."""
     return replace(open_exploration(replace(view, exploration=""), row.entry.key), point=point)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensoropt.report.beside import PEAK, WHOLE, Beside, Figure
 
-from .units import Units, percent, signed
+from .units import Units
 
 ALIGN_WORDS = {PEAK: "by the peaks", WHOLE: "the whole recording as one step"}
 NOT_TOLD = "not told"
@@ -24,11 +24,9 @@ def figure_rows(found: Beside, units: Units) -> list[list[str]]:
 
 def _row(figure: Figure, units: Units) -> list[str]:
     unit = units.memory if figure.unit == "bytes" else units.time
-    ratio = figure.ratio
     if figure.measured is None:
         return [figure.name, unit.text(figure.predicted), NOT_TOLD, ""]
-    words = "" if ratio is None else f"{ratio:.2f} ({signed(ratio - 1, percent(abs(ratio - 1)))})"
-    return [figure.name, unit.text(figure.predicted), unit.text(figure.measured), words]
+    return [figure.name, unit.text(figure.predicted), unit.text(figure.measured), figure.ratio_words]
 
 
 def left_words(found: Beside) -> str:

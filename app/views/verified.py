@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensoropt.plan.verified import Verified
+from tensoropt.report.miss import ran_parts
 
 from .frontier import FrontierData
-from .units import Unit, percent, signed
 
 MOST_LISTED = 4
 NOT_YET = "not verified yet; the last command of the Export page does it"
@@ -22,24 +22,12 @@ def verified_words(found: Verified, data: FrontierData) -> str:
     """``73.2 MiB tracked (72.3 MiB predicted, +1 %); ...; numbers as unsplit``."""
     if found.error:
         return f"did not run: {found.error}"
-    parts = []
-    if found.memory_tracked_bytes is not None:
-        parts.append(
-            _beside(found.memory_tracked_bytes, found.memory_predicted_bytes, data.units.memory, "tracked")
-        )
-    if found.time_measured_s is not None:
-        parts.append(_beside(found.time_measured_s, found.time_predicted_s, data.units.time, "measured"))
+    parts = ran_parts(found, data.exploration.cluster, data.units.memory.text, data.units.time.text)
     if found.loss_difference is None:
         parts.append("collectives as predicted" if found.ok else "collectives NOT as predicted")
     else:
         parts.append("numbers as unsplit" if found.ok else "FAILED: see `tensoropt verify`")
     return "; ".join(parts)
-
-
-def _beside(measured: float, predicted: float, unit: Unit, word: str) -> str:
-    change = measured / predicted - 1 if predicted else 0.0
-    relative = signed(change, percent(abs(change)))
-    return f"{unit.text(measured)} {word} ({unit.text(predicted)} predicted, {relative})"
 
 
 def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[str, ...]:

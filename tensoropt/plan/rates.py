@@ -134,7 +134,11 @@ def rates(found: Findings, index: int, *, tariff: Tariff = CLUSTERS_OWN) -> Rate
 
     Args:
         tariff: prices that replace those of the cluster, and the currency.
+
+    Raises:
+        TensorOptError: there is a price for a kind of devices that the cluster does not have.
     """
+    tariff.check(kinds_of(found))
     return RatesOf(found, tariff).of(index)
 
 

@@ -12,6 +12,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.observed.observation import Observation, ObservedEvent, ObservedMemory
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.verified import Verified
+from tensoropt.report.miss import change_words
 from tensoropt.report.rows import Detail
 from tensoropt.simulate.recording import TimelineEvent
 from tensoropt.simulate.timeline import joined, length_s
@@ -43,9 +44,15 @@ class Figure:
     def words(self) -> tuple[str, str, str, str]:
         """Its cells for people."""
         form = format_bytes if self.unit == "bytes" else format_seconds
-        ratio = self.ratio
         measured = "not told" if self.measured is None else form(self.measured)
-        return self.name, form(self.predicted), measured, "" if ratio is None else f"{ratio:.2f}"
+        return self.name, form(self.predicted), measured, self.ratio_words
+
+    @property
+    def ratio_words(self) -> str:
+        """``1.02 (+2 %)``; ``4.33 (+333 %, far off)``; "" without a ratio."""
+        if self.measured is None or (ratio := self.ratio) is None:
+            return ""
+        return f"{ratio:.2f} ({change_words(self.measured, self.predicted)})"
 
 
 @dataclass(frozen=True)

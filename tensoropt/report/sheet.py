@@ -7,10 +7,11 @@ cluster is text and escaped; there is no template engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from html import escape
+from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
@@ -25,6 +26,7 @@ from tensoropt.plan.verified import Verified
 from tensoropt.report.alternatives import alternatives
 from tensoropt.report.assumptions import batch_words, proof_words, settings_rows, share_words
 from tensoropt.report.commands import commands_for, devices_of, run_place
+from tensoropt.report.miss import ran_parts
 from tensoropt.report.rate_words import facts_of
 from tensoropt.report.rows import Detail
 from tensoropt.report.table import timing_words
@@ -281,7 +283,7 @@ class _Sheet:
         if not own:
             rows.append(("run", "not yet: nothing is measured of this plan; the last command does it"))
         for one in own:
-            rows.append(("run", _ran_words(one)))
+            rows.append(("run", _ran_words(one, self.exploration.cluster)))
         return rows
 
     def _assumptions(self) -> Rows:
@@ -327,17 +329,10 @@ class _Sheet:
         )
 
 
-def _ran_words(one: Verified) -> str:
+def _ran_words(one: Verified, cluster: Mapping[str, Any]) -> str:
     if one.error:
         return f"did not run: {one.error} ({one.checked_on})"
-    parts = []
-    for word, measured, predicted, text in (
-        ("tracked", one.memory_tracked_bytes, one.memory_predicted_bytes, format_bytes),
-        ("measured", one.time_measured_s, one.time_predicted_s, format_seconds),
-    ):
-        if measured is not None:
-            change = f"{100 * (measured / predicted - 1):+.0f} %".replace("-", "−") if predicted else ""
-            parts.append(f"{text(measured)} {word} ({text(predicted)} predicted, {change})")
+    parts = ran_parts(one, cluster)
     if one.loss_difference is None:
         parts.append("collectives as predicted" if one.ok else "collectives not as predicted")
     else:

@@ -140,11 +140,16 @@ def test_what_was_run_is_told() -> None:
     plan = found.points[1]
     one = Verified(
         found.spaces[plan.space].mesh.label, found.spaces[plan.space].micro_batches, plan.tensor_bytes,
-        plan.time_s, plan.tensor_bytes * 1.1, 0.25, 1e-7, 1e-7, True, "2 CPU ranks",
+        plan.time_s, plan.tensor_bytes * 1.1, 0.25, 1e-7, 1e-7, True, "2 GPUs",
     )  # fmt: skip
     told = page(found, verified=[one]).text
     assert "250 ms measured (200 ms predicted, +25 %)" in told
-    assert "numbers as of the unsplit model (2 CPU ranks)" in told
+    assert "numbers as of the unsplit model (2 GPUs)" in told
+    slow = page(found, verified=[replace(one, time_measured_s=0.866)]).text
+    assert "866 ms measured (200 ms predicted, +333 %, far off)" in slow
+    # Nobody predicted what GPUs' plan takes CPU ranks.
+    elsewhere = page(found, verified=[replace(one, checked_on="run on 2 CPU ranks of this machine")]).text
+    assert "250 ms measured (200 ms predicted, for other devices than these)" in elsewhere
     assert "not yet" in page(found, 0, verified=[one]).text  # another point's
 
 

@@ -47,6 +47,10 @@ def test_a_rule_is_said_and_nothing_typed_is_corrected(quick: Site, opened: Call
     page.click("#start")
     page.wait_for_selector("#start-said:has-text('started')")
     assert "8" in quick.jobs.jobs()[0].arguments
+    for width in (390, 768, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        said, bar = (page.locator(name).bounding_box()["width"] for name in ("#start-said", ".start-bar"))
+        assert said >= 0.9 * bar
 
 
 def test_headroom_and_price_beside_the_plot_say_their_rule(quick: Site, opened: Callable[..., Any]) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from contrast_app import PALE
+from samples_app import exploration, point
+from site_app import Site, running
+from tensoropt_app.jobs.worker import run
 from tensoropt_app.pages import frontier_callbacks
 
 PIXEL = """([x, y]) => {
@@ -228,11 +232,11 @@ def test_a_zoom_stays_and_ticks_of_a_log_axis_ascend(site: Any, opened: Callable
 def test_back_goes_back_and_the_tab_says_where(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-small&point=2")), "Point 2 of 8")
     page.wait_for_function("document.title.startsWith('Frontier · gpt2-tiny on dgx-h100')")
-    for button, point in (("fastest", 8), ("leanest", 1)):
+    for button, number in (("fastest", 8), ("leanest", 1)):
         page.wait_for_timeout(1200)  # what follows at once is one step
         page.click(f"#pick-{button}")
-        page.wait_for_selector(f"#card-title:text-matches('Point {point} of 8')")
-        page.wait_for_function(f"location.search.includes('point={point}')")
+        page.wait_for_selector(f"#card-title:text-matches('Point {number} of 8')")
+        page.wait_for_function(f"location.search.includes('point={number}')")
     page.click("#nav-plan")
     page.wait_for_function("document.title.startsWith('Plan · gpt2-tiny')")
     page.go_back()
@@ -384,3 +388,42 @@ def test_pages_fit_and_can_be_read(site: Any, opened: Callable[..., Any], width:
         assert not remaining(page, "() => document.documentElement.scrollWidth > window.innerWidth"), name
         assert remaining(page, PALE) == []
         assert remaining(page, UNNAMED) == []
+
+
+@pytest.fixture
+def close_marks(tmp_path: Path) -> Iterator[Site]:
+    """A frontier with marks of planners that lie close together, as ZeRO's and data parallelism's do."""
+    marks = [(74, 0.21, "zero"), (78, 0.22, "data_parallel"), (35, 0.55, "megatron"), (79, 0.35, "optcnn")]
+    others = [
+        point(size * 2**30, time_s, planner=planner, choice=(1, i % 3, i, 1))
+        for i, (size, time_s, planner) in enumerate(marks)
+    ]
+    exploration(others=others).save(tmp_path / "open" / "close")
+    with running(tmp_path / "home", tmp_path / "open", run) as found:
+        yield found
+
+
+NAMES = """() => {
+  const plot = document.querySelector('#graph .js-plotly-plot'), l = plot._fullLayout;
+  const box = plot.getBoundingClientRect(), trace = plot.data[6];
+  const marks = trace.x.map((x, i) => [box.left + l.xaxis._offset + l.xaxis.d2p(x),
+    box.top + l.yaxis._offset + l.yaxis.d2p(trace.y[i]), trace.customdata[i][2]]);
+  const texts = [...plot.querySelectorAll('.scatterlayer .textpoint text')];
+  return texts.filter((t) => t.textContent !== 'knee').map((t) => {
+    const b = t.getBoundingClientRect(), x = b.left + b.width / 2, y = b.top + b.height / 2;
+    const far = (m) => Math.hypot(m[0] - x, m[1] - y);
+    return [t.textContent, marks.slice().sort((m, n) => far(m) - far(n))[0][2]];
+  });
+}"""
+
+
+def test_names_of_planners_stand_at_their_own_marks(opened: Callable[..., Any], close_marks: Site) -> None:
+    """On every window: as drawn, the mark nearest to a name is of a planner that it names."""
+    for width in (390, 768, 1280, 1920):
+        page = opened(close_marks.url(query="x=opened-close"), viewport={"width": width, "height": 844})
+        drawn(page)
+        said = page.evaluate(NAMES)
+        assert said
+        for name, nearest in said:
+            assert any(nearest.lower().startswith(one.lower()) for one in name.split(", "))
+        page.close()

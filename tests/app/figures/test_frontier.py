@@ -67,7 +67,7 @@ PROVEN = FrontierData.of(
 
 def test_the_band_is_off_unless_asked_for() -> None:
     traces = figure(View(), PROVEN)["data"]
-    assert not any(traces[edge]["visible"] for edge in (drawing.LOWER, drawing.UPPER))
+    assert not traces[drawing.BAND]["visible"]
     assert certificate_sentence(PROVEN, View()) == ""
 
 
@@ -75,12 +75,13 @@ def test_the_band_is_drawn_in_the_sums_of_the_search() -> None:
     """Of which alone something is proven; the line and the dots are where the simulator puts the plans."""
     traces = figure(View(band=True), PROVEN)["data"]
     unit, second = PROVEN.units.memory.factor, PROVEN.units.time.factor
-    lower, upper = traces[drawing.LOWER], traces[drawing.UPPER]
-    assert lower["x"] == upper["x"] == pytest.approx([GIB / unit, 2 * GIB / unit])
-    assert upper["y"] == pytest.approx([2.0 / second, 1.0 / second])
-    assert lower["y"] == pytest.approx([2.0 / 1.1 / second, 1.0 / second])
-    # A bound holds for all that need less memory, and a plan for all that may use more.
-    assert (lower["line"]["shape"], upper["line"]["shape"], upper["fill"]) == ("vh", "hv", "tonexty")
+    band = traces[drawing.BAND]
+    # A plan holds for all that may use more, and a bound for all that need less: each edge steps to its side.
+    there, back = [(1, 2.0), (2, 2.0), (2, 1.0)], [(2, 1.0), (1, 1.0), (1, 2.0 / 1.1)]
+    corners = [*there, *back, there[0]]
+    assert band["x"] == pytest.approx([size * GIB / unit for size, _ in corners])
+    assert band["y"] == pytest.approx([time_s / second for _, time_s in corners])
+    assert band["fill"] == "toself"
     assert traces[drawing.LINE]["y"] == pytest.approx(PROVEN.time / second)
     assert "fill" not in traces[drawing.LINE]
     ends = figure(View(band=True), PROVEN)["layout"]["xaxis"]["range"]
@@ -90,10 +91,10 @@ def test_the_band_is_drawn_in_the_sums_of_the_search() -> None:
 
 def test_no_band_where_nothing_is_proven_or_the_axes_are_others() -> None:
     heuristic = FrontierData.of(exploration([point(GIB, 1.0, gap=None, exact=False)]))
-    assert not figure(View(band=True), heuristic)["data"][drawing.LOWER]["visible"]
+    assert not figure(View(band=True), heuristic)["data"][drawing.BAND]["visible"]
     assert "Nothing is proven" in certificate_sentence(heuristic, View(band=True))
     hours = View(band=True, across="hours")
-    assert not figure(hours, PROVEN)["data"][drawing.LOWER]["visible"]
+    assert not figure(hours, PROVEN)["data"][drawing.BAND]["visible"]
     assert "not drawn over these axes" in certificate_sentence(PROVEN, hours)
 
 

@@ -69,3 +69,33 @@ def test_marks_at_one_place_share_a_label_that_says_how_many_more() -> None:
 def test_on_a_phone_fewer_names_find_room() -> None:
     spread = [(25 + 5.0 * i, 0.5 + 0.02 * (i % 3)) for i in range(12)]
     assert 0 < sum(map(bool, texts(spread, narrow=True))) < sum(map(bool, texts(spread)))
+
+
+PHONE, TABLET, LAPTOP, DESK = 252.0, 630.0, 758.0, 1038.0
+"""Widths of the plot on windows of 390, 768, 1280 and 1920 pixels."""
+CLOSE = [(70.0, 0.30), (73.0, 0.305), (30.0, 0.5), (31.0, 0.52), (76.0, 0.42), (60.0, 0.31)]
+
+
+@pytest.mark.parametrize("width", [PHONE, TABLET, LAPTOP, DESK])
+@pytest.mark.parametrize("shift", range(6))
+def test_a_name_stands_at_its_own_mark_and_at_no_other(width: float, shift: int) -> None:
+    """On every window the mark that is nearest to a name is one of those that it names."""
+    marks = [(size + 0.7 * shift, time_s) for size, time_s in CLOSE]
+    data, rows = marked(marks, VIEW)
+    ends = ranges(data, VIEW)
+    x = labels._pixels(data.axes.x.values, ends[0], width, log=False)
+    y = labels._pixels(data.axes.y.values, ends[1], labels.HIGH_PX, log=False)
+    named = 0
+    for text, place, row in zip(
+        *labels.mark_labels(data, VIEW, rows, ends, narrow=width < 400), rows, strict=True
+    ):
+        if not text:
+            continue
+        left, right, middle = labels.box(x[row], y[row], place, text)
+        nearest = min(rows, key=lambda one: np.hypot(x[one] - (left + right) / 2, y[one] - middle))
+        said = text.partition(" and ")[0].split(", ")
+        if " and " in text:  # further planners at this place are counted and not named
+            continue
+        assert labels.planner_title(data.planner[nearest]) in said
+        named += len(said)
+    assert named >= 3

@@ -11,7 +11,13 @@ from tensoropt_app.figures.clusters import clusters_figure
 from tensoropt_app.library import Library
 from tensoropt_app.pages.clusters import clicked
 from tensoropt_app.state import View
-from tensoropt_app.views.clusters import ClustersData, clusters_data, point_view, unpriced_kinds
+from tensoropt_app.views.clusters import (
+    ClustersData,
+    clusters_data,
+    point_view,
+    strange_prices,
+    unpriced_kinds,
+)
 
 from tensoropt.plan.amounts import Tariff
 from tensoropt.shopping import shop
@@ -124,3 +130,23 @@ def test_a_click_opens_the_point_and_keeps_prices(library: Library) -> None:
 def test_an_exploration_that_is_gone_is_none(library: Library) -> None:
     assert clusters_data(library, View(exploration="opened-gone")) is None
     assert clusters_data(library, View(exploration="opened-damaged")) is None
+
+
+@pytest.mark.parametrize(
+    ("prices", "fault"),
+    [
+        ("H100-80GB=3, A100-80GB=1", ""),
+        ("2.5", ""),
+        ("H100-80GB=3, H100=2", "there is a price for H100"),
+        ("B200-180GB=4", "there is a price for B200-180GB"),
+    ],
+)
+def test_a_price_for_devices_that_no_cluster_has_is_refused_with_those_there_are(
+    library: Library, prices: str, fault: str
+) -> None:
+    said = strange_prices(data_of(library), replace(VIEW, prices=prices))
+    assert said.startswith(fault)
+    assert bool(said) == bool(fault)
+    if fault:
+        assert "A100-80GB" in said
+        assert "H100-80GB" in said

@@ -109,7 +109,7 @@ def test_marks_at_one_place_share_a_name_and_each_planner_is_named_once() -> Non
     trace = drawing.frontier_figure(data, View(), "light")["data"][drawing.MARKS]
     assert trace["text"] == ["ZeRO", "", "Megatron, data parallel", ""]
     assert trace["textposition"][0] == "top right"
-    assert trace["textposition"][2] == "top right"
+    assert trace["textposition"][2].startswith("top")
     assert [custom[2] for custom in trace["customdata"]] == [
         "ZeRO 1", "Megatron 1", "Megatron 2", "data parallel 1"
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from samples_app import GIB, exploration
+from tensoropt_app.pages.look import missed
 from tensoropt_app.state import View
 from tensoropt_app.views.assumptions import assumptions
 from tensoropt_app.views.frontier import FrontierData
@@ -31,6 +32,21 @@ def test_both_figures_are_shown_with_their_difference() -> None:
         "33.0 GiB tracked (30.0 GiB predicted, +10 %); 540 ms measured (600 ms predicted, −10 %); "
         "numbers as unsplit"
     )
+
+
+def test_a_miss_is_said_by_its_size() -> None:
+    """In words, and in a box of its own where it is far off: nobody reads a grey +333 %."""
+    for factor, words, boxes in ((1.0, "±0 %)", 0), (1.3, "+30 %, off)", 0), (4.33, "+333 %, far off)", 1),
+                                 (0.2, "−80 %, far off)", 1)):  # fmt: skip
+        one = found(time_measured_s=float(DATA.time[2]) * factor)
+        assert words in verified_words(one, DATA)
+        notes = missed(DATA, 2, (one,))
+        assert len(notes) == boxes
+        for box in notes:
+            assert "note-warn" in box.className
+            assert "far off" in box.children
+            assert f"{factor:.2g} times what was predicted" in box.children
+    assert missed(DATA, 3, (found(time_measured_s=9.0),)) == []
 
 
 def test_fake_ranks_have_no_time() -> None:

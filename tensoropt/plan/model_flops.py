@@ -3,14 +3,18 @@
 Chowdhery et al., *PaLM*, 2022, appendix B, count for model FLOPs utilisation (MFU) the products of forward
 and their gradients once, recomputation not at all. Plans recompute blocks, which is no part of the unsplit
 model; kernels recompute too: fused attention makes its scores again in backward, which PyTorch's counts
-include.
+include. They count every score of attention, also what a causal mask hides, which kernels skip: utilisations
+are published so, and could not be compared with half of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tensoropt.costs.roofline import class_of, number_format
+from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.spec import CostClass
 from tensoropt.plan.coverage import unsplit
 from tensoropt.profiling.facts import Facts
@@ -41,8 +45,27 @@ def model_flops(
     found: dict[str, float] = {}
     for template in unsplit(graph, facts_of).values():
         work, facts = template.works[0], template.facts[0]
+        whole = _with_all_scores(work)
+        if whole is not work:
+            facts = facts_of(whole)
         backward = min(facts.backward_flops, GRADIENTS_OF_A_PRODUCT * facts.forward_flops)
         if facts.forward_flops:
             name = number_format(work.dtype, CostClass(class_of(work)), device_type, kernels)
             found[name] = found.get(name, 0.0) + facts.forward_flops + backward
     return found
+
+
+def _with_all_scores(work: Workload) -> Workload:
+    """The workload without the causal flags of attention."""
+    if not any(_is_causal(call) for call, _ in work.calls):
+        return work
+    calls = tuple((_seeing_all(call) if _is_causal(call) else call, outputs) for call, outputs in work.calls)
+    return replace(work, calls=calls)
+
+
+def _is_causal(call: LocalCall) -> bool:
+    return call.function == ATTENTION and call.args[5:6] == (True,)
+
+
+def _seeing_all(call: LocalCall) -> LocalCall:
+    return replace(call, args=(*call.args[:5], False, *call.args[6:]))

@@ -36,6 +36,16 @@ def test_attention_is_counted_as_its_products():
     assert once + backward(q, q, k, k, out_val=None) == counted.get_total_flops() + once // 2
 
 
+@pytest.mark.parametrize(("queries", "keys", "seen"), [(6, 6, 21), (4, 6, 10), (6, 4, 18)])
+def test_causal_attention_is_counted_as_what_is_seen(queries, keys, seen):
+    q, k = torch.randn(2, 4, queries, 8), torch.randn(2, 4, keys, 8)
+    aten = torch.ops.aten
+    forward = flops_of(aten._scaled_dot_product_flash_attention_for_cpu.default)
+    assert forward(q, k, k, 0.0, True, out_val=None) == 2 * 2 * (2 * 4 * 8) * seen
+    backward = flops_of(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+    assert backward(q, q, k, k, q, q, 0.0, True, out_val=None) == 5 * 2 * (2 * 4 * 8) * seen
+
+
 @pytest.mark.parametrize(("name", "times"), [("grouped_mm_fallback", 1), ("grouped_mm_fallback_backward", 2)])
 def test_experts_are_counted_by_the_rows_they_get(name, times):
     pytest.importorskip("transformers.integrations.moe")

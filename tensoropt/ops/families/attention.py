@@ -123,11 +123,11 @@ def _backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> in
 
 
 def _skipping(count: FlopCount, position: int) -> FlopCount:
-    """The count for a kernel of a GPU, which skips what a causal mask hides.
+    """The count for a kernel that skips what a causal mask hides.
 
     Flash attention leaves out the blocks of the scores above the diagonal, which is "around half of the
     blocks" and a 1.7 to 1.8 times shorter run (Dao, FlashAttention-2, arXiv 2307.08691, section 3.1.2); the
-    efficient kernel and cuDNN's do likewise.
+    efficient kernel, cuDNN's and that of CPUs (``num_keys`` in ``FlashAttentionKernel.cpp``) do likewise.
 
     Args:
         position: of ``is_causal`` among the arguments, counted from 0.
@@ -137,9 +137,12 @@ def _skipping(count: FlopCount, position: int) -> FlopCount:
         full = count(*args, **kwargs)
         causal = args[position] if len(args) > position else kwargs.get("is_causal", False)
         queries, keys = (t.shape[-2] for t in (args[position_of_queries], args[position_of_queries + 1]))
-        if not causal or queries != keys:
+        if not causal:
             return full
-        return full * (queries + 1) // (2 * queries)
+        # Query ``i`` sees ``i + 1`` keys, as far as there are so many.
+        growing = min(queries, keys)
+        seen = growing * (growing + 1) // 2 + (queries - growing) * keys
+        return full * seen // (queries * keys)
 
     # Backward's first argument is the gradient of the result.
     position_of_queries = 1 if count is _backward_flops else 0
@@ -154,7 +157,7 @@ SPECS = (
         kernels={MATH_FORM: attention_with_dropout},
         cost_class=CostClass.ATTENTION,
         precision=Precision.NARROW,
-        # PyTorch counts the kernels of GPUs only, and as if a causal mask hid nothing from them.
+        # PyTorch counts the kernels of GPUs only, and as if a causal mask hid nothing.
         flops={
             "aten::_scaled_dot_product_flash_attention": _skipping(_flops, 4),
             "aten::_scaled_dot_product_flash_attention_backward": _skipping(_backward_flops, 11),
@@ -162,8 +165,8 @@ SPECS = (
             "aten::_scaled_dot_product_efficient_attention_backward": _skipping(_backward_flops, 11),
             "aten::_scaled_dot_product_cudnn_attention": _skipping(_flops, 6),
             "aten::_scaled_dot_product_cudnn_attention_backward": _skipping(_backward_flops, 14),
-            "aten::_scaled_dot_product_flash_attention_for_cpu": _flops,
-            "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _backward_flops,
+            "aten::_scaled_dot_product_flash_attention_for_cpu": _skipping(_flops, 4),
+            "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _skipping(_backward_flops, 7),
         },
         random=True,
         evaluated=evaluated_attention,

@@ -16,7 +16,9 @@ import torch
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from tensoropt.capture.blocks import Blocks, Likeness, Unlike, write_out
+from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import keep_no_grad
+from tensoropt.capture.state import changes_inside, watched
 from tensoropt.capture.validity import valid_values
 from tensoropt.errors import CaptureError
 
@@ -53,8 +55,18 @@ def _export(
 ) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
     # with the model and is a quarter of all time. Only code that is run has to be there.
-    with _quiet(), _no_cache(subject), _unmoved(), _use_lazy_graph_module(True), valid_values() as notes:
-        return _with_blocks_once(subject, args, kwargs, notes), tuple(notes)
+    prefix = "model." if isinstance(subject, WithLoss) else ""
+    with (
+        _quiet(),
+        _no_cache(subject),
+        _unmoved(),
+        _use_lazy_graph_module(True),
+        watched(subject, prefix) as changes,
+        valid_values() as notes,
+    ):
+        exported = _with_blocks_once(subject, args, kwargs, notes)
+        changes.check(exported, prefix)
+        return exported, (*notes, *changes.notes)
 
 
 def _with_blocks_once(
@@ -86,8 +98,9 @@ def _functional(
     exported = torch.export.export(subject, args, dict(kwargs))
     # Before decomposition, which inlines such regions and leaves no trace of them.
     keep_no_grad(exported)
-    # An empty table: the graph becomes functional, but composite operators (`linear`, attention) stay whole.
-    return exported.run_decompositions({})
+    # The graph becomes functional, but composite operators (`linear`, attention) stay whole, as the table does
+    # not name them.
+    return exported.run_decompositions(changes_inside(exported))
 
 
 @contextlib.contextmanager

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
+from tensoropt.graph import Operator
 from tensoropt.ops.calls import OperatorShard
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, batch_inputs, canonical
@@ -140,9 +142,38 @@ def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
     """Per group the strategy that follows the batch dim, as on an axis that splits it in time.
 
     Raises:
-        MicroBatchRefused: an operator mixes samples (or is not understood), or keeps batch statistics.
+        MicroBatchRefused: an operator mixes samples (or is not understood), or keeps batch statistics; or a
+            buffer's new value depends on the batch.
     """
-    return _BatchFollowing(graph).choose()
+    found = _BatchFollowing(graph).choose()
+    _check_buffers(graph, found)
+    return found
+
+
+def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None:
+    """Refuse micro-batches unless all of them make the same new values of buffers.
+
+    They do of a value that is made of old values of buffers, parameters and constants alone (a counter, a
+    decay, a power iteration). Of one that depends on the batch each micro-batch would make another.
+    """
+    source = graph.atoms.graph
+    placed = {name: code for one in micro.values() for name, code in one.placements.items()}
+    varies = {name for name, code in batch_placements(graph).items() if code != REPLICATE}
+    made_by: dict[str, Operator] = {}
+    for op in source.operators:
+        if draws_numbers(op) or not varies.isdisjoint(op.inputs()):
+            varies.update(op.outputs)
+            made_by.update(dict.fromkeys(op.outputs, op))
+    for name, new in source.mutations.items():
+        key = source.tensors[name].key
+        if new in varies:
+            where = f" ({op.source})" if (op := made_by.get(new)) is not None and op.source else ""
+            raise MicroBatchRefused(
+                f"the new value of the buffer {key} depends on the batch{where}, of which a micro-batch has "
+                "only a part"
+            )
+        if placed.get(new, REPLICATE) not in (REPLICATE, PARTIAL_GRAD):
+            raise MicroBatchRefused(f"the new value of the buffer {key} is made sample by sample")
 
 
 def batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:

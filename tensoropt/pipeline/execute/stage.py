@@ -151,6 +151,7 @@ class StageEngine(ShardedEngine):
         """All micro-batches are over: reduce what is not reduced yet."""
         self.runtime.micro_batch = 0
         self.given = ()
+        self._take_buffers()
         self.unsharded.reduce_last(self.shards.accumulated)
 
     # -- what crosses -----------------------------------------------------------------------------------

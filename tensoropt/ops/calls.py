@@ -37,8 +37,7 @@ class LocalCall:
 
     ``function`` names an ATen overload (``aten.linear.default``) or a kernel (``kernels.dropout``); a
     kernel is called as ``kernel(context, name, *static, *args, **kwargs)``. ``args``/``kwargs`` hold
-    :class:`Ref` where local tensors go. ``records`` is unset where the step needs no gradient of what a call
-    gives although it reads a trained parameter: autograd is not to keep anything for it.
+    :class:`Ref` where local tensors go.
     """
 
     function: str
@@ -47,7 +46,6 @@ class LocalCall:
     name: str = ""
     static: tuple[Any, ...] = ()
     collectives: tuple[InnerCollective, ...] = field(default=())
-    records: bool = True
 
     @property
     def is_kernel(self) -> bool:

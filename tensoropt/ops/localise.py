@@ -20,19 +20,11 @@ from tensoropt.ops.registry import draws_of, resolve_function, spec_of
 def localise(shard: OperatorShard) -> LocalCall:
     """The call that computes this rank's shard of the operator."""
     call = _localised(shard)
-    if not _without_gradient(shard):
-        return call
-    forward = tuple(one for one in call.collectives if not one.backward)
-    return replace(call, records=False, collectives=forward)
-
-
-def _without_gradient(shard: OperatorShard) -> bool:
-    """Whether autograd would record a call of which the step needs no gradient: it reads a trained
-    parameter (activations without a use for their gradient are detached in the graph)."""
     tensors = shard.atoms.graph.tensors
-    if not shard.atoms.graph.training or any(tensors[name].requires_grad for name in shard.op.outputs):
-        return False
-    return any(tensors[name].requires_grad for name in shard.op.inputs())
+    if not call.collectives or any(tensors[name].requires_grad for name in shard.op.outputs):
+        return call
+    # Nothing comes back to what has no gradient (a teacher's batch norm).
+    return replace(call, collectives=tuple(one for one in call.collectives if not one.backward))
 
 
 def _localised(shard: OperatorShard) -> LocalCall:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
-
-import torch
 
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.builder import Builder, Opaque
@@ -188,20 +185,9 @@ def resolve_function(name: str) -> Callable[..., Any]:
     return KERNELS[name]
 
 
-def _unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
-    @torch.no_grad()
-    def unrecorded(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    unrecorded.__name__ = getattr(function, "__name__", "unrecorded")
-    return unrecorded
-
-
 def bind(call: LocalCall, context: ShardContext) -> Callable[..., Any]:
     """The callable of ``(*args, **kwargs)`` alone that runs a local call in a rank's context."""
     function = resolve_function(call.function)
-    if not call.records:
-        return _unrecorded(bind(replace(call, records=True), context))
     if not call.is_kernel:
         return function
     head = (context, call.name, *call.static)

@@ -105,11 +105,7 @@ class Workload:
     def key(self) -> str:
         """32 hex digits of the content: equal for workloads that do the same on tensors that lie alike."""
         calls = [
-            # The last field stands in the key only where it says something, which it does of few calls.
-            (
-                *(c.function, repr(c.args), repr(sorted(c.kwargs.items())), repr(c.static), outs),
-                *(() if c.records else ("unrecorded",)),
-            )
+            (c.function, repr(c.args), repr(sorted(c.kwargs.items())), repr(c.static), outs)
             for c, outs in self.calls
         ]
         inputs = [

@@ -26,6 +26,7 @@ from tensoropt.capture.simplify import (
     viewed_shape,
     with_elements,
 )
+from tensoropt.capture.state import changed_parameters
 from tensoropt.capture.unsupported import NUMBER, higher_order, of_error, of_shape
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
@@ -397,19 +398,59 @@ class Converter:
     def _outputs(self, node: torch.fx.Node) -> tuple[tuple[str, ...], dict[str, str]]:
         specs = self.exported.graph_signature.output_specs
         returned: list[Any] = []
-        mutations: dict[str, str] = {}
+        buffers: dict[str, torch.fx.Node] = {}
+        parameters: dict[str, torch.fx.Node] = {}
         by_key = {t.key: t.name for t in self.tensors.values() if t.kind == "buffer"}
         for argument, spec in zip(node.args[0], specs, strict=True):  # type: ignore[arg-type]
             if spec.kind.name == "BUFFER_MUTATION":
-                mutations[by_key[self._key(spec.target)]] = self._reference(argument)
+                buffers[by_key[self._key(spec.target)]] = argument
+            elif spec.kind.name == "PARAMETER_MUTATION":
+                parameters[self._key(spec.target)] = argument
             elif spec.kind.name == "USER_INPUT_MUTATION":
                 self.notes.append(
                     f"input {spec.target} is changed in place by the model; a plan leaves it alone"
                 )
             else:
                 returned.append(argument)
+        if parameters:
+            raise changed_parameters(parameters)
         names = tuple(self._reference(a) for a in returned if isinstance(a, torch.fx.Node))
-        return names, mutations
+        taken = set(names)
+        return names, {buffer: self._new_value(value, taken) for buffer, value in buffers.items()}
+
+    def _new_value(self, node: torch.fx.Node, taken: set[str]) -> str:
+        """The tensor that holds a buffer's new value: an operator's result with memory of its own, as it
+        outlives the step; a copy where it would be something else's.
+
+        Args:
+            taken: results that somebody else keeps, to which this one is added.
+        """
+        name = self._reference(node)
+        if self.tensors[name].kind != "activation" or name in taken or self._lies_in_another(name):
+            value = node.meta["val"]
+            copy = f"{node.name}_copy{len(taken)}"
+            target, args = "aten.clone.default", (Ref(name),)
+            self.tensors[copy] = Tensor(copy, tuple(value.shape), dtype_name(value.dtype), "activation")
+            self.operators.append(
+                Operator(copy, target, args, {}, (copy,), _module(node, self.prefix), _source(node))
+            )
+            name = copy
+        taken.add(name)
+        return name
+
+    def _lies_in_another(self, name: str) -> bool:
+        """Whether an activation is a view of what its operator reads."""
+        maker = next(node for node, made in self.name_of.items() if made == name)
+        source = maker.args[0] if maker.target is python_operator.getitem else maker
+        assert isinstance(source, torch.fx.Node)
+        made = maker.meta["val"]
+        made = made if isinstance(made, torch.Tensor) else made[int(name.rpartition(".")[2])]
+        memory = made.untyped_storage()._cdata
+        return any(
+            value.untyped_storage()._cdata == memory
+            for value in (read.meta.get("val") for read in source.all_input_nodes)
+            if isinstance(value, torch.Tensor)
+        )
 
     def _prune(
         self, outputs: tuple[str, ...], mutations: Mapping[str, str], inputs: list[str]

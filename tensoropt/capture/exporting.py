@@ -30,6 +30,7 @@ from tensoropt.capture.known import known_values
 from tensoropt.capture.lines import own_lines_kept
 from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
+from tensoropt.capture.state import changes_inside, watched
 from tensoropt.capture.unsupported import refusing
 from tensoropt.errors import CaptureError
 
@@ -76,11 +77,14 @@ def _export(
         with contextlib.ExitStack() as tracing:
             for context in (refusing(), inference_as_no_grad(), Detachments()):
                 tracing.enter_context(context)
+            prefix = "model." if training else ""
+            changes = tracing.enter_context(watched(subject, prefix))
             # In inference there is no backward to keep.
             for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)) if training else ():
                 tracing.enter_context(context)
             exported = _with_blocks_once(subject, args, kwargs, notes)
-        found, step = list(notes), None
+            changes.check(exported, prefix)
+        found, step = [*notes, *changes.notes], None
         if training:
             step = eager_step(subject, args, kwargs)
             if step.problem:
@@ -169,8 +173,9 @@ def _functional(
         exported = torch.export.export(subject, args, dict(kwargs))
     # Before decomposition, which inlines such regions and leaves no trace of them.
     keep_no_grad(exported)
-    # An empty table: the graph becomes functional, but composite operators (`linear`, attention) stay whole.
-    return exported.run_decompositions({})
+    # The graph becomes functional, but composite operators (`linear`, attention) stay whole, as the table does
+    # not name them.
+    return exported.run_decompositions(changes_inside(exported))
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
 from tensoropt.types import Progress, silent
 
-FACTS = "facts-8"
+FACTS = "facts-10"
 """What records of facts say; those of another are found anew."""
 FACTS_AT_ONCE = 512
 """Workloads whose facts are found before they are saved: some three seconds; an assumption."""

@@ -63,6 +63,8 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self.buffers = {
             name: values[name].detach().to(self.runtime.device, copy=True) for name in self.lowered.buffers
         }
+        # What the last micro-batch has made of them, until the step is over.
+        self._new_buffers: dict[str, torch.Tensor] = {}
         self.counts = self._make_counts()
         self._in_backward = False
         # Those whose backward has begun, and how many wait for theirs.
@@ -96,6 +98,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
             return self._micro_batches(inputs, training, evaluating)
         self.runtime.micro_batch = 0
         outputs = self._micro_batch(inputs, evaluating)
+        self._take_buffers()
         # A loss that reaches no trained parameter has no backward to prepare for.
         if training and outputs[0].requires_grad:
             # A tensor's hook runs before anything behind the tensor: nothing has been accumulated yet.
@@ -129,7 +132,12 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self._waiting = 0
 
     def _micro_batch(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
-        """Results of one micro-batch; buffers take their new values unless ``evaluating``."""
+        """Results of one micro-batch.
+
+        All micro-batches of a step read the buffers as the step before left them, and make the same new
+        values of them (``micro_batch_strategies``): those of the last one are put aside unless ``evaluating``,
+        for :meth:`_take_buffers`.
+        """
         self._gather_ahead(evaluating)
         # Where gradients are reduced last, the unsharded parameter is the leaf that collects them.
         leaves = {name: self.unsharded.values[name] for name in self.unsharded.unreduced}
@@ -137,11 +145,19 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         with self.regathered.hooks() if drops else nullcontext():
             results = self._run_lowered(inputs, {**self.shards.leaves, **leaves}, evaluating=evaluating)
         count = len(self.lowered.outputs)
-        if not evaluating:
-            for name, value in zip(self.lowered.mutations, results[count:], strict=True):
-                # Not written in place: autograd may have saved the old value.
-                self.buffers[name] = value.detach().clone()
-        return results[:count]
+        if not evaluating and self.runtime.micro_batch == self.strategy.micro_batches - 1:
+            self._new_buffers = dict(zip(self.lowered.mutations, results[count:], strict=True))
+        return (
+            *map(_in_own_memory, results[: len(self.source.outputs)]),
+            *results[len(self.source.outputs) : count],
+        )
+
+    def _take_buffers(self) -> None:
+        """Buffers take the values that the step has made of them."""
+        for name, value in self._new_buffers.items():
+            # Not written in place: autograd may have saved the old value. Nor copied: it has memory of its own.
+            self.buffers[name] = value.detach()
+        self._new_buffers = {}
 
     def _micro_batches(
         self, inputs: Sequence[torch.Tensor], training: bool, evaluating: bool
@@ -166,6 +182,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
                 outputs = (outputs[0].detach(),)
             parts.append(outputs)
         self.runtime.micro_batch = 0
+        self._take_buffers()
         if not self.training:
             # Inference: outputs have the batch in front, or micro-batches would have been refused
             # (configurations.py).
@@ -202,6 +219,14 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self.shards.accumulated.recall(step)
         # The usual `loss.backward()`: multiplying by 1 would pass over all gradients for nothing.
         self.shards.accumulated.finish(None if _is_one(gradient) else gradient)
+
+
+def _in_own_memory(value: torch.Tensor) -> torch.Tensor:
+    """A loss without the memory that its kernel made it in (PyTorch's mse_loss that of all terms), as the
+    script holds it through backward."""
+    if value.numel() == 1 and value.untyped_storage().nbytes() > value.element_size():
+        return value.clone()
+    return value
 
 
 def _is_one(grad: torch.Tensor) -> bool:

@@ -20,6 +20,15 @@ from tensoropt.ops.registry import draws_of, resolve_function, spec_of
 
 def localise(shard: OperatorShard) -> LocalCall:
     """The call that computes this rank's shard of the operator."""
+    call = _localised(shard)
+    tensors = shard.atoms.graph.tensors
+    if not call.collectives or any(tensors[name].requires_grad for name in shard.op.outputs):
+        return call
+    # Nothing comes back to what has no gradient (a teacher's batch norm).
+    return replace(call, collectives=tuple(one for one in call.collectives if not one.backward))
+
+
+def _localised(shard: OperatorShard) -> LocalCall:
     op = shard.op
     whole = LocalCall(op.target, op.args, op.kwargs, op.name)
     localiser = spec_of(op.target).localiser

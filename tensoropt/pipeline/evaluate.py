@@ -261,7 +261,8 @@ def _tied_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
 
 
 def _results_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
-    """Seconds in which all ranks get the model's results."""
+    """Seconds in which all ranks get the model's results, and new values of buffers that they read."""
     tensors = strategy.graph.atoms.graph.tensors
-    sizes = [tensors[name].bytes for name in strategy.graph.atoms.graph.outputs]
+    names = (*strategy.sent_buffers, *strategy.graph.atoms.graph.outputs)
+    sizes = [tensors[name].bytes for name in names]
     return sum(prices.communication.time_s("broadcast", (0,), size) for size in sizes)

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tensoropt.pipeline.messages import arriving_bytes, departing_bytes
+from tensoropt.pipeline.messages import arriving_bytes, departing_bytes, new_buffer_bytes
 from tensoropt.pipeline.receipts import Receipt, receipts, taken_back
 from tensoropt.pipeline.schedules import Action, place_actions, schedule_named
 from tensoropt.pipeline.split_backward import SplitBackward, split_backward
@@ -97,7 +97,8 @@ class _Alive:
 
     Attributes:
         kept: of micro-batches between their actions.
-        on_the_way: room for what is to come, and what was sent.
+        on_the_way: room for what is to come, and what was sent; new values of buffers, which take their
+            places when the step is over.
         trailing: of gradients of the last backward, until the next one is over.
     """
 
@@ -106,6 +107,7 @@ class _Alive:
         self.at_place = frozenset(strategy.stages_at(place))
         self.kept = self.on_the_way = self.trailing = 0.0
         self._micro_batches = strategy.micro_batches
+        self._buffers = {n: new_buffer_bytes(strategy.stages[n]) for n in self.at_place}
         # What a schedule that waits has sent last.
         self._sent = 0.0
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
@@ -158,6 +160,8 @@ class _Alive:
         kind, stage, micro_batch = action
         if kind == "F":
             self.kept += float(self._parts[stage].between_bytes[0]) - self._shared(stage)
+            if micro_batch == self._micro_batches - 1:
+                self.on_the_way += self._buffers[stage]
         elif kind == "I":
             # Nobody waits for a gradient of the first stage: all of its backward comes later.
             self.kept += self._split[stage].between_bytes if stage else self._coming_back[stage]

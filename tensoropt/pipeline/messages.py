@@ -56,6 +56,12 @@ def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = 
     )
 
 
+def new_buffer_bytes(strategy: Strategy) -> int:
+    """Bytes of the new values that a stage gives to buffers, which every rank of it has whole."""
+    graph = strategy.graph.atoms.graph
+    return sum(graph.tensors[name].bytes for name in graph.mutations) if graph.training else 0
+
+
 def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
     """Bytes of a parameter's gradient on one rank of the stage; on the fullest without."""
     where = None if inner is None else coordinate(strategy, inner)
@@ -83,7 +89,7 @@ def sent_by_rank(
                 if strategy.place_of(stage) == place:
                     size = stored_bytes(strategy.stages[stage], name, inner)
                     found[Collective("all_reduce", (PIPELINE,), size)] += 1
-    for name in source.outputs:
+    for name in (*strategy.sent_buffers, *source.outputs):
         found[Collective("broadcast", (PIPELINE,), source.tensors[name].bytes)] += 1
     return found
 

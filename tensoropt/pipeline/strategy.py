@@ -140,6 +140,19 @@ class PipelinedStrategy:
         names = [name for strategy in self.stages for name in strategy.stored]
         return tuple(name for name in dict.fromkeys(names) if names.count(name) > 1)
 
+    @cached_property
+    def sent_buffers(self) -> Mapping[str, int]:
+        """The buffers that a step changes at one place and other places read, each with the place that makes
+        its new value, which the step's end sends to all."""
+        found = {}
+        for name, new in self.graph.atoms.graph.mutations.items():
+            graphs = [part.graph.atoms.graph for part in self.parts]
+            maker = next(self.place_of(s) for s, graph in enumerate(graphs) if new in graph.producer)
+            readers = {self.place_of(s) for s, graph in enumerate(graphs) if name in graph.consumers}
+            if readers - {maker}:
+                found[name] = maker
+        return found
+
     def holders(self, name: str) -> tuple[int, ...]:
         """The stages that use a parameter."""
         return tuple(s for s, strategy in enumerate(self.stages) if name in strategy.stored)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tensoropt.errors import PlanError
-from tensoropt.placement.graph import PlacedGraph, PlacedOperator, placed_graph
+from tensoropt.placement.graph import PlacedGraph, PlacedOperator, Value, placed_graph
 from tensoropt.placement.problem import Placement
 from tensoropt.placement.simulate import SimulatedPlacement
 from tensoropt.plan.plan import OperatorPlan, ParameterPlan, PlacedInfo, Plan, TransferPlan
@@ -51,6 +52,30 @@ class PlacedStrategy:
     def device_of(self, operator: PlacedOperator) -> int:
         """The device that an operator lies on."""
         return self.placement.device[self.graph.operators.index(operator)]
+
+    @cached_property
+    def sent_buffers(self) -> Mapping[str, int]:
+        """The buffers that a step changes on one device and others read, each with the device that makes its
+        new value, which the step sends to all."""
+        mutations = self.graph.groups.atoms.graph.mutations
+        made: dict[tuple[str, int], set[Value]] = {}
+        device_of: dict[Value, int] = {}
+        for op, device in zip(self.graph.operators, self.placement.device, strict=True):
+            for value in op.writes:
+                made.setdefault((value.tensor, device), set()).add(value)
+                device_of[value] = device
+        found = {}
+        for op, device in zip(self.graph.operators, self.placement.device, strict=True):
+            for name in op.group.free if op.group is not None else ():
+                if name not in mutations:
+                    continue
+                assert op.configuration is not None
+                new = mutations[name]
+                # A piece of an operator needs no more of the new value than its own piece.
+                part = Value(new, op.configuration.layout(name)[1], op.count, op.index)
+                if made.get((new, device), set()).isdisjoint({Value(new), part}):
+                    found[name] = device_of[Value(new)]
+        return found
 
 
 def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransfer, ...]:

@@ -26,6 +26,7 @@ from tensoropt.processes import cores, in_forks
 from tensoropt.profiling.cuda_attention import Capability, CudaAttention
 from tensoropt.profiling.cuda_recurrent import CudaRecurrent, has_recurrent
 from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts
+from tensoropt.profiling.kernel_storages import KernelStorages
 from tensoropt.profiling.memory import Activity, LiveTensors, PeakBytes, PeakTracker
 from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run_workload
@@ -60,7 +61,7 @@ def find_facts(work: Workload, training: bool = True, capability: Capability | N
 
 
 def _observed(work: Workload, training: bool) -> Facts:
-    with FakeTensorMode():
+    with FakeTensorMode(), KernelStorages():
         tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
         return _Probe(work, tensors, training).observe()
 
@@ -226,7 +227,7 @@ class _Probe:
         storages = {n: self.tensors[n].untyped_storage()._cdata for n in work.writes}
         writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
         roles = {n: role for n, _, role in work.inputs}
-        lies_in, extents = self._lying()
+        lies_in, extents, lies_in_free = self._lying()
         forward, forward_flops, traffic = self.peaks.take(), live.flops, live.traffic
         # From here on only autograd holds what was saved, so that backward can let go of it.
         self.saved.clear()
@@ -253,6 +254,8 @@ class _Probe:
             extents=extents,
             hands_on=gradients.hands_on,
             gradient_extents=gradients.extents,
+            free_kept=tuple(n for n in self.touched if roles[n] == "free"),
+            lies_in_free=lies_in_free,
         )
 
     def _forward(self, taken: dict[str, torch.Tensor]) -> None:
@@ -279,9 +282,10 @@ class _Probe:
         """The position of the call that made a storage; 0 of one that no call made."""
         return self.made_by[storage][0] if storage in self.made_by else 0
 
-    def _lying(self) -> tuple[dict[str, str], dict[str, int]]:
-        """Results that are views of something else, and bytes of storages that are not a result's own."""
-        lies_in, extents = {}, {}
+    def _lying(self) -> tuple[dict[str, str], dict[str, int], dict[str, str]]:
+        """Results that are views of what is read or made, bytes of storages that are not a result's own, and
+        results that are views of what is free."""
+        lies_in, extents, in_free = {}, {}, {}
         first: dict[int, str] = {}
         for name in self.work.writes:
             value = self.tensors[name]
@@ -291,13 +295,15 @@ class _Probe:
                 lies_in[name] = given
             elif role:
                 extents[name] = 0  # a parameter's or a constant's storage is there in any case
+                if role == "free":
+                    in_free[name] = given
             elif storage._cdata in first:
                 lies_in[name] = first[storage._cdata]
             else:
                 first[storage._cdata] = name
                 if storage.nbytes() != value.numel() * value.element_size():
                     extents[name] = storage.nbytes()
-        return lies_in, extents
+        return lies_in, extents, in_free
 
     def _after_call(self, position: int) -> None:
         """Book the call's peak."""

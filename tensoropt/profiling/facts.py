@@ -61,6 +61,8 @@ class Facts:
     Attributes:
         kept_bytes: made inside and kept for backward.
         reads_kept: reads that backward needs.
+        free_kept: inputs of the model, constants and buffers that backward needs, as they are.
+        lies_in_free: result that is a view of one of these -> which.
         writes_kept: results whose storage is among ``kept_bytes`` already.
         parameters_kept: parameter -> how many saved tensors lie in it (each is a gather under ZeRO).
         forward_flops, backward_flops: multiply-adds counted as two.
@@ -104,6 +106,8 @@ class Facts:
     extents: Mapping[str, int] = field(default_factory=dict)
     hands_on: Mapping[str, str] = field(default_factory=dict)
     gradient_extents: Mapping[str, int] = field(default_factory=dict)
+    free_kept: tuple[str, ...] = ()
+    lies_in_free: Mapping[str, str] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
         """Plain data, read back by :meth:`from_record`."""
@@ -115,6 +119,8 @@ class Facts:
         """The facts of a record, also of one that was JSON meanwhile, where tuples became lists."""
         data = dict(record)
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
+        # Explorations that were saved before this was known lack it.
+        data["free_kept"] = tuple(data.get("free_kept", ()))
         data["calls"] = tuple(CallMemory(kept, peak, bool(reads)) for kept, peak, reads in data["calls"])
         # Explorations that were saved before this was known lack it.
         data["work_of_calls"] = tuple(CallWork(*each) for each in data.get("work_of_calls", ()))

@@ -54,7 +54,8 @@ class LiveTensors(TorchDispatchMode):
         fresh = 0  # bytes; 0 for a view, which lies in a storage that is known
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
-                fresh += self._track(tensor)
+                # Of a storage that is larger than its tensor the rest is not written.
+                fresh += min(self._track(tensor), tensor.numel() * tensor.element_size())
         if fresh:
             # Views read and write nothing; only operators that make a storage count as traffic.
             reads = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from tensoropt.graph import OperatorGraph
+from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.calls import OperatorShard
 from tensoropt.ops.families.losses import is_mean
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, batch_inputs, canonical
@@ -143,10 +144,38 @@ def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
 
     Raises:
         MicroBatchRefused: an operator mixes samples (or is not understood), keeps batch statistics, or is a
-            mean over targets that are made of parameters.
+            mean over targets that are made of parameters; or a buffer's new value depends on the batch.
     """
     _check_targets(graph.atoms.graph)
-    return _BatchFollowing(graph).choose()
+    found = _BatchFollowing(graph).choose()
+    _check_buffers(graph, found)
+    return found
+
+
+def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None:
+    """Refuse micro-batches unless all of them make the same new values of buffers.
+
+    They do of a value that is made of old values of buffers, parameters and constants alone (a counter, a
+    decay, a power iteration). Of one that depends on the batch each micro-batch would make another.
+    """
+    source = graph.atoms.graph
+    placed = {name: code for one in micro.values() for name, code in one.placements.items()}
+    varies = {name for name, code in batch_placements(graph).items() if code != REPLICATE}
+    made_by: dict[str, Operator] = {}
+    for op in source.operators:
+        if draws_numbers(op) or not varies.isdisjoint(op.inputs()):
+            varies.update(op.outputs)
+            made_by.update(dict.fromkeys(op.outputs, op))
+    for name, new in source.mutations.items():
+        key = source.tensors[name].key
+        if new in varies:
+            where = f" ({op.source})" if (op := made_by.get(new)) is not None and op.source else ""
+            raise MicroBatchRefused(
+                f"the new value of the buffer {key} depends on the batch{where}, of which a micro-batch has "
+                "only a part"
+            )
+        if placed.get(new, REPLICATE) not in (REPLICATE, PARTIAL_GRAD):
+            raise MicroBatchRefused(f"the new value of the buffer {key} is made sample by sample")
 
 
 def _check_targets(source: OperatorGraph) -> None:

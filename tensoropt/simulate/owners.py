@@ -144,9 +144,14 @@ class StepOwners:
         words = self.batch.schedule.moments[at - effect.after].words
         since = f"the end of {words}" if effect.after else words
         return _Block(
-            _operator(self.batch, owner), owner.name, _what(owner, effect, kind), kind, size, at, self.count,
+            _operator(self.batch, owner), owner.name, self._what(owner, effect, kind), kind, size, at, self.count,
             since, "the end of the step",
         )  # fmt: skip
+
+    def _what(self, owner: Owner, effect: Effect, kind: str) -> str:
+        new = owner.kind == "tensor" and owner.name in self.batch.graph.atoms.graph.mutations.values()
+        what = _what(owner, effect, kind)
+        return "new value of a buffer" if new and what == "activation" else what
 
     def _packed(self) -> Iterator[_Block]:
         """Copies that are made of gradients to scatter them together, as the simulator lays them out."""

@@ -125,6 +125,24 @@ class Readings:
             ]
         return np.array([self.known.readings.of(reading) for reading in found], dtype=np.int64)
 
+    def keeps(self, group_name: str, buffer: str, view: str = "") -> np.ndarray:
+        """Per strategy whether a group's backward needs a buffer that it reads, or its second forward.
+
+        Args:
+            view: whether this result of it is a view of the buffer, instead.
+        """
+        group, candidates = self.graph.group_of[group_name], self.candidates
+        short, result = group.short_names[buffer], group.short_names[view] if view else ""
+
+        def found() -> np.ndarray:
+            looks = zip(candidates.facts(group), candidates.again(group), strict=True)
+            if view:
+                return np.array([facts.lies_in_free.get(result) == short for facts, _ in looks], dtype=bool)
+            return np.array([short in facts.free_kept or again for facts, again in looks], dtype=bool)
+
+        key = ("keeps", candidates.signature(group), short, result)
+        return np.asarray(self.known.once(key, found)[self.choices[group_name]])
+
     def used(self, group_name: str, name: str) -> Column[Layout]:
         """How a group uses a parameter."""
         group, known = self.graph.group_of[group_name], self.known

@@ -205,6 +205,10 @@ class StepSchedule:
                     return self.computed(when.phase, producer)
                 case "end":
                     return self.forward_end if when == FORWARD_END else ends[when.number]
+                case "results":
+                    return self.forward_end - 1
+                case "over":
+                    return self.last - 1
                 case "read":
                     return self._read(when.phase, readers[when.number])
                 case "used":

@@ -27,6 +27,7 @@ from tensoropt.costs.effects import (
     READ,
     READ_AGAIN,
     READ_BACK,
+    RESULTS,
     USED,
     USED_AGAIN,
     USED_BACK,
@@ -46,6 +47,7 @@ from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.beside_weights import is_one_reduction, products_beside, takes_over_hub
 from tensoropt.sharding.reshard.steps import Step
+from tensoropt.sharding.strategy import output_layout
 
 SOURCE = -1
 """Stands for the tensor's own group, where a reader's number is asked for."""
@@ -113,6 +115,11 @@ class GradientStorage(NamedTuple):
 _ITS_OWN = GradientStorage()
 
 
+def _given_back(when: When, size: int) -> Effect:
+    """The effect of letting go of so many bytes; of an end of backward's as that is over."""
+    return Effect(when, after=when.phase == "backward" and when.what == "end", transient=-size)
+
+
 class TensorEffects(MoveEffects):
     """Works out what becomes of activations on one mesh."""
 
@@ -138,6 +145,7 @@ class TensorEffects(MoveEffects):
         gradients: GradientStorage = _ITS_OWN,
         view_users: Sequence[StorageUser] = (),
         orders: Sequence[int] = (),
+        needed: When | None = None,
     ) -> Effects:
         """An activation: written so, found by its readers in its ``hub`` (or as written), read so.
 
@@ -146,6 +154,8 @@ class TensorEffects(MoveEffects):
             gradients: where its gradients lie.
             view_users: who reads views of it.
             orders: per reader when it comes in forward, compared with users of views.
+            needed: of a buffer's new value: until when the step needs the old one, whose place it takes then;
+                None where that is counted elsewhere.
         """
         source = write.layout if hub is None else hub
         inside, orders = inside or [False] * len(reads), orders or range(len(reads))
@@ -154,10 +164,11 @@ class TensorEffects(MoveEffects):
             moved = bool(self.steps(name, source, read.layout)[0])
             seen = read.kept, read.again, inside[number], moved, orders[number]
             users.append(StorageUser(number, *seen))
-        effects = self._passed(name, write, source, reads, users, view_users, _FIRST)
+        effects = self._passed(name, write, source, reads, users, view_users, _FIRST, needed)
         out, back = self.output(name, source) if leaves_model(self.graph, name) else (None, None)
         if out is not None:
             effects.append(out)
+            effects += self._made_whole(name, source, needed)
         if any(read.again for read in reads) or write.again:
             effects += self._passed(name, write, source, reads, users, view_users, _SECOND)
         if self.learns(name):
@@ -175,6 +186,7 @@ class TensorEffects(MoveEffects):
         users: Sequence[StorageUser],
         view_users: Sequence[StorageUser],
         at: _Pass,
+        needed: When | None = None,
     ) -> list[Effect]:
         """A tensor in the first forward, or in the second one of recomputed regions.
 
@@ -204,16 +216,32 @@ class TensorEffects(MoveEffects):
         # The caller of the model holds its results until forward is over, and so it does what it was given.
         stays = not at.again and (leaves_model(self.graph, name) or not reads or write.given)
         moves = self.steps(name, write.layout, source)[0]
+        # One that is made whole when all is computed takes the buffer's place as that.
+        until = None if at.again or self.steps(name, source, output_layout(source))[0] else needed
         if moves:
             # The original lives during the move; it is workspace where nobody counts it otherwise.
             workspace = (0 if keeps or beside else size) + self.resharding_bytes(moves, name)
             found.append(self.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
             if beside and not keeps:
                 found += self._alive(name, size, at.made, beside, at)
-            found += self._alive(name, self.bytes(name, source), at.hub, present, at, stays=stays)
+            found += self._alive(
+                name, self.bytes(name, source), at.hub, present, at, stays=stays, until=until
+            )
         elif not keeps:
-            found += self._alive(name, size, at.made, [*present, *beside], at, stays=stays)
+            users = [*present, *beside]
+            found += self._alive(name, size, at.made, users, at, stays=stays, until=until)
         return found
+
+    def _made_whole(self, name: str, source: Layout, needed: When | None) -> list[Effect]:
+        """Memory of a buffer's new value that is not made whole: it becomes so beside what it was made of."""
+        whole = output_layout(source)
+        steps = self.steps(name, source, whole)[0]
+        if not steps or not self.training or name not in self.graph.atoms.graph.mutations.values():
+            return []
+        size = self.bytes(name, whole)
+        workspace = max(self.resharding_bytes(steps, name) - size, 0)
+        begin = Effect(RESULTS, transient=size, workspace_bytes=workspace)
+        return [begin, _given_back(needed or FORWARD_END, size)]
 
     def _copy(
         self,
@@ -243,13 +271,17 @@ class TensorEffects(MoveEffects):
         at: _Pass,
         *,
         stays: bool = False,
+        until: When | None = None,
     ) -> list[Effect]:
         """A storage that users find: alive until the last one, or kept from the first that needs it.
 
         Args:
             stays: nobody lets go of it before forward is over.
+            until: when it takes the place of a buffer, whoever else has it.
         """
         found = [Effect(begin, after=True, transient=size)]
+        if until is not None:
+            return [*found, _given_back(until, size)]
         stays = stays or any(user.stays for user in users)
         users = sorted((user for user in users if not user.stays), key=lambda user: user.order)
         # The first keeper: from then on the storage is kept, whoever else reads it. It is given back after
@@ -258,9 +290,6 @@ class TensorEffects(MoveEffects):
         if keeper is not None:
             found.append(Effect(reader(keeper.number, at.used), kept=size, transient=-size))
             found.append(Effect(reader(keeper.number, USED_BACK), after=True, kept=-size))
-        elif stays and self.training and name in self.graph.atoms.graph.mutations.values():
-            # It takes the place of the buffer's last value, which its group's backward needs.
-            found.append(Effect(GRADIENT, after=True, transient=-size))
         elif stays:
             found.append(Effect(FORWARD_END, transient=-size))
         elif users:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tensoropt.engine.models import CapturedModel
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import AnyStrategy, executable_of
+from tensoropt.profiling.kernel_storages import KernelStorages
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.findings import Findings
 from tensoropt.verify.order import rows_in_order
@@ -136,6 +137,7 @@ def step_on(
         # Operators may meet real tensors: constants of the captured graph are real ones until they are
         # replaced below.
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(KernelStorages())
         engine = executable.engine({n: _like(v, device) for n, v in loaded.values.items()})
         # Constants are the model's own tensors, or have no data: operators want fake ones of the same device.
         for module in engine.module.modules():

@@ -15,7 +15,7 @@ from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
 from tensoropt.pipeline.messages import sent_by_rank
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement import Placement, simulate_placement
-from tensoropt.placement.plans import PlacedStrategy, ValueTransfer
+from tensoropt.placement.plans import PlacedStrategy, ValueTransfer, placed_strategy
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan.evaluate import evaluate_strategy
@@ -55,7 +55,7 @@ def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
     """What a plan file says of itself."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
     if plan.placed is not None:
-        rows += result_rows(graph, plan.devices, plan.micro_batches)
+        rows += result_rows(placed_strategy(plan, graph))
     peaks = plan.pipeline.peak_bytes if plan.pipeline is not None else ()
     # A tracker sees tensors, not what a process takes beside them.
     return Prediction(rows, plan.predicted.tensor_bytes, plan.predicted.time_s, of_places=peaks)
@@ -107,13 +107,15 @@ def _works_of(strategy: Strategy) -> dict[str, Workload]:
     }
 
 
-def result_rows(graph: GroupGraph, devices: int, micro_batches: int = 1) -> Rows:
-    """How ranks of a placed plan all get the model's results: from where they are made, those of all
-    micro-batches at once. In training with several of these the loss is the only one."""
-    source = graph.atoms.graph
-    names = source.outputs[:1] if micro_batches > 1 and source.training else source.outputs
-    made = [source.tensors[name] for name in names if source.tensors[name].kind == "activation"]
-    sizes = Counter(tensor.bytes for tensor in made) if devices > 1 else Counter()
+def result_rows(strategy: PlacedStrategy) -> Rows:
+    """How ranks of a placed plan all get new values of buffers that they read, and the model's results: from
+    where they are made, those of all micro-batches at once. In training with several of these the loss is the
+    only result."""
+    source = strategy.graph.groups.atoms.graph
+    names = source.outputs[:1] if strategy.micro_batches > 1 and source.training else source.outputs
+    made = [name for name in names if source.tensors[name].kind == "activation"]
+    everywhere = (*strategy.sent_buffers, *made) if strategy.devices > 1 else ()
+    sizes = Counter(source.tensors[name].bytes for name in everywhere)
     return [{"kind": "broadcast", "axes": [0], "bytes": size, "count": n} for size, n in sizes.items()]
 
 
@@ -127,8 +129,8 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
         {"kind": "send", "axes": list(pair), "bytes": size, "count": n * simulated.micro_batches}
         for (pair, size), n in sends.items()
     ]
-    rows += result_rows(graph.graph.groups, simulated.problem.devices.count, simulated.micro_batches)
     strategy = PlacedStrategy(graph.graph, placement, transfers)
+    rows += result_rows(strategy)
     return strategy, Prediction(rows, simulated.memory_bytes, simulated.time_s)
 
 

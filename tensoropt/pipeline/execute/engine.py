@@ -211,19 +211,29 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
             for name in stage.buffers:
                 stage.buffers[name] = self.buffers[name]
 
+    @torch.no_grad()
     def _take_buffers(self) -> None:
-        """Buffers have the values that the stages here gave them."""
+        """Buffers have the values that the stages here gave them; those that other places read are sent."""
         for stage in self.stages.values():
             for name in stage.source.mutations:
                 self.buffers[name] = stage.buffers[name]
+        for name, place in self.strategy.sent_buffers.items():
+            self._send_buffer(name, place)
         self._share_buffers()
+
+    def _send_buffer(self, name: str, place: int) -> None:
+        # In place where it is received: every micro-batch's backward is over, and nothing needs the old value.
+        value = self.buffers[name]
+        sent = value.contiguous()
+        dist.broadcast(sent, dist.get_global_rank(self._along, place), group=self._along)
+        if sent is not value:
+            value.copy_(sent)
 
     @torch.no_grad()
     def sync_buffers(self) -> None:
         """Bring the buffers that steps change up to date on all ranks; all of them call it."""
         for name, new in self.source.mutations.items():
-            place = self.strategy.place_of(self._maker(new))
-            dist.broadcast(self.buffers[name], dist.get_global_rank(self._along, place), group=self._along)
+            self._send_buffer(name, self.strategy.place_of(self._maker(new)))
 
     # -- what lies on this rank -----------------------------------------------------------------------------
 

@@ -156,6 +156,7 @@ class StageEngine(ShardedEngine):
         self.runtime.micro_batch = 0
         self.given = ()
         self.gradients.clear()
+        self._take_buffers()
         self.unsharded.reduce_last(self.shards.accumulated)
 
     # -- what crosses -----------------------------------------------------------------------------------

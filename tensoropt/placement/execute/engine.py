@@ -11,7 +11,7 @@ from tensoropt.engine.engine import Engine, device_of
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
 from tensoropt.placement.execute.cuts import Cut
-from tensoropt.placement.execute.lower import LoweredPart, StepContext, check_buffers, lower_part
+from tensoropt.placement.execute.lower import LoweredPart, StepContext, lower_part
 from tensoropt.placement.execute.order import Transfer, schedule_of
 from tensoropt.placement.execute.parameters import LocalDevices, PlacedParameters
 from tensoropt.placement.execute.tape import Place, Tape, TapedStep
@@ -25,7 +25,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
 
     Of several micro-batches the forwards run one after another in the model's call, the backwards likewise in
     ``backward()``. A training graph gives the loss alone then. A buffer that a step changes is up to date
-    where it is used, and everywhere after :meth:`sync_buffers`.
+    where it is read, and everywhere after :meth:`sync_buffers`.
 
     Args:
         strategy: the plan.
@@ -57,7 +57,6 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         device: torch.device | None = None,
     ):
         self.schedule = schedule_of(strategy)
-        check_buffers(strategy)
         base = device or device_of(values)
         if devices is not None:
             self.local, runtime, self.transport = _in_one_process(strategy, devices, seed)
@@ -102,8 +101,10 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
             finally:
                 self.context.tape = None
             made.append(dict(zip(self._lowered_for(evaluating).results, results, strict=True)))
-            if not evaluating:
-                self._mutate(made[-1])
+        # Every micro-batch has read the old values and made the same new ones (`micro_batch_strategies`).
+        if not evaluating:
+            self._mutate(made[-1])
+            self._send_buffers()
         self._begin(0)
         # All ranks take part in broadcasts, in the order of the model's outputs.
         names = self.source.outputs
@@ -130,6 +131,16 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
                 atoms = self.strategy.graph.groups.atoms.atoms[new]
                 Cut(atoms, value.code, value.count).put(changed, value.index, made[value])
                 self.buffers[name] = changed
+
+    def _send_buffers(self) -> None:
+        """Send new values of buffers to the devices that read them in the next step."""
+        if self._alone:
+            return
+        for name, device in self.strategy.sent_buffers.items():
+            value = self.buffers[name].contiguous()
+            # The old value may be needed by backward, which is still to come.
+            place = value if device in self.local.own else torch.empty_like(value)
+            self.buffers[name] = self.transport.broadcast(place, device)
 
     def _output(
         self, name: str, made: Sequence[Mapping[Value, torch.Tensor]], inputs: Sequence[torch.Tensor]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,6 @@ from torch import fx, nn
 from tensoropt.engine.nodes import Lowered, add_constant, add_function
 from tensoropt.engine.regather import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
-from tensoropt.errors import PlanError
 from tensoropt.placement.execute.operators import Body, body_of
 from tensoropt.placement.execute.order import Schedule, Transfer
 from tensoropt.placement.execute.parameters import LocalDevices
@@ -265,27 +264,3 @@ def lower_part(
         evaluating: as ``model.eval()`` computes, though the graph was captured for training.
     """
     return _Lowering(strategy, schedule, local, runtime, context, evaluating).lowered()
-
-
-def check_buffers(strategy: PlacedStrategy) -> None:
-    """Raise :class:`PlanError` where a buffer that a step changes is read on a device that does not see the
-    change."""
-    graph, placement = strategy.graph, strategy.placement
-    mutations: Mapping[str, str] = graph.groups.atoms.graph.mutations
-    made: dict[tuple[str, int], list[Value]] = {}
-    for number, op in enumerate(graph.operators):
-        for value in op.writes:
-            made.setdefault((value.tensor, placement.device[number]), []).append(value)
-    for number, op in enumerate(graph.operators):
-        for name in op.group.free if op.group is not None else ():
-            if name not in mutations:
-                continue
-            device = placement.device[number]
-            known = made.get((mutations[name], device), [])
-            assert op.configuration is not None
-            part = Value(mutations[name], op.configuration.layout(name)[1], op.count, op.index)
-            if Value(mutations[name]) not in known and part not in known:
-                raise PlanError(
-                    f"operator {op.name} on device {device} reads the buffer {name}, which a step changes on "
-                    "another device; place both on one device"
-                )

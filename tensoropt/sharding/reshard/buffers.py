@@ -25,7 +25,7 @@ def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
             uneven = parts * s.after[s.atom] != s.before[s.atom]
             made = after + parts * after * (uneven or lies_inside(s.before, s.atom))
         elif s.kind == "all_to_all":
-            made = before * (1 + lies_inside(s.before, s.target)) + after * lies_inside(s.before, s.atom)
+            made = before * (1 + lies_inside(s.before, s.target)) + after * lies_inside(s.after, s.atom)
         else:
             made = after
         # The first step reads the input of the whole resharding, which is not counted; later ones read a

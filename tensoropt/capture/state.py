@@ -1,0 +1,388 @@
+"""State that forward changes: what a graph can carry is written down in it, the rest is refused or said.
+
+A graph gives buffers their new values, and nothing else. Three things would be lost without a word: changes
+that an operator makes inside itself, changes through ``.data``, which export does not see, and whatever a
+module keeps outside of its buffers (parameters, plain tensors, lists, Python numbers): a plan's every step
+finds it as it was at capture.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._decomp import _should_decompose_because_unsafe_op
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tensoropt.errors import CaptureError
+
+_LIBRARY = str(Path(torch.__file__).parent)
+_MODULE = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+_SCALARS = (int, float, complex, bool, str, type(None))
+_CONTAINERS = (list, dict, set, tuple)
+_LIBRARIES = frozenset({"torch", "transformers", "tensoropt", "numpy", "builtins", "functools"})
+"""Whose objects are not looked into."""
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+REMEDY = "register it in __init__ with register_buffer if later steps read it"
+
+
+# -- operators that change what they are given, inside -----------------------------------------------------
+
+
+def changes_inside(exported: Any) -> dict[Any, Callable[..., Any]]:
+    """How to decompose operators that are kept whole otherwise, where they change an operand inside.
+
+    Their schemas do not say so: they are made of operators of which some change what they are given
+    (``instance_norm`` its running statistics). Written out, these become functional, and the new values
+    results.
+    """
+    found: dict[Any, set[Any]] = {}
+    for node in exported.graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            continue
+        # Those are written out in any case.
+        if _should_decompose_because_unsafe_op(target):
+            continue
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), _COMPOSITE):
+            continue
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+        use = _use(args, kwargs)
+        uses = found.setdefault(target, set())
+        if use not in uses and _changes(target, args, kwargs):
+            uses.add(use)
+    return {target: partial(_written_out, target, uses) for target, uses in found.items() if uses}
+
+
+def _use(args: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """What decides whether a call changes its operands: which of them there are, and all that is no
+    tensor."""
+    given = [*enumerate(args), *sorted(kwargs.items())]
+    shown = ((key, "tensor" if isinstance(value, torch.Tensor) else repr(value)) for key, value in given)
+    return tuple(f"{key}={value}" for key, value in shown)
+
+
+def _changes(target: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call changes an operand: its version counts that."""
+
+    def on_meta(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty(tuple(map(int, value.shape)), dtype=value.dtype, device="meta")
+
+    with torch.no_grad(), _disable_current_modes():
+        try:
+            args, kwargs = tuple(map(on_meta, args)), {key: on_meta(value) for key, value in kwargs.items()}
+            given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+            before = [v._version for v in given]
+            target._op_dk(_COMPOSITE, *args, **kwargs)
+        except Exception:  # what cannot be tried without data changes nothing that a graph could carry
+            return False
+        return [v._version for v in given] != before
+
+
+def _written_out(target: Any, uses: set[Any], *args: Any, **kwargs: Any) -> Any:
+    if _use(args, kwargs) not in uses:
+        return NotImplemented
+    return target._op_dk(_COMPOSITE, *args, **kwargs)
+
+
+# -- parameters --------------------------------------------------------------------------------------------
+
+
+def changed_parameters(changed: Mapping[str, torch.fx.Node]) -> CaptureError:
+    """The error to raise for parameters that forward changes.
+
+    Args:
+        changed: the model's name of each, with the node of its new value.
+    """
+    name, node = next(iter(changed.items()))
+    more = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
+    place = model_line(node.meta.get("stack_trace") or "")
+    renorm = "renorm" in str(node.target) or "renorm" in (node.meta.get("stack_trace") or "")
+    hint = " (Embedding's max_norm does that: leave it out, and call renorm_ on its weight instead)"
+    return CaptureError(
+        f"the model changes its parameter {name}{more} in forward{place}, but in a plan only the optimizer "
+        "changes parameters, on the ranks that store them. Change it between steps, under torch.no_grad() "
+        f"behind optimizer.step(){hint if renorm else ''}, or make it a buffer (register_buffer) if it is not "
+        "trained"
+    )
+
+
+def model_line(trace: str) -> str:
+    """`` at FILE:LINE`` of the innermost frame of a stack trace that is not PyTorch's, or nothing."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    own = [(file, line) for file, line in frames if not file.startswith(_LIBRARY)]
+    return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
+
+
+# -- what modules keep elsewhere ---------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """An attribute of a module, by the module's name."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}" if self.module else self.name
+
+
+@dataclass
+class _Kept:
+    """What a module keeps under a name, as far as it can be compared."""
+
+    kind: str
+    value: Any
+    content: Any = None
+
+
+@dataclass
+class Changes:
+    """What one run of the model's forward has changed of what its modules keep.
+
+    Attributes:
+        reassigned: plain tensors of modules that were exchanged.
+        notes: on what a plan leaves as it is.
+    """
+
+    reassigned: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _lines: dict[tuple[int, str], str] = field(default_factory=dict)
+
+    def check(self, exported: Any, prefix: str) -> None:
+        """Refuse what the graph computes from the value at capture although forward changes it."""
+        for spec in exported.graph_signature.input_specs:
+            if spec.kind.name == "CONSTANT_TENSOR" and spec.target in self.reassigned:
+                raise _plain_tensor(spec.target.removeprefix(prefix), self.reassigned[spec.target])
+
+
+def _plain_tensor(name: str, place: str) -> CaptureError:
+    return CaptureError(
+        f"the model changes its tensor {name} in forward{place}, but it is neither a buffer nor a parameter, "
+        f"so that a plan would find it as it was at capture in every step; {REMEDY}"
+    )
+
+
+@contextlib.contextmanager
+def watched(subject: nn.Module, prefix: str) -> Iterator[Changes]:
+    """While open, watch what runs of a model's forward change of what modules keep outside of buffers.
+
+    ``.data`` is read and set so that export sees it.
+
+    Args:
+        subject: what is exported.
+        prefix: of the model's own names among those of ``subject``.
+
+    Raises:
+        CaptureError: forward makes or exchanges a parameter, makes a buffer, or changes a plain tensor.
+    """
+    changes = Changes()
+    forward, set_, register = type(subject).forward, nn.Module.__setattr__, nn.Module.register_buffer
+
+    def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if vars(module) is not vars(subject):
+            return forward(module, *args, **kwargs)
+        changes.reassigned.clear()
+        changes.notes.clear()
+        before = _state(subject)
+        result = forward(module, *args, **kwargs)
+        _compare(before, _state(subject), dict(subject.named_modules()), changes, prefix)
+        return result
+
+    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+        changes._lines[id(vars(module)), name] = _line_now()
+        set_(module, name, value)
+
+    def register_buffer(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
+        changes._lines[id(vars(module)), name] = _line_now()
+        register(module, name, *args, **kwargs)
+
+    with (
+        mock.patch.object(type(subject), "forward", run),
+        mock.patch.object(nn.Module, "__setattr__", set_attribute),
+        mock.patch.object(nn.Module, "register_buffer", register_buffer),
+        _Data(subject),
+    ):
+        try:
+            yield changes
+        except RuntimeError as error:
+            if isinstance(error, CaptureError) or not (
+                name := re.search(r"Constant (\S+) is mutated", str(error))
+            ):
+                raise
+            anonymous = name[1].startswith("lifted_tensor")
+            raise _plain_tensor(
+                "in a list or variable" if anonymous else name[1].removeprefix(prefix), ""
+            ) from error
+
+
+def _state(model: nn.Module) -> dict[_Place, _Kept]:
+    """What the modules keep."""
+    found: dict[_Place, _Kept] = {}
+    for path, module in model.named_modules():
+        for kind in ("_parameters", "_buffers"):
+            for name, value in vars(module)[kind].items():
+                found[_Place(path, name)] = _Kept(kind, value)
+        for name, value in vars(module).items():
+            if name not in _MODULE and not isinstance(value, nn.Module):
+                found[_Place(path, name)] = _Kept("attribute", value, _content(value))
+    return found
+
+
+def _content(value: Any, depth: int = 2) -> Any:
+    """What can be compared of a value that may be changed in place."""
+    if isinstance(value, _SCALARS):
+        return repr(value)
+    if isinstance(value, torch.Tensor) or depth == 0:
+        return id(value)
+    if isinstance(value, dict):
+        return [(repr(key)[:100], _content(item, depth - 1)) for key, item in value.items()]
+    if isinstance(value, _CONTAINERS):
+        return [_content(item, depth - 1) for item in value]
+    # An object of the model's own: its fields.
+    if type(value).__module__.split(".")[0] in _LIBRARIES:
+        return id(value)
+    return [(name, _content(item, 0)) for name, item in getattr(value, "__dict__", {}).items()]
+
+
+def _compare(
+    before: Mapping[_Place, _Kept],
+    after: Mapping[_Place, _Kept],
+    modules: Mapping[str, nn.Module],
+    changes: Changes,
+    prefix: str,
+) -> None:
+    alike: dict[tuple[type, str], list[tuple[_Place, _Kept | None]]] = {}
+    for place, now in after.items():
+        was, module = before.get(place), modules[place.module]
+        if was is not None and was.value is now.value and was.content == now.content:
+            continue
+        line = changes._lines.get((id(vars(module)), place.name), "")
+        shown = str(place).removeprefix(prefix)
+        if now.kind == "_parameters":
+            raise CaptureError(
+                f"the model makes its parameter {shown} in forward{line}, where no optimizer knows it; make it "
+                "in __init__, and change it between steps only"
+            )
+        if now.kind == "_buffers":
+            # Exchanged, it has a new value in the graph.
+            if was is not None and was.kind == "_buffers" and was.value is not None:
+                continue
+            if was is None:
+                del vars(module)["_buffers"][place.name]
+            raise CaptureError(
+                f"the model makes its buffer {shown} in forward{line}, so that the next step finds another "
+                "model; give it a tensor in __init__ (register_buffer)"
+            )
+        if was is not None and isinstance(was.value, torch.Tensor):
+            # What is overwritten before anybody reads it (weights that hooks compute) carries nothing over.
+            changes.reassigned[str(place)] = line
+        elif _carries_over(type(module), place.name, was, now):
+            alike.setdefault((type(module), place.name), []).append((place, was))
+    changes.notes += [_note(of, changes, modules, prefix) for of in alike.values()]
+
+
+def _carries_over(owner: type, name: str, was: _Kept | None, now: _Kept) -> bool:
+    """Whether the next forward may depend on what this one leaves behind."""
+    # A container made anew carries over no more than a number that is set.
+    in_place = was is not None and was.value is now.value
+    loads = _loads(owner)
+    return in_place or loads is None or name in loads
+
+
+@cache
+def _loads(owner: type) -> frozenset[str] | None:
+    """Attributes that the methods of a class read, ``__init__`` left out; None where its source is not
+    there."""
+    found: set[str] = set()
+    for cls in owner.__mro__:
+        if cls.__module__.split(".")[0] in ("torch", "builtins"):
+            continue
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        except (OSError, TypeError, SyntaxError):
+            return None
+        methods = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
+        for node in (node for method in methods for node in ast.walk(method)):
+            # `x.n += 1` reads what it sets.
+            read = node.target if isinstance(node, ast.AugAssign) else node
+            if isinstance(read, ast.Attribute) and (read is not node or isinstance(read.ctx, ast.Load)):
+                found.add(read.attr)
+    return frozenset(found)
+
+
+def _note(
+    of: list[tuple[_Place, _Kept | None]], changes: Changes, modules: Mapping[str, nn.Module], prefix: str
+) -> str:
+    place, was = of[0]
+    more = f" and {len(of) - 1} others alike" if len(of) > 1 else ""
+    line = changes._lines.get((id(vars(modules[place.module])), place.name), "")
+    value = "" if was is None or not isinstance(was.value, _SCALARS) else f" ({was.value!r})"
+    return (
+        f"forward changes {str(place).removeprefix(prefix)}{more}{line}, which is no buffer: every step of a "
+        f"plan finds it as it was at capture{value}; {REMEDY}"
+    )
+
+
+def _line_now() -> str:
+    """`` at FILE:LINE`` where the model's code is right now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_LIBRARY, __file__)):
+        frame = frame.f_back
+    return f" at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+class _Data(TorchFunctionMode):
+    """``.data`` of tensors as operators: read it is ``detach``, set it is a copy without gradient.
+
+    Export does not see what goes past autograd.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (_GET, _SET) and _is_the_models(sys._getframe(1)):
+            if func == _GET:
+                return args[0].detach()
+            return self._set(*args)
+        return func(*args, **(kwargs or {}))
+
+    def _set(self, changed: torch.Tensor, value: torch.Tensor) -> None:
+        stored = (*self.model.parameters(), *self.model.buffers())
+        alike = changed.shape == value.shape and changed.dtype == value.dtype
+        if not alike or not any(changed is one for one in stored):
+            what = "a tensor that is no buffer" if alike else "a tensor to one of another shape or type"
+            raise CaptureError(
+                f"the model sets .data of {what}{_line_now()}, which a graph cannot hold; compute a new tensor "
+                "instead, and detach() what shall have no gradient"
+            )
+        with torch.no_grad():
+            changed.copy_(value)
+
+
+_GET, _SET = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _is_the_models(frame: FrameType) -> bool:
+    """Whether a frame is of the model's code, or of PyTorch's modules."""
+    file = frame.f_code.co_filename
+    return not file.startswith(_LIBRARY) or file.startswith(f"{_LIBRARY}/nn/")

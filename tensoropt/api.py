@@ -34,6 +34,7 @@ from tensoropt.session.kept import KeptExplorations, question_of
 from tensoropt.session.pipelines import wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import with_quick_plans
 from tensoropt.session.recosting import recost_point
+from tensoropt.session.run_report import implausible
 from tensoropt.session.searched import Searched, search
 from tensoropt.session.session import Session
 from tensoropt.types import Progress, silent
@@ -237,7 +238,9 @@ def _evaluated(session: Session, searched: Searched, info: ModelInfo) -> Explora
     found = evaluate_searched(session, searched, info)
     if wants_pipelines(session):
         found = with_pipelines(session, searched, found)
-    return with_quick_plans(session, searched, found)
+    found = with_quick_plans(session, searched, found)
+    notes = [*implausible(session.cluster, found.points), *found.report["notes"]]
+    return replace(found, report={**found.report, "notes": notes})
 
 
 def _kept(session: Session, problem: Problem, info: ModelInfo) -> Exploration:

@@ -258,9 +258,7 @@ def check_no_planner_beats_a_point(name: str, cluster: str, planners: Sequence[s
     assert not beating(found.points, beside.others)
 
 
-@pytest.mark.parametrize(
-    ("name", "cluster"), [("gnmt-tiny", "dgx-a100[2]"), ("lenet", "local:2")]
-)
+@pytest.mark.parametrize(("name", "cluster"), [("gnmt-tiny", "dgx-a100[2]"), ("lenet", "local:2")])
 def test_no_planner_beats_a_point(name: str, cluster: str, store: ProfileStore) -> None:
     check_no_planner_beats_a_point(name, cluster, QUICK, store)
 

@@ -65,8 +65,8 @@ _TIME = _Kind(
 _BANDWIDTH = _Kind(
     "a bandwidth",
     "450GB/s or 100Gbit/s",
-    "B/s, kB/s, MB/s, GB/s, GiB/s, TB/s; bit/s, Gbit/s, Gb/s, Gbps: an upper-case B is a byte, a lower-case b "
-    "a bit",
+    "B/s, kB/s, MB/s, GB/s, GiB/s, TB/s; bit/s, Gbit/s, Gb/s, Gbps: an upper-case B is a byte, a lower-case "
+    "b a bit",
     {
         "": 1.0,
         **_times(
@@ -98,7 +98,8 @@ def _parse(text: str, kind: _Kind) -> float:
     unit = unit if kind.cased else unit.lower()
     if match is None or unit not in kind.units:
         raise TensorOptError(
-            f"'{text}' is not {kind.what}; write a number and a unit ({kind.listed}), for example {kind.example}"
+            f"'{text}' is not {kind.what}; write a number and a unit ({kind.listed}), for example "
+            f"{kind.example}"
         )
     return float(match.group(1) + match.group(2)) * kind.units[unit]
 

@@ -12,7 +12,9 @@ from tensoropt.cluster.quantities import BANDWIDTH, MEMORY, bandwidth, flops, la
 from tensoropt.errors import ClusterError
 
 FILE = """
-devices: [{{kind: {{name: Chip, type: cuda, memory: {memory}, memory_bandwidth: {wide}, flops: {{float32: {flops}}}}}, count: 2}}]
+devices:
+  - count: 2
+    kind: {{name: Chip, type: cuda, memory: {memory}, memory_bandwidth: {wide}, flops: {{float32: {flops}}}}}
 links: {{intra_node: {{latency: {latency}, bandwidth: {bandwidth}}}}}
 """
 GOOD = {"memory": "80GiB", "wide": "2TB/s", "flops": "60TFLOPS", "latency": "5us", "bandwidth": "25GB/s"}

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError, TensorOptError
 
-if TYPE_CHECKING:
-    from tensoropt.plan.plan import Plan
-
+Plan = Any
+"""A :class:`~tensoropt.plan.plan.Plan`, whose module imports this one."""
 STAGE_AXIS = "stage"
 """The name of a mesh axis along which the stages of a pipeline lie."""
 

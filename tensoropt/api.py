@@ -1,6 +1,7 @@
 """The whole pipeline on one page: model + cluster -> frontier.
 
-capture -> atoms and groups -> cost tables -> search -> simulation -> points that no other beats
+capture -> atoms and groups -> cost tables -> search -> simulation -> pipelines and quick planners
+-> points that no other beats
 
 What a stage does is in :mod:`tensoropt.session`; here is the order in which they run.
 """
@@ -19,6 +20,7 @@ from tensoropt.graph import OperatorGraph
 from tensoropt.plan.call import describe_call
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
+from tensoropt.plan.point import check_budget
 from tensoropt.plan.problem import Problem, prepare, prepare_graph
 from tensoropt.plan.settings import Chosen, Settings, settings_of
 from tensoropt.planners.compare import asked
@@ -31,7 +33,9 @@ from tensoropt.session.evaluation import evaluate_searched
 from tensoropt.session.failures import failures_named
 from tensoropt.session.kept import KeptExplorations, question_of
 from tensoropt.session.pipelines import wants_pipelines, with_pipelines
+from tensoropt.session.quick_plans import with_quick_plans
 from tensoropt.session.recosting import recost_point
+from tensoropt.session.run_report import implausible
 from tensoropt.session.searched import Searched, search
 from tensoropt.session.session import Session
 from tensoropt.types import Progress, silent
@@ -75,7 +79,7 @@ def explore(
             single spaces are.
         chosen: fields of :class:`Settings` one by one, instead of ``settings``: ``mode``, ``optimizer``,
             ``micro_batches``, ``memory_bytes``, ``epsilon``, ``max_points``, ``dtype``, ``recompute``,
-            ``constraints``, ``measure``.
+            ``constraints``, ``measure``, ``pipelines``, ``placements``.
 
     Raises:
         CaptureError, ClusterError, TensorOptError: with the rule, the values and the remedy.
@@ -91,8 +95,11 @@ def explore(
         if keep and not entries:
             return replace(_kept(session, problem, info), captured=captured)
         searched = search(session, problem)
-        exploration = replace(_evaluated(session, searched, info), captured=captured)
-        return with_planners(session, searched, exploration, entries, limits) if entries else exploration
+        found = _evaluated(session, searched, info)
+        if entries:
+            found = with_planners(session, searched, found, entries, limits)
+    check_budget(found.points, settings.memory_bytes)
+    return replace(found, captured=captured)
 
 
 def explore_graph(
@@ -124,7 +131,9 @@ def explore_graph(
     with failures_named("the model", graph):
         with session.clock.stage("capture"), session.open_store() as kept:
             problem = prepare_graph(graph, kept=kept)
-        return _evaluated(session, search(session, problem), model)
+        found = _evaluated(session, search(session, problem), model)
+    check_budget(found.points, settings.memory_bytes)
+    return found
 
 
 def compare(
@@ -187,9 +196,10 @@ def recost(
     session = Session(where, settings, store, progress or silent, keep=keep)
     entries = asked(planners)
     searched = search(session, prepare_graph(recorded.graph, kept=recorded))
-    found = evaluate_searched(session, searched, exploration.model)
+    found = with_quick_plans(session, searched, evaluate_searched(session, searched, exploration.model))
     if entries:
         found = with_planners(session, searched, found, entries, (None,))
+    check_budget(found.points, settings.memory_bytes)
     old = range(len(exploration.points)) if old_points else ()
     return found, tuple(recost_point(session, searched, exploration, i) for i in old)
 
@@ -228,9 +238,13 @@ def explore_changed(
 
 
 def _evaluated(session: Session, searched: Searched, info: ModelInfo) -> Exploration:
-    """The points of all that was searched, and of pipelines where these are asked for."""
+    """The points of all that was searched, of pipelines where these are asked for, and of quick planners."""
     found = evaluate_searched(session, searched, info)
-    return with_pipelines(session, searched, found) if wants_pipelines(session) else found
+    if wants_pipelines(session):
+        found = with_pipelines(session, searched, found)
+    found = with_quick_plans(session, searched, found)
+    notes = [*implausible(session.cluster, found.points), *found.report["notes"]]
+    return replace(found, report={**found.report, "notes": notes})
 
 
 def _kept(session: Session, problem: Problem, info: ModelInfo) -> Exploration:
@@ -240,6 +254,7 @@ def _kept(session: Session, problem: Problem, info: ModelInfo) -> Exploration:
         found = KeptExplorations(store).find(question, session.cluster, settings)
     if found is None:
         found = _evaluated(session, search(session, problem), info)
+        check_budget(found.points, settings.memory_bytes)
         with session.open_store() as store:
             refusal = KeptExplorations(store).keep(question, session.cluster, settings, found)
         if refusal:

@@ -8,43 +8,120 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from tensoropt.errors import TensorOptError
 
-_BYTE_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
+_QUANTITY = re.compile(r"^([0-9]+\.?[0-9]*|\.[0-9]+)((?:[eE][-+]?[0-9]+)?)(.*)$")
+_DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
+_BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0**50}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a text may be: a name for people, an example, what units mean, and which of these are listed.
+
+    Attributes:
+        units: by their lower-case form, or as they are written where upper and lower case differ.
+        cased: whether they do.
+    """
+
+    what: str
+    example: str
+    listed: str
+    units: Mapping[str, float]
+    cased: bool = False
+
+
+def _times(prefixes: Mapping[str, float], units: Iterable[str], scale: float = 1.0) -> dict[str, float]:
+    return {f"{prefix}{unit}": factor * scale for prefix, factor in prefixes.items() for unit in units}
+
+
+_PER_SECOND = ("/s", "/sec", "/second", "ps")
+_ANY_CASE = {
+    name: factor for prefix, factor in (_DECIMAL | _BINARY).items() for name in (prefix, prefix.capitalize())
 }
-_TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
-_QUANTITY = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([a-zA-Zµ]*)\s*$")
+_SIZE = _Kind(
+    "a size",
+    "24GiB",
+    "B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
+    # A number with a prefix alone is of bytes: 80G is 80 GB.
+    _times(_DECIMAL | _BINARY, ("", "b", "byte", "bytes")),
+)
+_TIME = _Kind(
+    "a time",
+    "0.5s",
+    "ns, us, ms, s, min, h",
+    {
+        **_times({"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}, ("s", "sec", "seconds")),
+        "": 1.0,
+        "second": 1.0,
+        "min": 60.0,
+        "h": 3600.0,
+    },
+)
+_BANDWIDTH = _Kind(
+    "a bandwidth",
+    "450GB/s or 100Gbit/s",
+    "B/s, kB/s, MB/s, GB/s, GiB/s, TB/s; bit/s, Gbit/s, Gb/s, Gbps: an upper-case B is a byte, a lower-case "
+    "b a bit",
+    {
+        "": 1.0,
+        **_times(
+            _ANY_CASE, [f"{u}{p}" for u in ("B", "byte", "bytes", "Byte", "Bytes") for p in _PER_SECOND]
+        ),
+        **_times(
+            _ANY_CASE, [f"{u}{p}" for u in ("b", "bit", "bits", "Bit", "Bits") for p in _PER_SECOND], 1 / 8
+        ),
+    },
+    cased=True,
+)
+_FLOPS = _Kind(
+    "a number of FLOP/s",
+    "60TFLOP/s or 60e12",
+    "MFLOP/s, GFLOP/s, TFLOP/s, PFLOP/s, also TFLOPS and T",
+    _times(
+        {**_DECIMAL, "e": 1e18},
+        ("flop/s", "flops/s", "flop/sec", "flop/second", "flops", "f", "op/s", "ops/s", "ops"),
+    )
+    | _DECIMAL,
+)
 
 
-def _parse(text: str, table: dict[str, float], what: str, example: str) -> float:
-    match = _QUANTITY.match(text)
-    if match is None or match.group(2).lower() not in table:
-        units = ", ".join(unit for unit in table if unit)
+def _parse(text: str, kind: _Kind) -> float:
+    # The two signs for micro, full-width digits and unbreakable blanks are each one thing to a reader.
+    plain = "".join(unicodedata.normalize("NFKC", text).replace("\u03bc", "u").split())
+    match = _QUANTITY.match(plain)
+    unit = "" if match is None else match.group(3)
+    unit = unit if kind.cased else unit.lower()
+    if match is None or unit not in kind.units:
         raise TensorOptError(
-            f"'{text}' is not {what}; write a number and a unit ({units}), for example {example}"
+            f"'{text}' is not {kind.what}; write a number and a unit ({kind.listed}), for example "
+            f"{kind.example}"
         )
-    return float(match.group(1)) * table[match.group(2).lower()]
+    return float(match.group(1) + match.group(2)) * kind.units[unit]
 
 
 def parse_bytes(text: str) -> float:
-    """Bytes in a text such as ``24GiB``, ``512MiB`` or ``1e9``."""
-    return _parse(text, {unit: float(f) for unit, f in _BYTE_UNITS.items()}, "a size", "24GiB")
+    """Bytes in a text such as ``24GiB``, ``512 MB``, ``80G`` or ``1e9``."""
+    return _parse(text, _SIZE)
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds in a text such as ``0.5``, ``500ms`` or ``2s``."""
-    return _parse(text, _TIME_UNITS, "a time", "0.5s")
+    """Seconds in a text such as ``0.5``, ``500ms``, ``5\u00b5s`` or ``2 s``."""
+    return _parse(text, _TIME)
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second in a text such as ``450GB/s``, ``100 Gbit/s``, ``25Gbps`` or ``1e9``."""
+    return _parse(text, _BANDWIDTH)
+
+
+def parse_flops(text: str) -> float:
+    """FLOP per second in a text such as ``60TFLOPS``, ``312 TFLOP/s``, ``1.2P`` or ``60e12``."""
+    return _parse(text, _FLOPS)
 
 
 def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str) -> str:
@@ -92,7 +169,8 @@ _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 def parse_count(text: str, what: str = "a count") -> float:
     """The number in a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (K, M, B, T: thousands)."""
-    match = _QUANTITY.match(text)
-    if match is None or match.group(2).lower() not in _COUNTS:
+    match = _QUANTITY.match(text.strip())
+    unit = "" if match is None else match.group(3).strip().lower()
+    if match is None or unit not in _COUNTS:
         raise TensorOptError(f"{what} '{text}' is no count; write for example 1e9, 50000, 300B or 1.5T")
-    return float(match.group(1)) * _COUNTS[match.group(2).lower()]
+    return float(match.group(1) + match.group(2)) * _COUNTS[unit]

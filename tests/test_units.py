@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.errors import TensorOptError
-from tensoropt.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from tensoropt.units import (
+    format_bytes,
+    format_seconds,
+    parse_bandwidth,
+    parse_bytes,
+    parse_flops,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +31,12 @@ from tensoropt.units import format_bytes, format_seconds, parse_bytes, parse_sec
         ("7b", 7),
         ("0", 0),
         ("2TiB", 2 * 2**40),
+        ("80G", 80e9),
+        ("80 GB", 80e9),
+        ("80gi", 80 * 2**30),
+        ("80\u00a0GiB", 80 * 2**30),
+        ("16 Gbytes", 16e9),
+        ("2.TB", 2e12),
     ],
 )
 def test_sizes(text: str, expected: float) -> None:
@@ -32,10 +45,80 @@ def test_sizes(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("0.5", 0.5), ("500ms", 0.5), ("2s", 2.0), ("3 us", 3e-6), ("3µs", 3e-6), ("2min", 120.0)],
+    [
+        ("0.5", 0.5),
+        ("500ms", 0.5),
+        ("2s", 2.0),
+        ("3 us", 3e-6),
+        ("3\u00b5s", 3e-6),  # the sign for micro
+        ("3\u03bcs", 3e-6),  # the Greek letter mu
+        ("1.5 us", 1.5e-6),
+        ("4usec", 4e-6),
+        ("2min", 120.0),
+        ("1h", 3600.0),
+    ],
 )
 def test_times(text: str, expected: float) -> None:
     assert parse_seconds(text) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("450GB/s", 450e9),
+        ("450 GB/s", 450e9),
+        ("1 GiB/s", 2.0**30),
+        ("100Gbit/s", 12.5e9),
+        ("100Gb/s", 12.5e9),
+        ("100Gbps", 12.5e9),
+        ("100gbps", 12.5e9),
+        ("100 Gbits/sec", 12.5e9),
+        ("25GBps", 25e9),
+        ("3.35TB/s", 3.35e12),
+        ("8bit/s", 1.0),
+        ("1e9", 1e9),
+    ],
+)
+def test_bandwidths(text: str, expected: float) -> None:
+    assert parse_bandwidth(text) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("60TFLOPS", 60e12),
+        ("60 TFLOP/s", 60e12),
+        ("60 tflops", 60e12),
+        ("60TFLOPs/s", 60e12),
+        ("60TF", 60e12),
+        ("60T", 60e12),
+        ("1.2PFLOP/s", 1.2e15),
+        ("500 GFLOPS", 5e11),
+        ("624TOPS", 624e12),
+        ("15.7e12", 15.7e12),
+    ],
+)
+def test_flops(text: str, expected: float) -> None:
+    assert parse_flops(text) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_bandwidth, "25G"),  # bits or bytes?
+        (parse_bandwidth, "25GB"),
+        (parse_bandwidth, "16GT/s"),
+        (parse_bandwidth, "1410MHz"),
+        (parse_flops, "60GB"),
+        (parse_flops, "1410MHz"),
+        (parse_flops, "TFLOPS"),
+        (parse_seconds, "5us/s"),
+        (parse_bytes, "80GHz"),
+    ],
+)
+def test_what_has_another_unit_is_refused_with_those_that_are_known(parse, text: str) -> None:
+    with pytest.raises(TensorOptError, match=r"is not a .*; write a number and a unit \(.*\), for example"):
+        parse(text)
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "12 parsecs", "1,5GB", "nan", "inf", "1e", "0x10"])

@@ -38,12 +38,6 @@ class ForwardCalls(Answers):
         if isinstance(func, torch._ops.OpOverload):  # a traced graph is run, not the model's code
             return super().__torch_function__(func, types, args, kwargs)
         name = getattr(func, "__name__", "")
-        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-        if name in ("__get__", "__set__") and attribute == "data":
-            # Export loses what is behind `.data`; a detached tensor shares its memory, too.
-            if name == "__get__":
-                return args[0].detach()
-            return self._assigned(*args)
         refuse_call(name, args, kwargs)
         if self.on_meta:
             if func in _WITH_VALUES and not isinstance(args[0] if args else kwargs.get("data"), torch.Tensor):
@@ -53,12 +47,6 @@ class ForwardCalls(Answers):
         result = super().__torch_function__(func, types, args, kwargs)
         refuse_result(result)
         return result
-
-    @staticmethod
-    def _assigned(subject: torch.Tensor, value: torch.Tensor) -> None:
-        """``subject.data = value``: in place, so that export sees what is changed."""
-        with torch.no_grad():
-            subject.detach().copy_(value)
 
     @staticmethod
     def _placed(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -28,6 +28,7 @@ from torch._decomp import _should_decompose_because_unsafe_op
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tensoropt.capture.lines import current_line
 from tensoropt.errors import CaptureError
 
 _LIBRARY = str(Path(torch.__file__).parent)
@@ -207,11 +208,11 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[Changes]:
         return result
 
     def set_attribute(module: nn.Module, name: str, value: Any) -> None:
-        changes._lines[id(vars(module)), name] = _line_now()
+        changes._lines[id(vars(module)), name] = f" at {current_line()}"
         set_(module, name, value)
 
     def register_buffer(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
-        changes._lines[id(vars(module)), name] = _line_now()
+        changes._lines[id(vars(module)), name] = f" at {current_line()}"
         register(module, name, *args, **kwargs)
 
     with (
@@ -341,14 +342,6 @@ def _note(
     )
 
 
-def _line_now() -> str:
-    """`` at FILE:LINE`` where the model's code is right now."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_LIBRARY, __file__)):
-        frame = frame.f_back
-    return f" at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-
-
 class _Data(TorchFunctionMode):
     """``.data`` of tensors as operators: read it is ``detach``, set it is a copy without gradient.
 
@@ -372,7 +365,7 @@ class _Data(TorchFunctionMode):
         if not alike or not any(changed is one for one in stored):
             what = "a tensor that is no buffer" if alike else "a tensor to one of another shape or type"
             raise CaptureError(
-                f"the model sets .data of {what}{_line_now()}, which a graph cannot hold; compute a new tensor "
+                f"the model sets .data of {what} at {current_line()}, which a graph cannot hold; compute a new tensor "
                 "instead, and detach() what shall have no gradient"
             )
         with torch.no_grad():

@@ -52,6 +52,13 @@ def add_question(verb: argparse.ArgumentParser) -> None:
         "several nodes or device kinds; always: a closer one, on any; default: %(default)s",
     )
     verb.add_argument(
+        "--placements",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="plans that put each operator on one device, by published planners: auto: where these are "
+        "quick; always: on any number of devices; default: %(default)s",
+    )
+    verb.add_argument(
         "--overlap",
         choices=("default", "none"),
         default="default",
@@ -255,6 +262,7 @@ def settings_option(options: argparse.Namespace, memory_bytes: float | None) -> 
             "measure": options.measure,
             "process_memory": options.process_memory,
             "pipelines": options.pipelines,
+            "placements": options.placements,
         },
     )
 
@@ -322,6 +330,7 @@ def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> s
         "recompute": settings.recompute,
         "overlap": settings.overlap,
         "pipelines": settings.pipelines,
+        "placements": settings.placements,
         "micro-batches": micro,
         "memory": format_bytes(settings.memory_bytes) if settings.memory_bytes else "no limit",
         "epsilon": settings.epsilon,

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from tensoropt.cluster.quantities import bandwidth, latency_s, positive, size_bytes, suggest
+from tensoropt.cluster.quantities import (
+    bandwidth,
+    flops,
+    latency_s,
+    positive,
+    size_bytes,
+    suggest,
+)
 from tensoropt.errors import ClusterError
 
 DEVICE_TYPES = ("cpu", "cuda")
@@ -53,7 +60,7 @@ class DeviceKind:
                 " for example {float32: 15.7e12}"
             )
         checked = {
-            str(dtype): positive(value, f"{dtype} FLOP/s of device kind '{self.name}'")
+            str(dtype): flops(value, f"{dtype} FLOP/s of device kind '{self.name}'")
             for dtype, value in self.flops.items()
         }
         # Frozen like the rest: the mapping of a kind of the catalogue is shared by all who ask for it.

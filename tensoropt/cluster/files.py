@@ -24,7 +24,7 @@ from tensoropt.cluster.devices import DeviceKind, Link
 from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.local import available_cores, cpu_cluster, local_cluster
 from tensoropt.cluster.pairs import all_pairs, levels_from_pairs
-from tensoropt.cluster.quantities import count, positive, size_bytes, suggest
+from tensoropt.cluster.quantities import MEMORY, count, positive, size_bytes, suggest, written
 from tensoropt.errors import ClusterError
 
 FILE_FIELDS = ("name", "devices", "nodes", "links", "source", "scalable")
@@ -95,7 +95,7 @@ def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
 
 def _load_file(path: Path) -> Cluster:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         data = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
     except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
@@ -212,7 +212,8 @@ def _devices(value: object, what: str) -> list[DeviceKind]:
             raise ClusterError(f"{where} has no kind; add for example kind: H100-80GB")
         kind = device_from(entry["kind"], f"{where}.kind")
         if "memory" in entry:
-            kind = replace(kind, memory_bytes=size_bytes(entry["memory"], f"memory of {where}"))
+            memory = written(entry["memory"], f"memory of {where}", MEMORY)
+            kind = replace(kind, memory_bytes=size_bytes(memory, f"memory of {where}"))
         if entry.get("price_per_hour") is not None:
             kind = replace(
                 kind, price_per_hour=positive(entry["price_per_hour"], f"price_per_hour of {where}")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import difflib
-import math
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from math import inf, isfinite
 
 from tensoropt.errors import ClusterError, TensorOptError
-from tensoropt.units import parse_bytes, parse_seconds
-
-_BANDWIDTH = re.compile(
-    r"^\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([kKMGT]?)(i?)(B/s|bit/s|b/s|bps|Bps)\s*$"
+from tensoropt.units import (
+    format_bytes,
+    format_seconds,
+    parse_bandwidth,
+    parse_bytes,
+    parse_flops,
+    parse_seconds,
 )
-_PREFIX = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def suggest(name: object, valid: Iterable[str]) -> str:
@@ -25,27 +27,9 @@ def suggest(name: object, valid: Iterable[str]) -> str:
     return f"{hint}Valid: {', '.join(names)}"
 
 
-def _finite(value: object, what: str, *, least: float, strict: bool) -> float:
-    # bool is an int in Python, and YAML's "yes" is a bool.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ClusterError(
-            f"{what} is {value!r}, which is not a number; write a number or a text with a unit"
-        )
-    number = float(value)
-    if not math.isfinite(number) or number < least or (strict and number == least):
-        rule = f"greater than {least:g}" if strict else f"at least {least:g}"
-        raise ClusterError(f"{what} is {value!r}, but it must be finite and {rule}; correct the value")
-    return number
-
-
 def positive(value: object, what: str) -> float:
     """A finite number above zero. YAML reads ``15.7e12`` (no sign) as text, so texts are tried too."""
     return _finite(_number(value), what, least=0.0, strict=True)
-
-
-def not_negative(value: object, what: str) -> float:
-    """A finite number of at least zero."""
-    return _finite(_number(value), what, least=0.0, strict=False)
 
 
 def count(value: object, what: str) -> int:
@@ -55,7 +39,102 @@ def count(value: object, what: str) -> int:
     return value
 
 
+@dataclass(frozen=True)
+class _Unit:
+    """A quantity as a file may have it.
+
+    Attributes:
+        parse: reads a text with a unit.
+        base: what a number without a unit is of.
+        least, most: a bare number outside of these is not taken: it was surely meant in a larger or smaller
+            unit, which ``suggested`` has.
+        usual: least and most that make sense at all; what lies outside is noted (:func:`unusual`).
+        shown: a figure in words.
+    """
+
+    parse: Callable[[str], float]
+    base: str
+    suggested: str
+    least: float
+    most: float
+    usual: tuple[float, float]
+    shown: Callable[[float], str]
+
+
+def _per_second(value: float) -> str:
+    return f"{format_bytes(value)}/s"
+
+
+def _flops_shown(value: float) -> str:
+    return f"{value:.3g} FLOP/s"
+
+
+MEMORY = _Unit(parse_bytes, "bytes", "GB", 2.0**24, inf, (2.0**24, 10 * 2.0**40), format_bytes)
+BANDWIDTH = _Unit(parse_bandwidth, "bytes per second", "GB/s", 1e6, inf, (1e6, 1e15), _per_second)
+LATENCY = _Unit(parse_seconds, "seconds", "us", 0.0, 0.1, (0.0, 1.0), format_seconds)
+FLOPS = _Unit(parse_flops, "FLOP per second", "TFLOP/s", 1e6, inf, (1e8, 1e18), _flops_shown)
+"""Bounds are assumptions: wide enough for any device, narrow enough to tell 80 bytes from 80 GB."""
+
+
+def size_bytes(value: object, what: str) -> int:
+    """Bytes from ``80GiB``, ``80 GB``, ``80G`` or a number of bytes."""
+    return int(_finite(_with_unit(value, what, MEMORY), what, least=0.0, strict=True))
+
+
+def latency_s(value: object, what: str) -> float:
+    """Seconds from ``5us``, ``1.5 us`` or a number of seconds."""
+    return _finite(_with_unit(value, what, LATENCY), what, least=0.0, strict=False)
+
+
+def bandwidth(value: object, what: str) -> float:
+    """Bytes per second from ``450GB/s``, ``100Gbit/s`` (or ``100Gb/s``, ``100Gbps``) or a number of them.
+
+    A lower-case b is a bit, an upper-case B a byte.
+    """
+    return _finite(_with_unit(value, what, BANDWIDTH), what, least=0.0, strict=True)
+
+
+def flops(value: object, what: str) -> float:
+    """FLOP per second from ``60TFLOPS``, ``60 TFLOP/s``, ``60T`` or a number of them."""
+    return _finite(_with_unit(value, what, FLOPS), what, least=0.0, strict=True)
+
+
+def written(value: object, what: str, unit: _Unit) -> object:
+    """The value as it stands in a file, after refusing a bare number that cannot be meant as it stands.
+
+    Only of files that people write: ``memory: 80`` is 80 bytes to a program and 80 GB to whoever wrote it.
+    """
+    number = _number(value)
+    bare = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
+    if bare and number > 0 and not unit.least <= number <= unit.most:  # type: ignore[operator]
+        raise ClusterError(
+            f"{what} is {value}, which without a unit is {number:g} {unit.base}; write the unit, for "
+            f"example {number:g}{unit.suggested}"
+        )
+    return value
+
+
+def unusual(value: float, what: str, unit: _Unit) -> Iterator[str]:
+    """A note where a figure lies outside of what any device has, else nothing."""
+    least, most = unit.usual
+    if not least <= value <= most:
+        bound = f"less than {unit.shown(least)}" if value < least else f"more than {unit.shown(most)}"
+        yield f"{what} is {unit.shown(value)}, {bound}: is its unit right?"
+
+
+def _finite(value: object, what: str, *, least: float, strict: bool) -> float:
+    # bool is an int in Python, and YAML's "yes" is a bool.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ClusterError(f"{what} is {value!r}, which is not a number; correct the value")
+    number = float(value)
+    if not isfinite(number) or number < least or (strict and number == least):
+        rule = f"greater than {least:g}" if strict else f"at least {least:g}"
+        raise ClusterError(f"{what} is {value!r}, but it must be finite and {rule}; correct the value")
+    return number
+
+
 def _number(value: object) -> object:
+    # YAML 1.1 reads 1e9 as text.
     if isinstance(value, str):
         try:
             return float(value)
@@ -64,39 +143,11 @@ def _number(value: object) -> object:
     return value
 
 
-def size_bytes(value: object, what: str) -> int:
-    """Bytes from ``80GiB`` or a number."""
-    return int(positive(_with_unit(value, what, parse_bytes), what))
-
-
-def latency_s(value: object, what: str) -> float:
-    """Seconds from ``5us`` or a number."""
-    return not_negative(_with_unit(value, what, parse_seconds), what)
-
-
-def bandwidth(value: object, what: str) -> float:
-    """Bytes per second from ``450GB/s``, ``100Gbit/s`` (or ``100Gb/s``, ``100Gbps``) or a number.
-
-    A lower-case b is a bit, an upper-case B a byte.
-    """
-    return positive(_with_unit(value, what, _parse_bandwidth), what)
-
-
-def _parse_bandwidth(text: str) -> float:
-    match = _BANDWIDTH.match(text)
-    if match is None:
-        raise TensorOptError(f"'{text}' is not a bandwidth; write for example 450GB/s or 100Gbit/s")
-    number, prefix, binary, unit = match.groups()
-    scale = (1024.0 if binary else 1000.0) ** _PREFIX[prefix]
-    return float(number) * scale / (8.0 if unit.startswith("b") else 1.0)
-
-
-def _with_unit(value: object, what: str, parse: object) -> object:
-    # YAML 1.1 reads 1e9 as text; a number without a unit is taken in the base unit.
+def _with_unit(value: object, what: str, unit: _Unit) -> object:
     value = _number(value)
     if not isinstance(value, str):
         return value
     try:
-        return parse(value)  # type: ignore[operator]
+        return unit.parse(value)
     except TensorOptError as error:
         raise ClusterError(f"{what}: {error}") from None

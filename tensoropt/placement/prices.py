@@ -31,7 +31,7 @@ from tensoropt.placement.graph import (
     placed_graph,
     split_choices,
 )
-from tensoropt.placement.problem import DeviceSet, PlacedTensor, PlacementProblem
+from tensoropt.placement.problem import DeviceSet, PlacedResult, PlacedTensor, PlacementProblem
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.overheads import Overheads, data_sheet_overheads
@@ -271,6 +271,7 @@ def _problem(prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work
         backward_peak_bytes=column("backward_peak_bytes"),
         handed_peak_bytes=column("handed_peak_bytes"),
         tensors=_tensors(prices, graph, works),
+        results=_results(prices, graph),
         devices=prices.devices,
         training=prices.training,
         micro_batches=graph.micro_batches,
@@ -441,6 +442,19 @@ def _tensors(
             **cast(Any, shares.get(value, {})),
         )
         for value, producer in makers.items()
+    )
+
+
+def _results(prices: PlacedPrices, graph: PlacedGraph) -> tuple[PlacedResult, ...]:
+    """The results of a call, which every device is given by a broadcast. Of a training step that is the loss
+    alone, a single number."""
+    if prices.training or prices.cluster.device_count < 2:
+        return ()
+    makers = {value.tensor: number for number, op in enumerate(graph.operators) for value in op.writes}
+    found = [(makers[n], prices.tensors[n].bytes) for n in prices.graph.atoms.graph.outputs if n in makers]
+    axes = tuple(range(prices.links.mesh.axis_count))
+    return tuple(
+        PlacedResult(maker, size, prices.links.time_s("broadcast", axes, size)) for maker, size in found
     )
 
 

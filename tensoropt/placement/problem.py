@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -96,6 +97,20 @@ class DeviceSet:
         return self.lanes.get((source, target), (f"link {source}->{target}",))
 
 
+class PlacedResult(NamedTuple):
+    """A result of the model.
+
+    Attributes:
+        producer: the operator that makes it.
+        bytes: of the whole batch.
+        seconds: of giving it to all devices.
+    """
+
+    producer: int
+    bytes: int
+    seconds: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlacementProblem:
     """Operators to place on devices. All arrays in bytes and seconds.
@@ -118,6 +133,7 @@ class PlacementProblem:
         pinned: operator -> the devices it may lie on.
         micro_batches: into how many the batch of a step is cut. Seconds and bytes of operators and tensors
             are those of one of them; what is stored, and the optimizer's step, is there once.
+        results: what all devices are given when forward is over, of the whole batch.
     """
 
     names: tuple[str, ...]
@@ -138,6 +154,7 @@ class PlacementProblem:
     together: tuple[tuple[int, ...], ...] = ()
     pinned: tuple[tuple[int, tuple[int, ...]], ...] = ()
     micro_batches: int = 1
+    results: tuple[PlacedResult, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.micro_batches >= 1, "a step has at least one micro-batch"

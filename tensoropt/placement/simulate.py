@@ -182,6 +182,8 @@ class _StepSimulation:
     """(tensor, device) -> the task that brings the tensor there."""
     returned: dict[tuple[int, int], int] = field(default_factory=dict)
     """(tensor, device) -> the task that brings the tensor's gradient from there."""
+    results: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Task that gives all devices a result -> (its producer, bytes)."""
     updates: dict[int, Holding] = field(default_factory=dict)
     """Optimizer task -> what it takes while it runs."""
     owned: list[tuple[Holder, str]] | None = None
@@ -231,6 +233,7 @@ class _StepSimulation:
         if self.problem.training:
             self._backward()
             self._update()
+        self._hand_out()
 
     def _kind(self, kind: str, operator: int | None, tensor: int | None, what: str) -> str:
         """The kind of a holding; where owners are asked for, its number."""
@@ -336,6 +339,22 @@ class _StepSimulation:
                     )
                 )
 
+    def _hand_out(self) -> None:
+        """Give all devices the results, one after the other: every device takes part in each broadcast."""
+        forward = tuple(self.forward.values())
+        for producer, size, seconds in self.problem.results:
+            self.results[len(self.tasks)] = (producer, size)
+            self.tasks.append(
+                Task(
+                    name=f"result of {self.problem.names[producer]}",
+                    duration_s=seconds,
+                    resources=("all devices",),
+                    after=forward,
+                    phase="send results",
+                    group=self.problem.names[producer],
+                )
+            )
+
     def _add(self, operator: int, device: int, seconds: float, after: list[int], phase: str) -> None:
         name = self.problem.names[operator]
         self.tasks.append(
@@ -418,6 +437,9 @@ class _StepSimulation:
             hold(device, kind, size, first, [*users, *kept])
         if training:
             self._hold_gradients(hold, rank)
+        for task, (producer, size) in self.results.items():
+            for device in range(problem.devices.count):
+                hold(device, self._kind("transient", producer, None, "result"), size, task, [])
         for task, holding in self.updates.items():
             takes[task].append(holding)
             gives[task].append(holding)

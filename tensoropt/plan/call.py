@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tensoropt.errors import PlanError
+
 _TENSOR = "tensor"
 
 
@@ -37,8 +39,18 @@ def _describe(value: Any) -> Any:
 
 
 def example_call(data: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of the described shapes, filled with zeros."""
-    return tuple(_example(a) for a in data["args"]), {k: _example(v) for k, v in data["kwargs"].items()}
+    """(args, kwargs) of the described shapes, filled with zeros.
+
+    Raises:
+        PlanError: the description is damaged.
+    """
+    try:
+        return tuple(_example(a) for a in data["args"]), {k: _example(v) for k, v in data["kwargs"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise PlanError(
+            f"the plan does not say readably how the model is called ({type(error).__name__}: {error}); "
+            "choose the plan again, or pass args=... and kwargs=..."
+        ) from error
 
 
 def _example(value: Any) -> Any:

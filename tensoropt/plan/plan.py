@@ -21,6 +21,7 @@ from tensoropt.errors import PlanError
 from tensoropt.plan.facts_table import facts_html, facts_text
 from tensoropt.plan.files import write_text
 from tensoropt.plan.model_source import OnnxOptions
+from tensoropt.plan.plan_checks import STAGE_AXIS, check_plan, no_constant, pairs_once
 from tensoropt.simulate.recording import allocator_words, host_words
 from tensoropt.units import counted, format_bytes, format_seconds
 
@@ -30,8 +31,6 @@ PIPELINED_SCHEMA = "tensoropt.plan/2"
 PLACED_MICRO_SCHEMA = "tensoropt.plan/3"
 """Of placed plans of several micro-batches, which earlier versions would run as one batch."""
 SCHEMAS = (SCHEMA, PIPELINED_SCHEMA, PLACED_MICRO_SCHEMA)
-STAGE_AXIS = "stage"
-"""The name of a mesh axis along which the stages of a pipeline lie."""
 
 
 class _Strict(BaseModel):
@@ -407,24 +406,38 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         PlanError: there is no such file, or it is not a plan; names the first field that is wrong.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
+        # Editors on some systems put a mark of the byte order before UTF-8.
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else None
+        if why is not None:
+            raise PlanError(f"{path} is not a plan: {why}") from error
         raise PlanError(
-            f"cannot read the plan {path}: {error.strerror or error}; give a plan.json"
+            f"cannot read the plan {path}: {getattr(error, 'strerror', None) or error}; give a plan.json"
         ) from error
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{path} is not a plan: it is not UTF-8 text") from error
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=pairs_once, parse_constant=no_constant)
     except json.JSONDecodeError as error:
-        raise PlanError(f"{path} is not a plan: line {error.lineno}: {error.msg}") from error
+        raise PlanError(
+            f"{path} is not a plan: line {error.lineno}: {error.msg}; is the file whole? choose the plan "
+            "again"
+        ) from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists in lists in ...
+        raise PlanError(f"{path} is not a plan: {error}") from error
+    except PlanError as error:
+        raise PlanError(f"{path} is not a plan: {error}") from error
     if not isinstance(data, dict) or data.get("schema") not in SCHEMAS:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
         known = " or ".join(f"'{schema}'" for schema in SCHEMAS)
         raise PlanError(f"{path} is not a plan: its schema is {found!r}, not {known}")
     try:
-        return Plan.model_validate(data)
+        plan = Plan.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise PlanError(f"{path} is not a plan: {where}: {first['msg']}") from error
+    try:
+        check_plan(plan)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
+    return plan

@@ -148,6 +148,30 @@ def reduce_points(items: Sequence[Item], costs: Callable[[Item], tuple[float, fl
     return tuple(kept)
 
 
+SAME = 1e-9
+"""Figures that differ by less, as a share, are one: placed and sharded plans are added up in other orders,
+each sum rounding by some 1e-16 per term."""
+
+
+def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point, ...]:
+    """A frontier with those of other points that beat one of its own or lie between them, reduced to one.
+
+    Another point comes in only where no point of the frontier needs as little of both, but for rounding.
+
+    Args:
+        points: ascending in memory, descending in time.
+    """
+    memory = np.array([point.memory_bytes for point in points])
+    best = np.array([np.inf, *(point.time_s for point in points)])
+    new = [
+        other
+        for other in others
+        if other.time_s * (1 + SAME)
+        < best[np.searchsorted(memory, other.memory_bytes * (1 + SAME), side="right")]
+    ]
+    return reduce_points([*points, *new], lambda point: (point.memory_bytes, point.time_s))
+
+
 def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
     """The points, of which none is called exact that another one beats in additive memory and time.
 

@@ -40,6 +40,9 @@ class Settings:
         pipelines: plans that cut the model into stages (:mod:`tensoropt.session.pipelines`), by a heuristic:
             ``auto`` takes a first look at them on clusters of several nodes or device kinds, ``always`` looks
             closer, on any cluster; ``never`` does neither.
+        placements: plans that put every operator on one device, by planners that are quick
+            (:mod:`tensoropt.planners.quick`): ``auto`` tries them where operators and devices are not too
+            many, ``always`` whatever it takes, ``never`` not at all.
 
     Raises:
         TensorOptError: a value that means nothing; says which do.
@@ -59,6 +62,7 @@ class Settings:
     measure: str = "all"
     process_memory: bool = False
     pipelines: str = "auto"
+    placements: str = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constraints", constraints_of(self.constraints))  # also data, or a path
@@ -72,6 +76,8 @@ class Settings:
             raise TensorOptError(f"unknown overlap '{self.overlap}'; use default or none")
         if self.pipelines not in ("auto", "always", "never"):
             raise TensorOptError(f"unknown pipelines '{self.pipelines}'; use auto, always or never")
+        if self.placements not in ("auto", "always", "never"):
+            raise TensorOptError(f"unknown placements '{self.placements}'; use auto, always or never")
         if self.measure not in ("all", "never"):
             raise TensorOptError(f"unknown measure '{self.measure}'; use all or never")
         if self.optimizer not in OPTIMIZERS:
@@ -122,6 +128,7 @@ class Chosen(TypedDict, total=False):
     measure: str
     process_memory: bool
     pipelines: str
+    placements: str
 
 
 def settings_of(settings: Settings | None, chosen: Chosen) -> Settings:

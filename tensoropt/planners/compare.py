@@ -1,9 +1,9 @@
-"""Planners side by side: the same task, the same simulator, one row each, the tracked frontier's first.
+"""Planners side by side: the same task, the same simulator, one row each, the frontier's first.
 
 One definition of a gap, wherever it is shown: a row's time over the best time known within the row's memory,
-less 1. What is known are all points of the comparison, the tracked frontier's and every planner's, so that no
-gap is below 0. The frontier has one, and a note that names the planner, where another's plan is faster: the
-search adds costs up, and the simulator's corrections differ by strategy.
+less 1. What is known are all points of the comparison, the frontier's and every planner's, so that no gap is
+below 0. The frontier's row is of the points that are shown, into which planners' are merged: it has no gap,
+and a note where its fastest plan is a planner's.
 """
 
 from __future__ import annotations
@@ -15,27 +15,23 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.point import Point, reduce_points
+from tensoropt.plan.point import SAME, Point, with_others
 from tensoropt.planners.registry import ENTRIES, Entry, planner
 from tensoropt.planners.solvers import cp_sat
 from tensoropt.planners.task import PlanningTask
 from tensoropt.types import Progress
 from tensoropt.units import format_seconds
 
-SAME = 1e-9
-"""Times that differ by less, as a share, are one: placed and sharded plans are added up in other orders, each
-sum rounding by some 1e-16 per term."""
-
 FRONTIER = "frontier"
-"""The row of what the search tracked itself."""
+"""The row of the points that are shown, and the planner of those that the search found itself."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one planner, or the tracked frontier, did under one memory limit.
+    """What one planner, or the frontier, did under one memory limit.
 
     Attributes:
-        planner: its name; ``frontier`` for what the search tracked.
+        planner: its name; ``frontier`` for the points that are shown.
         limit_bytes: what was asked for; None for no limit.
         memory_bytes, time_s: of its fastest plan; None when it refused.
         points: how many trade-offs it found.
@@ -90,25 +86,28 @@ def compare(
 
     Args:
         limits: bytes; None asks for all trade-offs a planner knows.
-        frontier: what the search tracked, ascending in memory.
+        frontier: the points so far, ascending in memory.
     """
     found: dict[object, Point] = {}
-    rows: list[Row] = []
     wanted = tuple(limits) or (None,)
-    done, total = 0, len(wanted) * len(entries)
-    for limit in wanted:
-        rows.append(_frontier_row(frontier, limit, task.search_s))
+    rows: dict[float | None, list[Row]] = {limit: [] for limit in wanted}
+    done, total = 0, len(rows) * len(entries)
+    for limit, of_limit in rows.items():
         for entry in entries:
             progress("compare", done, total, entry.name)
             row, points = _run(task, entry, limit, seed)
-            rows.append(row)
+            of_limit.append(row)
             # A plan that several planners, or one planner under several limits, find counts once.
             found.update((p.identity, p) for p in points)
             done += 1
     progress("compare", total, total, f"{len(found)} points")
     # Only now, as any row may be measured by a point that a later planner finds.
-    known = reduce_points([*frontier, *found.values()], lambda p: (p.memory_bytes, p.time_s))
-    return tuple(_with_gap(row, known) for row in rows), tuple(found.values())
+    known = with_others(frontier, list(found.values()))
+    told: list[Row] = []
+    for limit, of_limit in rows.items():
+        told.append(_frontier_row(known, limit, task.search_s))
+        told += (_with_gap(row, known) for row in of_limit)
+    return tuple(told), tuple(found.values())
 
 
 def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tuple[Row, list[Point]]:
@@ -124,32 +123,33 @@ def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tu
     return row, [point for point, _ in points]
 
 
-def _frontier_row(frontier: Sequence[Point], limit: float | None, search_s: float) -> Row:
-    fitting = [p for p in frontier if limit is None or p.memory_bytes <= limit]
+def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float) -> Row:
+    fitting = [p for p in points if limit is None or p.memory_bytes <= limit]
     if not fitting:
         return Row(FRONTIER, limit, None, None, 0, search_s, None, ("no plan fits",))
     best = fitting[-1]
-    return Row(FRONTIER, limit, best.memory_bytes, best.time_s, len(fitting), search_s, None)
+    notes = ()
+    if best.planner != FRONTIER:
+        own = [p.time_s for p in fitting if p.planner == FRONTIER]
+        beside = f"; the search's own fastest takes {format_seconds(own[-1])}" if own else ""
+        notes = (f"its fastest plan is of {best.planner}{beside}",)
+    return Row(FRONTIER, limit, best.memory_bytes, best.time_s, len(fitting), search_s, 0.0, notes)
 
 
 def _with_gap(row: Row, known: Sequence[Point]) -> Row:
     if row.memory_bytes is None or row.time_s is None:
         return row
-    best = best_within(known, row.memory_bytes)
-    gap = row.time_s / best.time_s - 1.0
-    gap = 0.0 if gap < SAME else gap
-    if row.planner != FRONTIER or not gap:
-        return replace(row, gap=gap)
-    note = f"{best.planner} is faster within this memory: {format_seconds(best.time_s)}"
-    return replace(row, gap=gap, notes=(*row.notes, note))
+    gap = row.time_s / best_within(known, row.memory_bytes).time_s - 1.0
+    return replace(row, gap=0.0 if gap < SAME else gap)
 
 
 def best_within(known: Sequence[Point], memory_bytes: float) -> Point:
     """The fastest of points that needs at most so many bytes.
 
     Args:
-        known: ascending in memory and descending in time; the leanest needs no more than ``memory_bytes``.
+        known: ascending in memory and descending in time; the leanest needs no more than ``memory_bytes``,
+            but for rounding.
     """
-    at = bisect_right([p.memory_bytes for p in known], memory_bytes)
+    at = bisect_right([p.memory_bytes for p in known], memory_bytes * (1 + SAME))
     assert at, "a row's own point is among those known"
     return known[at - 1]

@@ -26,6 +26,7 @@ DEFAULTS = {
     "overlap": "default",
     "measure": "all",
     "pipelines": "auto",
+    "placements": "auto",
 }
 """Settings that are options of the same name, with the command line's defaults."""
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 
 from tensoropt.costs.source import CostSource
-from tensoropt.graph import Tensor
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.point import reduce_points, unbeaten
+from tensoropt.plan.point import unbeaten, with_others
 from tensoropt.plan.problem import micro_batch_counts
 from tensoropt.planners.compare import compare
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask
-from tensoropt.session.evaluation import certified, record_used
+from tensoropt.session.evaluation import certified, only_used_spaces, record_used
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
+from tensoropt.sharding.groups import GroupGraph
 
 
 def with_planners(
@@ -35,49 +35,61 @@ def with_planners(
     Args:
         limits: memory per device that they are given, bytes; None for all trade-offs they know.
     """
-    frontier, keys = exploration.points, searched.problem.graph.atoms.graph.parameters
-    tables = tuple(
-        TableSpace(s.mesh, s.tables, names)
-        # Spaces of pipelines come behind those that were searched.
-        for s, names in zip(searched.spaces, exploration.spaces, strict=False)
-    )
+    frontier = exploration.points
     # Store and ranks are opened only for planners that price anew, and closed after all have run.
     with ExitStack() as stack:
-        kinds, prices, staged = {entry.kind for entry in entries}, None, None
-        counts: tuple[int, ...] = (1,)
-        costs = _costs(session, searched, stack) if kinds - {"sharded"} else searched.costs
-        if "pipelined" in kinds:
-            staged = PipelineTask(
-                searched.problem, session.cluster, costs, session.settings, len(exploration.spaces)
-            )
-            exploration = replace(exploration, spaces=(*exploration.spaces, *staged.spaces))
-        if "placed" in kinds:
-            graph, constraints = searched.problem.graph, session.settings.constraints
-            prices = PlacedPrices(graph, session.cluster, costs, constraints)
-            counts, names = micro_batch_counts(searched.problem, session.settings), _names(keys)
-            placed = (placed_space(session.cluster, names, count) for count in counts)
-            exploration = replace(exploration, spaces=(*exploration.spaces, *placed))
-        question = PlanningTask(
-            searched.problem, session.cluster, tables, exploration, prices, staged, counts
-        )
+        task = planning_task(session, searched, exploration, {entry.kind for entry in entries}, stack)
         seed = exploration.model.seed
-        rows, others = compare(question, entries, limits, frontier, seed, session.progress)
+        rows, others = compare(task, entries, limits, frontier, seed, session.progress)
     others = certified(searched.spaces, others)
     # The simulator's figures differ from the tables' sums by strategy, so that another planner's point may
     # lie below the frontier that was tracked in those sums.
-    merged = unbeaten(reduce_points([*frontier, *others], lambda p: (p.memory_bytes, p.time_s)))
-    return replace(
-        exploration,
-        points=merged,
-        others=others,
-        comparison=tuple(row.to_dict() for row in rows),
-        recorded=record_used(searched, exploration.spaces, (*frontier, *others)),
+    merged = unbeaten(with_others(frontier, others))
+    return only_used_spaces(
+        replace(
+            exploration,
+            spaces=task.base.spaces,
+            points=merged,
+            others=others,
+            comparison=tuple(row.to_dict() for row in rows),
+            recorded=record_used(searched, task.base.spaces, (*frontier, *others)),
+        )
     )
 
 
-def _names(parameters: Sequence[Tensor]) -> dict[str, str]:
+def planning_task(
+    session: Session, searched: Searched, exploration: Exploration, kinds: Set[str], stack: ExitStack
+) -> PlanningTask:
+    """What planners of these kinds are asked on the tables of an exploration.
+
+    The exploration in it has further spaces, for pipelines and placed plans that its own have no place for.
+
+    Args:
+        stack: closes what prices of further work need.
+    """
+    tables = tuple(
+        TableSpace(s.mesh, s.tables, names)
+        # Spaces of pipelines and of placed plans come behind those that were searched.
+        for s, names in zip(searched.spaces, exploration.spaces, strict=False)
+    )
+    spaces, staged, prices = list(exploration.spaces), None, None
+    counts: tuple[int, ...] = (1,)
+    costs = _costs(session, searched, stack) if kinds - {"sharded"} else searched.costs
+    if "pipelined" in kinds:
+        staged = PipelineTask(searched.problem, session.cluster, costs, session.settings, len(spaces))
+        spaces += staged.spaces
+    if "placed" in kinds:
+        graph, constraints = searched.problem.graph, session.settings.constraints
+        prices = PlacedPrices(graph, session.cluster, costs, constraints)
+        counts, names = micro_batch_counts(searched.problem, session.settings), _names(graph)
+        spaces += (placed_space(session.cluster, names, count) for count in counts)
+    base = replace(exploration, spaces=tuple(spaces))
+    return PlanningTask(searched.problem, session.cluster, tables, base, prices, staged, counts)
+
+
+def _names(graph: GroupGraph) -> dict[str, str]:
     """Per parameter of the graph the model's own name."""
-    return {tensor.name: str(tensor.key) for tensor in parameters}
+    return {tensor.name: str(tensor.key) for tensor in graph.atoms.graph.parameters}
 
 
 def _costs(session: Session, searched: Searched, stack: ExitStack) -> CostSource:

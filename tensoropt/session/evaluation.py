@@ -12,7 +12,7 @@ from tensoropt.frontier import knee, reduce, representatives
 from tensoropt.plan.evaluate import space_of
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.point import Point, check_budget, unbeaten
+from tensoropt.plan.point import Point, unbeaten
 from tensoropt.plan.recorded import Recorded, record
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
@@ -29,11 +29,7 @@ may lose; as many more are shown as that takes."""
 
 
 def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) -> Exploration:
-    """The exploration: of all strategies found, simulated, those that no other beats.
-
-    Raises:
-        InfeasibleError: none fits the budget of the settings.
-    """
+    """The exploration: of all strategies found, simulated, those that no other beats."""
     with session.clock.stage("judge"):
         spaces = tuple(space_of(searched.problem, s.mesh, s.tables, s.notes) for s in searched.spaces)
         points, unbeaten_count = chosen_points(searched, spaces, session.settings)
@@ -43,7 +39,6 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
     report["notes"] += beaten_by_terms(searched.simulations, unbeaten_count)
     session.remaining.expect("simulation", 0.0)
     session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
-    check_budget(points, session.settings.memory_bytes)
     return Exploration(
         points=points,
         spaces=spaces,
@@ -104,6 +99,28 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     for i, gap, proven in zip(sharded, gaps, exact, strict=True):
         found[i] = replace(points[i], exact=bool(proven), gap=float(gap))
     return unbeaten(found)
+
+
+def only_used_spaces(exploration: Exploration) -> Exploration:
+    """The exploration without spaces that were not searched and have no point, each of the others once; its
+    points know their new numbers."""
+    needed = {point.space for point in (*exploration.points, *exploration.others)}
+    kept: list[Space] = []
+    number: dict[int, int] = {}
+    for n, space in enumerate(exploration.spaces):
+        # Those that were searched have groups, and are told by their place. Pipelines' and placed plans' have
+        # none, and those of planners that ran twice are equal.
+        if not space.groups and n not in needed:
+            continue
+        at = kept.index(space) if not space.groups and space in kept else len(kept)
+        kept += [space] if at == len(kept) else []
+        number[n] = at
+    return replace(
+        exploration,
+        spaces=tuple(kept),
+        points=tuple(replace(p, space=number[p.space]) for p in exploration.points),
+        others=tuple(replace(p, space=number[p.space]) for p in exploration.others),
+    )
 
 
 def record_used(searched: Searched, spaces: Sequence[Space], points: Sequence[Point]) -> Recorded | None:

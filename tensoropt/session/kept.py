@@ -203,8 +203,8 @@ def kept_frontiers(
     """The frontiers of single spaces beside a profile store; one in memory keeps none."""
     if store.path is None:
         return KeptFrontiers()
-    # A budget decides only which points fit.
-    asked = {**settings.to_dict(), "memory_bytes": None}
+    # A budget decides only which points fit, and placed plans come from no space.
+    asked = {**settings.to_dict(), "memory_bytes": None, "placements": None}
     told = json.dumps([cluster.to_dict(), asked, _kernel_settings(cluster)], sort_keys=True)
     key = _hash(graph.fingerprint, code(), told, store.digest())
     return KeptFrontiers(store.path.parent / "frontiers", key)

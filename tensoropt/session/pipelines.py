@@ -29,10 +29,10 @@ from tensoropt.pipeline.schedules import schedule_named
 from tensoropt.pipeline.stage_frontiers import CROSSINGS, StageSearch, Thoroughness
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.point import Point, check_budget, reduce_points
+from tensoropt.plan.point import Point, reduce_points
 from tensoropt.plan.problem import micro_batch_counts
 from tensoropt.plan.settings import Settings
-from tensoropt.plan.space import Space
+from tensoropt.session.evaluation import only_used_spaces
 from tensoropt.session.one_space import cost_graph
 from tensoropt.session.pipeline_cuts import Cutting
 from tensoropt.session.refining import best_counts, combining
@@ -87,7 +87,6 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
 
     Raises:
         ConstraintError: there is no pipeline as it is pinned.
-        InfeasibleError: none of those pinned fits the budget of the settings.
     """
     finder = _Finder(session, searched)
     pinned = finder.pin is not None
@@ -112,14 +111,12 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         raise ConstraintError(f"{finder.pin}: no such pipeline was found; {why}")
     among = sum(p.pipeline is not None for p in points)
     notes = [*finder.notes, f"pipelines: {count:,} simulated, {among:,} of them among the points"]
-    check_budget(points, session.settings.memory_bytes)
-    kept, used = _used_spaces(spaces, points)
     seconds = {
         **exploration.report["seconds"],
         "pipelines": round(session.clock.seconds["pipelines"], 3),
     }
     report = {**_noted(exploration, notes), "seconds": seconds}
-    return replace(exploration, spaces=kept, points=used, report=report)
+    return only_used_spaces(replace(exploration, spaces=tuple(spaces), points=tuple(points), report=report))
 
 
 def _costs(point: Point) -> tuple[float, float]:
@@ -128,16 +125,6 @@ def _costs(point: Point) -> tuple[float, float]:
 
 def _noted(exploration: Exploration, notes: Sequence[str]) -> dict[str, object]:
     return {**exploration.report, "notes": [*exploration.report["notes"], *notes]}
-
-
-def _used_spaces(
-    spaces: Sequence[Space], points: Sequence[Point]
-) -> tuple[tuple[Space, ...], tuple[Point, ...]]:
-    """The spaces without those of pipelines that have no point, and the points with their numbers."""
-    needed = {p.space for p in points if p.pipeline is not None}
-    kept = [n for n, space in enumerate(spaces) if space.groups or space.mesh.placed or n in needed]
-    number = {n: i for i, n in enumerate(kept)}
-    return tuple(spaces[n] for n in kept), tuple(replace(p, space=number[p.space]) for p in points)
 
 
 class _Finder:

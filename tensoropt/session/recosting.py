@@ -17,7 +17,7 @@ from tensoropt.simulate.overlap import overlap_of
 def recost_point(session: Session, searched: Searched, old: Exploration, index: int) -> Recosted:
     """Memory and time of a point of another exploration of the same operators, at this one's prices."""
     if old.points[index].placed is not None:
-        return Recosted(index, None, None, "placed plans are made anew, by `tensoropt compare`")
+        return Recosted(index, None, None, "placed plans are made anew, by their planners")
     if old.points[index].pipeline is not None:
         return Recosted(index, None, None, "pipelines are made anew, by `tensoropt explore`")
     plan = old.plan(index)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 
+from tensoropt.cluster import Cluster
+from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY, unusual
 from tensoropt.costs.process_memory import process_notes
 from tensoropt.ops.atom_graph import AtomGraph
+from tensoropt.plan.point import Point
 from tensoropt.ranks.local_hardware import local_notes
 from tensoropt.session.searched import Searched
+from tensoropt.units import format_bytes
 from tensoropt.version import __version__
+
+HOUR_S = 3600.0
+"""A step that takes longer is noted."""
 
 
 def versions() -> dict[str, str]:
@@ -56,6 +63,7 @@ def run_report(
         "micro_batches_refused": problem.refusal,
         "notes": [
             *local_notes(costs.cluster),
+            *unusual_figures(costs.cluster),
             *graph.notes,
             *_lost(problem.graph.atoms),
             *costs.notes(),
@@ -74,6 +82,34 @@ def run_report(
         # With ranks the figures were timed, and none rests on the fit.
         "fit": [asdict(error) for error in costs.efficiencies.errors] if costs.pool is None else [],
     }
+
+
+def unusual_figures(cluster: Cluster) -> Iterator[str]:
+    """Figures of a cluster that no device or link has, in words: units are easily mistaken."""
+    for kind in cluster.device_kinds:
+        yield from unusual(kind.memory_bytes, f"memory of {kind.name}", MEMORY)
+        yield from unusual(kind.memory_bandwidth, f"memory bandwidth of {kind.name}", BANDWIDTH)
+        for dtype, rate in kind.flops.items():
+            yield from unusual(rate, f"{dtype} FLOP/s of {kind.name}", FLOPS)
+    links = {link.name: link for link in (*(level.link for level in cluster.levels), *cluster.pairs.values())}
+    for name, link in links.items():
+        yield from unusual(link.latency_s, f"latency of {name}", LATENCY)
+        yield from unusual(link.bandwidth_bytes_per_s, f"bandwidth of {name}", BANDWIDTH)
+
+
+def implausible(cluster: Cluster, points: Sequence[Point]) -> Iterator[str]:
+    """That no plan fits a device, or that every step takes hours, in words."""
+    largest = max(device.memory_bytes for device in cluster.devices)
+    if points[0].memory_bytes > largest:
+        yield (
+            f"no plan fits a device: the leanest needs {format_bytes(points[0].memory_bytes)}, and a device "
+            f"has {format_bytes(largest)}; take more devices or a smaller batch, or mend the cluster's units"
+        )
+    if points[-1].time_s > HOUR_S:
+        yield (
+            f"the fastest step takes {points[-1].time_s / HOUR_S:,.1f} hours: are the units of the cluster's "
+            "figures right?"
+        )
 
 
 def _lost(atoms: AtomGraph) -> Iterator[str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+import torch
 
 from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
@@ -74,3 +78,28 @@ def test_lanes_are_wires_ports_or_cards() -> None:
     across = lanes(many, 0, 8)
     assert across[0].startswith("node 0 card 0")
     assert lanes(many, 1, 8)[0] != across[0]
+
+
+def test_results_of_a_call_are_given_to_all_devices(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4096)).to(
+        "meta"
+    )
+    inputs = (torch.empty(8, 16, device="meta"),)
+    found = capture(model, inputs, {}, loss=None, mode="inference")
+    cluster = load_cluster("dgx-h100[2]")
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        costs = CostSource(cluster, store, Settings(mode="inference"), None)
+        problem = PlacedPrices(prepare_graph(found.graph).graph, cluster, costs).price().problem
+    (result,) = problem.results
+    assert result.bytes == 8 * 4096 * 4
+    assert result.seconds > 0
+    alone = Placement.in_order([0] * problem.size, 2)
+    priced, free = (simulate_placement(p, alone) for p in (problem, replace(problem, results=())))
+    assert priced.time_s == pytest.approx(free.time_s + result.seconds)
+    assert priced.communication_s == pytest.approx(result.seconds)
+    # The device that computes nothing has the result, too.
+    assert (priced.peak_bytes[1], free.peak_bytes[1]) == (result.bytes, 0)
+
+
+def test_a_training_step_gives_out_its_loss_alone(priced: PricedGraph) -> None:
+    assert priced.problem.results == ()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
+from tensoropt.errors import PlanError
 from tensoropt.plan.call import describe_call, example_call
 
 
@@ -26,3 +28,17 @@ def test_shapes_and_numbers_come_back() -> None:
 
 def test_what_json_cannot_hold_is_not_described() -> None:
     assert describe_call((object(),), {}) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"args": []},
+        {"args": 3, "kwargs": {}},
+        {"args": [{"tensor": [2], "dtype": "float99"}], "kwargs": {}},
+    ],
+)
+def test_a_damaged_description_is_refused(data: object) -> None:
+    with pytest.raises(PlanError, match="does not say readably how the model is called"):
+        example_call(data)

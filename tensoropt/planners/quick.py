@@ -1,0 +1,44 @@
+"""Planners that every exploration runs beside its search, and when a model calls for them.
+
+The search is over one configuration per operator on all devices. Published plans outside of it can lie below
+its frontier: a device for each operator, and stages. Sharded ones inside of it can, too, where a gap was
+allowed or the simulator prefers what the sums do not. Here is which of them are tried; what comes in is
+decided by :mod:`tensoropt.session.quick_plans`.
+
+*Sharded* ones are always tried. *Placing* ones are tried where they are quick, whatever the model's shape:
+branches are why they win on large models, and waiting for messages is why even chains of small operators do
+better on one device after the other. *Pipelined* ones are tried on small models, on which all of them
+together take about a second; on larger ones the search for pipelines is there (``--pipelines``).
+"""
+
+from __future__ import annotations
+
+SHARDED = ("data_parallel", "zero", "megatron")
+PLACED = ("m_topo", "m_etf", "m_sct", "dpos")
+PIPELINED = ("gpipe", "pipedream_1f1b", "dapple", "alpa", "galvatron")
+
+MOST_OPERATORS, MOST_PAIRS = 1_500, 12_000
+"""Operators of a model, and of these times devices, up to which placing planners are quick: each is asked for
+every micro-batch count, and takes about a second for a thousand operators on four devices. Assumptions."""
+FEW_GROUPS = 64
+"""Operators of a model up to which pipelined planners are quick: with twice as many each takes seconds."""
+
+
+def placed_refusal(wanted: str, operators: int, devices: int) -> str:
+    """Why placing planners are not tried; "" where they are.
+
+    Args:
+        wanted: ``auto``, ``always`` or ``never``, as in the settings.
+        operators: what is placed, groups of the model's operators.
+    """
+    if wanted == "never":
+        return "--placements never"
+    if devices < 2:
+        return "there is one device"
+    if wanted == "always" or (operators <= MOST_OPERATORS and operators * devices <= MOST_PAIRS):
+        return ""
+    return (
+        f"{operators:,} operators on {devices:,} devices are more than is placed quickly (at most "
+        f"{MOST_OPERATORS:,} operators, and {MOST_PAIRS:,} operators times devices); --placements always "
+        "tries them"
+    )

@@ -1,0 +1,163 @@
+"""Plans of published planners among the points: quick planners run beside every search.
+
+What they find is simulated like everything else and comes in where no other point needs as little of both
+memory and time. Which of them are tried is said in :mod:`tensoropt.planners.quick`; what was tried and what
+came in is in the exploration's notes, and per planner in its report under ``tried``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.point import SAME, Point, unbeaten, with_others
+from tensoropt.plan.settings import Settings
+from tensoropt.planners.quick import FEW_GROUPS, PIPELINED, PLACED, SHARDED, placed_refusal
+from tensoropt.planners.registry import ENTRIES, Entry
+from tensoropt.planners.task import PlanningTask
+from tensoropt.session.comparing import planning_task
+from tensoropt.session.evaluation import certified, only_used_spaces, record_used
+from tensoropt.session.searched import Searched
+from tensoropt.session.session import Session
+from tensoropt.session.simulations import unbeaten_of
+
+STAGE = "placements"
+"""The name of these seconds in a report."""
+
+
+def with_quick_plans(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
+    """The exploration with what quick planners find that none of its points beats, reduced to one frontier.
+
+    Where a pipeline is pinned, with the pipelines of that pin alone, as the search found them.
+    """
+    settings = session.settings
+    constraints = settings.constraints
+    if constraints is not None and constraints.pipeline is not None and constraints.pipeline.stages > 1:
+        return exploration
+    with session.clock.stage(STAGE), ExitStack() as stack:
+        kinds, refusals = _kinds(session, searched)
+        task = planning_task(session, searched, exploration, kinds, stack)
+        if "placed" in kinds and (reason := _against_constraints(task)):
+            kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
+        entries = [e for e in map(ENTRIES.__getitem__, (*SHARDED, *PLACED, *PIPELINED)) if e.kind in kinds]
+        found, tried = _asked(session, task, entries)
+        found = certified(searched.spaces, found)
+        points = with_others(exploration.points, [*_better_known(searched, task, found), *found])
+    points = unbeaten(points)
+    came_in = Counter(p.planner for p in points if p.planner in tried)
+    for planner, row in tried.items():
+        row["merged"] = came_in[planner]
+    report = {
+        **exploration.report,
+        "notes": [*exploration.report["notes"], *_notes(tried, refusals)],
+        "seconds": {**exploration.report["seconds"], STAGE: round(session.clock.seconds[STAGE], 3)},
+        "tried": tried,
+    }
+    return only_used_spaces(
+        replace(
+            exploration,
+            spaces=task.base.spaces,
+            points=points,
+            report=report,
+            recorded=record_used(searched, task.base.spaces, points),
+        )
+    )
+
+
+def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:
+    """(the kinds of planners that are tried, per other kind of plans why not)"""
+    settings, groups = session.settings, len(searched.problem.graph.groups)
+    kinds, refusals = {"sharded"}, {}
+    if reason := placed_refusal(settings.placements, groups, session.cluster.device_count):
+        refusals["placed plans"] = reason
+    else:
+        kinds.add("placed")
+    # The conditions of the search for pipelines, and that methods know no constraints.
+    suits = settings.pipelines != "never" and settings.constraints is None and not settings.process_memory
+    training = searched.problem.graph.atoms.graph.training and not searched.problem.refusal
+    if suits and training and groups <= FEW_GROUPS and session.cluster.device_count > 1:
+        kinds.add("pipelined")
+    return frozenset(kinds), refusals
+
+
+def _against_constraints(task: PlanningTask) -> str:
+    """Why placed plans would not do what a person's constraints ask for; "" where they do."""
+    assert task.placed is not None
+    try:
+        notes = task.placed.limits.notes
+    except TensorOptError as error:
+        return str(error)
+    return "; ".join(notes)
+
+
+def _asked(
+    session: Session, task: PlanningTask, entries: Sequence[Entry]
+) -> tuple[list[Point], dict[str, dict[str, Any]]]:
+    """(all points that the planners find, per planner how many, its fastest, or why it has none)"""
+    seed = task.base.model.seed
+    found: dict[object, Point] = {}
+    tried: dict[str, dict[str, Any]] = {}
+    for number, entry in enumerate(entries):
+        session.report(STAGE, number, len(entries), entry.name)
+        points: list[Point] = []
+        reason = ""
+        # Never for a budget of memory: what is found may not depend on it, as it only says which points fit.
+        try:
+            points = [point for point, _ in entry.points(task, None, seed)]
+        except TensorOptError as refusal:
+            reason = str(refusal)
+        points = [p for p in points if _was_asked_for(task, session.settings, p)]
+        best = min(points, key=lambda p: p.time_s, default=None)
+        tried[entry.name] = {
+            "points": len(points),
+            "memory_bytes": None if best is None else best.memory_bytes,
+            "time_s": None if best is None else best.time_s,
+            "refusal": reason,
+        }
+        found.update((p.identity, p) for p in points)
+    session.report(STAGE, len(entries), len(entries), f"{len(found)} plans of published planners")
+    return list(found.values()), tried
+
+
+def _was_asked_for(task: PlanningTask, settings: Settings, point: Point) -> bool:
+    """Whether a point has as many micro-batches as were asked for, which methods for pipelines choose."""
+    if point.pipeline is None or settings.micro_batches == "auto":
+        return True
+    space = task.base.spaces[point.space]
+    return space.micro_batches in [space.mesh.shape[0] * count for count in settings.micro_batches]
+
+
+def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]) -> list[Point]:
+    """Strategies that the search found and that are as good as a plan that would come in, though they are
+    not among the points, which only stand for them."""
+    best = unbeaten_of(searched.simulations)
+    coming_in = {p.identity for p in with_others(task.base.points, found)}
+    wanted: dict[int, None] = {}
+    for point in (p for p in found if p.identity in coming_in):
+        at = int(np.searchsorted(best.memory, point.memory_bytes * (1 + SAME), side="right")) - 1
+        if at >= 0 and best.time[at] <= point.time_s * (1 + SAME):
+            wanted[at] = None
+    points = []
+    for space, number in best.origin[list(wanted)].tolist():
+        points += searched.simulations[space].points(np.array([number]), task.base.spaces[space], space)
+    return list(certified(searched.spaces, points)) if points else []
+
+
+def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[str]:
+    """What was tried and what came in, in words."""
+    simulated = sum(row["points"] for row in tried.values())
+    came_in = [f"{row['merged']} of {name}" for name, row in tried.items() if row["merged"]]
+    without = [name for name, row in tried.items() if not row["points"]]
+    note = (
+        f"published planners beside the search: {', '.join(tried)}: {simulated:,} plans simulated, "
+        + (f"among the points are {', '.join(came_in)}" if came_in else "none of them is better than a point")
+        + (f"; no plan of {', '.join(without)}" if without else "")
+    )
+    return [note, *(f"{kind} were not tried: {reason}" for kind, reason in refusals.items())]

@@ -1,0 +1,232 @@
+"""Plans that were edited by hand, or damaged: a sentence each, and never anything else."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensoropt.cluster import load_cluster
+from tensoropt.errors import PlanError, TensorOptError
+from tensoropt.execute.resolve import resolve_plan
+from tensoropt.plan import Plan, load_plan
+from tensoropt.planners.registry import planner
+from tests.planners.problems import small
+
+QUESTION = ("gpt2", ((2,),), (2,))
+KINDS = {"sharded": "data_parallel", "placed": "m_etf", "pipelined": "gpipe"}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return planner(KINDS[request.param])(small(*QUESTION), None, 0)[0]
+
+
+@pytest.fixture(scope="module")
+def sharded() -> Plan:
+    return planner("data_parallel")(small(*QUESTION), None, 0)[0]
+
+
+def saved(tmp_path: Path, data: Any) -> Path:
+    file = tmp_path / "plan.json"
+    file.write_text(data if isinstance(data, str) else json.dumps(data), encoding="utf-8")
+    return file
+
+
+def resolved(file: Path) -> None:
+    """What running a plan does with its file before anything runs."""
+    found = resolve_plan(load_plan(file))
+    found.bind(small(*QUESTION).prepared.graph)
+    assert found.cluster is None or found.cluster.device_count
+    if found.plan is not None and found.plan.model.call is not None:
+        found.example_call()
+
+
+def test_a_plan_that_nobody_touched_is_taken(plan: Plan, tmp_path: Path) -> None:
+    resolved(saved(tmp_path, plan.to_data()))
+    file = tmp_path / "bom.json"
+    file.write_bytes(b"\xef\xbb\xbf" + plan.to_json().encode())
+    assert load_plan(file) == plan
+
+
+def first(data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return next(iter(data["operators"].items()))
+
+
+def without_axis(data: dict[str, Any]) -> None:
+    first(data)[1]["axes"] = {}
+
+
+def renamed_axis(data: dict[str, Any]) -> None:
+    axes = first(data)[1]["axes"]
+    axes["other"] = axes.pop(next(iter(axes)))
+
+
+def renamed_mesh_axis(data: dict[str, Any]) -> None:
+    data["mesh"]["names"] = ["other"]
+
+
+def larger_mesh(data: dict[str, Any]) -> None:
+    data["mesh"]["shape"] = [3]
+
+
+def without_mesh(data: dict[str, Any]) -> None:
+    data["mesh"]["shape"] = []
+
+
+def unknown_operator(data: dict[str, Any]) -> None:
+    data["operators"]["nonsense"] = copy.deepcopy(first(data)[1])
+
+
+def without_operator(data: dict[str, Any]) -> None:
+    del data["operators"][first(data)[0]]
+
+
+def without_parameter(data: dict[str, Any]) -> None:
+    data["parameters"].popitem()
+
+
+def short_placement(data: dict[str, Any]) -> None:
+    next(iter(data["parameters"].values()))["stored"].pop()
+
+
+def no_time(data: dict[str, Any]) -> None:
+    data["predicted"]["time_s"] = float("nan")
+
+
+def endless_time(data: dict[str, Any]) -> None:
+    data["predicted"]["time_s"] = float("inf")
+
+
+def negative_memory(data: dict[str, Any]) -> None:
+    data["predicted"]["memory_bytes"] = -1.0
+
+
+def cluster_of_nothing(data: dict[str, Any]) -> None:
+    data["cluster"]["devices"] = 5
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (without_axis, r"operator \S+ says nothing of the mesh axis '\w+'; write which of its dims"),
+        (renamed_axis, r"operator \S+ has the axis 'other', which the mesh has not; it has \w+"),
+        (renamed_mesh_axis, r"which the mesh has not; it has other"),
+        (larger_mesh, r"the plan's mesh 3 has 3 devices, and its cluster local:2 2; explore on as many"),
+        (without_mesh, r"the mesh \[\] needs 0 different names of axes"),
+        (unknown_operator, r"the plan names nonsense .*, which this model does not have"),
+        (without_operator, r"the plan says nothing about \S+ \(groups\)"),
+        (without_parameter, r"the plan says nothing about \S+ \(stored\)"),
+        (short_placement, r"parameter \S+ is stored as .* one for each mesh axis"),
+        (no_time, r"NaN is no figure"),
+        (endless_time, r"the predicted time_s is inf, but figures are finite"),
+        (negative_memory, r"the predicted memory_bytes is -1.0"),
+        (cluster_of_nothing, r"the plan's cluster cannot be read"),
+    ],
+)
+def test_what_does_not_agree_is_named(
+    sharded: Plan, tmp_path: Path, edit: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    data = sharded.to_data()
+    edit(data)
+    with pytest.raises(PlanError, match=message):
+        resolved(saved(tmp_path, data))
+
+
+def test_plans_without_a_cluster_are_taken(sharded: Plan, tmp_path: Path) -> None:
+    resolved(saved(tmp_path, {**sharded.to_data(), "cluster": {}}))
+
+
+def test_a_cluster_of_as_many_devices_under_another_name_is_taken(sharded: Plan, tmp_path: Path) -> None:
+    resolved(saved(tmp_path, {**sharded.to_data(), "cluster": load_cluster("cpu:2").to_dict()}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"schema": "tensoropt.plan/1", "schema": "tensoropt.plan/1"}', "the key 'schema' stands twice"),
+        ('{"schema": "tensoropt.plan/1", "planner": ', "is the file whole"),
+        ("[" * 100_000, "is not a plan"),
+        ('{"schema": ' + "1" * 5000 + "}", "is not a plan"),
+        ("", "is the file whole"),
+    ],
+)
+def test_files_that_are_damaged(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        load_plan(saved(tmp_path, text))
+
+
+# -- whatever is changed ----------------------------------------------------------------------------
+
+OTHERS = (
+    None,
+    True,
+    -1,
+    0,
+    3,
+    10**30,
+    0.5,
+    1e308,
+    float("inf"),
+    "",
+    "none",
+    "x",
+    [],
+    {},
+    [1],
+    [[]],
+    {"a": 1},
+)
+
+
+def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in nested data, as the keys that lead there."""
+    keys = list(data) if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
+    for key in keys:
+        yield (*path, key)
+        yield from places(data[key], (*path, key))
+
+
+def mutated(data: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """The data with one place deleted, renamed, given another value or another's."""
+    data = copy.deepcopy(data)
+    every = list(places(data))
+    # By depth first: most places are deep inside of operators.
+    depth = draw.choice(sorted({len(path) for path in every}))
+    *way, last = draw.choice([path for path in every if len(path) == depth])
+    holder = data
+    for key in way:
+        holder = holder[key]
+    kind = draw.choice(("delete", "rename", "retype", "swap"))
+    if kind == "rename" and isinstance(holder, dict):
+        holder[draw.choice(("x", "", last + "_", last[:-1]))] = holder.pop(last)
+    elif kind == "delete":
+        del holder[last]
+    elif kind == "swap":
+        other = draw.choice(every)
+        value = data
+        for key in other:
+            value = value[key]
+        holder[last] = copy.deepcopy(value)
+    else:
+        holder[last] = draw.choice(OTHERS)
+    return data
+
+
+def test_whatever_is_changed_ends_in_a_plan_or_a_sentence(plan: Plan, tmp_path: Path) -> None:
+    draw, data = random.Random(0), plan.to_data()
+    refused = 0
+    for number in range(250):
+        file = saved(tmp_path, mutated(data, draw))
+        try:
+            resolved(file)
+        except TensorOptError:
+            refused += 1
+        except Exception as error:
+            raise AssertionError(f"change {number}, {type(error).__name__}: {error}") from error
+    assert refused > 50

@@ -1,0 +1,270 @@
+"""Published planners beside every search: what comes in, what may not, and that none beats a point."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tensoropt import zoo
+from tensoropt.api import _evaluated, _model_info, _prepared, compare, explore, recost
+from tensoropt.cluster import load_cluster
+from tensoropt.execute import parallelize
+from tensoropt.plan import load_plan
+from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.plan.model_source import load_model
+from tensoropt.plan.point import SAME, Point
+from tensoropt.plan.settings import Settings
+from tensoropt.planners.compare import asked
+from tensoropt.planners.quick import MOST_OPERATORS, MOST_PAIRS, PIPELINED, PLACED, SHARDED, placed_refusal
+from tensoropt.planners.registry import ENTRIES
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.session import evaluation
+from tensoropt.session.comparing import with_planners
+from tensoropt.session.searched import search
+from tensoropt.session.session import Session
+
+QUICK = (*SHARDED, *PLACED, *PIPELINED)
+SLOW = ("flexflow", "pesto", "netsplit", "netsplit_published")
+"""Planners that take more than a few seconds for a model of the zoo at laptop size."""
+LAPTOP = [e.name for e in zoo.list_models() if e.size == "laptop"]
+CLUSTERS = ("dgx-a100", "dgx-a100[2]", "local:2")
+
+
+class Branches(nn.Module):
+    """Four convolutions beside each other, twice: work that is large beside what goes between."""
+
+    def __init__(self, width: int = 24):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.cells = nn.ModuleList(
+            nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4)) for _ in range(2)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.stem(images)
+        for cell in self.cells:
+            x = torch.stack([branch(x).relu() for branch in cell]).sum(0)
+        return nn.functional.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+
+def branches(device: str = "cpu", batch: int = 4) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    model = Branches().to(device)
+    return model, (torch.randn(batch, 3, 32, 32, device=device), torch.randint(10, (batch,), device=device))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
+    with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as opened:
+        yield opened
+
+
+def explored(store: ProfileStore, cluster: str = "dgx-a100[2]", batch: int = 4, **chosen: Any) -> Exploration:
+    model, args = branches("cpu" if cluster.startswith("local") else "meta", batch)
+    asked = {"measure": "never", "micro_batches": (1, 2)} | chosen
+    return explore(model, args, cluster=cluster, store=store, **asked)
+
+
+@pytest.fixture(scope="module")
+def found(store: ProfileStore) -> Exploration:
+    return explored(store)
+
+
+def placed(exploration: Exploration) -> list[tuple[int, Point]]:
+    return [(i, point) for i, point in enumerate(exploration.points) if point.placed is not None]
+
+
+def beating(points: Sequence[Point], others: Sequence[Point]) -> list[tuple[str, Point, Point]]:
+    """Others better than a point in one of both costs and no worse in the other, but for rounding."""
+    return [
+        (other.planner, other, point)
+        for other in others
+        for point in points
+        if other.memory_bytes <= point.memory_bytes * (1 + SAME)
+        and other.time_s <= point.time_s * (1 + SAME)
+        and (other.memory_bytes < point.memory_bytes * (1 - SAME) or other.time_s < point.time_s * (1 - SAME))
+    ]
+
+
+# -- what comes in --------------------------------------------------------------------------------
+
+
+def test_placed_plans_of_a_branching_model_are_points(found: Exploration, store: ProfileStore) -> None:
+    assert placed(found)
+    memory, times = [p.memory_bytes for p in found.points], [p.time_s for p in found.points]
+    assert memory == sorted(memory)
+    assert times == sorted(times, reverse=True)
+    without = explored(store, placements="never", pipelines="never")
+    assert not placed(without)
+    assert found.points[-1].time_s < without.points[-1].time_s
+
+
+def test_notes_say_what_was_tried_and_what_came_in(found: Exploration, store: ProfileStore) -> None:
+    (note,) = [n for n in found.report["notes"] if n.startswith("published planners beside the search")]
+    assert all(name in note for name in (*SHARDED, *PLACED))
+    counted = {name: sum(p.planner == name for p in found.points) for name in found.report["tried"]}
+    assert {name: row["merged"] for name, row in found.report["tried"].items()} == counted
+    assert all(f"{n} of {name}" in note for name, n in counted.items() if n)
+    never = explored(store, placements="never")
+    assert "placed plans were not tried: --placements never" in never.report["notes"]
+    assert not set(PLACED) & set(never.report["tried"])
+
+
+def test_they_are_chosen_exported_saved_and_loaded(found: Exploration, tmp_path: Path) -> None:
+    index, point = placed(found)[-1]
+    assert found.index(memory_bytes=point.memory_bytes) == index
+    plan = found.choose(memory_bytes=point.memory_bytes)
+    assert (plan.planner, plan.predicted.time_s) == (point.planner, point.time_s)
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+    found.save(tmp_path / "saved")
+    again = load_exploration(tmp_path / "saved")
+    assert again.points == found.points
+    assert again.plan(index) == plan
+    with open(tmp_path / "saved" / "frontier.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["planner"] for row in rows] == [p.planner for p in found.points]
+    assert rows[index]["gap"] == ""
+
+
+@pytest.mark.distributed
+def test_a_chosen_placed_plan_trains_as_the_model_does(store: ProfileStore) -> None:
+    # No batch to split: branches are all that two devices can share.
+    exploration = explored(store, "local:2", batch=1, micro_batches=(1,))
+    index, _ = placed(exploration)[-1]
+    model, args = branches(batch=1)
+    loss = model(*args)
+    loss.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    parallel = parallelize(model, exploration.plan(index), args)
+    own = parallel(*args)
+    own.backward()
+    torch.testing.assert_close(own, loss)
+    for name, parameter in parallel.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_recosting_and_comparing_keep_them(found: Exploration, store: ProfileStore) -> None:
+    again, _ = recost(found, store=store, old_points=False)
+    assert [(p.planner, p.time_s) for p in again.points] == [(p.planner, p.time_s) for p in found.points]
+    beside, _ = recost(found, store=store, planners="m_etf,dpos,zero", old_points=False)
+    # What a planner finds twice is one plan, in one space.
+    assert [(p.planner, p.time_s) for p in beside.points] == [(p.planner, p.time_s) for p in found.points]
+    assert len(beside.spaces) == len({str(vars(s)) for s in beside.spaces})
+    ours = {p.identity for p in beside.points if p.planner in ("m_etf", "dpos", "zero")}
+    assert ours <= {p.identity for p in beside.others}
+    assert not beating(beside.points, beside.others)
+    (row, *_) = beside.comparison
+    last = beside.points[-1]
+    assert (row["points"], row["time_s"], row["gap"]) == (len(beside.points), last.time_s, 0.0)
+
+
+# -- what may not ---------------------------------------------------------------------------------
+
+
+def pinned(**soft: bool) -> dict[str, Any]:
+    return {"pin": [{"operators": "stem", "axes": {"*": "none"}, **soft}]}
+
+
+@pytest.mark.parametrize("soft", [{}, {"soft": True}], ids=["hard", "soft"])
+def test_plans_that_do_not_keep_to_constraints_stay_out(store: ProfileStore, soft: dict[str, bool]) -> None:
+    exploration = explored(store, constraints=pinned(**soft))
+    assert not placed(exploration)
+    assert not [p for p in exploration.points if p.pipeline is not None]
+    (note,) = [n for n in exploration.report["notes"] if n.startswith("placed plans were not tried")]
+    assert "a placed plan has no mesh axes" in note
+
+
+def test_where_pipelines_are_pinned_no_other_plan_comes_in(store: ProfileStore) -> None:
+    exploration = explored(store, constraints={"pipeline": {"stages": 2}}, micro_batches="auto")
+    assert exploration.points
+    assert all(p.pipeline is not None and p.planner == "frontier" for p in exploration.points)
+
+
+def test_micro_batch_counts_are_those_asked_for(store: ProfileStore) -> None:
+    exploration = explored(store, micro_batches=(2,))
+    counts = {exploration.spaces[p.space].micro_batches for p in exploration.points if p.pipeline is None}
+    assert counts == {2}
+    assert {exploration.spaces[p.space].micro_batches for p in exploration.points if p.pipeline} <= {4}
+
+
+def test_a_budget_is_kept_by_what_comes_in(found: Exploration, store: ProfileStore) -> None:
+    budget = found.points[-1].memory_bytes
+    within = explored(store, memory_bytes=budget)
+    assert [p.time_s for p in within.points] == [p.time_s for p in found.points]
+    assert within.choose(memory_bytes=budget).predicted.memory_bytes <= budget
+
+
+def test_on_one_device_and_on_very_many_nothing_is_placed() -> None:
+    assert placed_refusal("auto", 100, 1) == "there is one device"
+    assert placed_refusal("never", 100, 2) == "--placements never"
+    assert placed_refusal("auto", MOST_OPERATORS, 2) == ""
+    assert "more than is placed quickly" in placed_refusal("auto", MOST_OPERATORS + 1, 2)
+    assert "more than is placed quickly" in placed_refusal("auto", 100, MOST_PAIRS)
+    assert placed_refusal("always", MOST_OPERATORS + 1, MOST_PAIRS) == ""
+
+
+def test_inference(store: ProfileStore) -> None:
+    exploration = explored(store, mode="inference", micro_batches="auto")
+    assert set(exploration.report["tried"]) == {*SHARDED, *PLACED}
+    assert all(p.memory[1] == p.memory[2] == 0 for p in exploration.points)
+
+
+def test_devices_of_several_kinds(store: ProfileStore, tmp_path: Path) -> None:
+    cluster = tmp_path / "mixed.yaml"
+    cluster.write_text(
+        "devices: [{kind: A100-80GB, count: 1}, {kind: H100-80GB, count: 1}]\nlinks: {intra_node: NVLink3}\n"
+    )
+    exploration = explored(store, str(cluster))
+    assert set(PLACED) <= set(exploration.report["tried"])
+    assert not beating(exploration.points, exploration.points)
+
+
+# -- the promise ----------------------------------------------------------------------------------
+
+
+def test_where_not_all_points_are_shown_a_plan_that_comes_in_stays(
+    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Points stand for those that are left out with a gap allowed; a planner's plan may lie between two of
+    them, and what the search found itself at its place is taken instead."""
+    monkeypatch.setattr(evaluation, "SHOWN", 3)
+    monkeypatch.setattr(evaluation, "LOSS", 0.5)
+    model, args = branches("meta")
+    exploration = compare(
+        model, args, cluster="dgx-a100[2]", store=store, measure="never", planners=list(QUICK), epsilon=0.05
+    )
+    assert not beating(exploration.points, exploration.others)
+
+
+def check_no_planner_beats_a_point(name: str, cluster: str, planners: Sequence[str], store: Any) -> None:
+    """Explore a model once, and ask planners on the very tables that it was explored on."""
+    loaded = load_model(f"zoo:{name}", device="cpu" if cluster.startswith("local") else "meta", seed=0)
+    session = Session(load_cluster(cluster), Settings(measure="never"), store)
+    captured, problem = _prepared(session, loaded.model, loaded.args, loaded.kwargs, None)
+    info = _model_info(session, captured, loaded.args, loaded.kwargs, f"zoo:{name}", 0)
+    searched = search(session, problem)
+    found = _evaluated(session, searched, info)
+    beside = with_planners(session, searched, found, asked(planners), (None,))
+    assert beside.others
+    assert not beating(found.points, beside.others)
+
+
+@pytest.mark.parametrize(("name", "cluster"), [("gnmt-tiny", "dgx-a100[2]"), ("lenet", "local:2")])
+def test_no_planner_beats_a_point(name: str, cluster: str, store: ProfileStore) -> None:
+    check_no_planner_beats_a_point(name, cluster, QUICK, store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("name", LAPTOP)
+def test_no_planner_beats_a_point_of_the_zoo(name: str, cluster: str, store: ProfileStore) -> None:
+    check_no_planner_beats_a_point(name, cluster, [n for n in ENTRIES if n not in SLOW], store)

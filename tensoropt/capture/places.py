@@ -10,14 +10,9 @@ from typing import Any
 
 import torch
 
-_LIBRARIES = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parent),
-    str(Path(inspect.__file__).parent / "contextlib.py"),
-    str(Path(inspect.__file__).parent / "random.py"),
-    "<",
-)
-"""What is no model's code: PyTorch, capture itself, and what contexts and random numbers are made with."""
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+"""What is no model's code: PyTorch, capture itself, and what has no file."""
+_PYTHONS = str(Path(inspect.__file__).parent)
 
 
 def frame_of_model() -> FrameType | None:
@@ -29,8 +24,9 @@ def frame_of_model() -> FrameType | None:
 
 
 def is_library(filename: str) -> bool:
-    """Whether a file is no model's code."""
-    return filename.startswith(_LIBRARIES)
+    """Whether a file is no model's code: PyTorch's, capture's or of Python itself."""
+    pythons = filename.startswith(_PYTHONS) and "-packages" not in filename
+    return pythons or filename.startswith(_LIBRARIES)
 
 
 def place_of_model() -> str:

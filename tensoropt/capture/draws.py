@@ -33,7 +33,7 @@ def seeded(seed: int = SEED, model: nn.Module | None = None) -> Iterator[Callabl
     numpy: Any = sys.modules.get("numpy")
     own = _generators(model)
     saved = random.getstate(), None if numpy is None else numpy.random.get_state()
-    held = [copy.deepcopy(_state_of(generator)) for generator in own]
+    states = [copy.deepcopy(_state_of(generator)) for generator in own]
     try:
         random.seed(seed)
         if numpy is not None:
@@ -44,7 +44,7 @@ def seeded(seed: int = SEED, model: nn.Module | None = None) -> Iterator[Callabl
         random.setstate(saved[0])
         if numpy is not None:
             numpy.random.set_state(saved[1])
-        for generator, state in zip(own, held, strict=True):
+        for generator, state in zip(own, states, strict=True):
             _set_state(generator, state)
 
 

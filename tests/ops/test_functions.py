@@ -52,7 +52,7 @@ def test_other_constants_are_another_operator():
 
 
 def test_a_process_without_the_model_says_whose_it_is():
-    with pytest.raises(OwnFunctionError, match="Snap is the model's own torch.autograd.Function"):
+    with pytest.raises(OwnFunctionError, match=r"Snap is the model.s own torch\.autograd\.Function"):
         resolve_overload("tensoropt_functions.Snap_01234567.default")
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from tensoropt.cli.verify import verify_text
 from tensoropt.engine.models import load_model
 from tensoropt.execute.executable import executable_of
 from tensoropt.simulate.collectives import Collective
-from tensoropt.cli.verify import verify_text
 from tensoropt.verify.answer import answer_of, entry_of
 from tensoropt.verify.findings import Findings
 from tensoropt.verify.places import Place

@@ -48,7 +48,7 @@ class _Exporting:
     inside: bool = False
 
 
-_here = threading.local()
+_local = threading.local()
 
 
 @contextlib.contextmanager
@@ -61,15 +61,15 @@ def own_backwards(reentrant: Callable[..., Any], *, keep: bool = True) -> Iterat
     """
     original: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
     code = original.__code__
-    before, tracing = getattr(_here, "exporting", None), set_tracing(keep)
-    _here.exporting = _Exporting(reentrant, keep)
+    before, tracing = getattr(_local, "exporting", None), set_tracing(keep)
+    _local.exporting = _Exporting(reentrant, keep)
     # The code rather than the attribute: `round = Round.apply` in a model's file holds the method itself.
     original.__code__ = _Replaced.apply.__code__
     try:
         yield
     finally:
         original.__code__ = code
-        _here.exporting = before
+        _local.exporting = before
         set_tracing(tracing)
 
 
@@ -86,7 +86,7 @@ class _Replaced:
 
 def called(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a call of ``cls.apply`` gives while a model is exported."""
-    exporting: _Exporting | None = getattr(_here, "exporting", None)
+    exporting: _Exporting | None = getattr(_local, "exporting", None)
     if exporting is None or exporting.inside:
         return apply(cls, *args, **kwargs)
     if cls is torch.utils.checkpoint.CheckpointFunction:

@@ -33,7 +33,7 @@ def seeded(seed: int = SEED, model: nn.Module | None = None) -> Iterator[Callabl
     numpy: Any = sys.modules.get("numpy")
     own = _generators(model)
     saved = random.getstate(), None if numpy is None else numpy.random.get_state()
-    copies = [copy.deepcopy(generator) for _, _, generator in own]
+    states = [copy.deepcopy(_state_of(generator)) for generator in own]
     try:
         random.seed(seed)
         if numpy is not None:
@@ -44,64 +44,68 @@ def seeded(seed: int = SEED, model: nn.Module | None = None) -> Iterator[Callabl
         random.setstate(saved[0])
         if numpy is not None:
             numpy.random.set_state(saved[1])
-        for (holder, name, _), before in zip(own, copies, strict=True):
-            vars(holder)[name] = before
+        for generator, state in zip(own, states, strict=True):
+            _set_state(generator, state)
 
 
-def _generators(model: nn.Module | None) -> list[tuple[nn.Module, str, Any]]:
-    """Generators of Python's or numpy's kind that modules hold: (module, attribute, generator)."""
+def _generators(model: nn.Module | None) -> list[Any]:
+    """Generators of Python's or numpy's kind that modules hold."""
     numpy: Any = sys.modules.get("numpy")
     kinds = (random.Random, *(() if numpy is None else (numpy.random.Generator, numpy.random.RandomState)))
     modules = () if model is None else model.modules()
-    return [(m, name, value) for m in modules for name, value in vars(m).items() if isinstance(value, kinds)]
+    return [value for m in modules for value in vars(m).values() if isinstance(value, kinds)]
 
 
-def _state(own: list[tuple[nn.Module, str, Any]]) -> str:
+def _state(own: list[Any]) -> list[Any]:
     numpy: Any = sys.modules.get("numpy")
-    found = [random.getstate()]
+    found: list[Any] = [random.getstate()]
     if numpy is not None:
         kind, keys, *rest = numpy.random.get_state()
         found.append((kind, keys.tobytes(), *rest))
-    for module, name, _ in own:
-        generator = vars(module)[name]
-        state = generator.getstate() if hasattr(generator, "getstate") else None
-        if state is None and hasattr(generator, "bit_generator"):
-            state = generator.bit_generator.state
-        found.append(repr(state if state is not None else generator.get_state()))
-    return repr(found)
+    return [*found, *(repr(_state_of(generator)) for generator in own)]
 
 
-def note_of(run: Callable[[], Any]) -> str:
-    """The note on numbers that ``run``, which is called for it, draws."""
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def note_of(model: nn.Module, run: Callable[[], Any]) -> str:
+    """The note on numbers that the code of a model draws in ``run``, which is called for it."""
     places: dict[str, None] = {}
+    own = _generators(model)
+    last: tuple[str, Any] = ("", None)
 
-    def profile(frame: FrameType, event: str, function: Any) -> None:
-        if event != "c_call":
-            return
-        holder = getattr(function, "__self__", None)
-        kind = type(holder)
-        if not (isinstance(holder, random.Random) or kind.__module__.startswith("numpy.random")):
-            return
-        caller: FrameType | None = frame
-        while caller is not None and (
-            not is_own(caller.f_code.co_filename) or _NUMPY in caller.f_code.co_filename
-        ):
-            if caller.f_code.co_filename == __file__:
-                return  # seeding and looking, which draw nothing of the model's
-            caller = caller.f_back
-        if caller is not None:
-            places[f"{caller.f_code.co_filename}:{caller.f_lineno}"] = None
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal last
+        if not is_own(frame.f_code.co_filename) or _NUMPY in frame.f_code.co_filename:
+            return None
+        now = _state(own)
+        # Before each line of the model's code: what has changed since the one before was drawn there.
+        if last[0] and now != last[1]:
+            places[last[0]] = None
+        last = f"{frame.f_code.co_filename}:{frame.f_lineno}", now
+        return trace
 
-    before = sys.getprofile()
-    sys.setprofile(profile)
+    before = sys.gettrace()
+    sys.settrace(trace)
     try:
         run()
     finally:
-        sys.setprofile(before)
+        sys.settrace(before)
     where = ", ".join(list(places)[:3]) or "the model"
     return (
-        f"{where} draws numbers of Python's or numpy's random module in forward; the graph is the one run "
-        "that was "
-        f"drawn with seed {SEED}, in this and every step (layers that it dropped stay dropped); what "
-        "is to change from step to step has to be a mask of torch.rand that is multiplied in"
+        f"{where} draws numbers of Python's or numpy's random module in forward; the graph is the run that "
+        f"was drawn with seed {SEED}, in this and every step (layers that it dropped stay dropped); what is "
+        "to change from step to step has to be a mask of torch.rand that is multiplied in"
     )

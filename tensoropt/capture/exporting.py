@@ -92,7 +92,7 @@ def _export(
                 with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
                     step = eager_step(subject, args, kwargs)
             if step.drew:
-                found.append(note_of(lambda: eager_step(subject, args, kwargs)))
+                found.append(note_of(subject, lambda: eager_step(subject, args, kwargs)))
         found += checkpoints.notes
     return exported, step, tuple(found)
 

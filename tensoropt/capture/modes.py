@@ -44,13 +44,13 @@ def _train(model: nn.Module) -> tuple[str, ...]:
     differ = [module for module in names if depends_on_mode(module)]
     # A new head in a loaded model trains since it was made; that says nothing of the model.
     by_hand = model.training or any(module.training for module in differ)
-    held = [module for module in names if not module.training] if by_hand else []
+    evaluating = [module for module in names if not module.training] if by_hand else []
     was_training = model.training
     # By the model's own method, which may hold parts of it in eval.
     model.train()
-    for module in held:
+    for module in evaluating:
         module.training = False
-    if held:
+    if evaluating:
         shown = [names[m] or type(m).__name__ for m in differ if not m.training]
         return (f"held in eval mode, as the model has them: {_listed(shown)}",) if shown else ()
     changed = [names[m] or type(m).__name__ for m in differ if m.training]

@@ -198,8 +198,8 @@ def constant_text(value: Any) -> str:
     if isinstance(value, (types.FunctionType, staticmethod, classmethod)):
         return repr(list(_function_text(getattr(value, "__func__", value))))
     if is_dataclass(value) and not isinstance(value, type):
-        held = (constant_text(getattr(value, field.name)) for field in fields(value))
-        return f"{type(value).__qualname__}({', '.join(held)})"
+        values = (constant_text(getattr(value, field.name)) for field in fields(value))
+        return f"{type(value).__qualname__}({', '.join(values)})"
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         return repr(value)
     raise NotConstant(f"a {type(value).__qualname__}")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
 from tensoropt import zoo
-from tensoropt.capture import capture, find_loss
+from tensoropt.capture import WithLoss, capture, find_loss
+from tensoropt.capture.fidelity import EagerStep, can_compare, check_numbers, check_structure, eager_step
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.errors import CaptureError
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators
 from tensoropt.verify.differences import largest_of, named_difference
@@ -48,3 +52,96 @@ def test_the_graph_is_the_model(name):
     for name_, value in engine.buffers.items():
         want = buffers[str(captured.graph.tensors[name_].key)]
         torch.testing.assert_close(value.double(), want.double(), rtol=BUFFER, atol=1e-6)
+
+
+# -- what a capture itself compares -----------------------------------------------------------------
+
+
+def changed(graph, kind, **changes):
+    """The graph with the first operator of a kind changed."""
+    (first, *_) = (op for op in graph.operators if op.target == kind)
+    operators = tuple(replace(op, **changes) if op is first else op for op in graph.operators)
+    return replace(graph, operators=operators)
+
+
+def two_layers():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+    x = torch.randn(4, 8)
+    return model, x, capture(model, (x,), loss=lambda out: out.square().mean()).graph
+
+
+def test_another_loss_and_other_gradients_are_refused():
+    model, x, graph = two_layers()
+    subject = WithLoss(model, lambda out: out.square().mean())
+    assert check_numbers(subject, (x,), {}, graph, model) == ()
+    with pytest.raises(CaptureError, match="another loss than the model itself"):
+        check_numbers(
+            subject, (x,), {}, changed(graph, "aten.tanh.default", target="aten.sin.default"), model
+        )
+
+    class Hooked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            loss = subject(x)
+            # No tensor's hook, so that nothing but the numbers shows it.
+            loss.grad_fn.register_prehook(lambda grads: tuple(g * 3 for g in grads))
+            return loss
+
+    with pytest.raises(CaptureError, match=r"gives [02]\.(weight|bias) another gradient .*grad_fn"):
+        check_numbers(Hooked(), (x,), {}, graph, model)
+
+
+def test_a_lost_gradient_is_refused_by_name():
+    _, _, graph = two_layers()
+    step = EagerStep(frozenset({"0.weight", "0.bias", "2.weight", "2.bias"}))
+    assert check_structure(graph, step, "") == ()
+    (tanh,) = (op for op in graph.operators if op.target == "aten.tanh.default")
+    tensors = graph.tensors | {tanh.outputs[0]: replace(graph.tensors[tanh.outputs[0]], requires_grad=False)}
+    with pytest.raises(CaptureError, match=r"loses the gradient of 0\.bias, 0\.weight, which the model"):
+        check_structure(replace(graph, tensors=tensors), step, "")
+    loss = graph.outputs[0]
+    tensors = graph.tensors | {loss: replace(graph.tensors[loss], requires_grad=False)}
+    with pytest.raises(CaptureError, match="loss of the captured graph has no gradient"):
+        check_structure(replace(graph, tensors=tensors), step, "")
+    assert "not compared" in check_structure(graph, EagerStep(problem="no kernel"), "")[0]
+
+
+def test_rounding_that_a_model_amplifies_is_not_refused():
+    """A product of large terms that cancel: rounding of a weight changes gradients by much."""
+
+    class Steep(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            h = self.layer(x)
+            return ((h * 3e6 + 1.0) - h * 3e6).square().mean() + torch.sin(h * 1e6).mean()
+
+    graph = capture(Steep(), (torch.randn(4, 8),)).graph
+    assert not any("another" in note for note in graph.notes)
+
+
+def test_dropout_is_compared_with_the_same_numbers():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 8))
+    graph = capture(model, (torch.randn(4, 8),), loss=lambda out: out.square().mean()).graph
+    assert graph.notes == ()
+
+
+def test_big_models_and_those_without_values_are_not_computed():
+    model, _, graph = two_layers()
+    assert can_compare(graph, model)
+    assert not can_compare(graph, model.to("meta"))
+    assert not can_compare(graph, torch.nn.Linear(1 << 11, (1 << 11) + 1))
+
+
+def test_a_step_without_values_tells_what_is_trained():
+    model, x, _ = two_layers()
+    model[0].bias.requires_grad_(False)
+    step = eager_step(WithLoss(model, torch.sum), (x,), {})
+    assert step == EagerStep(frozenset({"model.0.weight", "model.2.weight", "model.2.bias"}))
+    assert all(p.device.type == "cpu" and type(p) is torch.nn.Parameter for p in model.parameters())

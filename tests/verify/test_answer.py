@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tensoropt.cli.verify import verify_text
 from tensoropt.engine.models import load_model
 from tensoropt.execute.executable import executable_of
 from tensoropt.simulate.collectives import Collective
@@ -101,3 +102,21 @@ def test_a_graph_unlike_its_module_fails_all() -> None:
         assert list(answer) == ["ok", "checked_on", "plans", "module", "file"]
         assert answer["ok"] is ok
         assert answer["plans"][0]["ok"]
+
+
+def test_a_graph_unlike_its_module_is_said_in_words() -> None:
+    place, module = Place("cpu", "run here"), ModuleFindings(Differences(1e-7, 0.5), {}, "body.weight")
+    data = answer_of([executable()], [PREDICTED], [RIGHT], place, module)
+    assert data["module"]["worst_gradient"] == "body.weight"
+    last = verify_text(data).splitlines()[-1]
+    assert last.startswith("not ok: the captured graph, which every plan computes, is not the model itself")
+    assert "the gradient of body.weight differs" in last
+    assert last.endswith("1 of 1 plans agree with the graph")
+
+
+def test_rounding_of_narrow_parts_is_no_difference() -> None:
+    """A difference of a model that computes in bfloat16 inside, beside what bfloat16 changes in its graph."""
+    apart = Differences(1e-3, 2e-2)
+    assert not ModuleFindings(apart, {}).ok
+    assert ModuleFindings(apart, {}, "w", Differences(1e-3, 1e-2), "bfloat16").ok
+    assert not ModuleFindings(Differences(1e-3, 1.0), {}, "w", Differences(1e-3, 1e-2), "bfloat16").ok

@@ -122,7 +122,7 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
     key = signature(op, graph)
     record = kept.get(key, kind="discovery") if kept is not None else None
     before = Discovery.from_record(record) if record is not None else None
-    if not _is_here(op):
+    if not _is_defined(op):
         # A saved graph names it; what was found when it was saved is all there is.
         return before or Discovery(refused="it is the model's own, which is not loaded here", additive=False)
     refused = _refusal(op)
@@ -235,7 +235,7 @@ def _digest(value: torch.Tensor) -> str:
     return hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 
-def _is_here(op: Operator) -> bool:
+def _is_defined(op: Operator) -> bool:
     try:
         resolve_function(op.target)
     except AttributeError:

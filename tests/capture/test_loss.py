@@ -1,0 +1,81 @@
+"""Which of a model's outputs is trained, and what is said where that is not clear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tensoropt.capture import capture, find_loss
+from tensoropt.errors import CaptureError
+from tensoropt.plan import load_model
+
+SITUATIONS = "tests/situations/gradients.py"
+LOSS, OTHER = (torch.ones((), requires_grad=True) * value for value in (1.0, 2.0))
+ACCURACY = torch.tensor(0.5)
+
+
+@dataclass
+class Output:
+    """Fields without defaults."""
+
+    logits: torch.Tensor
+    first: torch.Tensor
+    second: torch.Tensor | None = None
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        LOSS,
+        (LOSS, ACCURACY),
+        [torch.ones(3), LOSS],
+        {"logits": torch.ones(3), "error": LOSS, "accuracy": ACCURACY},
+        {"auxiliary": OTHER, "loss": LOSS},
+        Output(torch.ones(3), LOSS),
+    ],
+)
+def test_the_loss_is_found(output):
+    assert find_loss(output)[1] is LOSS
+
+
+@pytest.mark.parametrize(
+    ("output", "pattern"),
+    [
+        ((LOSS, OTHER), r"2 losses \(tuple: at the places 0 and 1\).*loss=lambda out: sum\(out\) "),
+        ((LOSS, ACCURACY, OTHER), r"places 0 and 2\).*out\[0\] \+ out\[2\]"),
+        ({"a": LOSS, "b": OTHER}, r"'a' and 'b'\).*loss=lambda out: sum\(out\.values\(\)\)"),
+        ({"a": LOSS, "b": OTHER, "n": None}, r"out\['a'\] \+ out\['b'\].*fourth item.*'loss'"),
+        (Output(torch.ones(3), LOSS, OTHER), r"'first' and 'second'\).*out\.first \+ out\.second"),
+        ({"accuracy": ACCURACY}, "depends on no trained parameter"),
+        ({"logits": torch.ones(3)}, "returns dict without a scalar"),
+    ],
+)
+def test_what_is_not_clear_is_refused(output, pattern):
+    with pytest.raises(CaptureError, match=pattern):
+        find_loss(output)
+
+
+def test_a_model_file_says_how_losses_add_up():
+    built = load_model(f"{SITUATIONS}:build_summed_losses")
+    graph = capture(built.model, built.args, dict(built.kwargs)).graph
+    # Under the names that the model itself has.
+    assert {t.key for t in graph.parameters} == {
+        f"{layer}.{kind}" for layer in ("body", "one", "two") for kind in ("weight", "bias")
+    }
+
+
+def test_what_else_could_be_trained_is_named():
+    built = load_model(f"{SITUATIONS}:build_named_loss")
+    notes = capture(built.model, built.args).graph.notes
+    assert any("'loss' is trained; auxiliary could be too" in note for note in notes)
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "dataclass"])
+def test_models_with_several_losses_are_refused(kind):
+    built = load_model(f"{SITUATIONS}:build_losses_in_a_{kind}")
+    with pytest.raises(CaptureError, match="2 losses"):
+        capture(built.model, built.args)
+    if kind != "dataclass":  # which export takes where it is registered only
+        assert len(capture(built.model, built.args, mode="inference").graph.outputs) == 2

@@ -52,6 +52,10 @@ class Answers(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         subject = args[0] if args else None
         # `if tensor:` and `tensor.item()`: the two ways in which Python gets at a value to branch on.
+        if name in ("equal", "allclose"):
+            answer = self.passing(calling_frame())
+            if answer is not None:
+                return answer
         asked = name == "bool" or (name == "item" and getattr(subject, "dtype", None) == torch.bool)
         if asked and isinstance(subject, torch.Tensor):
             answer = self._answer(subject)

@@ -43,7 +43,8 @@ def refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
         # Not PyTorch's refusal, but what the model itself does with these inputs.
         what = type(error).__name__
         return CaptureError(
-            f"{name}'s own code raises {what}{where}: {reason.rstrip('.')}; it has to run on the example inputs"
+            f"{name}'s own code raises {what}{where}: {reason.rstrip('.')}; it has to run on the example "
+            "inputs"
         )
     # The first that matches, as one error may fit several.
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), _USUAL)

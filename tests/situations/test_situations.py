@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 LOGGED = re.compile(r"^[VIWEF]\d{4} ", re.MULTILINE)
 """How a line of PyTorch's own log begins."""
 INTERNAL = re.compile(
-    r"unexpected|itself failed|Traceback|__\w+__|\b[a-z]+_\w*_graph_\d|Error:|<eval_with_key>|internal|"
+    r"unexpected|itself failed|Traceback|__(?!init__)\w+__|\b[a-z]+_\w*_graph_\d|Error:|<eval_with_key>|internal|"
     r"report an issue|file an issue|FakeTensor|UserWarning|set TORCH",
     re.IGNORECASE,
 )

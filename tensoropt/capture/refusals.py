@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture.lines import causes, failing_line, frames_of, is_own
@@ -114,7 +114,7 @@ def _check_module(path: str, module: torch.nn.Module) -> None:
 
 
 def _check_tensor(name: str, tensor: torch.Tensor) -> None:
-    if isinstance(tensor, UninitializedTensorMixin):
+    if is_lazy(tensor):
         raise CaptureError(
             f"`{name}` has no shape yet (a lazy module); call the model once on the example inputs before"
         )

@@ -255,7 +255,7 @@ def kind_of_tensor(value: Any) -> Unsupported | None:
         return NESTED
     if value.is_quantized or value.dtype in _QUANTISED:
         return QUANTISED
-    return SPARSE if value.layout not in (torch.strided, torch._mkldnn) else None
+    return SPARSE if value.layout != torch.strided else None
 
 
 def refuse_at_the_call(kind: Unsupported) -> None:

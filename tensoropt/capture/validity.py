@@ -234,7 +234,9 @@ def _open_functions() -> Iterator[None]:
         return any(getattr(type(o), "__torch_function__", plain[0]) not in plain for o in leaves)
 
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    with mock.patch.multiple(torch.nn.functional, **dict.fromkeys(names, is_dispatched)):
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(torch.nn.functional, name, is_dispatched))
         yield
 
 

@@ -58,6 +58,21 @@ _MAYBE_RENAMES = frozenset(
 _WITHOUT_GRADIENT = frozenset(
     {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
 )
+_OF_ONE_TYPE = frozenset(
+    f"aten.{name}"
+    for name in (
+        *(
+            "linear.default",
+            "addmm.default",
+            "mm.default",
+            "bmm.default",
+            "baddbmm.default",
+            "matmul.default",
+        ),
+        *("conv1d.default", "conv2d.default", "conv3d.default", "convolution.default"),
+    )
+)
+"""Calls whose operands have to be of one type, which shapes alone do not tell."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -201,6 +216,11 @@ class Converter:
                 raise higher_order(name).refused("the model", _source(reader))
         assert output_node is not None
         outputs, mutations = self._outputs(output_node)
+        if self.mode == "train" and self.tensors[outputs[0]].dtype.startswith("complex"):
+            raise CaptureError(
+                f"the loss is a complex number ({self.tensors[outputs[0]].dtype}), which has no gradient; "
+                "return a real one, such as its .abs()"
+            )
         operators, tensors = self._prune(outputs, mutations, inputs)
         aliases = self._aliases(tensors)
         self._note_unused(tensors, aliases)
@@ -323,6 +343,12 @@ class Converter:
         if target == "aten.broadcast_tensors.default" and self._broadcasts_nothing(node, value):
             return
         reads = [self.tensors[self.name_of[n]] for n in node.all_input_nodes]
+        if target in _OF_ONE_TYPE and len({t.dtype for t in reads}) > 1:
+            types = " and ".join(dict.fromkeys(t.dtype for t in reads))
+            raise CaptureError(
+                f"the model multiplies {types} at {_source(node)}, which PyTorch does not; give inputs and "
+                "weights one type (`.to(x.dtype)`)"
+            )
         # Export does not record gradients: an activation has one if something that it is made of has.
         differentiable = self.mode == "train" and target not in _WITHOUT_GRADIENT
         differentiable = differentiable and any(t.requires_grad for t in reads)

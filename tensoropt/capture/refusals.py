@@ -9,19 +9,14 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture.lines import causes, failing_line, frames_of
+from tensoropt.capture.lines import causes, failing_line, frames_of, is_own
 from tensoropt.capture.unsupported import kind_of_tensor, of_error
 from tensoropt.errors import CaptureError
 
 _REMEDIES = (
-    (
-        r"not a known type|register a pytree",
-        "the model returns, or is passed, an object of its own class; return tensors, tuples or dicts, or "
-        "call torch.export.register_dataclass on the class first",
-    ),
     (r"same device|two devices", "build the whole model and its inputs on one device"),
     (r"positional argument|keyword argument", "pass args and kwargs as forward takes them"),
     (
@@ -43,6 +38,14 @@ def refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
         return kind.refused(name, line, _innermost_module(model, error))
     where = f" at {line}" if line else ""
     reason = _first_lines(error)
+    raised = next(frames_of(error), None)
+    if raised is not None and is_own(raised.f_code.co_filename):
+        # Not PyTorch's refusal, but what the model itself does with these inputs.
+        what = type(error).__name__
+        return CaptureError(
+            f"{name}'s own code raises {what}{where}: {reason.rstrip('.')}; it has to run on the example "
+            "inputs"
+        )
     # The first that matches, as one error may fit several.
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), _USUAL)
     return CaptureError(
@@ -111,7 +114,7 @@ def _check_module(path: str, module: torch.nn.Module) -> None:
 
 
 def _check_tensor(name: str, tensor: torch.Tensor) -> None:
-    if isinstance(tensor, UninitializedTensorMixin):
+    if is_lazy(tensor):
         raise CaptureError(
             f"`{name}` has no shape yet (a lazy module); call the model once on the example inputs before"
         )

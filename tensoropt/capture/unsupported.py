@@ -129,6 +129,20 @@ NO_BACKWARD = Unsupported(
     "give it one (torch.library.register_autograd), call it under torch.no_grad, or write it otherwise",
 )
 
+DISTRIBUTED = Unsupported(
+    "communicates with other processes", "leave that out: how to spread the model is what is searched"
+)
+CUDA = Unsupported(
+    "puts a tensor on a GPU by name", "make it where the inputs are (`device=x.device`, `.to(x.device)`)"
+)
+STACKED = Unsupported(
+    "makes a tensor of the values of others", "torch.stack makes one of tensors, and keeps their gradients"
+)
+OBJECT = Unsupported(
+    "returns, or is passed, an object of its own class",
+    "use tensors, tuples or dicts, or call torch.export.register_dataclass on the class first",
+)
+
 _OF_HIGHER_ORDER = {
     "cond": COND,
     "scan": SCAN,
@@ -151,6 +165,10 @@ _OF_FILES = (
 """Files of PyTorch that an error has passed -> what the model did; the innermost that fits decides."""
 _OF_MESSAGES = (
     (r"FlexAttention", FLEX),
+    (r"process group|group cannot be None|torch\.distributed|c10d", DISTRIBUTED),
+    (r"CUDA|cuda devices|NVIDIA driver|cuda:\d", CUDA),
+    (r"data is not allocated yet", STACKED),
+    (r"Unsupported input type|not a known type|register a pytree|register_pytree_node", OBJECT),
     (r"_ctc_loss", CTC),
     (r"no autograd formula|does not support automatic differentiation|is not differentiable", NO_BACKWARD),
     (r"\.numpy\(\)|numpy", NUMPY),
@@ -238,7 +256,7 @@ def kind_of_tensor(value: Any) -> Unsupported | None:
         return NESTED
     if value.is_quantized or value.dtype in _QUANTISED:
         return QUANTISED
-    return SPARSE if value.layout not in (torch.strided, torch._mkldnn) else None
+    return SPARSE if value.layout != torch.strided else None
 
 
 def refuse_at_the_call(kind: Unsupported) -> None:

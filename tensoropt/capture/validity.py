@@ -52,6 +52,10 @@ class Answers(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         subject = args[0] if args else None
         # `if tensor:` and `tensor.item()`: the two ways in which Python gets at a value to branch on.
+        if name in ("equal", "allclose"):
+            answer = self.passing(calling_frame())
+            if answer is not None:
+                return answer
         asked = name == "bool" or (name == "item" and getattr(subject, "dtype", None) == torch.bool)
         if asked and isinstance(subject, torch.Tensor):
             answer = self._answer(subject)
@@ -230,7 +234,9 @@ def _open_functions() -> Iterator[None]:
         return any(getattr(type(o), "__torch_function__", plain[0]) not in plain for o in leaves)
 
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    with mock.patch.multiple(torch.nn.functional, **dict.fromkeys(names, is_dispatched)):
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(torch.nn.functional, name, is_dispatched))
         yield
 
 

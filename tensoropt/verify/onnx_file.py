@@ -88,7 +88,7 @@ def _compared(source: str, options: OnnxOptions, seed: int) -> FileFindings:
         scale = max(float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)), 1e-6)
         same = (found == expected) | (np.isnan(found) & np.isnan(expected))
         with np.errstate(invalid="ignore"):
-            far = np.where(same, 0.0, np.abs(found - expected) / scale)
-        far = float(np.nan_to_num(far, nan=np.inf).max(initial=0.0))
-        worst, right = max(worst, far), right and far <= _TOLERANCE.get(got.dtype, 1e-3)
+            distances = np.where(same, 0.0, np.abs(found - expected) / scale)
+        far = float(np.nan_to_num(distances, nan=np.inf).max(initial=0.0))
+        worst, right = max(worst, far), bool(right and far <= _TOLERANCE.get(got.dtype, 1e-3))
     return FileFindings(worst, ok=right)

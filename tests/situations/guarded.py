@@ -79,6 +79,8 @@ build_transformer = of(
     t=lambda: nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True),
 )
 
+build_transformer.slow = True
+
 
 def _contrastive(net, x):
     scores = F.normalize(net.a(x)) @ F.normalize(net.a(x + 1)).T

@@ -25,8 +25,8 @@ HERE = Path(__file__).parent
 LOGGED = re.compile(r"^[VIWEF]\d{4} ", re.MULTILINE)
 """How a line of PyTorch's own log begins."""
 INTERNAL = re.compile(
-    r"unexpected|itself failed|Traceback|__(?!init__)\w+__|\b[a-z]+_\w*_graph_\d|Error:|<eval_with_key>|internal|"
-    r"report an issue|file an issue|FakeTensor|UserWarning|set TORCH",
+    r"unexpected|itself failed|Traceback|__(?!init__)\w+__|\b[a-z]+_\w*_graph_\d|Error:|<eval_with_key>|"
+    r"internal|report an issue|file an issue|FakeTensor|UserWarning|set TORCH",
     re.IGNORECASE,
 )
 """What a refusal never says: names of exceptions, of code that was generated, requests to debug PyTorch."""
@@ -37,7 +37,7 @@ def _module(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up the module of a class by name
     spec.loader.exec_module(module)
     return module
 

@@ -591,3 +591,61 @@ def _complex_select(net, x):
 
 
 build_complex_select = of(_complex_select, rows)
+
+# -- what a person got wrong ------------------------------------------------------------------------
+
+
+def _all_reduced(net, x):
+    y = net.a(x)
+    torch.distributed.all_reduce(y)
+    return net.b(y).mean()
+
+
+build_distributed = of(_all_reduced, rows, r"untrainable\.py:\d+ .*other processes.*leave that out")
+build_on_gpu = of(lambda net, x: net.b(net.a(x).cuda()).mean(), rows, r"GPU by name.*x\.device")
+build_list_of_tensors = of(
+    lambda net, x: net.b(net.a(x * torch.tensor([x[0, 0], x[0, 1]]).sum())).mean(), rows, r"torch\.stack"
+)
+
+
+def build_other_type():
+    """Doubles in a model, floats as its inputs."""
+    model, inputs = build_plain()
+    return model.double(), inputs
+
+
+build_other_type.refused = r"float32 and float64 at .*untrainable\.py:\d+.*one type"
+
+
+def build_indices_as_features():
+    """Whole numbers where features are due."""
+    return build_plain()[0], (torch.randint(0, 3, (8, 8)),)
+
+
+build_indices_as_features.refused = r"int64 and float32 at .*one type"
+build_complex_loss = of(lambda net, x: torch.fft.fft(net.b(net.a(x))).sum(), rows, r"complex number.*\.abs")
+
+
+def _own_trouble(net, x):
+    raise ValueError("rows have to be sorted")
+
+
+build_own_error = of(_own_trouble, rows, r"own code raises ValueError at .*rows have to be sorted")
+
+
+class Box:
+    def __init__(self, rows):
+        self.rows = rows
+
+
+build_own_class = of(
+    lambda net, box: net.b(net.a(box.rows)).mean(), lambda: (Box(*rows()),), "object of its own class.*dicts"
+)
+
+
+def build_empty_batch():
+    """A batch of no samples, as the last one of a loader may be."""
+    return build_plain()[0], (torch.randn(0, 8),)
+
+
+build_empty_batch.refused = r"input `args\[0\]` of shape \(0, 8\) is empty"

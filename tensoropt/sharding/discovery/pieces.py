@@ -74,7 +74,7 @@ def difference(
 def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     if expected.is_complex():
         # Part by part, as infinities and NaN of complex numbers are.
-        return found.is_complex() and _close(*map(_parts, (found, expected)), tolerance)
+        return found.is_complex() and _close(_parts(found), _parts(expected), tolerance)
     if found.is_complex():
         return False
     if not expected.is_floating_point():

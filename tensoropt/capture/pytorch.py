@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from tensoropt.capture.convert import Converter, Mode
 from tensoropt.capture.counting import count_in_floats
 from tensoropt.capture.exporting import export
+from tensoropt.capture.folding import kept_constants
 from tensoropt.capture.gradients import without_idle_gradients
 from tensoropt.capture.loss import Returned, WithLoss
 from tensoropt.capture.precision import with_compute_dtype
@@ -106,7 +107,8 @@ def capture(
     graph = count_in_floats(Converter(exported, prefix, mode, subject, stored, read_stored).convert())
     graph = without_idle_gradients(graph)
     graph = with_compute_dtype(graph, dtype)
-    graph = replace(graph, notes=(*graph.notes, *notes))
+    # Last: what computes in another precision has constants of its own.
+    graph = replace(graph, notes=(*graph.notes, *notes), kept_constants=kept_constants(graph.constants))
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     returned = subject.returned if isinstance(subject, WithLoss) else None
     return Capture(graph, model, in_spec, exported.call_spec.out_spec, returned, tuple(leaves))

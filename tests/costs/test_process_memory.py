@@ -103,7 +103,8 @@ def test_a_communicator_counts_for_who_sends_and_by_the_dearest_level():
     ]
     found = process.terms(2, sending)
     assert found.tolist() == [[1, 2, 3, 100 + 30 + 20, 5, 0], [1, 2, 3, 10, 5, 0]]
-    assert dict(zip(TERMS, found[1].tolist(), strict=True)) == named_terms(process.constant(10.0))
+    named = dict(zip(TERMS, found[1].tolist(), strict=True))
+    assert {name: size for name, size in named.items() if size} == named_terms(process.constant(10.0))
 
 
 def explored(cluster: str, **more):
@@ -181,7 +182,7 @@ def test_constants_are_counted_everywhere(tmp_path):
         assert point.memory_bytes == pytest.approx(sum(point.memory) + sum(point.terms.values()))
     found.save(tmp_path)
     assert tensoropt.load(tmp_path).points[0].terms == point.terms
-    assert tensoropt.recost(found)[1][0].terms == point.terms
+    assert tensoropt.recost(found)[1][0].memory_bytes == pytest.approx(point.memory_bytes)
 
 
 def test_unless_asked_for_tensors_alone_are_counted():

@@ -55,7 +55,7 @@ def build_causal_operand() -> Any:
     """The flag: a mask of ``nn.Transformer`` as the operand."""
 
     def attend(module, q, k, v):
-        mask = nn.Transformer.generate_square_subsequent_mask(q.shape[-2])
+        mask = nn.Transformer.generate_square_subsequent_mask(q.shape[-2], device=q.device)
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     return _built(attend)
@@ -65,7 +65,7 @@ def build_sliding_window() -> Any:
     """A constant that is counted in memory: a window of four tokens."""
 
     def attend(module, q, k, v):
-        places = torch.arange(q.shape[-2])
+        places = torch.arange(q.shape[-2], device=q.device)
         distance = places[:, None] - places[None, :]
         return functional.scaled_dot_product_attention(q, k, v, (distance >= 0) & (distance < 4))
 
@@ -85,7 +85,7 @@ def build_long_window() -> Any:
     """A frontier: a window of a long sequence is made in every step, from positions."""
 
     def attend(module, q, k, v):
-        places = torch.arange(q.shape[-2])
+        places = torch.arange(q.shape[-2], device=q.device)
         distance = places[:, None] - places[None, :]
         return functional.scaled_dot_product_attention(q, k, v, (distance >= 0) & (distance < 4096))
 
@@ -97,7 +97,7 @@ def build_large_table() -> Any:
     """Refused before it is computed: a table of two gigabytes that is no mask."""
 
     def attend(module, q, k, v):
-        places = torch.arange(q.shape[-2]) * 0.01
+        places = torch.arange(q.shape[-2], device=q.device) * 0.01
         bias = torch.sin(places[:, None] * places[None, :])
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 

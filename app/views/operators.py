@@ -16,7 +16,7 @@ from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import stored_words
 
-from .point import KIND_TITLES, PROCESS
+from .point import KIND_TITLES, beside_tensors
 
 
 @dataclass(frozen=True)
@@ -186,10 +186,10 @@ def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share,
         headline = Share(title, point.memory_bytes, point.compute_s, point.communication_s)
         return (*detail.places, headline)
     operators, beside = detail.shares()
-    process = Share(KIND_TITLES[PROCESS], sum(point.terms.values()), 0.0, 0.0)
+    further = (Share(KIND_TITLES[kind], size, 0.0, 0.0) for kind, size in beside_tensors(point).items())
     rows = [
         share
-        for share in (*beside, process)
+        for share in (*beside, *further)
         # A rounding of what adds up to nothing is no row.
         if share.compute_s or share.communication_s or abs(share.memory_bytes) > 0.5
     ]

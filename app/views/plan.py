@@ -8,7 +8,7 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
 from .frontier import FrontierData
-from .point import KIND_TITLES, PROCESS, hides
+from .point import KIND_TITLES, beside_tensors, hides
 from .units import percent
 
 
@@ -47,11 +47,11 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
         Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
         for kind, size in zip(MEMORY_KINDS, point.memory, strict=True)
     ]
-    beside = sum(point.terms.values())
-    if beside:
-        segments.append(
-            Segment(PROCESS, KIND_TITLES[PROCESS], beside / whole, unit.text(beside), percent(beside / used))
-        )
+    segments += [
+        Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
+        for kind, size in beside_tensors(point).items()
+        if size
+    ]
     if to_scale:
         free = max(usable - used, 0.0)
         segments.append(Segment("free", "free", free / whole, unit.text(free), ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, Point
 from tensoropt.plan.frontier_table import source_words, split_words
@@ -27,6 +28,7 @@ KIND_TITLES = {
     "optimizer": "optimizer state",
     "kept": "kept activations",
     "transient": "buffers in flight",
+    "constants": "constants",
     "process": "what a process takes beside tensors",
 }
 PROCESS = "process"
@@ -153,10 +155,16 @@ def proof_words(point: Point, units: Units) -> str:
     return proof_of(point, memory, time)
 
 
+def beside_tensors(point: Point) -> dict[str, float]:
+    """Bytes of what is no tensor of the step, by kind."""
+    constants = point.terms.get(CONSTANTS, 0.0)
+    return {CONSTANTS: constants, PROCESS: sum(point.terms.values()) - constants}
+
+
 def dominant_words(exploration: Exploration, row: int) -> str:
     """What most of the memory and most of the time is."""
     point = exploration.all_points[row]
-    sizes = {**dict(zip(MEMORY_KINDS, point.memory, strict=True)), PROCESS: sum(point.terms.values())}
+    sizes = {**dict(zip(MEMORY_KINDS, point.memory, strict=True)), **beside_tensors(point)}
     total = sum(sizes.values()) or 1.0
     kind, size = max(sizes.items(), key=lambda item: item[1])
     memory = f"Memory is mostly {KIND_TITLES[kind]} ({percent(size / total)})"
@@ -190,7 +198,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
     unit, time = data.units.memory, data.units.time
     sizes = [("memory", a.memory_bytes, b.memory_bytes)]
     sizes += [(KIND_TITLES[kind], x, y) for kind, x, y in zip(MEMORY_KINDS, a.memory, b.memory, strict=True)]
-    sizes.append((KIND_TITLES[PROCESS], sum(a.terms.values()), sum(b.terms.values())))
+    sizes += [(KIND_TITLES[kind], x, beside_tensors(b)[kind]) for kind, x in beside_tensors(a).items()]
     times = [
         ("time", a.time_s, b.time_s),
         ("compute", a.compute_s, b.compute_s),

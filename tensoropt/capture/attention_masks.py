@@ -9,6 +9,7 @@ softmax turns to nothing, becomes it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +54,19 @@ def hides(value: torch.Tensor | Band) -> str | None:
 
 
 class MaskReader:
-    """What the constant masks of a graph hide; each is looked at once."""
+    """What the constant masks of a graph hide; each is looked at once.
+
+    Attributes:
+        flagged: calls of attention whose mask went.
+        by_hand: times that attention by hand became a call.
+        live: tensors of masks that are made in every step, and the model's line.
+    """
 
     def __init__(self, folder: Folder, read_stored: bool):
         self._folder, self._read_stored = folder, read_stored
         self._found: dict[int, tuple[Any, str | None]] = {}
+        self.flagged = self.by_hand = 0
+        self.live: dict[str, str] = {}
 
     def known(self, node: Any) -> bool:
         """Whether the graph may depend on the value of ``node``."""
@@ -90,6 +99,31 @@ class MaskReader:
             return self._found[id(value)][1]
         return self._look(value, inverted=True)
 
+    def notes(self, read: Iterable[str]) -> tuple[str, ...]:
+        """What was decided, in words.
+
+        Args:
+            read: names of the tensors that operators read.
+        """
+        found = []
+        if self.flagged:
+            found.append(
+                f"{self.flagged} masks of attention that hide the future, or nothing, are left out: the flag "
+                "is_causal says the same"
+            )
+        if self.by_hand:
+            found.append(
+                f"attention that the model computes by hand under a causal mask, {self.by_hand} times, runs "
+                "as scaled_dot_product_attention with is_causal"
+            )
+        places = [self.live[name] for name in dict.fromkeys(read) if name in self.live]
+        if places:
+            found.append(
+                f"a mask is too large to be kept as a constant and is made in every step, {len(places)} "
+                "tensors: " + ", ".join(dict.fromkeys(places))
+            )
+        return tuple(found)
+
     @staticmethod
     def _look(value: Any, *, inverted: bool = False) -> str | None:
         if inverted and isinstance(value, Band):
@@ -115,6 +149,7 @@ def with_flag(node: torch.fx.Node, masks: MaskReader) -> bool:
     dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
     node.args = (*node.args[:3], None, dropout, hidden == FUTURE)
     node.kwargs = {k: v for k, v in node.kwargs.items() if k in ("scale", "enable_gqa")}
+    masks.flagged += 1
     return True
 
 
@@ -187,7 +222,10 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> ByHand | None:
     values = [n.meta["val"] for n in (q, k, v, scores, softmax)]
     alike = len({value.dtype for value in values}) == 1 and values[0].is_floating_point()
     lead = len({tuple(value.shape[:-2]) for value in values}) == 1
-    return ByHand(q, k, v, scale) if alike and lead else None
+    if not (alike and lead):
+        return None
+    masks.by_hand += 1
+    return ByHand(q, k, v, scale)
 
 
 def _renamed(node: Any) -> torch.fx.Node | None:

@@ -224,6 +224,7 @@ class Converter:
         operators, tensors = self._prune(outputs, mutations, inputs)
         aliases = self._aliases(tensors)
         self._note_unused(tensors, aliases)
+        self.notes += self.masks.notes(name for op in operators for name in op.inputs())
         graph = OperatorGraph(
             tensors=tensors,
             operators=operators,
@@ -295,6 +296,7 @@ class Converter:
             self.name_of[node] = self._reference(source)
         else:
             self._emit(node, str(node.target), node.meta["val"])
+            self.masks.live[node.name] = _source(node) or node.name
 
     def _renames(self, node: torch.fx.Node, target: str, value: Any) -> bool:
         source = node.args[0] if node.args else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -245,6 +246,12 @@ def _strided(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _digest(value: torch.Tensor) -> bytes:
     return hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes()).digest()
+
+
+def kept_constants(constants: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, int]]:
+    """Bytes of each constant as it is kept, with the name of the first one that is the same tensor."""
+    first: dict[int, str] = {}
+    return {n: (first.setdefault(id(v), n), v.numel() * v.element_size()) for n, v in constants.items()}
 
 
 def broadcast_reduced(value: torch.Tensor) -> torch.Tensor:

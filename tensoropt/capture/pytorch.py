@@ -21,6 +21,7 @@ from tensoropt.capture.convert import Converter, Mode
 from tensoropt.capture.counting import count_in_floats
 from tensoropt.capture.exporting import export, run_as_it_trains
 from tensoropt.capture.fidelity import can_compare, check_numbers, check_structure
+from tensoropt.capture.folding import kept_constants
 from tensoropt.capture.gradients import without_idle_gradients
 from tensoropt.capture.hooks import check_hooks
 from tensoropt.capture.loss import Returned, WithLoss
@@ -121,7 +122,12 @@ def capture(
                 notes += check_numbers(run_as_it_trains(subject), args, kwargs, graph, model)
     # Precision comes last: its casts take over whether their operand has a gradient.
     graph = with_compute_dtype(graph, dtype)
-    graph = replace(graph, notes=(*graph.notes, *dict.fromkeys(notes)))
+    # Last: what computes in another precision has constants of its own.
+    graph = replace(
+        graph,
+        notes=(*graph.notes, *dict.fromkeys(notes)),
+        kept_constants=kept_constants(graph.constants),
+    )
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     returned = subject.returned if isinstance(subject, WithLoss) else None
     return Capture(graph, model, in_spec, exported.call_spec.out_spec, returned, tuple(leaves))

@@ -8,7 +8,8 @@ The search adds effects up (:func:`additive`): its tables hold their sums. The s
 time: step time, memory curve, collectives and timeline of a strategy are what it sees of the same effects.
 
 All ranks do the same; the rank with the largest shards is described. Inputs, constants and buffers, which are
-the same for every strategy, are left out.
+the same for every strategy, are left out; constants are a term of what is reported
+(:mod:`tensoropt.costs.process_memory`).
 """
 
 from __future__ import annotations

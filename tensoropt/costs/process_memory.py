@@ -4,7 +4,8 @@ The figures are data (``cluster/presets/memory.yaml``). A term is bytes of one r
 strategies of an exploration but for NCCL's: a communicator's buffers come once for all ranks, and once for
 every further set of mesh axes over which a strategy sends, as many as the kinds of its collectives connect.
 The memory that is reported is tensors plus these terms; the search, which only compares strategies by their
-tensors, knows nothing of them. On CPU ranks there are none.
+tensors, knows nothing of them. On CPU ranks there are none but constants, which every rank has whole (masks
+of sliding windows, tables of positions) and which are always counted.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from tensoropt.graph import OperatorGraph
 from tensoropt.types import Flags, Floats
 from tensoropt.units import format_bytes
 
-TERMS = ("context", "workspaces", "segments", "communicators", "inputs")
+CONSTANTS = "constants"
+TERMS = ("context", "workspaces", "segments", "communicators", "inputs", CONSTANTS)
 """CUDA's context with the kernels loaded; cuBLAS's workspaces; what is unused at the end of the allocator's
-last segments; NCCL's buffers; the step's inputs and the model's buffers."""
+last segments; NCCL's buffers; the step's inputs and the model's buffers; the graph's constants."""
 
 
 def named_terms(terms: Sequence[float]) -> dict[str, float]:
-    """The terms that there are, by name; empty on CPU ranks."""
+    """The terms that there are, by name."""
     return {name: float(size) for name, size in zip(TERMS, terms, strict=True) if size}
 
 
@@ -70,7 +72,7 @@ class ProcessMemory:
     """The terms of one cluster and model, in bytes of one rank.
 
     Attributes:
-        context, workspaces, segments, inputs: the same for all strategies.
+        context, workspaces, segments, inputs, constants: the same for all strategies.
         communicator: by the name of the link level that it crosses.
     """
 
@@ -79,6 +81,12 @@ class ProcessMemory:
     segments: float = 0.0
     inputs: float = 0.0
     communicator: Mapping[str, Communicator] = field(default_factory=dict)
+    constants: float = 0.0
+
+    @property
+    def of_process(self) -> bool:
+        """Whether it holds more than constants."""
+        return self.context > 0
 
     @property
     def counts_communicators(self) -> bool:
@@ -89,7 +97,7 @@ class ProcessMemory:
     def blocks(self) -> tuple[int, ...]:
         """Bytes of what of it PyTorch's allocator serves, block by block."""
         # Autograd's thread has a workspace of its own.
-        sizes = (self.workspaces / 2, self.workspaces / 2, self.inputs)
+        sizes = (self.workspaces / 2, self.workspaces / 2, self.inputs, self.constants)
         return tuple(int(size) for size in sizes if size)
 
     def communicator_bytes(self, levels: Sequence[str], kinds: Collection[str], ranks: int) -> float:
@@ -99,10 +107,10 @@ class ProcessMemory:
 
     def constant(self, communicators: float = 0.0) -> tuple[float, ...]:
         """The terms, in the order of :data:`TERMS`, with so many bytes of communicators."""
-        return (self.context, self.workspaces, self.segments, communicators, self.inputs)
+        return (self.context, self.workspaces, self.segments, communicators, self.inputs, self.constants)
 
     def terms(self, count: int, sending: Sequence[Sending]) -> Floats:
-        """(n, 5) the terms of many strategies, in the order of :data:`TERMS`."""
+        """(n, 6) the terms of many strategies, in the order of :data:`TERMS`."""
         found = np.tile(np.array(self.constant()), (count, 1))
         column = found[:, TERMS.index("communicators")]
         for one in sending:
@@ -120,10 +128,10 @@ NO_PROCESS = ProcessMemory()
 """CPU ranks, or tensors only."""
 
 
-def process_memory(cluster: Cluster, graph: OperatorGraph) -> ProcessMemory:
-    """The terms on a cluster of GPUs; none on CPU ranks."""
-    if cluster.device_type != "cuda":
-        return NO_PROCESS
+def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = True) -> ProcessMemory:
+    """The terms on a cluster of GPUs; on CPU ranks, or where a process is not ``counted``, constants only."""
+    if cluster.device_type != "cuda" or not counted:
+        return ProcessMemory(constants=graph.constant_bytes)
     figures = process_memory_figures()
     of = figures["communicators"]
     each = size_bytes(of["connection"], "buffers of a channel's connection")
@@ -131,8 +139,8 @@ def process_memory(cluster: Cluster, graph: OperatorGraph) -> ProcessMemory:
         context=size_bytes(figures["context"]["bytes"], "context"),
         workspaces=max(_workspaces(kind, figures["workspaces"]["by_capability"]) for kind in cluster.devices),
         segments=size_bytes(figures["segments"]["bytes"], "segments"),
-        # Without constants: they are kept smaller than their shapes, and saved graphs do not say how small.
         inputs=sum(t.bytes for t in graph.tensors.values() if t.kind in ("input", "buffer")),
+        constants=graph.constant_bytes,
         communicator={level.name: _communicator(level.link.name, each, of) for level in cluster.levels},
     )
 
@@ -140,9 +148,9 @@ def process_memory(cluster: Cluster, graph: OperatorGraph) -> ProcessMemory:
 def process_notes(cluster: Cluster, graph: OperatorGraph, *, counted: bool) -> tuple[str, ...]:
     """What a process takes beside tensors, and whether memory counts it, in words; nothing of CPU ranks."""
     found = process_memory(cluster, graph)
-    if found is NO_PROCESS:
+    if not found.of_process:
         return ()
-    said = f"{format_bytes(sum(found.constant()))} of a GPU"
+    said = f"{format_bytes(sum(found.constant()) - found.constants)} of a GPU"
     if cluster.device_count > 1:
         rings = [one.ring for one in found.communicator.values()]
         sums = [one.ring + one.tree for one in found.communicator.values()]

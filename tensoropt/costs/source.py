@@ -21,7 +21,7 @@ from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, m
 from tensoropt.costs.expected import FACTS_S, guessed_search_s, tables_s
 from tensoropt.costs.kept_tables import KeptTables
 from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
-from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory, process_memory
+from tensoropt.costs.process_memory import ProcessMemory, process_memory
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.roofline import (
     MOST_SAMPLES,
@@ -471,8 +471,8 @@ class CostSource:
         return runs_beside(self.cluster.device_type, self.settings.overlap)
 
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
-        """What a process takes beside tensors, where the settings count it."""
-        return process_memory(self.cluster, graph) if self.settings.process_memory else NO_PROCESS
+        """What a process takes beside tensors, where the settings count it, and constants."""
+        return process_memory(self.cluster, graph, counted=self.settings.process_memory)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
         """Figures of a mesh's links; ``pairs`` for those between two ranks too."""

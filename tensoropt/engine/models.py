@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from tensoropt import zoo
 from tensoropt.capture import Capture, Mode, capture
 from tensoropt.capture.double import doubled, in_double
+from tensoropt.capture.folding import kept_constants
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.engine.engine import device_of
 from tensoropt.errors import PlanError
@@ -160,6 +161,8 @@ class _Opened:
             graph = in_double(graph)
             args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
             values = {name: doubled(value) for name, value in values.items()}
+        # What computes in another precision has constants of its own.
+        graph = replace(graph, kept_constants=kept_constants(graph.constants))
         captured = replace(self.captured, graph=graph)
         leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
         device = device_of(values)

@@ -92,9 +92,14 @@ def item(graph: fx.Graph, node: fx.Node, number: int) -> fx.Node:
 
 def add_constant(graph: fx.Graph, root: torch.nn.Module, source: OperatorGraph, name: str) -> fx.Node:
     """A constant of the captured graph as a buffer of the lowered module, so that it moves with it."""
-    # A dot would be a path of submodules.
-    attribute = f"constant_{name.replace('.', '_')}"
-    root.register_buffer(attribute, constant_value(source, name), persistent=False)
+    value = constant_value(source, name)
+    # Equal ones share their memory, which they would not keep on another device under two names.
+    same = (known for known, kept in root.named_buffers(recurse=False) if kept is value)
+    attribute = next(same, None)
+    if attribute is None:
+        # A dot would be a path of submodules.
+        attribute = f"constant_{name.replace('.', '_')}"
+        root.register_buffer(attribute, value, persistent=False)
     return graph.get_attr(attribute)
 
 

@@ -139,6 +139,8 @@ class OperatorGraph:
         mutations: buffer name -> name of the tensor holding its value after the step.
         constants: values of the constant tensors (``torch.Tensor``, kept at broadcast-reduced
             shape); absent where the model has no data (meta device).
+        kept_constants: bytes of the constant tensors as they are kept, with the name of the first one that
+            lies in the same memory.
         aliases: state-dict keys that share a parameter: further key -> the key in ``tensors``.
         training: whether a backward pass follows.
         compute_dtype: ``float32`` leaves every operator in the model's own dtypes; ``bfloat16`` says that
@@ -151,6 +153,7 @@ class OperatorGraph:
     outputs: tuple[str, ...]
     mutations: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    kept_constants: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     training: bool = True
     notes: tuple[str, ...] = ()
@@ -158,6 +161,12 @@ class OperatorGraph:
 
     def __post_init__(self) -> None:
         validate(self)
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of the constants, which every rank has whole; what several share counts once."""
+        kept = (self.kept_constants[name] for name in self.tensors if name in self.kept_constants)
+        return sum(dict(kept).values())
 
     @cached_property
     def producer(self) -> dict[str, Operator]:

@@ -25,6 +25,7 @@ def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
         "mutations": dict(graph.mutations),
+        "kept_constants": {name: list(kept) for name, kept in graph.kept_constants.items()},
         "aliases": dict(graph.aliases),
         "training": graph.training,
         "notes": list(graph.notes),
@@ -41,6 +42,10 @@ def graph_from_dict(data: Mapping[str, Any]) -> OperatorGraph:
         inputs=tuple(data["inputs"]),
         outputs=tuple(data["outputs"]),
         mutations=dict(data["mutations"]),
+        # Files of earlier versions do not say.
+        kept_constants={
+            name: (first, size) for name, (first, size) in data.get("kept_constants", {}).items()
+        },
         aliases=dict(data["aliases"]),
         training=data["training"],
         notes=tuple(data["notes"]),

@@ -87,13 +87,26 @@ class PipelineEvaluation:
 
     @property
     def memory_bytes(self) -> float:
-        """Tensors of the fullest rank."""
-        return float(self.memory.sum(axis=1).max())
+        """Tensors and constants of the fullest rank."""
+        return float(self.peaks.max())
+
+    @property
+    def constants(self) -> np.ndarray:
+        """(places,) bytes of the constants that the stages of each place read."""
+        found = np.zeros(len(self.memory))
+        for number, stage in enumerate(self.strategy.stages):
+            found[self.strategy.place_of(number)] += stage.graph.atoms.graph.constant_bytes
+        return found
+
+    @property
+    def peaks(self) -> np.ndarray:
+        """(places,) tensors and constants of a rank of each place."""
+        return np.asarray(self.memory.sum(axis=1) + self.constants)
 
     @property
     def fullest(self) -> int:
         """The place whose ranks need most memory."""
-        return int(self.memory.sum(axis=1).argmax())
+        return int(self.peaks.argmax())
 
     def owners(self) -> list[Owned]:
         """Whose the bytes of :meth:`memory_curve` are."""
@@ -148,7 +161,7 @@ def evaluate_pipeline(
 
 def fits(found: PipelineEvaluation, prices: PipelinePrices) -> bool:
     """Whether each place keeps within the memory of its own kinds of devices, where places differ in them."""
-    return all(peak <= prices.room(place) for place, peak in enumerate(found.memory.sum(axis=1).tolist()))
+    return all(peak <= prices.room(place) for place, peak in enumerate(found.peaks.tolist()))
 
 
 def assemble(

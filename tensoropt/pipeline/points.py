@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import Mesh
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.plans import plan_part
 from tensoropt.pipeline.stages import is_crossing
@@ -71,6 +72,7 @@ def pipelined_point(
         additive: memory and time as a search added them up; by default as simulated.
     """
     fullest = found.memory[found.fullest]
+    constants = float(found.constants[found.fullest])
     seconds = np.sum([stage.metrics.sources[0] for stage in found.stages], axis=0)
     whole = float(seconds.sum()) or 1.0
     sent = found.sent_by(found.fullest * found.strategy.devices_per_place)
@@ -88,6 +90,7 @@ def pipelined_point(
         additive_memory_bytes=memory,
         additive_time_s=time_s,
         memory=tuple(float(size) for size in fullest),
+        terms={CONSTANTS: constants} if constants else {},
         space=space,
         choice=(),
         options=(),
@@ -101,7 +104,7 @@ def pipelined_point(
 
 
 def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
-    peaks = tuple(float(size) for size in found.memory.sum(axis=1))
+    peaks = tuple(float(size) for size in found.peaks)
     part = plan_part(found.strategy, mesh.names[1:], peaks, found.kinds)
     return {
         "operators": {n: o.model_dump(mode="json") for n, o in part.operators.items()},

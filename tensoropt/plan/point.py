@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import InfeasibleError
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import facts_html
@@ -197,7 +198,7 @@ def _additive(point: Point) -> tuple[float, float]:
 def check_budget(points: Sequence[Point], memory_bytes: float | None) -> None:
     """Raise :class:`InfeasibleError` where none of the points, leanest first, fits the budget."""
     if memory_bytes is not None and points[0].memory_bytes > memory_bytes:
-        beside = sum(points[0].terms.values())
+        beside = sum(size for name, size in points[0].terms.items() if name != CONSTANTS)
         told = f", of which {format_bytes(beside)} are estimates of what a process takes beside tensors"
         raise InfeasibleError(
             f"no plan fits {format_bytes(memory_bytes)}; the smallest plan needs "

@@ -18,7 +18,7 @@ from typing import Any
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.prices import Prices
-from tensoropt.costs.process_memory import NO_PROCESS, process_memory
+from tensoropt.costs.process_memory import process_memory
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
@@ -136,7 +136,7 @@ class Recorded:
             with_process: count what a process takes of a GPU beside tensors.
         """
         communication = CommunicationModel(cluster, mesh, self.links.get(mesh.label))
-        process = process_memory(cluster, self.graph) if with_process else NO_PROCESS
+        process = process_memory(cluster, self.graph, counted=with_process)
         return Prices(
             self.grouped,
             sizes,

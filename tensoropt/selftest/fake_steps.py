@@ -80,7 +80,8 @@ def watched(
                 of_device.append(issued(step.engine, step))
                 if device == "cuda":
                     with MadeOnTheCpu() as noted:
-                        tracked = max(tracked, tracked_memory(step)["peak"])
+                        found = tracked_memory(step)
+                        tracked = max(tracked, found["peak"] - found["constants"])
                     made |= noted.operators
     return {
         "alike": sent["cpu"] == sent["cuda"],

@@ -57,7 +57,9 @@ def _of_gpu(spec: ModelSpec) -> list[Figure]:
     name, allocated = short_name(spec), found["allocated"]
     return [
         Figure.share(
-            f"{name}: tracked, against the allocator", off(found["peak"] + beside, allocated), BOUND["cuda"]
+            f"{name}: tracked, against the allocator",
+            off(found["peak"] - found["constants"] + beside, allocated),
+            BOUND["cuda"],
         ),
         Figure.share(
             f"{name}: predicted, against the allocator",
@@ -85,10 +87,10 @@ def _of_cpu(spec: ModelSpec, folder: Path) -> list[Figure]:
     between = sum(found[kind] for kind in ("parameters", "gradients", "optimizer"))
     allocated = allocated_above(step, folder)
     predicted = predicted_peak(loaded, None)
-    name = short_name(spec)
+    name, tracked = short_name(spec), found["peak"] - found["constants"]
     return [
         Figure.share(
-            f"{name}: tracked, against the allocator", off(found["peak"], between + allocated), BOUND["cpu"]
+            f"{name}: tracked, against the allocator", off(tracked, between + allocated), BOUND["cpu"]
         ),
         Figure.share(
             f"{name}: predicted, against the allocator", off(predicted, between + allocated), BOUND["cpu"]

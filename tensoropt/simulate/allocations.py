@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensoropt.costs.process_memory import NO_PROCESS
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.caching_allocator import AllocatorPeaks, Block, CachingAllocator
@@ -91,7 +90,7 @@ def replayed(batch: Batch, row: int) -> dict[str, float]:
     memory is not counted.
     """
     process = batch.prices.process
-    if process is NO_PROCESS:
+    if not process.of_process:
         return {}
     requests = step_requests(batch, row)
     native, grown = (requests.replay(expandable=way, beside=process.blocks) for way in (False, True))

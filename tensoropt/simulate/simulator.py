@@ -45,8 +45,8 @@ class StepMetrics:
     Attributes:
         memory: (n, 5) the peak of tensors by kind, as in
             :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
-        terms: (n, 5) what a process takes beside tensors, as in
-            :data:`~tensoropt.costs.process_memory.TERMS`; zeros on CPU ranks.
+        terms: (n, 6) what a process takes beside tensors, and constants, as in
+            :data:`~tensoropt.costs.process_memory.TERMS`.
         total_s: the step; the slower of device and host.
         compute_s: device seconds: operators, copies, additions, optimizer.
         communication_s: seconds of all collectives.
@@ -513,7 +513,7 @@ class StepSimulator:
         return np.concatenate([self.lasting, at_peak], axis=1)
 
     def _terms(self) -> Floats:
-        """(n, 5) what a process takes beside tensors, with a communicator per set of axes it sends over."""
+        """(n, 6) what a process takes beside tensors, with a communicator per set of axes it sends over."""
         process, kinds = self.batch.prices.process, dict[Axes, dict[str, Flags]]()
         if process.counts_communicators and len(self.batch.mesh) > 1:
             # That of all ranks is there in any case: a job begins and ends with a barrier, which is a sum.

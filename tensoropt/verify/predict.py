@@ -9,6 +9,7 @@ from typing import Any
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.prices import Prices
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.costs.source import CostSource
 from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
@@ -57,8 +58,9 @@ def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
     if plan.placed is not None:
         rows += result_rows(placed_strategy(plan, graph))
     peaks = plan.pipeline.peak_bytes if plan.pipeline is not None else ()
-    # A tracker sees tensors, not what a process takes beside them.
-    return Prediction(rows, plan.predicted.tensor_bytes, plan.predicted.time_s, of_places=peaks)
+    # A tracker sees tensors and constants, not what a process takes beside them.
+    seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
+    return Prediction(rows, seen, plan.predicted.time_s, of_places=peaks)
 
 
 def of_each_rank(found: Prediction, strategy: PipelinedStrategy, costs: CostSource) -> Prediction:
@@ -131,7 +133,8 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
     ]
     strategy = PlacedStrategy(graph.graph, placement, transfers)
     rows += result_rows(strategy)
-    return strategy, Prediction(rows, simulated.memory_bytes, simulated.time_s)
+    constants = graph.graph.groups.atoms.graph.constant_bytes
+    return strategy, Prediction(rows, simulated.memory_bytes + constants, simulated.time_s)
 
 
 def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[Prediction]:
@@ -160,7 +163,8 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         rows = rows_of(found)
         seconds = float(simulated.total_s[0]), float(simulated.communication_s[0])
         order = _order(strategy, of_strategy, facts, costs)
-        predictions.append(Prediction(rows, float(simulated.memory.sum()), *seconds, order))
+        memory = float(simulated.memory.sum()) + strategy.graph.atoms.graph.constant_bytes
+        predictions.append(Prediction(rows, memory, *seconds, order))
     return predictions
 
 
@@ -194,7 +198,7 @@ def predict_pipelines(
                 found.total_s,
                 found.busiest.communication_s,
                 of_ranks=tuple(map(rows_of, sent)),
-                of_places=tuple(found.memory.sum(axis=1).tolist()),
+                of_places=tuple(found.peaks.tolist()),
             )
         )
     return [(strategy, one) for (strategy, _), one in zip(drawn, predictions, strict=True)]

@@ -61,9 +61,9 @@ def issued(engine: Engine, run: Callable[[], object]) -> list[Collective]:
 def tracked_memory(step: Step) -> dict[str, int]:
     """Bytes of a step: parameters, gradients, optimizer state, and the peak with all that a step makes.
 
-    On GPUs also the peaks of PyTorch's allocator in the same step: ``allocated`` to tensors, whoever made
-    them (inputs, constants and what the process has beside the step are among them), and ``reserved`` from
-    the device.
+    The peak counts the graph's constants, which are told beside it. On GPUs also the peaks of PyTorch's
+    allocator in the same step: ``allocated`` to tensors, whoever made them (inputs and what the process has
+    beside the step are among them), and ``reserved`` from the device.
 
     Args:
         step: one that was run already, so that the optimizer's state is there.
@@ -72,7 +72,10 @@ def tracked_memory(step: Step) -> dict[str, int]:
     tracker = MemoryTracker()
     # First: what is known as excluded is not counted when a later list has it too.
     tracker.exclude(step.inputs)
+    inputs_bytes = tracker.excluded_bytes
+    # They are there all the time: counted on top of the peak, as predictions have them.
     tracker.exclude(engine.module.buffers())
+    constants_bytes = tracker.excluded_bytes - inputs_bytes
     tracker.exclude(engine.buffers.values())
     sizes = {}
     # One list at a time: a step replaces its unsharded parameters, and nobody else may keep the old ones.
@@ -92,7 +95,9 @@ def tracked_memory(step: Step) -> dict[str, int]:
         torch.cuda.reset_peak_memory_stats(device)
     with tracker:
         step()
-    found = {**sizes, "peak": tracker.peak_bytes, "inputs_and_constants": tracker.excluded_bytes}
+    peak = tracker.peak_bytes + constants_bytes
+    found = {**sizes, "constants": constants_bytes, "peak": peak}
+    found["inputs_and_constants"] = tracker.excluded_bytes
     if on_gpu:
         engine.runtime.synchronize()
         found["allocated"] = torch.cuda.max_memory_allocated(device)

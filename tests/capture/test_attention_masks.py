@@ -125,6 +125,7 @@ def test_causal_masks_become_the_flag(name):
     graph = capture(model, (x,)).graph
     assert flags(graph) == [(True, True)]
     assert not graph.constants
+    assert any("is_causal" in note for note in graph.notes)
     check_same(model, graph, x)
 
 
@@ -192,6 +193,7 @@ def test_a_long_window_is_made_in_every_step():
     with torch.device("meta"):
         graph = capture(Long(lambda t: window(t, 4096)), (torch.empty(1, LONG, 4),)).graph
     assert flags(graph) == [(False, False)]
+    assert any("made in every step" in note for note in graph.notes)
     assert sum(value.numel() for value in graph.constants.values()) <= 2 * LONG
 
 

@@ -16,6 +16,7 @@ from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.catalog import process_memory_figures
 from tensoropt.costs.process_memory import (
+    CONSTANTS,
     NO_PROCESS,
     TERMS,
     Communicator,
@@ -72,7 +73,7 @@ def test_terms_by_hand(cluster, workspaces, levels):
 
 
 def test_cpu_ranks_have_none():
-    assert process_memory(load_cluster("local:2"), graph()) is NO_PROCESS
+    assert process_memory(load_cluster("local:2"), graph()) == NO_PROCESS
     assert named_terms(NO_PROCESS.constant()) == {}
     assert not NO_PROCESS.terms(3, [Sending(("gpu",), 2, {"all_reduce": np.ones(3, dtype=bool)})]).any()
 
@@ -101,8 +102,9 @@ def test_a_communicator_counts_for_who_sends_and_by_the_dearest_level():
         Sending(("unknown",), 3, {"all_to_all": first}),
     ]
     found = process.terms(2, sending)
-    assert found.tolist() == [[1, 2, 3, 100 + 30 + 20, 5], [1, 2, 3, 10, 5]]
-    assert dict(zip(TERMS, found[1].tolist(), strict=True)) == named_terms(process.constant(10.0))
+    assert found.tolist() == [[1, 2, 3, 100 + 30 + 20, 5, 0], [1, 2, 3, 10, 5, 0]]
+    named = dict(zip(TERMS, found[1].tolist(), strict=True))
+    assert {name: size for name, size in named.items() if size} == named_terms(process.constant(10.0))
 
 
 def explored(cluster: str, **more):
@@ -116,7 +118,7 @@ def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
     of = process_memory(load_cluster("dgx-h100x2[4]"), graph())
     assert len(found.points) > 1
     for index, point in enumerate(found.points):
-        assert set(point.terms) == set(TERMS)
+        assert set(point.terms) == set(TERMS) - {CONSTANTS}
         assert point.tensor_bytes == sum(point.memory)
         assert point.memory_bytes == pytest.approx(point.tensor_bytes + sum(point.terms.values()), rel=1e-12)
         predicted = found.plan(index).predicted
@@ -155,8 +157,32 @@ def test_cpu_results_name_no_terms_and_one_device_has_no_communicator():
     (cpu, *_), (gpu, *_) = (explored(name, process_memory=True).points for name in ("local:1", "dgx-h100[1]"))
     assert cpu.terms == cpu.allocator == {}
     assert cpu.memory_bytes == cpu.tensor_bytes
-    assert set(gpu.terms) == set(TERMS) - {"communicators"}
+    assert set(gpu.terms) == set(TERMS) - {"communicators", CONSTANTS}
     assert replace(gpu, terms={}).tensor_bytes == gpu.tensor_bytes
+
+
+def test_constants_are_counted_everywhere(tmp_path):
+    """A table of 32 rows in each of two layers, which lies in memory once."""
+
+    class Added(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x) + torch.arange(32.0)[:, None] * torch.arange(16.0)
+            return x.square().mean()
+
+    for cluster, counted in (("cpu:2", False), ("dgx-h100[2]", False), ("dgx-h100[2]", True)):
+        settings = {"measure": "never", "process_memory": counted}
+        found = tensoropt.explore(Added(), (torch.randn(8, 32, 16),), cluster=cluster, **settings)
+        assert {point.terms[CONSTANTS] for point in found.points} == {32 * 16 * 4}
+        point = found.points[0]
+        assert point.memory_bytes == pytest.approx(sum(point.memory) + sum(point.terms.values()))
+    found.save(tmp_path)
+    assert tensoropt.load(tmp_path).points[0].terms == point.terms
+    assert tensoropt.recost(found)[1][0].memory_bytes == pytest.approx(point.memory_bytes)
 
 
 def test_unless_asked_for_tensors_alone_are_counted():

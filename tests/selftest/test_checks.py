@@ -228,7 +228,7 @@ def test_memory_beside_a_gpus_allocator(
     mlp_alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracked = {"parameters": 100, "gradients": 100, "optimizer": 200, "peak": 1000}
-    tracked |= {"inputs_and_constants": 50, "allocated": 1080, "reserved": 2**21}
+    tracked |= {"constants": 0, "inputs_and_constants": 50, "allocated": 1080, "reserved": 2**21}
     monkeypatch.setattr(memory, "tracked_memory", lambda step: dict(tracked))
     monkeypatch.setattr(memory, "predicted_peak", lambda loaded, capability: 995.0)
     for name, answer in (

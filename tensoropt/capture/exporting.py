@@ -16,9 +16,10 @@ import torch
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from tensoropt.capture.blocks import Blocks, Likeness, Unlike, write_out
+from tensoropt.capture.inner_changes import changes_inside
 from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import keep_no_grad
-from tensoropt.capture.state import changes_inside, watched
+from tensoropt.capture.state import watched
 from tensoropt.capture.validity import valid_values
 from tensoropt.errors import CaptureError
 
@@ -98,7 +99,7 @@ def _functional(
     exported = torch.export.export(subject, args, dict(kwargs))
     # Before decomposition, which inlines such regions and leaves no trace of them.
     keep_no_grad(exported)
-    # The graph becomes functional, but composite operators (`linear`, attention) stay whole, as the table does
+    # The graph becomes functional, but composite operators (`linear`, attention) stay whole: the table does
     # not name them.
     return exported.run_decompositions(changes_inside(exported))
 

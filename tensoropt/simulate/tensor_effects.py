@@ -224,7 +224,9 @@ class TensorEffects(MoveEffects):
             found.append(self.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
             if beside and not keeps:
                 found += self._alive(name, size, at.made, beside, at)
-            found += self._alive(name, self.bytes(name, source), at.hub, present, at, stays=stays, until=until)
+            found += self._alive(
+                name, self.bytes(name, source), at.hub, present, at, stays=stays, until=until
+            )
         elif not keeps:
             users = [*present, *beside]
             found += self._alive(name, size, at.made, users, at, stays=stays, until=until)
@@ -237,9 +239,10 @@ class TensorEffects(MoveEffects):
         if not steps or not self.training or name not in self.graph.atoms.graph.mutations.values():
             return []
         size = self.bytes(name, whole)
-        workspace = max(self.resharding_bytes(steps, name) - size, 0)
-        begin = Effect(RESULTS, transient=size, workspace_bytes=workspace)
-        return [begin, _given_back(needed or FORWARD_END, size)]
+        found = [Effect(RESULTS, workspace_bytes=max(self.resharding_bytes(steps, name), size))]
+        if needed is not None and needed != FORWARD_END:
+            found += [Effect(FORWARD_END, transient=size), _given_back(needed, size)]
+        return found
 
     def _copy(
         self,

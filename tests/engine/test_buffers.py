@@ -26,9 +26,9 @@ from tensoropt.verify.recorder import compare_collectives
 from tests.costs.models import facts_of
 
 FILE = Path(__file__).parents[1] / "situations" / "state.py"
-BATCH_ALONE = ["queue", "codebook", "running_scale", "shifted", "instance_norms", "set_data"]
-"""Whose buffers follow the batch."""
-ANY = ["step_counter", "decay", "teacher", "spectral", "spectral_hooks", "group_norms"]
+BATCH_ALONE = ["step_counter", "queue", "codebook", "running_scale", "shifted", "instance_norms", "set_data"]
+"""Which run in one micro-batch only, most as their buffers follow the batch."""
+ANY = ["decay", "teacher", "spectral", "spectral_hooks", "group_norms"]
 OPTIONS = CheckOptions(optimizer="sgd", memory=False, timed_steps=0)
 
 
@@ -43,20 +43,20 @@ def agree(loaded: CapturedModel, strategies: list[Any], pool: RankPool) -> None:
     )
     for one in found:
         assert one.error is None
-        assert one.buffer_difference < 1e-5
-        assert one.parameter_difference < 1e-5
-        assert one.gradient_difference < 1e-4
+        assert one.numerics_ok
+        assert one.differences.buffer is not None
+        assert one.differences.buffer < 1e-5
 
 
 @pytest.mark.parametrize("name", BATCH_ALONE)
-def test_what_follows_the_batch_has_no_micro_batches(name: str) -> None:
+def test_micro_batches_are_refused(name: str) -> None:
     with pytest.raises(MicroBatchRefused):
         micro_strategies(load_model(spec(name)).graph, 2)
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("name", "micro_batches"), [*((n, 4) for n in ANY[:5]), *((n, 1) for n in BATCH_ALONE)]
+    ("name", "micro_batches"), [*((n, 4) for n in ANY[:4]), *((n, 1) for n in BATCH_ALONE)]
 )
 def test_any_strategy_changes_buffers_once_a_step(name: str, micro_batches: int, ranks: RankPool) -> None:
     loaded, rng, mesh = load_model(spec(name)), random.Random(0), (micro_batches, 2)
@@ -72,7 +72,6 @@ def test_any_strategy_changes_buffers_once_a_step(name: str, micro_batches: int,
         ("shifted", 1, "gpipe"),
         ("instance_norms", 1, "gpipe"),
         ("decay", 2, "1f1b"),
-        ("step_counter", 4, "gpipe"),
     ],
 )
 def test_stages_are_sent_the_buffers_that_they_read(

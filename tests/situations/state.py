@@ -243,7 +243,7 @@ def _seeded(make: Callable[[], nn.Module], *shapes: tuple[int, ...], classes: in
 
 
 def build_step_counter() -> Recipe:
-    """Runs, also in micro-batches: each step counts once."""
+    """Runs in one micro-batch, as a loss that is multiplied is no sum over micro-batches any more."""
     return _seeded(Steps, (8, 16))
 
 

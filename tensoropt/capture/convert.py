@@ -26,7 +26,6 @@ from tensoropt.capture.simplify import (
     viewed_shape,
     with_elements,
 )
-from tensoropt.capture.state import changed_parameters
 from tensoropt.capture.unsupported import NUMBER, higher_order, of_error, of_shape
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
@@ -427,21 +426,18 @@ class Converter:
         specs = self.exported.graph_signature.output_specs
         returned: list[Any] = []
         buffers: dict[str, torch.fx.Node] = {}
-        parameters: dict[str, torch.fx.Node] = {}
         by_key = {t.key: t.name for t in self.tensors.values() if t.kind == "buffer"}
         for argument, spec in zip(node.args[0], specs, strict=True):  # type: ignore[arg-type]
             if spec.kind.name == "BUFFER_MUTATION":
                 buffers[by_key[self._key(spec.target)]] = argument
-            elif spec.kind.name == "PARAMETER_MUTATION":
-                parameters[self._key(spec.target)] = argument
             elif spec.kind.name == "USER_INPUT_MUTATION":
                 self.notes.append(
                     f"input {spec.target} is changed in place by the model; a plan leaves it alone"
                 )
             else:
+                # Changed parameters are refused before (`state.py`).
+                assert spec.kind.name != "PARAMETER_MUTATION", spec.target
                 returned.append(argument)
-        if parameters:
-            raise changed_parameters(parameters)
         names = tuple(self._reference(a) for a in returned if isinstance(a, torch.fx.Node))
         taken = set(names)
         return names, {buffer: self._new_value(value, taken) for buffer, value in buffers.items()}

@@ -25,12 +25,13 @@ from tensoropt.capture.draws import note_of, seeded
 from tensoropt.capture.fidelity import EagerStep, eager_step
 from tensoropt.capture.forward_calls import followed_calls
 from tensoropt.capture.hooks import no_new_hooks
+from tensoropt.capture.inner_changes import changes_inside
 from tensoropt.capture.keys import any_names
 from tensoropt.capture.known import known_values
 from tensoropt.capture.lines import own_lines_kept
 from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
-from tensoropt.capture.state import changes_inside, watched
+from tensoropt.capture.state import watched
 from tensoropt.capture.unsupported import refusing
 from tensoropt.errors import CaptureError
 
@@ -173,7 +174,7 @@ def _functional(
         exported = torch.export.export(subject, args, dict(kwargs))
     # Before decomposition, which inlines such regions and leaves no trace of them.
     keep_no_grad(exported)
-    # The graph becomes functional, but composite operators (`linear`, attention) stay whole, as the table does
+    # The graph becomes functional, but composite operators (`linear`, attention) stay whole: the table does
     # not name them.
     return exported.run_decompositions(changes_inside(exported))
 

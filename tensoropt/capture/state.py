@@ -1,9 +1,9 @@
 """State that forward changes: what a graph can carry is written down in it, the rest is refused or said.
 
-A graph gives buffers their new values, and nothing else. Three things would be lost without a word: changes
-that an operator makes inside itself, changes through ``.data``, which export does not see, and whatever a
-module keeps outside of its buffers (parameters, plain tensors, lists, Python numbers): a plan's every step
-finds it as it was at capture.
+A graph gives buffers their new values, and nothing else. Without a word export would lose what is assigned to
+buffers (but for the outermost module's), what is changed through ``.data``, and whatever a module keeps
+outside of its buffers (parameters, plain tensors, lists, Python numbers): a plan's every step finds it as it
+was at capture. Changes that operators make inside themselves are found by ``inner_changes.py``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -24,111 +24,48 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch._decomp import _should_decompose_because_unsafe_op
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tensoropt.capture.lines import current_line
 from tensoropt.errors import CaptureError
 
-_LIBRARY = str(Path(torch.__file__).parent)
+_LIBRARY, _OWN = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 _MODULE = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 _SCALARS = (int, float, complex, bool, str, type(None))
 _CONTAINERS = (list, dict, set, tuple)
 _LIBRARIES = frozenset({"torch", "transformers", "tensoropt", "numpy", "builtins", "functools"})
 """Whose objects are not looked into."""
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 REMEDY = "register it in __init__ with register_buffer if later steps read it"
-
-
-# -- operators that change what they are given, inside -----------------------------------------------------
-
-
-def changes_inside(exported: Any) -> dict[Any, Callable[..., Any]]:
-    """How to decompose operators that are kept whole otherwise, where they change an operand inside.
-
-    Their schemas do not say so: they are made of operators of which some change what they are given
-    (``instance_norm`` its running statistics). Written out, these become functional, and the new values
-    results.
-    """
-    found: dict[Any, set[Any]] = {}
-    for node in exported.graph.nodes:
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
-            continue
-        # Those are written out in any case.
-        if _should_decompose_because_unsafe_op(target):
-            continue
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), _COMPOSITE):
-            continue
-        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-        use = _use(args, kwargs)
-        uses = found.setdefault(target, set())
-        if use not in uses and _changes(target, args, kwargs):
-            uses.add(use)
-    return {target: partial(_written_out, target, uses) for target, uses in found.items() if uses}
-
-
-def _use(args: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """What decides whether a call changes its operands: which of them there are, and all that is no
-    tensor."""
-    given = [*enumerate(args), *sorted(kwargs.items())]
-    shown = ((key, "tensor" if isinstance(value, torch.Tensor) else repr(value)) for key, value in given)
-    return tuple(f"{key}={value}" for key, value in shown)
-
-
-def _changes(target: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call changes an operand: its version counts that."""
-
-    def on_meta(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return torch.empty(tuple(map(int, value.shape)), dtype=value.dtype, device="meta")
-
-    with torch.no_grad(), _disable_current_modes():
-        try:
-            args, kwargs = tuple(map(on_meta, args)), {key: on_meta(value) for key, value in kwargs.items()}
-            given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
-            before = [v._version for v in given]
-            target._op_dk(_COMPOSITE, *args, **kwargs)
-        except Exception:  # what cannot be tried without data changes nothing that a graph could carry
-            return False
-        return [v._version for v in given] != before
-
-
-def _written_out(target: Any, uses: set[Any], *args: Any, **kwargs: Any) -> Any:
-    if _use(args, kwargs) not in uses:
-        return NotImplemented
-    return target._op_dk(_COMPOSITE, *args, **kwargs)
 
 
 # -- parameters --------------------------------------------------------------------------------------------
 
 
-def changed_parameters(changed: Mapping[str, torch.fx.Node]) -> CaptureError:
+def _changed_parameters(changed: Mapping[str, torch.fx.Node], places: Mapping[str, str]) -> CaptureError:
     """The error to raise for parameters that forward changes.
 
     Args:
         changed: the model's name of each, with the node of its new value.
+        places: where in the model's code, as far as that was seen.
     """
     name, node = next(iter(changed.items()))
     more = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
-    place = model_line(node.meta.get("stack_trace") or "")
-    renorm = "renorm" in str(node.target) or "renorm" in (node.meta.get("stack_trace") or "")
+    trace = node.meta.get("stack_trace") or ""
+    place, renorm = places.get(name) or _model_line(trace), "renorm" in f"{node.target} {trace}"
     hint = " (Embedding's max_norm does that: leave it out, and call renorm_ on its weight instead)"
     return CaptureError(
         f"the model changes its parameter {name}{more} in forward{place}, but in a plan only the optimizer "
         "changes parameters, on the ranks that store them. Change it between steps, under torch.no_grad() "
-        f"behind optimizer.step(){hint if renorm else ''}, or make it a buffer (register_buffer) if it is not "
-        "trained"
+        f"behind optimizer.step(){hint if renorm else ''}, or make it a buffer (register_buffer) if it is "
+        "not trained"
     )
 
 
-def model_line(trace: str) -> str:
+def _model_line(trace: str) -> str:
     """`` at FILE:LINE`` of the innermost frame of a stack trace that is not PyTorch's, or nothing."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    own = [(file, line) for file, line in frames if not file.startswith(_LIBRARY)]
+    own = [(file, line) for file, line in frames if not file.startswith((_LIBRARY, "<"))]
     return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
 
 
@@ -166,9 +103,20 @@ class Changes:
     reassigned: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _lines: dict[tuple[int, str], str] = field(default_factory=dict)
+    _parameters: dict[str, str] = field(default_factory=dict)
 
     def check(self, exported: Any, prefix: str) -> None:
-        """Refuse what the graph computes from the value at capture although forward changes it."""
+        """Refuse parameters that forward changes, and what the graph computes from the value at capture
+        although forward changes it."""
+        outputs, signature = exported.graph.output_node().args[0], exported.graph_signature
+        changed = {
+            spec.target.removeprefix(prefix): node
+            for spec, node in zip(signature.output_specs, outputs, strict=True)
+            if spec.kind.name == "PARAMETER_MUTATION"
+        }
+        if changed:
+            places = {name.removeprefix(prefix): place for name, place in self._parameters.items()}
+            raise _changed_parameters(changed, places)
         for spec in exported.graph_signature.input_specs:
             if spec.kind.name == "CONSTANT_TENSOR" and spec.target in self.reassigned:
                 raise _plain_tensor(spec.target.removeprefix(prefix), self.reassigned[spec.target])
@@ -204,7 +152,9 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[Changes]:
         changes.notes.clear()
         before = _state(subject)
         result = forward(module, *args, **kwargs)
-        _compare(before, _state(subject), dict(subject.named_modules()), changes, prefix)
+        modules = dict(subject.named_modules())
+        _compare(before, _state(subject), modules, changes, prefix)
+        _write_exchanged(before, modules)
         return result
 
     def set_attribute(module: nn.Module, name: str, value: Any) -> None:
@@ -219,7 +169,7 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[Changes]:
         mock.patch.object(type(subject), "forward", run),
         mock.patch.object(nn.Module, "__setattr__", set_attribute),
         mock.patch.object(nn.Module, "register_buffer", register_buffer),
-        _Data(subject),
+        _Writes(subject, changes),
     ):
         try:
             yield changes
@@ -279,25 +229,53 @@ def _compare(
         shown = str(place).removeprefix(prefix)
         if now.kind == "_parameters":
             raise CaptureError(
-                f"the model makes its parameter {shown} in forward{line}, where no optimizer knows it; make it "
-                "in __init__, and change it between steps only"
+                f"the model makes its parameter {shown} in forward{line}, where no optimizer knows it; make "
+                "it in __init__, and change it between steps only"
             )
         if now.kind == "_buffers":
-            # Exchanged, it has a new value in the graph.
-            if was is not None and was.kind == "_buffers" and was.value is not None:
-                continue
             if was is None:
                 del vars(module)["_buffers"][place.name]
-            raise CaptureError(
-                f"the model makes its buffer {shown} in forward{line}, so that the next step finds another "
-                "model; give it a tensor in __init__ (register_buffer)"
-            )
+            _check_buffer(shown, line, None if was is None else was.value, now.value)
+            continue
         if was is not None and isinstance(was.value, torch.Tensor):
             # What is overwritten before anybody reads it (weights that hooks compute) carries nothing over.
             changes.reassigned[str(place)] = line
         elif _carries_over(type(module), place.name, was, now):
             alike.setdefault((type(module), place.name), []).append((place, was))
     changes.notes += [_note(of, changes, modules, prefix) for of in alike.values()]
+
+
+def _check_buffer(name: str, line: str, was: torch.Tensor | None, now: torch.Tensor | None) -> None:
+    """Refuse a buffer that forward makes, or gives another shape."""
+    if was is None or now is None:
+        raise CaptureError(
+            f"the model makes its buffer {name} in forward{line}, so that the next step finds another model; "
+            "give it a tensor in __init__ (register_buffer)"
+        )
+    if was.shape != now.shape or was.dtype != now.dtype:
+        shapes = f"{list(now.shape)} of {now.dtype} instead of {list(was.shape)} of {was.dtype}"
+        raise CaptureError(
+            f"the model gives its buffer {name} another shape or type in forward{line} ({shapes}), so that "
+            "the next step finds another model; keep both, with padding where a part is empty"
+        )
+
+
+def _write_exchanged(before: Mapping[_Place, _Kept], modules: Mapping[str, nn.Module]) -> None:
+    """Write what forward has assigned to buffers into the tensors that were there, and put these back.
+
+    Export follows what is written, and of what is assigned only what the outermost module has. At the end of
+    forward nobody reads the old values any more.
+    """
+    exchanged = []
+    for place, was in before.items():
+        buffers = vars(modules[place.module])["_buffers"] if was.kind == "_buffers" else {}
+        now = buffers.get(place.name)
+        if now is not None and was.value is not None and now is not was.value:
+            # A copy, as it may be another buffer's old value.
+            exchanged.append((buffers, place.name, was.value, now.detach().clone()))
+    for buffers, name, value, new in exchanged:
+        value.copy_(new)
+        buffers[name] = value
 
 
 def _carries_over(owner: type, name: str, was: _Kept | None, now: _Kept) -> bool:
@@ -342,22 +320,33 @@ def _note(
     )
 
 
-class _Data(TorchFunctionMode):
-    """``.data`` of tensors as operators: read it is ``detach``, set it is a copy without gradient.
+def _line_now() -> str:
+    """`` at FILE:LINE`` where the model's code is right now."""
+    return f" at {current_line()}"
 
-    Export does not see what goes past autograd.
-    """
 
-    def __init__(self, model: nn.Module):
+class _Writes(TorchFunctionMode):
+    """Notes where parameters are written to, and makes operators of ``.data``, which goes past autograd so
+    that export does not see it: read it is ``detach``, set it is a copy without gradient."""
+
+    def __init__(self, model: nn.Module, changes: Changes):
         super().__init__()
-        self.model = model
+        self.model, self.changes = model, changes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (_GET, _SET) and _is_the_models(sys._getframe(1)):
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__") and func in (_GET, _SET) and _is_the_models(sys._getframe(1)):
             if func == _GET:
                 return args[0].detach()
             return self._set(*args)
+        if _WRITING.fullmatch(name) and args and isinstance(args[0], torch.Tensor):
+            self._note(args[0])
         return func(*args, **(kwargs or {}))
+
+    def _note(self, changed: torch.Tensor) -> None:
+        for name, parameter in self.model.named_parameters():
+            if parameter is changed:
+                self.changes._parameters.setdefault(name, _line_now())
 
     def _set(self, changed: torch.Tensor, value: torch.Tensor) -> None:
         stored = (*self.model.parameters(), *self.model.buffers())
@@ -365,13 +354,16 @@ class _Data(TorchFunctionMode):
         if not alike or not any(changed is one for one in stored):
             what = "a tensor that is no buffer" if alike else "a tensor to one of another shape or type"
             raise CaptureError(
-                f"the model sets .data of {what} at {current_line()}, which a graph cannot hold; compute a new tensor "
-                "instead, and detach() what shall have no gradient"
+                f"the model sets .data of {what}{_line_now()}, which a graph cannot hold; compute a new "
+                "tensor instead, and detach() what shall have no gradient"
             )
+        self._note(changed)
         with torch.no_grad():
             changed.copy_(value)
 
 
+_WRITING = re.compile(r"[a-z]\w*_|__i\w+__|__setitem__|embedding_renorm_")
+"""Names of functions that write to their first operand."""
 _GET, _SET = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 

@@ -72,9 +72,7 @@ REDUCE_LAST, GATHER_ONCE = When("optimizer", "reduce"), When("optimizer", "unsha
 # Of a tensor.
 MADE, HUB, OUTPUT = (When("forward", what) for what in ("made", "hub", "output"))
 FORWARD_END = When("forward", "end")
-# Results of the model, and new values of buffers, are made whole one after the other when all is computed; and
-# all of a micro-batch is over.
-RESULTS, BACKWARD_END = When("forward", "results"), When("backward", "over")
+BACKWARD_END = When("backward", "over")
 MADE_AGAIN, HUB_AGAIN = When("again", "made"), When("again", "hub")
 OUTPUT_BACK, HUB_BACK, GRADIENT = (When("backward", what) for what in ("output", "hub", "made"))
 # Of a tensor's reader; see reader.

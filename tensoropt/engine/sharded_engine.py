@@ -135,8 +135,8 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         """Results of one micro-batch.
 
         All micro-batches of a step read the buffers as the step before left them, and make the same new
-        values of them (``micro_batch_strategies``): those of the last one are put aside unless ``evaluating``,
-        for :meth:`_take_buffers`.
+        values of them (``micro_batch_strategies``): those of the last one are put aside for
+        :meth:`_take_buffers`, unless ``evaluating``.
         """
         self._gather_ahead(evaluating)
         # Where gradients are reduced last, the unsharded parameter is the leaf that collects them.
@@ -147,15 +147,14 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         count = len(self.lowered.outputs)
         if not evaluating and self.runtime.micro_batch == self.strategy.micro_batches - 1:
             self._new_buffers = dict(zip(self.lowered.mutations, results[count:], strict=True))
-        return (
-            *map(_in_own_memory, results[: len(self.source.outputs)]),
-            *results[len(self.source.outputs) : count],
-        )
+        own = len(self.source.outputs)
+        return (*map(_in_own_memory, results[:own]), *results[own:count])
 
     def _take_buffers(self) -> None:
         """Buffers take the values that the step has made of them."""
         for name, value in self._new_buffers.items():
-            # Not written in place: autograd may have saved the old value. Nor copied: it has memory of its own.
+            # Not written in place, as autograd may have saved the old value; and not copied, as the new one
+            # has memory of its own.
             self.buffers[name] = value.detach()
         self._new_buffers = {}
 

@@ -59,6 +59,7 @@ class KernelStorages(TorchDispatchMode):
 
 
 def _in_storage(value: torch.Tensor, elements: int) -> torch.Tensor:
-    if elements <= value.numel():
+    # What has no elements at all was not made (the bags of a sum).
+    if not 0 < value.numel() < elements:
         return value
     return value.new_empty(elements).as_strided(value.shape, value.stride())

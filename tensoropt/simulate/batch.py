@@ -16,22 +16,18 @@ from functools import cached_property, partial
 import numpy as np
 
 from tensoropt.costs.effects import (
-    BACKWARD_END,
     COMPLETE,
     FORWARD_END,
     USED,
     Effect,
     Effects,
-    Reading,
     When,
     joined,
     reader,
-    storage_end,
 )
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.together_effects import Use
-from tensoropt.ops.families.stages import ARRIVE, DEPART
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import Storage, whole_layout
@@ -39,6 +35,7 @@ from tensoropt.simulate.candidates import Candidates
 from tensoropt.simulate.effect_tables import Place
 from tensoropt.simulate.gradient_aliases import GradientAliases
 from tensoropt.simulate.known import Kind, Known
+from tensoropt.simulate.new_buffers import NewBuffers
 from tensoropt.simulate.overlap import BLOCKING, Overlap
 from tensoropt.simulate.readings import Column, Readings, distinct
 from tensoropt.simulate.step_schedule import Reader, Resolver, StepSchedule, step_schedule
@@ -140,21 +137,6 @@ class _TensorPlan:
     kind: Hashable
 
 
-@dataclass(frozen=True)
-class _Needed:
-    """Until when the old value of a buffer is needed.
-
-    Attributes:
-        buffer: whether there is one.
-        ends: the positions of the backwards that may need it.
-        which: per strategy the number of the last of these that does; -1 where none does.
-    """
-
-    buffer: bool
-    ends: tuple[int, ...]
-    which: Indices
-
-
 class Batch:
     """Strategies ready to be simulated together.
 
@@ -195,6 +177,7 @@ class Batch:
         # Made before the owners: how long a tensor's storage lives depends on who reads its views and gets
         # its gradient.
         self._views, self._gradients = ViewAliases(*told), GradientAliases(*told)
+        self._new_buffers = NewBuffers(*told)
         by_kind: dict[Hashable, list[Chosen]] = {}
         self._order: list[Where] = []
         for kind, chosen in self._chosen():
@@ -328,15 +311,8 @@ class Batch:
         written, hub = self.readings.written(group.name, name), self.readings.hub(name)
         read = [self.readings.read(one.name, name) for one in plan.readers]
         ends, gradients = self._gradients.storages(group, name)
-        first, needed = len(ends), self._needed(name)
-        ends = (*ends, *needed.ends)
-
-        def until(row: int) -> When | None:
-            if self._in_stage or not needed.buffer:
-                return None
-            if self.mesh[0] > 1:  # buffers take their new values when all micro-batches are over
-                return BACKWARD_END
-            return storage_end(first + int(needed.which[row])) if needed.which[row] >= 0 else FORWARD_END
+        first, taken = len(ends), self._new_buffers.taken(name)
+        ends = (*ends, *taken.ends)
 
         def make(row: int) -> Effects:
             return self._of_tensors.tensor(
@@ -348,62 +324,18 @@ class Batch:
                 gradients.at(row),
                 tuple(self._views.users(plan.views, row, plan.orders)),
                 plan.orders[: len(plan.readers)],
-                until(row),
+                taken.until(row, first),
             )
 
         columns = [
             written.which,
-            needed.which + 1,
+            taken.which + 1,
             *(one.which for one in read),
             *((hub.which,) if hub else ()),
         ]
         columns += [*self._views.columns(plan.views), gradients.which]
         position = self.schedule.of_tensor(group.name, name, plan.places, ends)
         return Chosen(("tensor", name), columns, make, position, ends)
-
-    @cached_property
-    def _in_stage(self) -> bool:
-        """Whether this is a stage of a pipeline, whose place holds new values of buffers until the step is
-        over (``pipeline/memory.py``)."""
-        return any(group.anchor.target in (ARRIVE, DEPART) for group in self.graph.groups)
-
-    def _needed(self, name: str) -> _Needed:
-        """Until when the old value of a buffer is needed whose new one a tensor is."""
-        source = self.graph.atoms.graph
-        buffer = next((old for old, new in source.mutations.items() if new == name), None)
-        keeping = [] if buffer is None else list(self._keeping(buffer))
-        found = np.full(self.count, -1, dtype=np.int64)
-        ends = tuple(self.schedule.position("backward", "compute", group.name) for group, _ in keeping)
-        for number in sorted(range(len(ends)), key=ends.__getitem__):
-            found[keeping[number][1]] = number
-        return _Needed(buffer is not None, ends, found)
-
-    def _keeping(self, buffer: str) -> Iterator[tuple[Group, np.ndarray]]:
-        """The groups whose backward may need a buffer, each with the strategies in which it does: those that
-        read it, and those that read a view of it where it lies."""
-        for group in self.graph.groups:
-            if buffer not in group.free:
-                continue
-            yield group, self.readings.keeps(group.name, buffer)
-            for name in group.writes:
-                view = self.readings.keeps(group.name, buffer, name)
-                for reader_group in self.schedule.readers.get(name, ()) if view.any() else ():
-                    reads = self.readings.read(reader_group.name, name)
-                    kept = np.array([one.kept or one.again for one in reads.values], dtype=bool)
-                    yield reader_group, view & kept[reads.which] & ~self._moved(group.name, name, reads)
-
-    def _moved(self, maker: str, name: str, reads: Column[Reading]) -> np.ndarray:
-        """Per strategy whether a reader of a tensor has a copy of its own."""
-        hub, written = self.readings.hub(name), self.readings.written(maker, name)
-        found = [
-            bool(
-                self._of_tensors.steps(
-                    name, hub.at(row) if hub else written.at(row).layout, reads.at(row).layout
-                )[0]
-            )
-            for row in range(self.count)
-        ]
-        return np.array(found, dtype=bool)
 
     def _parameter(self, name: str) -> tuple[Hashable, Chosen]:
         tensor, stored = self.graph.atoms.graph.tensors[name], self.stored[name]

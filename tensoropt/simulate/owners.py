@@ -144,8 +144,8 @@ class StepOwners:
         words = self.batch.schedule.moments[at - effect.after].words
         since = f"the end of {words}" if effect.after else words
         return _Block(
-            _operator(self.batch, owner), owner.name, self._what(owner, effect, kind), kind, size, at, self.count,
-            since, "the end of the step",
+            _operator(self.batch, owner), owner.name, self._what(owner, effect, kind), kind,
+            size, at, self.count, since, "the end of the step",
         )  # fmt: skip
 
     def _what(self, owner: Owner, effect: Effect, kind: str) -> str:

@@ -205,8 +205,6 @@ class StepSchedule:
                     return self.computed(when.phase, producer)
                 case "end":
                     return self.forward_end if when == FORWARD_END else ends[when.number]
-                case "results":
-                    return self.forward_end - 1
                 case "over":
                     return self.last - 1
                 case "read":
@@ -281,6 +279,10 @@ def _forwards(graph: GroupGraph, blocks: Blocks | None) -> Iterator[Moment]:
         if group.name in begins:
             yield Moment("forward", "begin", group.name)
         yield from _forward(graph, group, "forward")
+    # New values of buffers are made whole one after the other, when all is computed.
+    makers = {name: group.name for group in graph.groups for name in group.writes}
+    for name in graph.atoms.graph.mutations.values():
+        yield Moment("forward", "output", makers[name], name)
 
 
 def _end(graph: GroupGraph) -> Iterator[Moment]:
@@ -338,7 +340,7 @@ def _forward(graph: GroupGraph, group: Group, phase: Literal["forward", "again"]
     yield Moment(phase, "inner", group.name)
     for made, name in _made(graph, group):
         # A result of the model has left it in the first forward, and is not gathered again.
-        if phase == "forward" or made != "output":
+        if made == "hub" or (phase == "forward" and name in graph.atoms.graph.outputs):
             yield Moment(phase, made, group.name, name)
 
 

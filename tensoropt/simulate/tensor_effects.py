@@ -24,10 +24,10 @@ from tensoropt.costs.effects import (
     HUB_BACK,
     MADE,
     MADE_AGAIN,
+    OUTPUT,
     READ,
     READ_AGAIN,
     READ_BACK,
-    RESULTS,
     USED,
     USED_AGAIN,
     USED_BACK,
@@ -217,7 +217,8 @@ class TensorEffects(MoveEffects):
         stays = not at.again and (leaves_model(self.graph, name) or not reads or write.given)
         moves = self.steps(name, write.layout, source)[0]
         # One that is made whole when all is computed takes the buffer's place as that.
-        until = None if at.again or self.steps(name, source, output_layout(source))[0] else needed
+        later = not at.again and self._whole_later(name, source)
+        until = None if at.again or later else needed
         if moves:
             # The original lives during the move; it is workspace where nobody counts it otherwise.
             workspace = (0 if keeps or beside else size) + self.resharding_bytes(moves, name)
@@ -229,19 +230,22 @@ class TensorEffects(MoveEffects):
             )
         elif not keeps:
             users = [*present, *beside]
-            found += self._alive(name, size, at.made, users, at, stays=stays, until=until)
+            found += self._alive(name, size, at.made, users, at, stays=stays, until=until, later=later)
         return found
 
     def _made_whole(self, name: str, source: Layout, needed: When | None) -> list[Effect]:
-        """Memory of a buffer's new value that is not made whole: it becomes so beside what it was made of."""
-        whole = output_layout(source)
-        steps = self.steps(name, source, whole)[0]
-        if not steps or not self.training or name not in self.graph.atoms.graph.mutations.values():
+        """Memory of a buffer's new value that is not made whole."""
+        if not self._whole_later(name, source):
             return []
-        size = self.bytes(name, whole)
-        workspace = max(self.resharding_bytes(steps, name) - size, 0)
-        begin = Effect(RESULTS, transient=size, workspace_bytes=workspace)
-        return [begin, _given_back(needed or FORWARD_END, size)]
+        whole = output_layout(source)
+        size, steps = self.bytes(name, whole), self.steps(name, source, whole)[0]
+        begin = Effect(OUTPUT, workspace_bytes=self.resharding_bytes(steps, name))
+        return [begin, Effect(OUTPUT, after=True, transient=size), _given_back(needed or FORWARD_END, size)]
+
+    def _whole_later(self, name: str, source: Layout) -> bool:
+        """Whether a tensor is a buffer's new value that is still to be made whole."""
+        mutated = self.training and name in self.graph.atoms.graph.mutations.values()
+        return mutated and bool(self.steps(name, source, output_layout(source))[0])
 
     def _copy(
         self,
@@ -272,12 +276,14 @@ class TensorEffects(MoveEffects):
         *,
         stays: bool = False,
         until: When | None = None,
+        later: bool = False,
     ) -> list[Effect]:
         """A storage that users find: alive until the last one, or kept from the first that needs it.
 
         Args:
             stays: nobody lets go of it before forward is over.
             until: when it takes the place of a buffer, whoever else has it.
+            later: a buffer's new value is made of it when all is computed.
         """
         found = [Effect(begin, after=True, transient=size)]
         if until is not None:
@@ -290,6 +296,8 @@ class TensorEffects(MoveEffects):
         if keeper is not None:
             found.append(Effect(reader(keeper.number, at.used), kept=size, transient=-size))
             found.append(Effect(reader(keeper.number, USED_BACK), after=True, kept=-size))
+        elif later:
+            found.append(Effect(OUTPUT, after=True, transient=-size))
         elif stays:
             found.append(Effect(FORWARD_END, transient=-size))
         elif users:

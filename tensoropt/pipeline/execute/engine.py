@@ -222,7 +222,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         self._share_buffers()
 
     def _send_buffer(self, name: str, place: int) -> None:
-        # In place where it is received: every micro-batch's backward is over, and nothing needs the old value.
+        # In place where it is received: no backward is left that needs the old value.
         value = self.buffers[name]
         sent = value.contiguous()
         dist.broadcast(sent, dist.get_global_rank(self._along, place), group=self._along)

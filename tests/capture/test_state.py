@@ -1,0 +1,95 @@
+"""State that forward changes: in the graph, refused by name, or said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tensoropt.capture import capture
+from tensoropt.capture.rebuild import rebuild
+from tensoropt.errors import CaptureError
+from tests.situations import state
+
+IN_GRAPH = {
+    state.build_decay: {"mask"},
+    state.build_shifted: {"mean", "before"},
+    state.build_set_data: {"kept"},
+    state.build_queue: {"queue", "place"},
+    state.build_codebook: {"book", "sums", "sizes"},
+    state.build_teacher: {"weight", "bias"},
+    state.build_instance_norms: {f"norms.{n}.running_{what}" for n in (0, 2) for what in ("mean", "var")},
+}
+"""Builders, and the buffers whose new values the graph has."""
+
+
+@pytest.mark.parametrize("build", IN_GRAPH)
+def test_new_values_of_buffers_are_those_of_the_model(build: Callable[[], state.Recipe]) -> None:
+    model, args = build()
+    graph = capture(model, args).graph
+    assert {graph.tensors[name].key for name in graph.mutations} == IN_GRAPH[build]
+    # Each lies in memory of its own, so that nobody has to copy it.
+    assert len(set(graph.mutations.values())) == len(graph.mutations)
+    assert all(graph.tensors[new].kind == "activation" for new in graph.mutations.values())
+    rebuilt, (own, given) = rebuild(graph, model), build()
+    for _ in range(2):
+        assert float(rebuilt(*args)) == pytest.approx(float(own(*given)), rel=1e-5)
+    found = dict(rebuilt.named_buffers())
+    for key, value in own.named_buffers():
+        if key in IN_GRAPH[build]:
+            torch.testing.assert_close(found[key], value)
+
+
+@pytest.mark.parametrize("build", state.REFUSED)
+def test_what_no_graph_can_hold_is_refused(build: Callable[[], state.Recipe]) -> None:
+    model, args = build()
+    before = {name: id(value) for name, value in model.named_buffers()}
+    with pytest.raises(CaptureError, match=re.compile(state.REFUSED[build], re.DOTALL)):
+        capture(model, args)
+    assert {name: id(value) for name, value in model.named_buffers()} == before
+
+
+def test_numbers_and_lists_that_change_are_said() -> None:
+    for build, name in ((state.build_python_counter, "count"), (state.build_list, "found")):
+        model, args = build()
+        (note,) = capture(model, args).graph.notes
+        assert note.startswith(f"forward changes {name}")
+    assert model.count == 1
+
+
+class Written(nn.Module):
+    """Attributes that forward sets and nothing reads, or reads only once it has set them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(4, 4), torch.zeros(4)
+        self.last: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x
+        self.seen = x.mean(0)
+        return (self.layer(x) * self.seen).mean()
+
+
+def test_what_carries_nothing_over_is_not_mentioned() -> None:
+    assert not capture(Written(), (torch.randn(3, 4),)).graph.notes
+
+
+class Reshaped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("kept", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = x.detach()
+        return self.layer(x).mean()
+
+
+def test_buffers_of_another_shape_are_refused() -> None:
+    with pytest.raises(CaptureError, match=r"kept another shape or type .*\[3, 4\].*instead of \[4\]"):
+        capture(Reshaped(), (torch.randn(3, 4),))

@@ -1,0 +1,101 @@
+"""Models whose forward changes buffers: in any plan each step changes them as the model itself does."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
+from tensoropt.execute.executable import executable_of
+from tensoropt.pipeline.schedules import SCHEDULES
+from tensoropt.profiling.workload import workload
+from tensoropt.ranks.pool import RankPool
+from tensoropt.sharding.configurations import MicroBatchRefused
+from tensoropt.simulate.collectives import predicted_collectives
+from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.verify.fake_ranks import check_on_fake_ranks
+from tensoropt.verify.predict import rows_of
+from tensoropt.verify.random_pipelines import random_pipeline
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.rank_checks import CheckOptions
+from tensoropt.verify.real_ranks import verify_strategies
+from tensoropt.verify.recorder import compare_collectives
+from tests.costs.models import facts_of
+
+FILE = Path(__file__).parents[1] / "situations" / "state.py"
+BATCH_ALONE = ["step_counter", "queue", "codebook", "running_scale", "shifted", "instance_norms", "set_data"]
+"""Which run in one micro-batch only, most as their buffers follow the batch."""
+ANY = ["decay", "teacher", "spectral", "spectral_hooks", "group_norms"]
+OPTIONS = CheckOptions(optimizer="sgd", memory=False, timed_steps=0)
+
+
+def spec(name: str) -> ModelSpec:
+    return ModelSpec(f"{FILE}:build_{name}", 0)
+
+
+def agree(loaded: CapturedModel, strategies: list[Any], pool: RankPool) -> None:
+    """After three steps all ranks have the buffers, parameters and gradients of the unsplit model."""
+    found = verify_strategies(
+        loaded.spec, [executable_of(one).to_dict() for one in strategies], pool=pool, options=OPTIONS
+    )
+    for one in found:
+        assert one.error is None
+        assert one.numerics_ok
+        assert one.differences.buffer is not None
+        assert one.differences.buffer < 1e-5
+
+
+@pytest.mark.parametrize("name", BATCH_ALONE)
+def test_micro_batches_are_refused(name: str) -> None:
+    with pytest.raises(MicroBatchRefused):
+        micro_strategies(load_model(spec(name)).graph, 2)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("name", "micro_batches"), [*((n, 4) for n in ANY[:4]), *((n, 1) for n in BATCH_ALONE)]
+)
+def test_any_strategy_changes_buffers_once_a_step(name: str, micro_batches: int, ranks: RankPool) -> None:
+    loaded, rng, mesh = load_model(spec(name)), random.Random(0), (micro_batches, 2)
+    micro = micro_strategies(loaded.graph, micro_batches)
+    agree(loaded, [random_strategy(loaded.graph, mesh, micro, rng, recompute=0.3) for _ in range(2)], ranks)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("name", "micro_batches", "schedule"),
+    [
+        ("running_scale", 1, "gpipe"),
+        ("shifted", 1, "gpipe"),
+        ("instance_norms", 1, "gpipe"),
+        ("decay", 2, "1f1b"),
+    ],
+)
+def test_stages_are_sent_the_buffers_that_they_read(
+    name: str, micro_batches: int, schedule: str, ranks: RankPool
+) -> None:
+    assert schedule in SCHEDULES
+    loaded, rng = load_model(spec(name)), random.Random(0)
+    drawn = [random_pipeline(loaded.graph, (micro_batches, 2), schedule, rng) for _ in range(3)]
+    if name in ("running_scale", "decay"):
+        assert any(one.sent_buffers for one in drawn)
+    agree(loaded, drawn, ranks)
+
+
+@pytest.mark.parametrize("name", ["queue", "codebook", "teacher", "decay", "running_scale", "instance_norms"])
+def test_memory_and_collectives_are_predicted(name: str) -> None:
+    loaded, rng = load_model(spec(name)), random.Random(0)
+    for micro_batches in (1, 2) if name in ANY else (1,):
+        mesh, micro = (micro_batches, 2), micro_strategies(loaded.graph, micro_batches)
+        for _ in range(3):
+            strategy = random_strategy(loaded.graph, mesh, micro, rng, recompute=0.3)
+            works = {n: workload(loaded.graph, c, mesh) for n, c in strategy.configurations.items()}
+            facts = {n: facts_of(w) for n, w in works.items()}
+            found = check_on_fake_ranks(loaded, strategy, "sgd")
+            predicted = memory_curve(strategy, facts, "sgd").peak.total
+            assert predicted == pytest.approx(found.memory_tracked_bytes, rel=0.01, abs=64)
+            issued = [{**row, "axes": [a - 1 for a in row["axes"]]} for row in found.collectives_issued]
+            assert not compare_collectives(rows_of(predicted_collectives(strategy, facts)), issued)

@@ -43,7 +43,7 @@ class Several(nn.Module):
             side = torch.tanh(self.tower(x))
             h = torch.tanh(h * side) + side
         elif self.how == "penalty":
-            return self.last(h).square().mean() + self.own.square().mean()
+            return self.last(h).square().mean() + self.last.weight.square().mean()
         return self.last(h).square().mean()
 
 
@@ -66,7 +66,7 @@ def test_one_way_from_a_parameter_to_what_arrived_is_found(how):
 @pytest.mark.parametrize(
     ("how", "parameter"),
     [
-        ("gru", "recurrent_weight_hh"), ("a tower read twice", "tower_weight"), ("penalty", "own"),
+        ("gru", "recurrent_weight_hh"), ("a tower read twice", "tower_weight"), ("penalty", "last_weight"),
     ],
 )  # fmt: skip
 def test_several_ways_are_not(how, parameter):

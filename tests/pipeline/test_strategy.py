@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,9 +18,15 @@ from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict, 
 from tensoropt.sharding.regions import find_regions
 from tensoropt.verify.random_pipelines import random_pipeline
 from tests.costs.models import four, gpt2, llama, problem
-from tests.pipeline.models import skip, sliced, split_along_the_batch, tables, tied
+from tests.pipeline.models import Recipe, skip, sliced, split_along_the_batch, tables, tied
+from tests.situations.readers import WIDTH, Twice
 
 FIRST = "p_model_first_weight"
+
+
+def read_twice() -> Recipe:
+    """Each of two blocks reads its weight twice."""
+    return Twice(2), (torch.randn(8, WIDTH),), {}
 
 
 def edited(strategy: PipelinedStrategy, change: Callable[[dict[str, Any]], Any]) -> PipelinedStrategy:
@@ -163,12 +170,15 @@ def test_what_takes_backward_apart_recomputes_nothing() -> None:
 
 def test_what_takes_backward_apart_finds_each_gradient() -> None:
     """PyTorch's split backward gives wrong gradients of a projection whose slices are read."""
-    graph = problem(sliced).graph
-    with pytest.raises(PlanError, match=r"of p_model_weight in stage 1, it is read 2 times .*; use 1f1b or"):
-        split_along_the_batch(graph, (1,), (4, 2), "zero_bubble")
-    assert split_along_the_batch(graph, (1,), (4, 2), "1f1b")
+    graph = problem(read_twice).graph
+    cut = next(number for number, group in enumerate(graph.groups) if group.name == "linear_3")
+    with pytest.raises(
+        PlanError, match=r"of p_model_blocks_1_weight in stage 1, it is read 2 times .*; use 1f"
+    ):
+        split_along_the_batch(graph, (cut,), (4, 2), "zero_bubble")
+    assert split_along_the_batch(graph, (cut,), (4, 2), "1f1b")
     # The first stage's backward is whole.
-    assert split_along_the_batch(graph, (4,), (4, 2), "zero_bubble")
+    assert split_along_the_batch(problem(sliced).graph, (4,), (4, 2), "zero_bubble")
 
 
 # -- as plain data --------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class ParallelModel(ABC, Generic[E]):
         compare = compare_ranks and self.engine.runtime.distributed
         names = self.convention.input_names()
         self._same = SameCalls(names, self.engine.reads(), self.device) if compare else None
-        # Checks are no part of what a compiler is given.
+        # Checks are no part of what a compiler is given; they break its graph in front of the model's.
         self._inputs_of_call = torch.compiler.disable(self._checked_inputs)
         # Before gradients are shown, which need the new parameters as owners.
         self._replace_parameters()

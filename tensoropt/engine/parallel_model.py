@@ -165,9 +165,9 @@ class ParallelModel(ABC, Generic[E]):
                 owner, attribute = _owner(self.model, each)
                 owner._parameters[attribute] = self.parameters[tensor.name]
                 self.names[each], self.shapes[each] = tensor.name, tensor.shape
-        keys = {parameter: key for key, parameter in old.items()}
-        new = {parameter: self.parameters[self.names[key]] for key, parameter in old.items()}
-        hand_over(new, lambda parameter, value: self.stored(keys[parameter], value))
+        key_of = {parameter: key for key, parameter in old.items()}
+        successors = {parameter: self.parameters[self.names[key]] for parameter, key in key_of.items()}
+        hand_over(successors, lambda parameter, value: self.stored(key_of[parameter], value))
         self._forgotten = Forgotten(old)
 
     def _watch(self) -> None:

@@ -109,7 +109,7 @@ class Returned:
         """The field of a named tuple that is found by its number."""
         return fields[self.key] if self.keys and isinstance(self.key, int) else None
 
-    def _made_bare(self, container: type, loss: torch.Tensor) -> Any:
+    def _made_bare(self, container: Any, loss: torch.Tensor) -> Any:
         """An object whose class was not asked to make it: its constructor cannot do with None."""
         found = container.__new__(container)
         if isinstance(found, MutableMapping):

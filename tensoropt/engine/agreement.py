@@ -64,7 +64,7 @@ def text_hash(text: str) -> int:
 def gathered(row: torch.Tensor) -> torch.Tensor:
     """The rows of all ranks, of as many numbers on each, on the host."""
     rows = torch.empty(dist.get_world_size() * row.numel(), dtype=row.dtype, device=row.device)
-    dist.all_gather_into_tensor(rows, row)
+    dist.all_gather_single(rows, row)
     return rows.view(-1, row.numel()).cpu()
 
 

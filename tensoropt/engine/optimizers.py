@@ -34,7 +34,8 @@ def hand_over(
     for optimizer in _alive():
         for group in optimizer.param_groups:
             group["params"] = [new.get(id(p), p) for p in group["params"]]
-        for old in [p for p in optimizer.state if id(p) in new]:
+        olds: list[Any] = [p for p in optimizer.state if id(p) in new]
+        for old in olds:
             state = optimizer.state.pop(old)
             optimizer.state[new[id(old)]] = {
                 field: stored(old, value) if is_state_of(old, field, value) else value

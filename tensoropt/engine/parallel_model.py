@@ -65,7 +65,7 @@ class ParallelModel(ABC, Generic[E]):
         compare = compare_ranks and self.engine.runtime.distributed
         names = self.convention.input_names()
         self._same = SameCalls(names, self.engine.reads(), self.device) if compare else None
-        # Checks are no part of what a compiler is given.
+        # Checks are no part of what a compiler is given; they break its graph in front of the model's.
         self._inputs_of_call = torch.compiler.disable(self._checked_inputs)
         # Before gradients are shown, which need the new parameters as owners.
         self._replace_parameters()
@@ -165,9 +165,9 @@ class ParallelModel(ABC, Generic[E]):
                 owner, attribute = _owner(self.model, each)
                 owner._parameters[attribute] = self.parameters[tensor.name]
                 self.names[each], self.shapes[each] = tensor.name, tensor.shape
-        keys = {parameter: key for key, parameter in old.items()}
-        new = {parameter: self.parameters[self.names[key]] for key, parameter in old.items()}
-        hand_over(new, lambda parameter, value: self.stored(keys[parameter], value))
+        key_of = {parameter: key for key, parameter in old.items()}
+        successors = {parameter: self.parameters[self.names[key]] for parameter, key in key_of.items()}
+        hand_over(successors, lambda parameter, value: self.stored(key_of[parameter], value))
         self._forgotten = Forgotten(old)
 
     def _watch(self) -> None:

@@ -147,7 +147,7 @@ def teach_checkpoints() -> None:
                 return _narrowed(self.to_local(), at, size)
         raise AssertionError(f"{index} is no block of this rank")
 
-    DTensor.__create_write_items__ = write_items  # type: ignore[method-assign]
+    DTensor.__create_write_items__ = write_items  # type: ignore[assignment, method-assign]
     DTensor.__create_chunk_list__ = chunk_list  # type: ignore[method-assign]
     DTensor.__get_tensor_shard__ = tensor_shard  # type: ignore[method-assign]
     state_dict_utils._distribute_tensors = functools.partial(

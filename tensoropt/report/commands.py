@@ -9,11 +9,10 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import ClusterError
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.made_for import for_gpus
+from tensoropt.plan.point import FRONTIER
 from tensoropt.report.table import run_line
 from tensoropt.units import format_bytes
 
-FRONTIER = "frontier"
-"""The planner of the search's own points."""
 DEFAULTS = {
     "mode": "train",
     "optimizer": "adam",

@@ -41,8 +41,10 @@ def links_from_data_sheets():
 
 
 def explored(store, build=gates, **settings):
+    """What the search alone finds; published planners' plans are tested in session/test_quick_plans.py."""
     model, args, kwargs = build()
-    settings = {"cluster": "local:2", "micro_batches": (1, 2), "epsilon": 0.0} | settings
+    alone = {"placements": "never", "pipelines": "never"}
+    settings = {"cluster": "local:2", "micro_batches": (1, 2), "epsilon": 0.0} | alone | settings
     return tensoropt.explore(model, args, kwargs, store=store, **settings)
 
 

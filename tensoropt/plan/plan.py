@@ -265,7 +265,12 @@ class Plan(_Strict):
         return str(self.settings.get("dtype", "float32"))
 
     def strategy_data(self) -> dict[str, Any]:
-        """The strategy as :func:`tensoropt.sharding.serialise.strategy_from_dict` reads it."""
+        """The strategy as :func:`tensoropt.sharding.serialise.strategy_from_dict` reads it.
+
+        Raises:
+            PlanError: the plan is placed or has a pipeline, and no one strategy on a mesh.
+        """
+        self._check_sharded()
         return {
             "mesh": [self.micro_batches, *self.mesh.shape],
             "groups": {
@@ -285,6 +290,13 @@ class Plan(_Strict):
         """
         from tensoropt.sharding.serialise import strategy_from_dict
 
+        # Before the fingerprint: its errors name the operator that differs, a fingerprint only says that one
+        # does.
+        strategy = strategy_from_dict(self.strategy_data(), graph)
+        self.check_model(graph)
+        return strategy
+
+    def _check_sharded(self) -> None:
         if self.pipeline is not None:
             raise PlanError(
                 f"this plan of {self.planner} cuts the model into stages, each of which has a strategy of "
@@ -295,11 +307,6 @@ class Plan(_Strict):
                 f"this is a placed plan of {self.planner}: its operators lie on one device each, so that it "
                 "has no strategy on a mesh"
             )
-        # Before the fingerprint: its errors name the operator that differs, a fingerprint only says that one
-        # does.
-        strategy = strategy_from_dict(self.strategy_data(), graph)
-        self.check_model(graph)
-        return strategy
 
     def check_model(self, graph: Any) -> None:
         """Raise :class:`PlanError` unless the plan was made for this grouped graph's model."""

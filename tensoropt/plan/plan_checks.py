@@ -14,14 +14,15 @@ from typing import Any
 from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError, TensorOptError
 
-Plan = Any
-"""A :class:`~tensoropt.plan.plan.Plan`, whose module imports this one."""
 STAGE_AXIS = "stage"
 """The name of a mesh axis along which the stages of a pipeline lie."""
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(plan: Any) -> None:
     """Refuse a plan that contradicts itself.
+
+    Args:
+        plan: a :class:`~tensoropt.plan.plan.Plan`, whose module imports this one.
 
     Raises:
         PlanError: says what does not agree, with its values and what to do.
@@ -48,7 +49,7 @@ def check_plan(plan: Plan) -> None:
     _check_figures(plan)
 
 
-def _check_mesh(plan: Plan) -> None:
+def _check_mesh(plan: Any) -> None:
     mesh = plan.mesh
     if any(size < 1 for size in mesh.shape):
         raise PlanError(f"the mesh {list(mesh.shape)} has an axis below 1; give sizes of at least 1")
@@ -67,7 +68,7 @@ def _check_mesh(plan: Plan) -> None:
         raise PlanError("a plan has 'placed' where its mesh says so, and only there; make both agree")
 
 
-def _check_cluster(plan: Plan) -> None:
+def _check_cluster(plan: Any) -> None:
     """The cluster of a plan has as many devices as its mesh, where the plan says one."""
     if "kinds" not in plan.cluster:
         return
@@ -99,7 +100,7 @@ def _check_axes(name: str, given: Mapping[str, str], axes: tuple[str, ...]) -> N
             )
 
 
-def _check_figures(plan: Plan) -> None:
+def _check_figures(plan: Any) -> None:
     for name, value in plan.predicted:
         # A gap may be without bound, and everything else is measured in bytes or seconds.
         figures = value.values() if isinstance(value, Mapping) else (value,)

@@ -16,6 +16,9 @@ from tensoropt.plan.facts_table import facts_html
 from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words, host_words, is_host_bound
 from tensoropt.units import format_bytes, format_seconds
 
+FRONTIER = "frontier"
+"""The planner of the search's own points, and in a comparison the row of all that are shown."""
+
 
 @dataclass(frozen=True, repr=False)
 class Point:

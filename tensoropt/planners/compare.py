@@ -15,15 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.point import SAME, Point, with_others
+from tensoropt.plan.point import FRONTIER, SAME, Point, with_others
 from tensoropt.planners.registry import ENTRIES, Entry, planner
 from tensoropt.planners.solvers import cp_sat
 from tensoropt.planners.task import PlanningTask
 from tensoropt.types import Progress
 from tensoropt.units import format_seconds
-
-FRONTIER = "frontier"
-"""The row of the points that are shown, and the planner of those that the search found itself."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.frontier_table import marks_of
+from tensoropt.plan.point import FRONTIER
 from tensoropt.report.assumptions import share_words
-from tensoropt.report.commands import FRONTIER, beside_line
+from tensoropt.report.commands import beside_line
 from tensoropt.units import format_bytes
 
 BASELINES = {"data_parallel": "data parallel", "zero": "ZeRO"}
@@ -62,16 +63,31 @@ def alternatives(
     ran = set(refusals)
     for planner, name in BASELINES.items():
         if planner not in ran:
-            found.append(
-                Alternative(
-                    name,
-                    "",
-                    None,
-                    None,
-                    f"not run beside this frontier: {beside_line(folder, planner)}",
-                )
-            )
+            found += _baseline(exploration, index, folder, planner, name, limit_bytes, limit)
     return found
+
+
+def _baseline(
+    exploration: Exploration,
+    index: int,
+    folder: str,
+    planner: str,
+    name: str,
+    limit_bytes: float,
+    limit: str,
+) -> list[Alternative]:
+    """The fastest plan of a planner that ran beside the search; nothing where that is the chosen one."""
+    ran = exploration.report.get("tried", {}).get(planner)
+    if ran is None:
+        line = beside_line(folder, planner)
+        return [Alternative(name, "", None, None, f"not run beside this frontier: {line}")]
+    if ran["time_s"] is None:
+        return [Alternative(name, "", None, None, f"found no plan: {ran['refusal']}")]
+    chosen, its = exploration.all_points[index], (ran["memory_bytes"], ran["time_s"])
+    if (chosen.memory_bytes, chosen.time_s) == its:
+        return []
+    verdict = verdict_words((chosen.memory_bytes, chosen.time_s), its, limit_bytes, limit)
+    return [Alternative(f"{name}, its fastest", "", *its, verdict)]
 
 
 def _alternative(

@@ -13,11 +13,10 @@ from tensoropt.plan.device_sweep import FILE
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.made_for import for_gpus
 from tensoropt.plan.model_source import is_onnx
+from tensoropt.plan.point import FRONTIER
 from tensoropt.report.table import run_line
 from tensoropt.units import format_bytes
 
-FRONTIER = "frontier"
-"""The planner of the search's own points."""
 DEFAULTS = {
     "mode": "train",
     "optimizer": "adam",

@@ -11,6 +11,7 @@ from tensoropt.console import columns
 from tensoropt.plan.compared import Compared, compared, limits_asked
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.frontier_table import source_words, split_words
+from tensoropt.plan.point import FRONTIER
 from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words, host_words
 from tensoropt.units import format_bytes, format_seconds
 
@@ -84,7 +85,8 @@ def summary_lines(exploration: Exploration) -> list[str]:
     lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
     if "points_before_judging" in report:
-        lines.append(_simulated_words(report, len(exploration.points)))
+        own = sum(p.planner == FRONTIER and p.carried is None for p in exploration.points)
+        lines.append(_simulated_words(report, own))
     lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
     return lines
 

@@ -45,6 +45,19 @@ def test_ends_planners_and_what_was_not_run() -> None:
     assert "tensoropt recost DIR --planners data_parallel --only-beside" in found["data parallel"].verdict
 
 
+def test_baselines_that_ran_beside_the_search_are_told_from_its_report() -> None:
+    found = small_exploration()
+    tried = {
+        "zero": {"points": 2, "memory_bytes": 30 * MIB, "time_s": 0.4, "refusal": "", "merged": 0},
+        "data_parallel": {"points": 0, "memory_bytes": None, "time_s": None, "refusal": "odd", "merged": 0},
+    }
+    found = replace(found, report={**found.report, "tried": tried})
+    told = {one.name: one for one in alternatives(found, 1, 25 * MIB, "the budget")}
+    assert told["ZeRO, its fastest"].time_s == 0.4
+    assert "does not fit the budget" in told["ZeRO, its fastest"].verdict
+    assert told["data parallel"].verdict == "found no plan: odd"
+
+
 def test_a_planner_of_which_nothing_fits_shows_its_leanest() -> None:
     names = [one.name for one in alternatives(compared(), 0, 11 * MIB, "the budget")]
     assert "ZeRO, the leanest of 2" in names

@@ -22,6 +22,7 @@ from tensoropt.plan import evaluate
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.point import Point
 from tensoropt.plan.settings import Settings
+from tensoropt.planners.quick import PIPELINED
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.session import pipeline_cuts, pipelines
 from tests.costs.models import four, problem
@@ -39,13 +40,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
 def explored(store: ProfileStore, **settings: Any) -> Exploration:
     """Four layers on four CPU ranks at data-sheet prices, in four micro-batches unless said otherwise."""
     model, args, kwargs = four()
-    asked = {"cluster": CLUSTER, "measure": "never", "micro_batches": [4]} | settings
+    asked = {"cluster": CLUSTER, "measure": "never", "micro_batches": [4], "placements": "never"} | settings
     return explore(model, args, kwargs, store=store, **asked)
 
 
 @pytest.fixture(scope="module")
 def plain(store: ProfileStore) -> Exploration:
-    return explored(store)
+    return explored(store, pipelines="never")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,10 @@ def beaten(point: Point, others: tuple[Point, ...]) -> bool:
 def test_without_being_asked_none_is_looked_for(plain: Exploration, store: ProfileStore) -> None:
     assert not pipelined(plain)
     assert not any("pipeline" in note for note in plain.report["notes"])
-    assert explored(store, pipelines="never").points == plain.points
+    found = explored(store)
+    # Of a small model published pipelines come in, which are no search.
+    assert {point.planner for _, point in pipelined(found)} <= {*PIPELINED}
+    assert not any(note.startswith("pipelines:") for note in found.report["notes"])
 
 
 def test_pipelines_stand_in_one_frontier_with_the_others(both: Exploration) -> None:

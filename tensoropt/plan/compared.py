@@ -8,7 +8,7 @@ those that the plot, the table of points and the CSV show.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -82,18 +82,18 @@ def compared(
             Compared(
                 planner=name,
                 limit_bytes=limit_bytes,
-                memory_bytes=best and best.memory_bytes,
-                time_s=best and best.time_s,
+                memory_bytes=None if best is None else best.memory_bytes,
+                time_s=None if best is None else best.time_s,
                 points=len(within(whole)),
                 search_s=_search_s(name, asked, limit_bytes),
-                gap=best and _gap(best, known),
+                gap=None if best is None else _gap(best, known),
                 notes=_notes(name, asked, limit_bytes, whole, fits=best is not None),
             )
         )
     return tuple(rows)
 
 
-def _gap(point: Point, known: list[Point]) -> float:
+def _gap(point: Point, known: Sequence[Point]) -> float:
     at = bisect_right([p.memory_bytes for p in known], point.memory_bytes)
     gap = point.time_s / known[at - 1].time_s - 1.0
     return 0.0 if gap < SAME else gap

@@ -67,7 +67,7 @@ def binding(
         COMPUTING: "Computation",
         WAITING: "Communication that is waited for" + _links_words(parts),
         HOST: "The host, which issues work more slowly than the device does it,",
-        IDLE: idle_title(point).capitalize(),
+        IDLE: idle_title(point).capitalize() + ("," if point.pipeline is not None else ""),
     }
     share = 100 * waits[key] / (point.time_s or 1.0)
     sentence = f"{words[key]} binds: {share:.0f} % of a step of {format_seconds(point.time_s)}."

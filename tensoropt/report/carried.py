@@ -62,10 +62,11 @@ def _copying_apart(rows: Sequence[OperatorRow], spent: Mapping[str, Spent]) -> l
     found = []
     for row in rows:
         one = spent.get(row.group, NOTHING)
-        working = {"forward_s": one.forward_s, "backward_s": one.backward_s}
-        if not row.members:
-            working = {"forward_s": 0.0, "backward_s": 0.0, "copies_s": one.forward_s + one.backward_s}
-        found.append(replace(row, **working, communication_s=one.communication_s))
+        worked = replace(row, communication_s=one.communication_s, forward_s=0.0, backward_s=0.0)
+        if row.members:
+            found.append(replace(worked, forward_s=one.forward_s, backward_s=one.backward_s))
+        else:
+            found.append(replace(worked, copies_s=one.forward_s + one.backward_s))
     return found
 
 

@@ -61,7 +61,7 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
     cluster = str(exploration.cluster["name"]) if cluster_is_named(exploration) else file
     named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
     planners = [name for name in named if name != FRONTIER]
-    source = source_here(model.source) or "MODEL"
+    source = whole_source(model.source) or "MODEL"
     parts = ["tensoropt", "compare" if planners else "explore", source, "--cluster", cluster]
     for name, default in DEFAULTS.items():
         if settings.get(name, default) != default:
@@ -96,7 +96,7 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
     return " ".join(shlex.quote(p) for p in [*parts, "--out", out])
 
 
-def source_here(source: str) -> str:
+def whole_source(source: str) -> str:
     """A model's source with the whole path of its file, where that lies below the folder of now."""
     path = file_of(source)
     if path is None or not path.is_file():
@@ -112,16 +112,18 @@ def file_of(source: str) -> Path | None:
 
 def run_place(exploration: Exploration, folder: str) -> str:
     """From where the commands run as they are, in a sentence."""
-    here, source = Path.cwd(), exploration.model.source
+    folder_now, source = Path.cwd(), exploration.model.source
     path = file_of(source)
     if path is not None and not path.is_absolute() and not path.is_file():
-        return f"Run them where {path} lies, as it did when this was explored: it is not in {here}."
+        return f"Run them where {path} lies, as it did when this was explored: it is not in {folder_now}."
     if path is not None and not path.is_file():
-        return f"Run them in {here}; {path}, the model, is not there any more: bring it back first."
+        return f"Run them in {folder_now}; {path}, the model, is not there any more: bring it back first."
     if path is None and source and not source.startswith("zoo:"):
-        return f"Run them where Python finds the module {source.rpartition(':')[0]}, as from {here}."
+        return f"Run them where Python finds the module {source.rpartition(':')[0]}, as from {folder_now}."
     relative = not Path(folder).is_absolute() or (path is not None and not path.is_absolute())
-    return f"Run them in {here}." if relative else "Run them in any folder; the plan is written into it."
+    return (
+        f"Run them in {folder_now}." if relative else "Run them in any folder; the plan is written into it."
+    )
 
 
 def beside_line(folder: str, planners: str, out: str = "") -> str:

@@ -36,7 +36,7 @@ def detail_lines(detail: Detail, top: int, *, summed: bool = True) -> list[str]:
     if detail.by_stage:
         what = "stages; seconds in the schedule, waits included"
     lines += ["", "what the step goes into", parts_table(detail.parts)]
-    lines += ["", _counted(what, top, len(operators)), _operators(operators[:top])]
+    lines += ["", _counted(what, top, len(operators)), _operators(operators[:top], by_stage=detail.by_stage)]
     if summed:
         lines += ["", "all of it", _shares(detail)]
     if detail.places:
@@ -61,8 +61,18 @@ def _seconds(row: OperatorRow) -> float:
     return row.compute_s + row.communication_s
 
 
-def _operators(rows: Sequence[OperatorRow]) -> str:
-    head = ["group", "module", "split by", "compute", "forward", "backward", "copies", "comm."]
+def _operators(rows: Sequence[OperatorRow], *, by_stage: bool) -> str:
+    # A stage's seconds have its waits in them.
+    head = [
+        "group",
+        "module",
+        "split by",
+        "in all" if by_stage else "compute",
+        "forward",
+        "backward",
+        "copies",
+        "comm.",
+    ]
     table = [[*head, "parameters", "kept", "figures"]]
     for r in rows:
         split = ", ".join(f"{axis}: {label}" for axis, label in r.configuration.items())

@@ -241,9 +241,9 @@ def test_back_goes_back_and_the_tab_says_where(site: Any, opened: Callable[..., 
     page.wait_for_function("document.title.startsWith('Plan · gpt2-tiny')")
     page.go_back()
     page.wait_for_function("document.documentElement.dataset.page === 'frontier'")
-    for point in (8, 2):
+    for number in (8, 2):
         page.go_back()
-        page.wait_for_selector(f"#card-title:text-matches('Point {point} of 8')")
+        page.wait_for_selector(f"#card-title:text-matches('Point {number} of 8')")
     page.go_forward()
     page.wait_for_selector("#card-title:text-matches('Point 8 of 8')")
 

@@ -1,0 +1,144 @@
+"""The page, ``show``, ``choose``, the CSV, the plan and the sheet say the same figures of a point."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx_app import model_file
+from tensoropt_app.library import READY_MADE
+from tensoropt_app.state import View
+from tensoropt_app.views.frontier import FrontierData
+from tensoropt_app.views.operators import beside_rows, operator_rows
+from tensoropt_app.views.operators_table import table_rows
+from tensoropt_app.views.plan import step_bar
+from tensoropt_app.views.point import point_card
+from tensoropt_app.views.points_table import table_columns
+from tensoropt_app.views.why import parts, quick
+
+from tensoropt.cli.parser import main
+from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.plan.export import write_frontier_csv
+from tensoropt.plan.plan import load_plan
+from tensoropt.report.detail import detail
+from tensoropt.report.explain import detail_lines
+from tensoropt.report.sheet import SheetOptions, decision_sheet
+from tensoropt.units import format_bytes, format_seconds
+
+Found = tuple[Exploration, Path]
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ONNX file on two cards, with placed plans and ZeRO's beside the frontier."""
+    folder = tmp_path_factory.mktemp("beside")
+    model_file(folder / "net.onnx")
+    words = [
+        "compare", str(folder / "net.onnx"), "--cluster", "rtx-4090[2]", "--dim", "batch=64",
+        "--measure", "never", "--planners", "zero,m_etf", "--out", str(folder / "out"),
+    ]  # fmt: skip
+    assert main(words) == 0
+    return folder / "out"
+
+
+@pytest.fixture(params=["gpt2-dgx-h100", "beside"])
+def found(request: pytest.FixtureRequest) -> Found:
+    folder = request.getfixturevalue("beside") if request.param == "beside" else READY_MADE / request.param
+    return load_exploration(folder), folder
+
+
+def some(found: Exploration) -> list[int]:
+    """A point between, and the last plan of another planner."""
+    return [len(found.points) // 2, len(found.all_points) - 1]
+
+
+def asked(words: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_figures_per_operator_are_the_same(found: Found, capsys: pytest.CaptureFixture[str]) -> None:
+    exploration, folder = found
+    data = FrontierData.of(exploration)
+    for index in some(exploration):
+        told = detail(exploration, index)
+        page = table_rows(operator_rows(exploration, index, told), {}, data.units)
+        shown = asked(["show", str(folder), "--point", str(index + 1)], capsys)["operators"]
+        text = detail_lines(told, len(shown))
+        (table,) = [part for part in text if part.startswith("group ")]
+        assert [row["group"] for row in page] == [row["group"] for row in shown]
+        for mine, theirs in zip(page, shown, strict=True):
+            computed = theirs["forward_s"] + theirs["backward_s"] + theirs["copies_s"]
+            for name, seconds in (
+                ("compute", computed),
+                ("copies", theirs["copies_s"]),
+                ("communication", theirs["communication_s"]),
+            ):
+                assert mine[name] == pytest.approx(data.units.time.of(seconds), rel=6e-3, abs=1e-12)
+            (line,) = [one for one in table.splitlines() if one.split()[0] == theirs["group"]]
+            assert format_seconds(computed) in line
+        # They add up to the headline's, and every device's to its own.
+        rows = beside_rows(exploration, index, told)
+        assert rows[-1].compute_s == pytest.approx(told.step.compute_s)
+
+
+def test_figures_of_a_point_are_the_same(
+    found: Found, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    exploration, folder = found
+    data, view = FrontierData.of(exploration), View()
+    write_frontier_csv(exploration, tmp_path / "frontier.csv")
+    with open(tmp_path / "frontier.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    columns = table_columns(data, view)
+    assert len(rows) == len(exploration.points)
+    for index in some(exploration):
+        point, number = exploration.all_points[index], ["--point", str(index + 1)]
+        shown = asked(["show", str(folder), *number], capsys)
+        chosen = asked(["choose", str(folder), *number, "--out", str(tmp_path / "plan.json")], capsys)
+        plan = load_plan(tmp_path / "plan.json")
+        card = point_card(data, view, index)
+        sheet = decision_sheet(exploration, index, SheetOptions(detail=detail(exploration, index)))
+        assert shown["step"]["total_s"] == pytest.approx(point.time_s)
+        assert chosen["time_s"] == plan.predicted.time_s == point.time_s
+        assert chosen["memory_bytes"] == round(point.memory_bytes)
+        assert plan.predicted.memory_bytes == point.memory_bytes
+        assert (card.memory, card.time) == (
+            data.units.memory.text(point.memory_bytes), data.units.time.text(point.time_s),
+        )  # fmt: skip
+        assert float(columns["memory"][index]) == pytest.approx(data.units.memory.of(point.memory_bytes))
+        assert format_bytes(point.memory_bytes) in sheet
+        assert format_seconds(point.time_s) in sheet
+        if index < len(rows):
+            row = rows[index]
+            assert float(row["time_s"]) == point.time_s
+            assert int(row["memory_bytes"]) == chosen["memory_bytes"]
+            assert float(row["compute_s"]) == chosen["compute_s"] == pytest.approx(shown["step"]["compute_s"])
+            assert row["name"] == chosen["name"] == card.name
+
+
+def test_what_takes_the_time_is_the_same(found: Found, capsys: pytest.CaptureFixture[str]) -> None:
+    exploration, folder = found
+    data = FrontierData.of(exploration)
+    for index in some(exploration):
+        told = detail(exploration, index)
+        page = quick(data, View(point=index), str(folder), told)
+        answer = asked(["why", str(folder), "--point", str(index + 1)], capsys)
+        assert page.binding.sentence == answer["binding"]["sentence"]
+        assert page.binding.sentence.split(" binds")[0] in decision_sheet(
+            exploration, index, SheetOptions(detail=told)
+        ).replace("&#x27;", "'").replace("&amp;", "&")
+        shown = asked(["show", str(folder), "--point", str(index + 1)], capsys)
+        assert shown["parts"] == answer["binding"]["parts"]
+        assert sum(part["seconds"] for part in shown["parts"]) == pytest.approx(
+            exploration.all_points[index].time_s
+        )
+        assert parts(page, data.units)[0].title == shown["parts"][0]["title"]
+        # The bar above has the same sums.
+        bar = {segment.title: segment.share for segment in step_bar(data, index).segments}
+        computing = sum(part["share"] for part in shown["parts"] if part["key"] == "computation")
+        assert bar["compute"] == pytest.approx(computing, abs=1e-6)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tensoropt.plan.compared import FRONTIER, compared, limits_asked
+from tensoropt.plan.compared import compared, limits_asked
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.export import write_comparison_csv, write_frontier_csv
+from tensoropt.plan.point import FRONTIER
 from tensoropt.report.table import GAP_CAPTION, comparison_text
 from tests.plan.explorations import MIB, point, small_exploration
 

@@ -42,6 +42,18 @@ def calling_frame() -> FrameType | None:
     return frame
 
 
+def asking_frame(outside: str = "") -> FrameType | None:
+    """The innermost frame that calls PyTorch, maybe of PyTorch's own code: past function modes, each of which
+    hands a call on to the next, and past files whose names begin with ``outside``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (
+        frame.f_code.co_name == "__torch_function__"
+        or (outside and frame.f_code.co_filename.startswith(outside))
+    ):
+        frame = frame.f_back
+    return frame
+
+
 def current_line() -> str:
     """``FILE:LINE`` of the model's code that runs now."""
     frame = calling_frame()

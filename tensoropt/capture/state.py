@@ -12,13 +12,11 @@ import ast
 import contextlib
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -26,10 +24,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tensoropt.capture.lines import current_line
+from tensoropt.capture.lines import asking_frame, current_line
 from tensoropt.errors import CaptureError
 
-_LIBRARY, _OWN = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+_LIBRARY = str(Path(torch.__file__).parent)
 _MODULE = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 _SCALARS = (int, float, complex, bool, str, type(None))
@@ -335,7 +333,7 @@ class _Writes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__") and func in (_GET, _SET) and _is_the_models(sys._getframe(1)):
+        if name in ("__get__", "__set__") and func in (_GET, _SET) and _is_the_models():
             if func == _GET:
                 return args[0].detach()
             return self._set(*args)
@@ -367,7 +365,8 @@ _WRITING = re.compile(r"[a-z]\w*_|__i\w+__|__setitem__|embedding_renorm_")
 _GET, _SET = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-def _is_the_models(frame: FrameType) -> bool:
-    """Whether a frame is of the model's code, or of PyTorch's modules."""
-    file = frame.f_code.co_filename
+def _is_the_models() -> bool:
+    """Whether the model's code, or that of PyTorch's modules, calls PyTorch now."""
+    frame = asking_frame()
+    file = "" if frame is None else frame.f_code.co_filename
     return not file.startswith(_LIBRARY) or file.startswith(f"{_LIBRARY}/nn/")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tensoropt.capture.lines import calling_frame, is_own, line_of
+from tensoropt.capture.lines import asking_frame, calling_frame, is_own, line_of
 
 _HEALTHY = {"isfinite": True, "isinf": False, "isnan": False}
 """Questions asked of every element -> the answer for finite numbers."""
@@ -83,7 +82,7 @@ class Answers(TorchFunctionMode):
     def passing(self, frame: FrameType | None) -> bool | None:
         """The answer to a question that only decides whether to raise or to warn, None for other questions;
         PyTorch's own guards are passed as the model's are."""
-        for asking in (_asking_frame(), frame):
+        for asking in (asking_frame(_FOLDER), frame):
             answer = None if asking is None else _passing(asking)
             if answer is not None:
                 return self.noted(frame, answer, "refuses some values", "the branch for those it accepts")
@@ -113,16 +112,6 @@ class Answers(TorchFunctionMode):
         if note not in self.notes:
             self.notes.append(note)
         return answer
-
-
-def _asking_frame() -> FrameType | None:
-    """The innermost frame outside this folder and function modes: the one that asks, maybe PyTorch's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (
-        frame.f_code.co_filename.startswith(_FOLDER) or frame.f_code.co_name == "__torch_function__"
-    ):
-        frame = frame.f_back
-    return frame
 
 
 def _passing(frame: FrameType) -> bool | None:
@@ -208,7 +197,7 @@ def _guarded_numbers(answers: Answers) -> Iterator[None]:
     def answered(number: torch.SymBool) -> bool:
         # Sizes are known; what is not known is made of values.
         if not number.node.is_constant() and not number.node.has_hint():
-            frame = _asking_frame()
+            frame = asking_frame(_FOLDER)
             answer = (
                 answers.passing(frame) if frame is not None and is_own(frame.f_code.co_filename) else None
             )

@@ -78,10 +78,10 @@ class _Replaced:
     same cells, so that it too names ``__class__``."""
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        __class__  # noqa: B018
+        __class__  # type: ignore[name-defined]  # noqa: B018
         from tensoropt.capture.custom_functions import called
 
-        return called(cls, args, kwargs)
+        return called(cls, args, kwargs)  # type: ignore[arg-type]
 
 
 def called(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

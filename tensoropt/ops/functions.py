@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tensoropt.errors import CaptureError
 from tensoropt.ops.overloads import FUNCTIONS
 
 _LIBRARY = torch.library.Library(FUNCTIONS, "FRAGMENT")
@@ -107,7 +108,11 @@ class _Untold(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        raise AssertionError("a trace has no backward")
+        raise CaptureError(
+            "forward takes gradients of what a torch.autograd.Function gives; a graph has one backward, that "
+            "of the loss: take that penalty out of forward, or leave the function out of what it "
+            "differentiates"
+        )
 
 
 def operator_of(call: FunctionCall) -> Any:

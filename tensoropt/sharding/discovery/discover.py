@@ -108,7 +108,7 @@ class Discovery:
     def from_record(cls, record: Mapping[str, Any]) -> Discovery:
         """Inverse of :meth:`to_record`."""
         if LOST in record:
-            return cls(refused=record[LOST], lost=True)
+            return cls(refused=record[LOST], lost=True, additive=False)
         splits = tuple(Split(tuple(r), tuple(w)) for r, w in record["splits"])
         return cls(splits, bool(record["linear"]), bool(record.get("additive", True)))
 

@@ -276,7 +276,7 @@ def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch
         places = [spec.order.index(d) for d in range(len(spec.order))]
         return random_tensor(lying, device).permute(places).requires_grad_(spec.requires_grad)
     dtype = getattr(torch, spec.dtype)
-    if spec.dtype in FLOATING:
+    if spec.dtype in FLOATING or dtype.is_complex:
         value = torch.randn(spec.shape, dtype=dtype, device=device)
     elif spec.ends:
         count = spec.shape[0]

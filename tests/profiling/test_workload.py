@@ -176,3 +176,9 @@ def test_parameters_of_a_loop_are_told_from_tied_ones():
         work = workload(graph, whole, (1,))
         (weight,) = (spec for _, spec, role in work.inputs if role == "parameter")
         assert weight.looped == looped
+
+
+def test_complex_tensors_are_made_outside_of_fake_mode():
+    spec = TensorSpec((3, 4), "complex64", requires_grad=True)
+    value = random_tensor(spec)
+    assert (value.shape, value.dtype, value.requires_grad) == ((3, 4), torch.complex64, True)

@@ -169,7 +169,8 @@ def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None
     for name, new in source.mutations.items():
         key = source.tensors[name].key
         if new in varies:
-            where = f" ({op.source})" if (op := made_by.get(new)) is not None and op.source else ""
+            maker = made_by.get(new)
+            where = f" ({maker.source})" if maker is not None and maker.source else ""
             raise MicroBatchRefused(
                 f"the new value of the buffer {key} depends on the batch{where}, of which a micro-batch has "
                 "only a part"

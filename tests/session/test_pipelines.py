@@ -27,6 +27,7 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.session import pipeline_cuts, pipelines
 from tests.costs.models import four, problem
 from tests.pipeline.models import Blocks
+from tests.situations.readers import made_of_parameters
 
 CLUSTER = "cpu:4"
 
@@ -348,6 +349,17 @@ def test_pins_that_cannot_be_kept_are_refused(store: ProfileStore, pin: dict[str
 def test_a_pin_that_no_micro_batches_fit_is_refused(store: ProfileStore) -> None:
     with pytest.raises(TensorOptError, match="4 stages"):
         pinned(store, {"stages": 4}, micro_batches=[1])
+
+
+def test_a_pinned_schedule_that_the_model_cannot_have_is_refused_with_the_reason(store: ProfileStore) -> None:
+    model, inputs = made_of_parameters("early")
+    pin = {"pipeline": {"stages": 2, "schedule": "zero_bubble"}}
+    with pytest.raises(
+        TensorOptError, match=r"takes backward apart, .* made of it and of nothing that arrived"
+    ):
+        explore(
+            model, inputs, cluster="cpu:2", measure="never", micro_batches=[4], store=store, constraints=pin
+        )
 
 
 def test_inference_has_no_pipelines(store: ProfileStore) -> None:

@@ -43,7 +43,7 @@ def test_any_optimizer(ranks: RankPool) -> None:
 @pytest.mark.distributed
 def test_state_dict(ranks: RankPool) -> None:
     for found in ranks.run(jobs.state_dicts, "transformer", PLACED, 7):
-        found.pop("unflattened")
+        found.pop("strided")
         assert found.pop("loss") < ROUNDING
         assert all(found.values()), found
 

@@ -29,7 +29,15 @@ def folder(tmp_path_factory):
     with ProfileStore(path / "profile.sqlite") as store:
         model, args, kwargs = gpt2(n_layer=1)
         found = tensoropt.explore(
-            model, args, kwargs, cluster="rtx-4090", micro_batches=(1, 2), epsilon=0.05, store=store
+            model,
+            args,
+            kwargs,
+            cluster="rtx-4090",
+            micro_batches=(1, 2),
+            epsilon=0.05,
+            placements="never",
+            pipelines="never",
+            store=store,
         )
     found.save(path)
     return path
@@ -177,7 +185,15 @@ def test_strategies_without_a_place_on_the_new_cluster_are_named(folder):
     model, args, kwargs = gates()
     with ProfileStore(folder / "profile.sqlite") as store:
         found = tensoropt.explore(
-            model, args, kwargs, cluster="rtx-4090", micro_batches=(1,), epsilon=0.05, store=store
+            model,
+            args,
+            kwargs,
+            cluster="rtx-4090",
+            micro_batches=(1,),
+            epsilon=0.05,
+            placements="never",
+            pipelines="never",
+            store=store,
         )
         _, again = tensoropt.api.recost(found, cluster="dgx-a100", store=store)
     assert all(r.time_s is None for r in again)

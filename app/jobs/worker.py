@@ -71,10 +71,8 @@ def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
         import traceback
 
         traceback.print_exc()
-        return (
-            "failed",
-            f"TensorOpt itself failed with {type(error).__name__}: {sentence(error)}; the log has the traceback",
-        )
+        what = f"{type(error).__name__}: {sentence(error)}"
+        return "failed", f"TensorOpt itself failed with {what}; the log has the traceback"
 
 
 def data_folder() -> Path:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -245,7 +245,7 @@ def _readers(node: torch.fx.Node) -> int:
 
 def _changes_nothing(node: torch.fx.Node, source: torch.fx.Node) -> bool:
     if str(node.target) == "aten.dropout.default":
-        return not node.args[2] or node.args[1] == 0.0
+        return not node.args[2] or bool(node.args[1] == 0.0)
     named = ("aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten._to_copy.default")
     before, after = source.meta["val"], node.meta["val"]
     return str(node.target) in (*named, "aten.to.dtype", "aten.expand.default", "aten.view.default") and (
@@ -256,7 +256,7 @@ def _changes_nothing(node: torch.fx.Node, source: torch.fx.Node) -> bool:
 
 def _step(node: torch.fx.Node, masks: MaskReader) -> tuple[float, str | None, Any] | None:
     """(factor, what is hidden, the scores before) of one call between the product and the softmax."""
-    name, args = str(node.target), node.args
+    name, args = str(node.target), cast(tuple[Any, ...], node.args)
     if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
         factor = masks.number(args[1])
         if factor is not None and factor != 0:

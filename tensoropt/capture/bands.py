@@ -178,10 +178,10 @@ def _elementwise(
     for i, band in zip(places, bands, strict=True):
         assert band is not None
         leaves[i] = band.diagonals
-    args, kwargs = torch.utils._pytree.tree_unflatten(leaves, spec)
-    if "device" in kwargs:
-        kwargs["device"] = torch.device("cpu")
-    return Band(shape, target(*args, **kwargs).expand(shape[-2] + shape[-1] - 1))
+    args, named = torch.utils._pytree.tree_unflatten(leaves, spec)
+    if "device" in named:
+        named["device"] = torch.device("cpu")
+    return Band(shape, target(*args, **named).expand(shape[-2] + shape[-1] - 1))
 
 
 def _as_band(value: Any, shape: tuple[int, ...]) -> Band | None:

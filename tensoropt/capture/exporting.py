@@ -76,8 +76,9 @@ def _export(
             stack.enter_context(context)
         checkpoints, notes = stack.enter_context(as_it_trains(subject, args, kwargs))
         with contextlib.ExitStack() as tracing:
-            for context in (refusing(), inference_as_no_grad(), Detachments()):
+            for context in (refusing(), inference_as_no_grad()):
                 tracing.enter_context(context)
+            tracing.enter_context(Detachments())
             prefix = "model." if training else ""
             changes = tracing.enter_context(watched(subject, prefix))
             # In inference there is no backward to keep.

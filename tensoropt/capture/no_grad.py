@@ -62,7 +62,7 @@ class _Write:
 
 
 def _writes_of(module: fx.GraphModule, region: fx.Node) -> list[_Write]:
-    inside = module.get_submodule(str(region.args[1].target)).graph  # type: ignore[union-attr]
+    inside: Any = module.get_submodule(str(region.args[1].target)).graph  # type: ignore[union-attr]
     given = [node for node in inside.nodes if node.op == "placeholder"]
     bases, itself = {node: node for node in given}, {node: node for node in given}
     written: dict[fx.Node, None] = {}

@@ -99,13 +99,15 @@ class ResolvedPlan:
         weights.fill_buffers()
         # Captured anew: plans have names only, and a model that is another one is refused at the first name
         # that does not fit.
-        call, settings = (args, kwargs), {"loss": loss, "mode": self.mode, "dtype": self.compute_dtype}
-        captured = capture(weights.model, *call, **settings)
+        again = functools.partial(
+            capture, weights.model, args, kwargs, loss=loss, mode=self.mode, dtype=self.compute_dtype
+        )
+        captured = again()
         try:
             executable = self.bind(group_operators(refine_graph(captured.graph)))
         except PlanError:
             # A plan made on the meta device knows no mask that the model stores, and has it as it is.
-            unread = capture(weights.model, *call, **settings, read_stored=False)
+            unread = again(read_stored=False)
             if unread.graph.operators == captured.graph.operators:
                 raise
             captured, executable = unread, self.bind(group_operators(refine_graph(unread.graph)))

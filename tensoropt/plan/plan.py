@@ -21,7 +21,8 @@ from tensoropt.errors import PlanError
 from tensoropt.plan.facts_table import facts_html, facts_text
 from tensoropt.plan.files import write_text
 from tensoropt.plan.model_source import OnnxOptions
-from tensoropt.plan.plan_checks import STAGE_AXIS, check_plan, no_constant, pairs_once
+from tensoropt.plan.plan_checks import STAGE_AXIS as STAGE_AXIS
+from tensoropt.plan.plan_checks import check_plan, no_constant, pairs_once
 from tensoropt.simulate.recording import allocator_words, host_words
 from tensoropt.units import counted, format_bytes, format_seconds
 

@@ -125,7 +125,7 @@ def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float)
     if not fitting:
         return Row(FRONTIER, limit, None, None, 0, search_s, None, ("no plan fits",))
     best = fitting[-1]
-    notes = ()
+    notes: tuple[str, ...] = ()
     if best.planner != FRONTIER:
         own = [p.time_s for p in fitting if p.planner == FRONTIER]
         beside = f"; the search's own fastest takes {format_seconds(own[-1])}" if own else ""

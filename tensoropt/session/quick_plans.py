@@ -48,8 +48,8 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
         entries = [e for e in map(ENTRIES.__getitem__, (*SHARDED, *PLACED, *PIPELINED)) if e.kind in kinds]
         found, tried = _asked(session, task, entries)
-        found = certified(searched.spaces, found)
-        points = with_others(exploration.points, [*_better_known(searched, task, found), *found])
+        proven = certified(searched.spaces, found)
+        points = with_others(exploration.points, [*_better_known(searched, task, proven), *proven])
     points = unbeaten(points)
     came_in = Counter(p.planner for p in points if p.planner in tried)
     for planner, row in tried.items():

@@ -189,10 +189,10 @@ def test_a_change_is_searched_with_all_else_as_it_was(gpus: Any) -> None:
 @pytest.mark.slow
 def test_bfloat16_explored_without_the_model_is_what_the_model_gives(gpus: Any) -> None:
     model, args, kwargs = gpt2(n_layer=1)
+    settings = {"micro_batches": (1, 2), "epsilon": 0.05, "placements": "never", "pipelines": "never"}
     anew = tensoropt.explore(
-        model, args, kwargs, cluster="rtx-4090", micro_batches=(1, 2), epsilon=0.05, placements="never",
-        pipelines="never", dtype="bfloat16", store=gpus.store,
-    )  # fmt: skip
+        model, args, kwargs, cluster="rtx-4090", dtype="bfloat16", store=gpus.store, **settings
+    )
     found = tensoropt.explore_changed(gpus.found, "bfloat16", store=gpus.store)
     assert [(p.memory_bytes, p.time_s) for p in found.points] == [
         (p.memory_bytes, p.time_s) for p in anew.points

@@ -33,7 +33,9 @@ def hides(value: torch.Tensor | Band) -> str | None:
     Args:
         value: of ``[..., queries, keys]``.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Band):
+        future, value = value.offsets > 0, value.diagonals
+    else:
         if value.is_meta or value.dim() < 2:
             return None
         queries, keys = value.shape[-2:]
@@ -42,8 +44,6 @@ def hides(value: torch.Tensor | Band) -> str | None:
             return None
         value = value.reshape(value.shape[-2:])
         future = torch.ones(queries, keys, dtype=torch.bool, device="cpu").triu(1)
-    else:
-        value, future = value.diagonals, value.offsets > 0
     seen = value if value.dtype == torch.bool else value == 0
     hidden = ~value if value.dtype == torch.bool else value <= _HIDDEN
     if bool(seen.all()):

@@ -46,13 +46,11 @@ class Checkpoints:
             found.append(
                 f"the model's own checkpointing of {', '.join(names[:_SHOWN])}{more} "
                 f"({next(iter(self._met.values()))}) is replaced by the plan's, which chooses the blocks "
-                "whose "
-                "inside is computed again"
+                "whose inside is computed again"
             )
         found += [
             f"the reentrant checkpoint at {place} gives no gradient, as in the model: none of the tensors "
-            "that it "
-            "is given has one; use_reentrant=False would train what is inside"
+            "that it is given has one; use_reentrant=False would train what is inside"
             for place in self._idle
         ]
         return tuple(found)

@@ -126,9 +126,8 @@ def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dic
     except (NotConstant, RecursionError) as what:
         raise _refused(
             cls,
-            f"it is given {what}, which a plan cannot name; pass tensors, numbers and texts to apply(), "
-            "and what "
-            "it needs of modules as tensors",
+            f"it is given {what}, which a plan cannot name; pass tensors, numbers and texts to apply(), and "
+            "what it needs of modules as tensors",
         ) from None
     # Who gets no gradient reads what has none, so that the graph says it too.
     read = [
@@ -187,8 +186,7 @@ def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Func
         raise _refused(
             cls,
             f"it draws random numbers ({watch.random}), which every device and every recomputation would "
-            "draw "
-            "anew; draw them outside and pass them to apply()",
+            "draw anew; draw them outside and pass them to apply()",
         )
     gets = iter(gradient is not None for gradient in found)
     return call, _Looked(

@@ -110,8 +110,7 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
         raise CaptureError(
             "the loss of the captured graph has no gradient, though the model's own has; the way from the "
             "parameters to the loss is lost in torch.export: look for what leaves PyTorch on it (.data, "
-            ".numpy(), "
-            "set_grad_enabled)"
+            ".numpy(), set_grad_enabled)"
         )
     if step.problem:
         return (f"the model's own gradients were not compared with the graph's: {step.problem}",)
@@ -120,11 +119,9 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
     lost = sorted(own - captured)
     if lost:
         raise CaptureError(
-            f"the captured graph loses the gradient of {_listed(lost)}, which the model itself trains; "
-            "look for "
-            "what torch.export does not see between it and the loss (values that leave PyTorch, gradients "
-            "taken "
-            "inside forward), or freeze it with requires_grad_(False)"
+            f"the captured graph loses the gradient of {_listed(lost)}, which the model itself trains; look "
+            "for what torch.export does not see between it and the loss (values that leave PyTorch, "
+            "gradients taken inside forward), or freeze it with requires_grad_(False)"
         )
     return ()
 
@@ -198,16 +195,13 @@ def check_numbers(
     if apart.within(loss, gradient):
         return (
             f"rounding changes the model's gradients by {rounding.gradient:.0e}, so that the graph's were "
-            "compared "
-            "with them no finer than that",
+            "compared with them no finer than that",
         )
     if apart.loss > loss:
         raise CaptureError(
             f"the captured graph computes another loss than the model itself (off by {apart.loss:.0e} of "
-            "it); "
-            "forward does something else each time that it runs, or something that torch.export does not "
-            "see: "
-            "look for state outside of buffers, and for values that leave PyTorch"
+            "it); forward does something else each time that it runs, or something that torch.export does "
+            "not see: look for state outside of buffers, and for values that leave PyTorch"
         )
     raise CaptureError(
         f"the captured graph gives {apart.name} another gradient than the model itself (off by "

@@ -22,8 +22,7 @@ from tensoropt.errors import CaptureError
 _REMEDY = (
     "a plan's backward runs no hooks; remove it before, or write what it does to the gradient as a "
     "torch.autograd.Function that forward calls (the identity forward, the hook's arithmetic in backward), "
-    "which "
-    "is kept"
+    "which is kept"
 )
 
 

@@ -201,9 +201,8 @@ def _ambiguous(output: Any, keys: list[Any]) -> str:
         total = " + ".join(f"out[{key!r}]" for key in keys)
     return (
         f"the model returns {len(keys)} losses ({type(output).__name__}: {place}{names}) and none is called "
-        f"'loss', so that what to train is not said; pass loss=lambda out: {total} (a model file returns "
-        "it as "
-        "the fourth item: model, args, kwargs, loss), or return the one to train as 'loss'"
+        f"'loss', so that what to train is not said; pass loss=lambda out: {total} (a model file returns it "
+        "as the fourth item: model, args, kwargs, loss), or return the one to train as 'loss'"
     )
 
 
@@ -218,8 +217,8 @@ def _none_found(output: Any, values: list[Any]) -> str:
     if where:
         return (
             f"the model returns a scalar that has no gradient: it is cut off from the parameters{where}; "
-            "take "
-            "that out of the way from parameters to the loss (for a forward pass alone use mode inference)"
+            "take that out of the way from parameters to the loss (for a forward pass alone use mode "
+            "inference)"
         )
     return (
         "the model returns a scalar that depends on no trained parameter; its parameters are frozen, or "

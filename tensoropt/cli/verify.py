@@ -168,10 +168,8 @@ def _unfaithful(module: dict[str, Any]) -> str:
     what = f"the gradient of {module['worst_gradient']}" if module["worst_gradient"] else "the loss"
     return (
         f"the captured graph, which every plan computes, is not the model itself: {what} differs, and "
-        "rounding does "
-        "not explain it; look in forward for gradients that are changed outside of operators (hooks on "
-        "grad_fn) "
-        "and for values that leave PyTorch"
+        "rounding does not explain it; look in forward for gradients that are changed outside of operators "
+        "(hooks on grad_fn) and for values that leave PyTorch"
     )
 
 

@@ -78,9 +78,10 @@ def _export(
         with contextlib.ExitStack() as tracing:
             for context in (refusing(), inference_as_no_grad()):
                 tracing.enter_context(context)
-            tracing.enter_context(Detachments())
             prefix = "model." if training else ""
             changes = tracing.enter_context(watched(subject, prefix))
+            # Outside of that, which makes a detach of reads of `.data`.
+            tracing.enter_context(Detachments())
             # In inference there is no backward to keep.
             for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)) if training else ():
                 tracing.enter_context(context)
@@ -88,11 +89,12 @@ def _export(
             changes.check(exported, prefix)
         found, step = [*notes, *changes.notes], None
         if training:
-            step = eager_step(subject, args, kwargs)
-            if step.problem:
-                # Some code runs without values only as it does under a compiler.
-                with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
-                    step = eager_step(subject, args, kwargs)
+            with _unheard():
+                step = eager_step(subject, args, kwargs)
+                if step.problem:
+                    # Some code runs without values only as it does under a compiler.
+                    with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
+                        step = eager_step(subject, args, kwargs)
             if step.drew:
                 found.append(note_of(subject, lambda: eager_step(subject, args, kwargs)))
         found += checkpoints.notes
@@ -132,7 +134,7 @@ def run_as_it_trains(subject: torch.nn.Module) -> Callable[..., Any]:
     """A function that calls ``subject`` as it is captured (:func:`as_it_trains`)."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with as_it_trains(subject, args, kwargs):
+        with _unheard(), as_it_trains(subject, args, kwargs):
             return subject(*args, **kwargs)
 
     return run
@@ -185,19 +187,30 @@ def _quiet() -> Iterator[None]:
     """No warnings, and nothing of the graph so far or of PyTorch's log, which it prints when it refuses a
     model; a log that was asked for (TORCH_LOGS) is left."""
     shown = io.StringIO()
+    with _no_log(), warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(shown):
+        yield
+    # Only where the export succeeds: of a refusal the error says all that matters.
+    sys.stderr.write(shown.getvalue())
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Nothing that the model's code prints: it has said it when it was exported."""
+    nowhere = io.StringIO()
+    with _no_log(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        yield
+
+
+@contextlib.contextmanager
+def _no_log() -> Iterator[None]:
     handlers = [] if os.environ.get("TORCH_LOGS") else _handlers_of_pytorch()
     for handler in handlers:
         handler.addFilter(_nothing)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with contextlib.redirect_stderr(shown):
-                yield
+        yield
     finally:
         for handler in handlers:
             handler.removeFilter(_nothing)
-    # Only where the export succeeds: of a refusal the error says all that matters.
-    sys.stderr.write(shown.getvalue())
 
 
 def _handlers_of_pytorch() -> list[logging.Handler]:

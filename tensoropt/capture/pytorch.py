@@ -117,9 +117,10 @@ def capture(
         graph = count_in_floats(Converter(exported, prefix, mode, subject, stored, read_stored).convert())
         graph = without_idle_gradients(graph)
         if step is not None and isinstance(subject, WithLoss):
-            notes += [*subject.notes, *check_structure(graph, step, prefix)]
+            compared = check_structure(graph, step, prefix)
             if compare and can_compare(graph, model):
-                notes += check_numbers(run_as_it_trains(subject), args, kwargs, graph, model)
+                compared = check_numbers(run_as_it_trains(subject), args, kwargs, graph, model)
+            notes += [*subject.notes, *compared]
     # Precision comes last: its casts take over whether their operand has a gradient.
     graph = with_compute_dtype(graph, dtype)
     # Last: what computes in another precision has constants of its own.

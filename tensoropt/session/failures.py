@@ -7,6 +7,7 @@ without storage). A person needs to know which part of the model that was; our o
 from __future__ import annotations
 
 import contextlib
+import dis
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,16 @@ def is_pytorchs(error: Exception) -> bool:
     if innermost is None:
         return False
     filename = Path(innermost.f_code.co_filename)
-    # Kernels raise from the line that calls them, whatever that line is.
-    return filename.is_relative_to(_TORCH) or isinstance(error, RuntimeError)
+    # Kernels raise from the line that calls them, whatever that line is; no `raise` stands there.
+    return filename.is_relative_to(_TORCH) or (isinstance(error, RuntimeError) and not _raised(error))
+
+
+def _raised(error: BaseException) -> bool:
+    """Whether a statement of Python raised the error, rather than a function in C that it calls."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def described(model: str, graph: OperatorGraph | None, error: BaseException) -> str:

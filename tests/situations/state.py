@@ -367,7 +367,7 @@ REFUSED = {
     build_clipped_weight: r"changes its parameter layer\.weight in forward at .*state\.py",
     build_scaled_data: r"changes its parameter layer\.weight in forward at .*state\.py",
     build_followed_parameter: r"changes its parameter frozen in forward at .*state\.py",
-    build_replaced_parameter: r"makes its parameter layer\.bias in forward at .*state\.py",
+    build_replaced_parameter: r"state\.py:\d+ .*makes a parameter in forward",
     build_exchanged_tensor: r"changes its tensor plain in forward",
     build_changed_tensor: r"changes its tensor plain in forward",
     build_late_buffer: r"makes its buffer late in forward at .*state\.py",

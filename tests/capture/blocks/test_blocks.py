@@ -55,11 +55,13 @@ def stack(function=plain, around=None, count=6, **held) -> Stack:
 
 def described(graph):
     constants = [(n, tuple(c.shape), c.dtype) for n, c in graph.constants.items()]
+    # Objects of a model's own stay as the last run of its code left them, which a note tells of the first only.
+    notes = [note for note in graph.notes if not note.startswith("forward changes ")]
     return (
         graph.fingerprint,
         [repr(op) for op in graph.operators],
         [(name, repr(tensor)) for name, tensor in graph.tensors.items()],
-        (graph.inputs, graph.outputs, graph.notes, graph.aliases, graph.mutations),
+        (graph.inputs, graph.outputs, notes, graph.aliases, graph.mutations),
         constants,
     )
 

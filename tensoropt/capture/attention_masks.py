@@ -23,6 +23,8 @@ NOTHING, FUTURE = "nothing", "future"
 """What a mask hides."""
 _HIDDEN = -1e4
 """What is added to a hidden score, at most: exp(-104) is 0 in float32 already, and scores differ by tens."""
+_LEAST_FACTOR = 0.02
+"""The least by which scores may be multiplied behind a mask: that much of ``_HIDDEN`` is still nothing."""
 _SOFTMAX = "aten.softmax.int"
 _BY_HAND = ("aten.matmul.default", "aten.bmm.default")
 
@@ -211,6 +213,8 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> ByHand | None:
         if step is None:
             return None
         factor, hidden, inner = step
+        if hidden == FUTURE and scale < _LEAST_FACTOR:
+            return None
         masked = masked or hidden == FUTURE
         scale *= factor
         scores = _renamed(inner)

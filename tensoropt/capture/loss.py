@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import inspect
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -159,6 +159,13 @@ def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
         if not isinstance(output, (Mapping, tuple, list)):
             return Returned(type(output), key, attributes=_attributes(output)), value
         return Returned(type(output), key, tuple(k for k, _ in items)), value
+    if below := [place for place, _ in _losses_below(output)]:
+        raise CaptureError(
+            f"the model returns its {'loss' if len(below) == 1 else 'losses'} inside of what it returns "
+            f"({_named(below)}), so that what to train is not said; pass loss=lambda out: "
+            f"{' + '.join(below)} (a model file returns it as the fourth item: model, args, kwargs, loss), "
+            "or return the one to train as 'loss'"
+        )
     raise CaptureError(_none_found(output, [output, *(value for _, value in items)]))
 
 
@@ -178,16 +185,34 @@ def _items(output: Any) -> list[tuple[Any, Any]]:
     return []
 
 
+def _losses_below(output: Any, place: str = "out") -> Iterator[tuple[str, torch.Tensor]]:
+    """Each differentiable scalar of an output at whatever depth, with how Python reads it from ``out``."""
+    for key, value in _items(output) or [(name, getattr(output, name)) for name in _own_attributes(output)]:
+        indexed = isinstance(output, (Mapping, tuple, list))
+        inner = f"{place}[{key!r}]" if indexed else f"{place}.{key}"
+        if _is_loss(value):
+            yield inner, value
+        elif isinstance(value, (Mapping, tuple, list)) or is_dataclass(value):
+            yield from _losses_below(value, inner)
+
+
+def _own_attributes(output: Any) -> tuple[str, ...]:
+    """The attributes of an object that holds its loss as one of them."""
+    is_tensor = isinstance(output, torch.Tensor)
+    return () if is_tensor or not hasattr(output, "loss") else _attributes(output)
+
+
 def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:
-    """A note on further differentiable scalars beside the loss."""
+    """A note on further differentiable scalars beside the loss, also those in containers inside."""
     if returned.container is None:
         return ()
-    others = [str(key) for key, value in _items(output) if key != returned.key and _is_loss(value)]
+    trained = output[returned.key] if returned.keys else getattr(output, returned.key)
+    others = {id(value): place for place, value in _losses_below(output) if value is not trained}
     if not others:
         return ()
     return (
-        f"of what the model returns '{returned.key}' is trained; {_named(others)} could be too, and "
-        f"{'is' if len(others) == 1 else 'are'} left out unless '{returned.key}' has it in it",
+        f"of what the model returns '{returned.key}' is trained; {_named(list(others.values()))} could be "
+        f"too, and {'is' if len(others) == 1 else 'are'} left out unless '{returned.key}' has it in it",
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,11 @@ from torch import nn
 from tensoropt.errors import PlanError
 
 BEFORE = "do it before parallelize"
-PLANNED = frozenset({"training", "gradient_checkpointing"})
-"""Attributes that forward reads and that are not compared: the mode is, by itself; the plan says what is
-recomputed."""
+PLANNED = frozenset({*vars(nn.Module()), "gradient_checkpointing", "_gradient_checkpointing_func"})
+"""Attributes that forward reads and that are not compared: the mode and what else every module has are, by
+themselves; the plan says what is recomputed."""
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,9 @@ class _Part:
     Attributes:
         children, parameters: its own; parameters by identity.
         hooks: how many it has; forward: one of its own, if it has one.
-        settings: numbers and texts that its forward reads, by name.
+        settings: numbers, texts, functions and lists of such that its forward reads, by name.
+        tensors: plain tensors that its forward reads, neither buffers nor parameters, by name, with how often
+            they had been written.
         read: gives all of them of the module's attributes; None for none.
         sensitive: whether its forward depends on its mode.
         training: the mode that it was captured in.
@@ -45,6 +50,7 @@ class _Part:
     hooks: int
     forward: Any
     settings: Mapping[str, Any]
+    tensors: tuple[tuple[str, torch.Tensor, int], ...]
     read: Callable[[Mapping[str, Any]], Any] | None
     sensitive: bool
     training: bool
@@ -85,6 +91,7 @@ class Guard:
                 sum(map(len, _hooks(module))),
                 module.__dict__.get("forward"),
                 settings,
+                _plain_tensors(module),
                 operator.itemgetter(*settings) if settings else None,
                 _reads(module, "training") and bool(name),
                 self._training[name],
@@ -129,6 +136,9 @@ class Guard:
                 )
             if part.read is not None and self._differs(part):
                 raise self._of_settings(part)
+            for attribute, tensor, version in part.tensors:
+                if attributes.get(attribute) is not tensor or tensor._version != version:
+                    raise self._of_tensor(part, attribute)
             if part.sensitive and attributes["training"] is not self._mode_of(part, mode):
                 raise self._of_mode(part)
         for key, parameter, storage, local, address, trained, hooked in self._parameters:
@@ -161,7 +171,7 @@ class Guard:
         assert part.read is not None
         try:
             return bool(part.read(part.module.__dict__) != part.read(part.settings))
-        except KeyError:  # it was deleted
+        except (KeyError, RuntimeError):  # it was deleted, or is a tensor now
             return True
 
     @staticmethod
@@ -195,12 +205,20 @@ class Guard:
         )
 
     def _of_settings(self, part: _Part) -> PlanError:
-        name, was = next((n, v) for n, v in part.settings.items() if part.module.__dict__.get(n) != v)
-        now = part.module.__dict__.get(name)
+        found = part.module.__dict__
+        name = next(n for n in part.settings if n not in found or not _same(found[n], part.settings[n]))
+        now, was = _shown(found.get(name)), _shown(part.settings[name])
         return PlanError(
-            f"{part.name + '.' if part.name else ''}{name} is {now!r} now, but was {was!r} when the model "
+            f"{part.name + '.' if part.name else ''}{name} is {now} now, but was {was} when the model "
             f"was parallelized, and the plan would go on with that; {BEFORE}, or pass what changes as an "
             "argument of the call"
+        )
+
+    def _of_tensor(self, part: _Part, name: str) -> PlanError:
+        return PlanError(
+            f"the tensor {part.name + '.' if part.name else ''}{name} was changed or replaced after "
+            f"parallelize, and the plan would go on with what it was; {BEFORE}, or make it a buffer "
+            "(register_buffer) and write into that"
         )
 
     def _of_mode(self, part: _Part) -> PlanError:
@@ -241,22 +259,86 @@ def _of(parameter: torch.Tensor) -> int:
     return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())  # type: ignore[attr-defined]
 
 
-def _names_in(module: nn.Module) -> frozenset[str]:
-    """The names of attributes that a module's forward reads itself."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return frozenset(code.co_names) if code is not None else frozenset()
+@functools.cache
+def _names_in(kind: type[nn.Module]) -> frozenset[str]:
+    """The names of attributes that the forward of a kind of module reads, in methods that it calls too."""
+    found: set[str] = set()
+    waiting: list[Any] = [kind.forward]
+    looked_at: set[Any] = set()
+    while waiting:
+        function = waiting.pop()
+        for wrapped in ("fget", "func", "__func__"):  # properties, kept ones, class and static methods
+            function = getattr(function, wrapped, function)
+        code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+        if code is None or code in looked_at:
+            continue
+        looked_at.add(code)
+        names = {name for part in _codes(code) for name in part.co_names}
+        found |= names
+        # Of every class: a method may call its parents'.
+        own = [vars(base) for base in kind.__mro__ if base not in nn.Module.__mro__]
+        waiting += [members[name] for members in own for name in names & members.keys()]
+    return frozenset(found)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of comprehensions and functions inside it."""
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            yield from _codes(part)
 
 
 def _reads(module: nn.Module, name: str) -> bool:
-    return name in _names_in(module)
+    return name in _names_in(type(module))
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Numbers, flags and texts of a module that its forward reads: they are constants of the plan."""
-    names = _names_in(module) - PLANNED
-    plain = (bool, int, float, str)
+    """What a module's forward reads of it and no tensor is: constants of the plan."""
+    names = _names_in(type(module)) - PLANNED
     # NaN is no value that could be compared.
-    return {n: v for n, v in module.__dict__.items() if n in names and type(v) in plain and v == v}
+    return {n: _copied(v) for n, v in module.__dict__.items() if n in names and _comparable(v) and v == v}
+
+
+def _plain_tensors(module: nn.Module) -> tuple[tuple[str, torch.Tensor, int], ...]:
+    names = _names_in(type(module)) - PLANNED
+    found = ((n, v) for n, v in module.__dict__.items() if n in names and isinstance(v, torch.Tensor))
+    # Tensors of inference mode count no writes.
+    return tuple((n, v, v._version) for n, v in found if not v.is_inference())
+
+
+def _comparable(value: Any) -> bool:
+    """Whether a value is a number, a text, a function, or made of such."""
+    if type(value) is dict:
+        return all(_comparable(part) for pair in value.items() for part in pair)
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_comparable, value))
+    return type(value) in _PLAIN or (
+        isinstance(value, _FUNCTIONS) and not isinstance(getattr(value, "__self__", None), nn.Module)
+    )
+
+
+def _copied(value: Any) -> Any:
+    """A value that stays as it is when the containers in it are written to; functions are themselves."""
+    if type(value) is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(map(_copied, value))
+    return value
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except RuntimeError:  # a tensor
+        return False
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    name = getattr(value, "__name__", None)
+    return str(name) if name else repr(value)
 
 
 # -- what would move -------------------------------------------------------------------------------------

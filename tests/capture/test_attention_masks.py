@@ -77,6 +77,7 @@ CAUSAL = {
     ),
     "by hand, scaled before": by_hand(lambda m, q, k, t: (0.3 * q) @ k.transpose(2, 3) + minus_inf(t)),
     "by hand, no dropout": by_hand(lambda m, q, k, t: q @ k.mT + minus_inf(t), lambda w: dropout(w, 0.0)),
+    "by hand, scaled behind": by_hand(lambda m, q, k, t: (q @ k.mT).masked_fill(~lower(t), -1e4) / 8),
     "by hand, keys transposed": by_hand(lambda m, q, k, t: q @ k.permute(0, 1, 3, 2) * 0.5 + minus_inf(t)),
 }
 OTHERS = {
@@ -89,6 +90,7 @@ OTHERS = {
     "by hand, no mask": by_hand(lambda m, q, k, t: q @ k.mT),
     "by hand, dropout": by_hand(lambda m, q, k, t: q @ k.mT + minus_inf(t), lambda w: dropout(w, 0.1)),
     "by hand, negative scale": by_hand(lambda m, q, k, t: (q @ k.mT).masked_fill(~lower(t), -1e9) * -0.5),
+    "by hand, hidden a little": by_hand(lambda m, q, k, t: (q @ k.mT).masked_fill(~lower(t), -1e4) * 5e-4),
     "by hand, weights read": by_hand(lambda m, q, k, t: q @ k.mT + minus_inf(t), lambda w: w + w.mean()),
 }
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tensoropt.capture import capture, find_loss
+from tensoropt.capture.loss import WithLoss
 from tensoropt.errors import CaptureError
 from tensoropt.plan import load_model
 
@@ -23,6 +26,17 @@ class Output:
     logits: torch.Tensor
     first: torch.Tensor
     second: torch.Tensor | None = None
+
+
+class Returning(torch.nn.Module):
+    """Returns what it is made with."""
+
+    def __init__(self, output):
+        super().__init__()
+        self.output = output
+
+    def forward(self):
+        return self.output
 
 
 @pytest.mark.parametrize(
@@ -50,6 +64,11 @@ def test_the_loss_is_found(output):
         (Output(torch.ones(3), LOSS, OTHER), r"'first' and 'second'\).*out\.first \+ out\.second"),
         ({"accuracy": ACCURACY}, "depends on no trained parameter"),
         ({"logits": torch.ones(3)}, "returns dict without a scalar"),
+        (
+            {"losses": {"box": LOSS, "classes": OTHER}},
+            r"its losses inside .*out: out\['losses'\]\['box'\] \+ out\['losses'\]\['classes'\]",
+        ),
+        (([{"loss": LOSS}], torch.ones(3)), r"its loss inside .*\(out\[0\]\[0\]\['loss'\]\)"),
     ],
 )
 def test_what_is_not_clear_is_refused(output, pattern):
@@ -69,7 +88,23 @@ def test_a_model_file_says_how_losses_add_up():
 def test_what_else_could_be_trained_is_named():
     built = load_model(f"{SITUATIONS}:build_named_loss")
     notes = capture(built.model, built.args).graph.notes
-    assert any("'loss' is trained; auxiliary could be too" in note for note in notes)
+    assert any("'loss' is trained; out['auxiliary'] could be too" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("output", "named"),
+    [
+        ((LOSS, {"kl": OTHER, "accuracy": ACCURACY}), r"out\[1\]\['kl'\] could"),
+        (SimpleNamespace(loss=LOSS, kl=OTHER), r"'loss' is trained; out\.kl could"),
+        ((LOSS, [Output(ACCURACY, OTHER)]), r"out\[1\]\[0\]\.first could"),
+        ((LOSS, {"total": LOSS, "accuracy": ACCURACY}), None),
+    ],
+)
+def test_what_else_could_be_trained_is_found_inside(output, named):
+    model = WithLoss(Returning(output), None)
+    model()
+    assert len(model.notes) == (named is not None)
+    assert all(re.search(named, note) for note in model.notes)
 
 
 @pytest.mark.parametrize("kind", ["dict", "tuple", "dataclass"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -54,6 +55,78 @@ def test_what_a_module_reads_of_itself(change: Any, says: str) -> None:
     model = parallel()
     model(X)
     change(model)
+    with pytest.raises(PlanError, match=says):
+        model(X)
+
+
+class Offset(nn.Module):
+    """What another class computes for its children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.offset).sum()
+
+
+class Reading(Offset):
+    """Reads numbers, functions and lists of its own, also in a method, a property and a comprehension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.act = torch.relu
+        self.unread = torch.relu
+        self.scale: float | None = None
+        self.factors = [1.0, 2.0]
+        self.table = {"a": 1.0}
+        self.power = 2
+        self.shift = 0.5
+        self.mask = torch.ones(4)
+        self.partly = functools.partial(torch.mul, other=2.0)
+
+    @property
+    def shifted(self) -> float:
+        return self.shift + 1
+
+    def helped(self, x: torch.Tensor) -> torch.Tensor:
+        return x**self.power + self.shifted + self.partly(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.act(self.layer(x)) * (self.scale or self.table["a"]) * self.mask
+        return super().forward(sum(factor * self.helped(x) for factor in self.factors))
+
+
+def reading() -> Any:
+    model = nn.Sequential(Reading())
+    captured = capture(model, (X,))
+    strategy = unsplit_strategy(group_operators(refine_graph(captured.graph)))
+    return parallelize(model, strategy, (X,), as_measured=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m: setattr(m, "act", torch.tanh), "0.act is tanh now, but was relu"),
+        (lambda m: setattr(m, "scale", 2.0), "0.scale is 2.0 now, but was None"),
+        (lambda m: m.factors.append(3.0), r"0.factors is \[1.0, 2.0, 3.0\] now, but was \[1.0, 2.0\]"),
+        (lambda m: m.table.update(a=2.0), "0.table is"),
+        (lambda m: setattr(m, "power", 3), "0.power is 3 now"),
+        (lambda m: setattr(m, "power", torch.ones(2)), "0.power is a tensor of shape"),
+        (lambda m: setattr(m, "shift", 3.0), "0.shift is 3.0 now"),
+        (lambda m: setattr(m, "offset", 3.0), "0.offset is 3.0 now"),
+        (lambda m: m.mask.zero_(), "the tensor 0.mask was changed or replaced"),
+        (lambda m: setattr(m, "mask", torch.zeros(4)), "the tensor 0.mask was changed or replaced"),
+        (lambda m: setattr(m, "partly", torch.neg), "0.partly is neg now"),
+    ],
+)
+def test_what_a_forward_reads_in_whatever_way(change: Any, says: str) -> None:
+    model = reading()
+    model(X)
+    model[0].unread = torch.tanh
+    model(X)
+    change(model[0])
     with pytest.raises(PlanError, match=says):
         model(X)
 

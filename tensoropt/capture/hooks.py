@@ -7,6 +7,7 @@ what they do to gradients.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as all_modules
 
-from tensoropt.capture.lines import current_line, first_line
+from tensoropt.capture.lines import current_line, first_line, is_own
 from tensoropt.errors import CaptureError
 
 _REMEDY = (
@@ -84,5 +85,14 @@ def no_new_hooks() -> Iterator[None]:
 
 
 def _refused(what: str, hook: Any) -> CaptureError:
+    hook = _written(hook)
     name = getattr(hook, "__qualname__", type(hook).__qualname__).replace("<locals>.", "")
     return CaptureError(f"{what} {name} ({first_line(hook)}), which would be lost: {_REMEDY}")
+
+
+def _written(hook: Any) -> Any:
+    """The function that a person wrote, where PyTorch made a hook of its own around it."""
+    if not inspect.isfunction(hook) or is_own(hook.__code__.co_filename):
+        return hook
+    inside = [value for value in inspect.getclosurevars(hook).nonlocals.values() if callable(value)]
+    return next((value for value in inside if is_own(first_line(value).rpartition(":")[0])), hook)

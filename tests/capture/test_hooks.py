@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.modules.module import register_module_full_backward_hook
 
 from tensoropt.capture import capture
@@ -58,6 +59,29 @@ class Several(nn.Module):
         one, two = self.layer(x), self.layer(x * 2)
         torch.autograd.graph.register_multi_grad_hook((one, two), lambda grads: None)
         return (one * two).sum()
+
+
+class SeveralByName(Several):
+    """The same by a name that was imported before the capture."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x):
+        one, two = self.layer(x), self.layer(x * 2)
+        register_multi_grad_hook((one, two), seen, mode=self.mode)
+        return (one * two).sum()
+
+
+def seen(grads):
+    """What a person's hook does."""
+
+
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_a_hook_that_pytorch_wraps_is_named_as_it_was_written(mode):
+    with pytest.raises(CaptureError, match=r"the tensor hook seen \(.*test_hooks\.py:\d+\)"):
+        capture(SeveralByName(mode), (torch.randn(2, 4),))
 
 
 def test_a_hook_on_several_tensors_is_refused():

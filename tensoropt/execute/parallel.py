@@ -118,8 +118,9 @@ def parallelize(
     # After the job was joined: engines make their process groups when they are built.
     captured = prepared.captured
     parallel = prepared.executable.parallel_model(model, captured, prepared.values, where, seed)
-    parallel.install(compare_ranks=compare_ranks)
+    # Before the model is watched for changes.
     fill_unused(weights, (str(tensor.key) for tensor in captured.graph.tensors.values() if tensor.key))
+    parallel.install(compare_ranks=compare_ranks)
     return model
 
 

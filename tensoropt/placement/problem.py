@@ -81,6 +81,10 @@ class DeviceSet:
         rest = max(limit_bytes - sum(self.terms.values()), 0.0)
         return np.minimum(self.capacity_bytes.astype(float), rest)
 
+    def in_all(self, tensor_bytes: float) -> float:
+        """What tensors of so many bytes and what a process takes beside them come to: as limits count."""
+        return tensor_bytes + sum(self.terms.values())
+
     @property
     def count(self) -> int:
         """How many devices there are."""

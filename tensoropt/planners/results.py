@@ -142,7 +142,9 @@ def best_placements(
     refusals: dict[int, TensorOptError] = {}
     for count in counts:
         try:
-            graph, answer = place(task.placing(count))
+            asked = task.placing(count)
+            _check_room_for_tensors(planner, asked, limit)
+            graph, answer = place(asked)
         except (InfeasibleError, UnsuitableError) as refusal:
             refusals[count] = refusal
             continue
@@ -151,6 +153,18 @@ def best_placements(
         raise refusals[counts[-1]]
     told = tuple(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items())
     return tuple(SimulatedPoint(point, (*notes, *told)) for point, notes in _best(planner, simulated, limit))
+
+
+def _check_room_for_tensors(planner: str, graph: PricedGraph, limit: float | None) -> None:
+    """Refuse a limit that is used up before the first tensor: methods count down from what it leaves."""
+    terms = graph.problem.devices.terms
+    taken = sum(terms.values())
+    if limit is not None and limit < taken:
+        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in terms.items())
+        raise InfeasibleError(
+            f"{planner} finds no plan within {format_bytes(limit)}: beside tensors {format_bytes(taken)} of "
+            f"every device are taken ({parts}); raise the limit"
+        )
 
 
 def slower_than_expected(answer: PlacedAnswer, simulated: SimulatedPlacement) -> tuple[str, ...]:

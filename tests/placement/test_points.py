@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.plans import placed_strategy
 from tensoropt.plan.exploration import Exploration, load_exploration
@@ -44,7 +45,10 @@ def test_its_figures_are_the_simulators(explored):
     strategy = placed_strategy(explored.plan_of(point), question.prepared.graph)
     simulated = simulate_placement(question.placing().problem, strategy.placement)
     assert point.time_s == simulated.time_s
-    assert point.memory_bytes == max(simulated.peak_bytes)
+    # Beside what the simulator follows every device has the model's constants.
+    assert point.tensor_bytes == max(simulated.peak_bytes)
+    assert set(point.terms) == {CONSTANTS}
+    assert point.memory_bytes == point.tensor_bytes + point.terms[CONSTANTS]
     assert point.compute_s + point.exposed_s + point.idle_s == pytest.approx(point.time_s)
     assert point.exposed_s + point.hidden_s == pytest.approx(point.communication_s)
     assert sum(count for *_, count in point.collectives) == len(simulated.transfers)
@@ -109,7 +113,7 @@ def test_it_is_explained(explored):
     told = detail(explored, index)
     text = "\n".join(detail_lines(told, 5))
     assert "device: 0" in text
-    assert told.peak.total == explored.others[0].memory_bytes
+    assert told.peak.total == explored.others[0].tensor_bytes
     assert {e.lane for e in told.timeline if not e.lane.startswith("link ")} == {"device 0", "device 1"}
     assert told.trace()["traceEvents"]
     assert split_words(explored, index) == "placed on 2 devices"

@@ -18,6 +18,7 @@ from tensoropt.planners.placed.netsplit import NetSplit
 from tensoropt.planners.placed.pesto import Pesto
 from tensoropt.planners.registry import ENTRIES, planner
 from tensoropt.planners.sharded import flexflow as flexflow_module
+from tensoropt.units import format_bytes
 from tests.planners.problems import frontier, searched, small
 
 CASES = [("two layers", ((2,),), (1,)), ("gpt2", ((2,),), (1,)), ("gpt2", ((4,), (2, 2)), (1, 2))]
@@ -101,6 +102,19 @@ def test_a_memory_limit_is_kept_under_the_simulator_or_refused(name):
 def test_an_impossible_limit_is_refused(name):
     question = small(*CASES[1])
     with pytest.raises(TensorOptError, match=r"finds no plan within 1 B|no solution within"):
+        planner(name)(question, 1.0, 0)
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_a_refusal_names_the_limit_that_was_asked_for(name):
+    """Not what the model's constants leave of it."""
+    question = small(*CASES[1])
+    beside = sum(question.placing().problem.devices.terms.values())
+    assert beside > 0
+    for limit in (beside + 2048.0, beside + 50 * 1024):
+        with pytest.raises(InfeasibleError, match=rf"within {format_bytes(limit)}\b"):
+            planner(name)(question, limit, 0)
+    with pytest.raises(InfeasibleError, match=rf"within 1 B: beside tensors {beside:.0f} B of every device"):
         planner(name)(question, 1.0, 0)
 
 

@@ -87,11 +87,11 @@ def _is_metadata(problem: PlacementProblem, operator: int) -> bool:
 
 def _check_memory(problem: PlacementProblem, placement: Placement, limit: float | None) -> None:
     most = memory_limits(problem, limit)
-    peaks = simulate_placement(problem, placement).peak_bytes
+    peaks, in_all = simulate_placement(problem, placement).peak_bytes, problem.devices.in_all
     for device, (peak, room) in enumerate(zip(peaks, most, strict=True)):
         if peak > room:
             raise InfeasibleError(
-                f"placer finds no plan within {format_bytes(room)}: device {device} reaches "
-                f"{format_bytes(peak)}, as its rules know no memory; pin operators to other "
+                f"placer finds no plan within {format_bytes(in_all(room))}: device {device} reaches "
+                f"{format_bytes(in_all(peak))}, as its rules know no memory; pin operators to other "
                 "devices, or use a planner that counts memory (m_topo, m_etf, dpos)"
             )

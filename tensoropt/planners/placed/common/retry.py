@@ -74,10 +74,10 @@ def _retry(
         # attempts do not go in circles.
         booked = memory.used + (memory.transient if counts_transients else 0.0)
         caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
-    worst = int((peaks - most).argmax())
+    worst, in_all = int((peaks - most).argmax()), problem.devices.in_all
     raise InfeasibleError(
-        f"{name} finds no plan within {format_bytes(most[worst])}; after {ATTEMPTS} attempts, each with less "
-        f"room to book, device {worst} still reaches {format_bytes(peaks[worst])}"
+        f"{name} finds no plan within {format_bytes(in_all(most[worst]))}; after {ATTEMPTS} attempts, each "
+        f"with less room to book, device {worst} still reaches {format_bytes(in_all(peaks[worst]))}"
     )
 
 
@@ -94,7 +94,11 @@ def _tightened(most: Floats, caps: Floats, attempts: int) -> tuple[str, ...]:
 def _refusal(
     name: str, problem: PlacementProblem, units: Units, most: Floats, caps: Floats, unit: int
 ) -> str:
-    within = "the devices' capacities" if len(set(most)) > 1 else format_bytes(float(most[0]))
+    within = (
+        "the devices' capacities"
+        if len(set(most)) > 1
+        else format_bytes(problem.devices.in_all(float(most[0])))
+    )
     who = problem.names[units.members[unit][0]]
     others = len(units.members[unit]) - 1
     beside = f" and the {others} that belong to it" if others else ""

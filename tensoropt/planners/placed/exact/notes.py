@@ -160,7 +160,7 @@ def refusal(settings: ExactSettings, known: KnownPlacements, contraction: Contra
         broken = known.broken
         text += f"; of the fastest that fits, {broken.source}, {breach(settings.rules, broken)}"
         return f"{text}; use netsplit or dpos, which have no such rule"
-    capacity = format_bytes(float(problem.devices.capacity_bytes.max()))
+    capacity = format_bytes(problem.devices.in_all(float(problem.devices.capacity_bytes.max())))
     text = f"{settings.name} finds no plan within {capacity} on {problem.devices.count} devices{none}"
     if known.nearest is not None:
         text += f"; the nearest needs {format_bytes(known.nearest.excess_bytes)} more on one of them"

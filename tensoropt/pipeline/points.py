@@ -147,10 +147,11 @@ def _computed(found: PipelineEvaluation) -> dict[str, Any]:
                         again_s += taken
                     else:
                         seconds[owner.name] = seconds.get(owner.name, 0.0) + taken
-        for name, taken in seconds.items():
-            anchor = one.graph.group_of[name].anchor
-            if taken and not is_crossing(one.graph.group_of[name]):
-                groups.append((name, anchor.module, anchor.target, taken))
+        # The step may have been simulated of a stage that looks alike, whose groups have other names.
+        for simulated, group in zip(stage.batch.graph.groups, one.graph.groups, strict=True):
+            taken, anchor = seconds.get(simulated.name, 0.0), group.anchor
+            if taken and not is_crossing(group):
+                groups.append((group.name, anchor.module, anchor.target, taken))
     return {"computed": [list(row) for row in groups], "again_s": again_s, "optimizer_s": optimizer_s}
 
 

@@ -138,6 +138,16 @@ def test_strategies_of_stages_may_be_simulated_in_parts(
     ]
 
 
+def test_what_they_compute_is_told_by_their_own_groups(both: Exploration) -> None:
+    """Whose stages are simulated once for all that look alike, under the first one's names."""
+    for _, point in pipelined(both):
+        assert point.pipeline is not None
+        told = [name for name, *_ in point.pipeline["computed"]]
+        assert told
+        assert set(told) <= set(point.pipeline["operators"])
+        assert len(set(told)) == len(told)
+
+
 def test_they_survive_saving(both: Exploration, tmp_path: Path) -> None:
     both.save(tmp_path)
     again = load_exploration(tmp_path)

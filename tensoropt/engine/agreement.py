@@ -23,10 +23,13 @@ _STEP = 6364136223846793005  # Knuth's multiplier of a linear congruence modulo 
 
 
 @functools.lru_cache(maxsize=8)
-def _weights(device: torch.device) -> torch.Tensor:
-    """Odd multipliers, one for each word of a chunk: a change of a single word changes the sum."""
+def _weights(device: torch.device, count: int) -> torch.Tensor:
+    """Odd multipliers, one for each word of a chunk: a change of a single word changes the sum.
+
+    They are kept, so that there are no more of them than the largest tensors need that were hashed.
+    """
     generator = torch.Generator().manual_seed(44)
-    drawn = torch.randint(-(1 << 63), (1 << 63) - 1, (CHUNK,), generator=generator)
+    drawn = torch.randint(-(1 << 63), (1 << 63) - 1, (count,), generator=generator)
     return (drawn | 1).to(device)
 
 
@@ -46,7 +49,8 @@ def content_hash(value: torch.Tensor) -> torch.Tensor:
     words = (words if words.storage_offset() % 8 == 0 else words.clone()).view(torch.int64)
     about = zlib.crc32(f"{value.dtype} {tuple(value.shape)}".encode())
     total = torch.full((), about, dtype=torch.int64, device=data.device)
-    multipliers = _weights(data.device)
+    # A power of two, and enough for what is left behind the last whole word.
+    multipliers = _weights(data.device, min(CHUNK, 1 << max(words.numel() - 1, 7).bit_length()))
     for chunk in words.split(CHUNK):
         total = total * _STEP + (chunk * multipliers[: chunk.numel()]).sum()
     if whole < data.numel():

@@ -222,7 +222,9 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
 
 def _in_own_memory(value: torch.Tensor) -> torch.Tensor:
     """A loss without the memory that its kernel made it in (PyTorch's mse_loss that of all terms), as the
-    script holds it through backward."""
+    script holds it through backward; a compiler makes it in memory of its own, and knows no storages."""
+    if torch.compiler.is_compiling():
+        return value
     if value.numel() == 1 and value.untyped_storage().nbytes() > value.element_size():
         return value.clone()
     return value

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tensoropt.engine.agreement import content_hash, first_differing, gathered, text_hash
 from tensoropt.errors import PlanError
 from tensoropt.execute.resolve import Prepared
 from tensoropt.execute.weights import WeightSource
+
+FACTS = ("model", "plan", "seed", "sync_weights")
+"""What is compared of ranks before their weights."""
 
 
 def made_alike(
@@ -35,13 +39,8 @@ def made_alike(
         PlanError: ranks have other weights, another model or another plan than rank 0.
     """
     own = weights.own()
-    facts = {
-        "another model": json.dumps([[name, *map(str, (v.shape, v.dtype))] for name, v in own.items()]),
-        "another plan": json.dumps(prepared.executable.to_dict(), sort_keys=True, default=str),
-        "another seed": str(seed),
-        "another sync_weights": str(sync),
-    }
-    _compare_facts(facts, device)
+    plan = json.dumps(prepared.executable.to_dict(), sort_keys=True, default=str)
+    _compare_facts([_tensors_of(weights.model), plan, str(seed), str(sync)], device)
     differing = first_differing(_hashes(own.items()), device)
     if differing is not None and not sync:
         name, rank = differing
@@ -66,16 +65,42 @@ def made_alike(
     return prepared
 
 
-def _compare_facts(facts: Mapping[str, str], device: torch.device) -> None:
-    """Refuse ranks that do not even have the same tensors to compare."""
-    rows = gathered(torch.tensor([text_hash(text) for text in facts.values()], device=device))
-    for column, what in enumerate(facts):
-        for rank, value in enumerate(rows[:, column].tolist()):
-            if value != int(rows[0, column]):
+def tell_of_refusal(model: nn.Module, device: torch.device) -> None:
+    """Let the other ranks know that this one refuses its model, plan or weights: they would wait for it in
+    :func:`made_alike`. The caller raises what this rank says of it.
+
+    Raises:
+        PlanError: ranks have other models, which says more.
+    """
+    _compare_facts([_tensors_of(model)], device)
+
+
+def _tensors_of(model: nn.Module) -> str:
+    """The names, shapes and types of a model's parameters and buffers."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return json.dumps([[name, *map(str, (value.shape, value.dtype))] for name, value in tensors])
+
+
+def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
+    """Refuse ranks that do not even have the same tensors to compare.
+
+    Args:
+        texts: of :data:`FACTS`; the model's alone from a rank that refuses it.
+    """
+    hashes = [text_hash(text) for text in texts] + [0] * (len(FACTS) - len(texts))
+    refuses = len(texts) < len(FACTS)
+    rows = gathered(torch.tensor([refuses, *hashes], dtype=torch.int64, device=device)).tolist()
+    refused = [rank for rank, row in enumerate(rows) if row[0]]
+    # Of a rank that refuses there is nothing else to compare.
+    for column, what in enumerate(FACTS[:1] if refused else FACTS, start=1):
+        for rank, row in enumerate(rows):
+            if row[column] != rows[0][column]:
                 raise PlanError(
-                    f"rank {rank} has {what} than rank 0; every rank builds the same model and calls "
+                    f"rank {rank} has another {what} than rank 0; every rank builds the same model and calls "
                     "parallelize with the same arguments"
                 )
+    if refused and not refuses:
+        raise PlanError(f"rank {refused[0]} refused its model, plan or weights, and says why itself")
 
 
 def _hashes(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ from torch import nn
 from tensoropt.engine.parallel_model import ATTRIBUTE
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError
-from tensoropt.execute.alike import made_alike
+from tensoropt.execute.alike import made_alike, tell_of_refusal
 from tensoropt.execute.executable import AnyStrategy
 from tensoropt.execute.initialise import InitWeights
 from tensoropt.execute.job import in_torchrun, rank_device, start_group
@@ -106,14 +106,22 @@ def parallelize(
     where = _default_device(model, resolved) if device is None else rank_device(device)
     if args is None and kwargs is None:
         args, kwargs = resolved.example_call()
-    weights = WeightSource(model, checkpoint, init_weights, seed)
-    prepare = functools.partial(resolved.prepare, weights, args or (), kwargs or {}, loss)
-    prepared = prepare()
+    compares = compare_ranks or sync_weights
+    try:
+        weights = WeightSource(model, checkpoint, init_weights, seed)
+        prepare = functools.partial(resolved.prepare, weights, args or (), kwargs or {}, loss)
+        prepared = prepare()
+    except Exception:
+        if compares and resolved.devices > 1:
+            _join_job(where)
+            if dist.is_initialized():
+                tell_of_refusal(model, where)
+        raise
     resolved.warn_of_other_devices(where)
     if as_measured:
         pin_process(where.type)  # before gloo or NCCL start threads, which take it over
     _join_job(where)
-    if prepared.executable.devices > 1 and dist.is_initialized() and (compare_ranks or sync_weights):
+    if prepared.executable.devices > 1 and dist.is_initialized() and compares:
         prepared = made_alike(prepared, prepare, weights, where, seed, sync=sync_weights)
     # After the job was joined: engines make their process groups when they are built.
     captured = prepared.captured

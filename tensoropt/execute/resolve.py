@@ -44,6 +44,7 @@ class ResolvedPlan:
     """What running a plan takes, in whatever form it was passed.
 
     Attributes:
+        devices: how many it takes.
         mode: what the model has to be captured for.
         compute_dtype: the precision that it has to be captured in.
         bind: gives the executable for a grouped graph; raises :class:`PlanError` where the plan is for
@@ -52,6 +53,7 @@ class ResolvedPlan:
             called nor what devices it is for.
     """
 
+    devices: int
     mode: Mode
     compute_dtype: str
     bind: Callable[[GroupGraph], Executable]
@@ -143,9 +145,9 @@ def resolve_plan(plan: str | os.PathLike[str] | Plan | AnyStrategy) -> ResolvedP
         plan = load_plan(plan)
     if isinstance(plan, Plan):
         bind = functools.partial(executable_of_plan, plan)
-        return ResolvedPlan(plan.model.mode, plan.compute_dtype, bind, plan)
+        return ResolvedPlan(plan.devices, plan.model.mode, plan.compute_dtype, bind, plan)
     executable = executable_of(plan)
     source = executable.graph.atoms.graph
     mode: Mode = "train" if source.training else "inference"
     # By names, as for a plan: the strategy belongs to another capture of the model than the script's.
-    return ResolvedPlan(mode, source.compute_dtype, executable.for_graph)
+    return ResolvedPlan(executable.devices, mode, source.compute_dtype, executable.for_graph)

@@ -126,6 +126,12 @@ def unlike_weights(rank: int, world: int, mesh: Mesh, what: str, sync: bool) -> 
     return said, far
 
 
+def refused_on_one(rank: int, world: int, mesh: Mesh, everywhere: bool = False) -> str:
+    """What parallelize says where a checkpoint is missing on some ranks."""
+    path = "/nowhere/weights" if rank or everywhere else None
+    return refusal(lambda: parallel("mlp", mesh, checkpoint=path))
+
+
 # -- what is done after parallelize ----------------------------------------------------------------------
 
 

@@ -87,6 +87,18 @@ def test_any_weight_is_compared(ranks: RankPool, what: str, says: str) -> None:
             assert far < 1e-5
 
 
+def test_a_model_that_one_rank_refuses(ranks: RankPool) -> None:
+    """The others are told, and do not wait for it."""
+    first, second = ranks.run(jobs.refused_on_one, (1, 2), timeout_s=120.0)
+    assert first == "rank 1 refused its model, plan or weights, and says why itself"
+    assert "checkpoint" in second
+
+
+def test_a_model_that_all_ranks_refuse(ranks: RankPool) -> None:
+    for said in ranks.run(jobs.refused_on_one, (1, 2), True, timeout_s=120.0):
+        assert "checkpoint" in said
+
+
 SAYS = {
     "assign": "first.weight is another parameter than when the model was parallelized",
     "data": "first.weight was given other data after parallelize",

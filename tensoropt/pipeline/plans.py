@@ -8,7 +8,8 @@ from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import layout_names
 from tensoropt.pipeline.stages import is_crossing
 from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict
-from tensoropt.plan.plan import STAGE_AXIS, OperatorPlan, ParameterPlan, PipelineInfo, Plan, StagePlan
+from tensoropt.plan.plan import OperatorPlan, ParameterPlan, PipelineInfo, Plan, StagePlan
+from tensoropt.plan.plan_checks import check_plan
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.serialise import strategy_to_dict
 
@@ -86,12 +87,7 @@ def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
     info = plan.pipeline
     if info is None:
         raise PlanError(f"this plan of {plan.planner} has no pipeline")
-    if plan.mesh.names[:1] != (STAGE_AXIS,):
-        raise PlanError(
-            f"the first axis of a pipeline's mesh is called {STAGE_AXIS}, not {plan.mesh.names[:1]}"
-        )
-    if len(plan.mesh.names) != len(plan.mesh.shape):
-        raise PlanError(f"the plan names {len(plan.mesh.names)} axes of a mesh of {len(plan.mesh.shape)}")
+    check_plan(plan)  # once more, as plans are also made from others
     places, *axes = plan.mesh.shape
     stages = [
         {**stage.model_dump(exclude={"begins"}), "mesh": [plan.micro_batches, *axes]} for stage in info.stages

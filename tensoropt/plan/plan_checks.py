@@ -64,8 +64,9 @@ def _check_mesh(plan: Any) -> None:
         )
     if plan.pipeline is not None and plan.placed is not None:
         raise PlanError("a plan is placed or has a pipeline, and this one both; leave out one of them")
-    if (plan.placed is not None) != mesh.placed:
-        raise PlanError("a plan has 'placed' where its mesh says so, and only there; make both agree")
+    # The other way round is fine: the first placed plans did not say it of their mesh.
+    if mesh.placed and plan.placed is None:
+        raise PlanError("the mesh is said to be placed, but the plan has no 'placed'; make both agree")
 
 
 def _check_cluster(plan: Any) -> None:

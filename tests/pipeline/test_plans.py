@@ -178,18 +178,53 @@ def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named
         (lambda d: d["pipeline"]["stages"][1]["groups"].update(linear_9=["d0", "d0"]), "names linear_9"),
         (lambda d: d["pipeline"]["stages"][0]["stored"].update(p_model_layers_0_weight=["R"]), "expected 2"),
         (lambda d: d.update(micro_batches=1), "1f1b keeps 2 places busy|more micro-batches"),
-        (lambda d: d["mesh"].update(names=["cpu0", "stage"]), "the first axis .* is called stage, not"),
-        (lambda d: d["mesh"].update(names=["stage"]), "the plan names . axes of a mesh of"),
-        (lambda d: d["mesh"].update(shape=[]), "the plan names . axes of a mesh of"),
-        (lambda d: d["mesh"].update(shape=[0, 2]), "two places or more, not 0"),
-        (lambda d: d["mesh"].update(shape=[3, 2]), "2 stages do not divide over 3"),
-        (lambda d: d["mesh"].update(shape=[2, 0]), "the plan's mesh"),
-        (lambda d: d["mesh"].update(shape=[2, 3]), "linear does not divide as d0/d0 over the mesh 4x3"),
     ],
 )  # fmt: skip
 def test_what_describes_no_pipeline_is_refused(
     plan: Plan, graph: GroupGraph, tmp_path: Path, change: Any, says: str
 ) -> None:
+    loaded = load_plan(edited(plan, tmp_path, change))
+    with pytest.raises(PlanError, match=says):
+        pipelined_strategy(loaded, graph)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda d: d["mesh"].update(names=["cpu0", "stage"]), "axis .* is called stage, and here cpu0"),
+        (lambda d: d["mesh"].update(names=["stage"]), r"the mesh \[2, 2\] needs 2 different names of axes"),
+        (lambda d: d["mesh"].update(shape=[]), r"the mesh \[\] needs 0 different names of axes"),
+        (lambda d: d["mesh"].update(shape=[0, 2]), r"the mesh \[0, 2\] has an axis below 1"),
+        (lambda d: d["mesh"].update(shape=[2, 0]), r"the mesh \[2, 0\] has an axis below 1"),
+        (lambda d: d["mesh"].update(shape=[3, 2]), "mesh pp3x2 has 6 devices, and its cluster .* 4"),
+        (lambda d: d["mesh"].update(shape=[2, 3]), "mesh pp2x3 has 6 devices, and its cluster .* 4"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_refused_without_a_model(
+    plan: Plan, tmp_path: Path, change: Any, says: str
+) -> None:
+    with pytest.raises(PlanError, match=says):
+        load_plan(edited(plan, tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ([1, 4], "two places or more, not 1"),
+        ([4, 1], "2 stages do not divide over 4"),
+        ([3, 2], "2 stages do not divide over 3"),
+        ([2, 3], "linear does not divide as d0/d0 over the mesh 4x3"),
+    ],
+)
+def test_a_mesh_that_its_stages_do_not_fit_is_refused(
+    plan: Plan, graph: GroupGraph, tmp_path: Path, shape: list[int], says: str
+) -> None:
+    """On a cluster of as many devices, so that nothing else is wrong."""
+
+    def change(data: Any) -> None:
+        data["mesh"].update(shape=shape)
+        data["cluster"] = load_cluster(f"cpu:{shape[0] * shape[1]}").to_dict()
+
     loaded = load_plan(edited(plan, tmp_path, change))
     with pytest.raises(PlanError, match=says):
         pipelined_strategy(loaded, graph)

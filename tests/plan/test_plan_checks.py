@@ -83,6 +83,10 @@ def unknown_operator(data: dict[str, Any]) -> None:
     data["operators"]["nonsense"] = copy.deepcopy(first(data)[1])
 
 
+def placed_mesh(data: dict[str, Any]) -> None:
+    data["mesh"]["placed"] = True
+
+
 def without_operator(data: dict[str, Any]) -> None:
     del data["operators"][first(data)[0]]
 
@@ -119,6 +123,7 @@ def cluster_of_nothing(data: dict[str, Any]) -> None:
         (renamed_mesh_axis, r"which the mesh has not; it has other"),
         (larger_mesh, r"the plan's mesh 3 has 3 devices, and its cluster local:2 2; explore on as many"),
         (without_mesh, r"the mesh \[\] needs 0 different names of axes"),
+        (placed_mesh, r"the mesh is said to be placed, but the plan has no 'placed'"),
         (unknown_operator, r"the plan names nonsense .*, which this model does not have"),
         (without_operator, r"the plan says nothing about \S+ \(groups\)"),
         (without_parameter, r"the plan says nothing about \S+ \(stored\)"),

@@ -208,7 +208,7 @@ class Cutter:
         if name in self.place:
             return self.place[name]
         for number, group in enumerate(self.graph.groups):
-            # Operators of the model itself are in a module without a name, which begins no stage.
+            # The model's own operators, in no module, are not what an empty name means.
             if name and f"{group.anchor.module}.".startswith(f"{name}."):
                 return number
         raise PlanError(f"there is no operator or module called {name} that a stage could begin with")

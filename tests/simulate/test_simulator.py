@@ -320,16 +320,16 @@ def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
         )
         # and collectives of several parameters by each one's own; likewise
         shares += sum(
-            sent.send.seconds * mesh[0]
+            sent.send.seconds * (1 if effect.when.once else mesh[0])
             for owner in evaluated.batch.owners
             for effect in owner.effects.at(0).effects
             for sent in effect.beside
         )
         reduced = sum(send.seconds for send in reductions_of(evaluated.batch, 0))
-        together = (
-            prices.communication.time_s(c.kind, c.axes, int(c.bytes[0])) for c in coalesced(evaluated.batch)
+        reduced += sum(
+            prices.communication.time_s(c.kind, c.axes, int(c.bytes[0])) * (1 if c.only else mesh[0])
+            for c in coalesced(evaluated.batch)
         )
-        reduced += sum(together) * mesh[0]
         summed = NOTHING.plus(*(additive(o.effects.at(0), prices) for o in evaluated.batch.owners))
         expected = summed.compute + summed.communication - shares + reduced
         assert evaluated.metrics.total_s[0] == pytest.approx(expected)

@@ -289,19 +289,24 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(part)
 
 
+def _names(module: nn.Module) -> frozenset[str]:
+    cls: Any = type(module)  # a key of the cache, which mypy does not take a class for
+    return _names_in(cls)
+
+
 def _reads(module: nn.Module, name: str) -> bool:
-    return name in _names_in(type(module))
+    return name in _names(module)
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
     """What a module's forward reads of it and no tensor is: constants of the plan."""
-    names = _names_in(type(module)) - PLANNED
+    names = _names(module) - PLANNED
     # NaN is no value that could be compared.
     return {n: _copied(v) for n, v in module.__dict__.items() if n in names and _comparable(v) and v == v}
 
 
 def _plain_tensors(module: nn.Module) -> tuple[tuple[str, torch.Tensor, int], ...]:
-    names = _names_in(type(module)) - PLANNED
+    names = _names(module) - PLANNED
     found = ((n, v) for n, v in module.__dict__.items() if n in names and isinstance(v, torch.Tensor))
     # Tensors of inference mode count no writes.
     return tuple((n, v, v._version) for n, v in found if not v.is_inference())

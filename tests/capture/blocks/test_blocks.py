@@ -55,7 +55,7 @@ def stack(function=plain, around=None, count=6, **held) -> Stack:
 
 def described(graph):
     constants = [(n, tuple(c.shape), c.dtype) for n, c in graph.constants.items()]
-    # Objects of a model's own stay as the last run of its code left them, which a note tells of the first only.
+    # Objects of a model's own stay as the last run of its code left them: only the first run changes them.
     notes = [note for note in graph.notes if not note.startswith("forward changes ")]
     return (
         graph.fingerprint,

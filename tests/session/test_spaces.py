@@ -107,7 +107,8 @@ def test_what_is_exact_is_beaten_by_no_point_of_any_space(store):
     model = ModelSpec("zoo:gpt2-tiny", 0).build()
     asked = {"measure": "never", "recompute": "never", "store": store, "planners": "optcnn"}
     found = explore(*model, cluster="dgx-h100[4]", micro_batches=[1, 2], **asked)
-    sharded = found.all_points
+    # Nothing is proven of plans that are placed or have stages, nor against them.
+    sharded = [p for p in found.all_points if p.placed is None and p.pipeline is None]
     assert not [p for p in found.points if p.exact and beaten(p, found.points)]
     assert any(beaten(p, sharded) for p in found.points if not p.exact)
     assert all(p.gap == 0 for p in found.points if p.exact)

@@ -107,15 +107,19 @@ def test_layouts_and_resolutions():
 
 
 def test_heads_split_as_far_as_the_key_heads():
-    """Two key/value heads: an axis of four cannot split them, two axes of two reach the atom inside."""
+    """Two key/value heads: an axis of four cannot split them, two axes of two reach the queries' of each."""
     graph = grouped("llama")
     attention = next(i for i, g in enumerate(graph.groups) if "scaled_dot" in g.anchor.target)
     two = {c.labels[0] for c in configurations(graph, attention, (1, 2))}
     four = {c.labels[0] for c in configurations(graph, attention, (1, 4))}
     assert any(label.startswith("heads") for label in two)
-    assert not any(label.startswith("heads") for label in four)
+    assert not any(label.startswith(("heads", "group")) for label in four)
     nested = {c.labels for c in configurations(graph, attention, (1, 2, 2))}
-    assert ("heads.0", "heads.1") in nested
+    assert {("heads", "group"), ("group", "heads"), ("group", "batch0")} <= nested
+    split = next(c for c in configurations(graph, attention, (1, 2)) if c.labels == ("group",))
+    queries, keys, values = graph.groups[attention].anchor.inputs()
+    assert split.layout(queries) == (REPLICATE, 2)
+    assert split.layout(keys) == split.layout(values) == (REPLICATE, PARTIAL_GRAD)
 
 
 # -- micro-batches --------------------------------------------------------------------------------

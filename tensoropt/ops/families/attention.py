@@ -25,7 +25,7 @@ def attention(b: Builder) -> None:
 
     The queries' sequence splits where no causal flag ties it to absolute positions and any mask is
     an operand that can be cut alike. Grouped-query attention (``enable_gqa``) splits the key/value
-    heads: query head ``h`` reads key head ``h // group``.
+    heads, for query head ``h`` reads key head ``h // group``, or the queries' heads of every group.
     """
     q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
     causal, gqa = b.arg(5, "is_causal", False), b.op.kwargs.get("enable_gqa", False)
@@ -41,7 +41,7 @@ def attention(b: Builder) -> None:
         # One key/value head for all queries broadcasts: the query heads alone split.
         heads, group = group, 1
     h = b.loop("heads", heads)
-    q_heads: Loops = (h, b.loop("group", group, splittable=False)) if group > 1 else h
+    q_heads: Loops = (h, b.loop("group", group)) if group > 1 else h
     # The causal flag would count queries from the first one of the shard.
     s = b.loop("queries", shape[-2], splittable=not causal and not dropout)
     b.read(q, [*lead, q_heads, s, None])

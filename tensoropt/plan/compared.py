@@ -13,11 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.point import FRONTIER, Point, reduce_points
+from tensoropt.plan.point import FRONTIER, SAME, Point, reduce_points
 from tensoropt.units import format_bytes
-
-SAME = 1e-9
-"""Times that differ by less, as a share, are one: they are sums of rounded terms."""
 
 
 @dataclass(frozen=True)

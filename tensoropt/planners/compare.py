@@ -11,43 +11,16 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.compared import Compared
 from tensoropt.plan.point import FRONTIER, SAME, Point, with_others
 from tensoropt.planners.registry import ENTRIES, Entry, planner
 from tensoropt.planners.solvers import cp_sat
 from tensoropt.planners.task import PlanningTask
 from tensoropt.types import Progress
 from tensoropt.units import format_seconds
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one planner, or the frontier, did under one memory limit.
-
-    Attributes:
-        planner: its name; ``frontier`` for the points that are shown.
-        limit_bytes: what was asked for; None for no limit.
-        memory_bytes, time_s: of its fastest plan; None when it refused.
-        points: how many trade-offs it found.
-        search_s: seconds it took, the simulation included.
-        gap: its time over the best time known within its memory, less 1; never below 0. None when it refused.
-        notes: why it refused, or what it says of its result.
-    """
-
-    planner: str
-    limit_bytes: float | None
-    memory_bytes: float | None
-    time_s: float | None
-    points: int
-    search_s: float
-    gap: float | None
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "notes": list(self.notes)}
 
 
 def asked(names: str | Iterable[str]) -> tuple[Entry, ...]:
@@ -78,7 +51,7 @@ def compare(
     frontier: Sequence[Point],
     seed: int,
     progress: Progress,
-) -> tuple[tuple[Row, ...], tuple[Point, ...]]:
+) -> tuple[tuple[Compared, ...], tuple[Point, ...]]:
     """(per limit the frontier's row, then one per planner; all points that planners found).
 
     Args:
@@ -87,7 +60,7 @@ def compare(
     """
     found: dict[object, Point] = {}
     wanted = tuple(limits) or (None,)
-    rows: dict[float | None, list[Row]] = {limit: [] for limit in wanted}
+    rows: dict[float | None, list[Compared]] = {limit: [] for limit in wanted}
     done, total = 0, len(rows) * len(entries)
     for limit, of_limit in rows.items():
         for entry in entries:
@@ -100,40 +73,40 @@ def compare(
     progress("compare", total, total, f"{len(found)} points")
     # Only now, as any row may be measured by a point that a later planner finds.
     known = with_others(frontier, list(found.values()))
-    told: list[Row] = []
+    told: list[Compared] = []
     for limit, of_limit in rows.items():
         told.append(_frontier_row(known, limit, task.search_s))
         told += (_with_gap(row, known) for row in of_limit)
     return tuple(told), tuple(found.values())
 
 
-def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tuple[Row, list[Point]]:
+def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tuple[Compared, list[Point]]:
     start = time.perf_counter()
     try:
         points = entry.points(task, limit, seed)
     except TensorOptError as refusal:
         spent = time.perf_counter() - start
-        return Row(entry.name, limit, None, None, 0, spent, None, (str(refusal),)), []
+        return Compared(entry.name, limit, None, None, 0, spent, None, (str(refusal),)), []
     spent = time.perf_counter() - start
     best, notes = points[-1]
-    row = Row(entry.name, limit, best.memory_bytes, best.time_s, len(points), spent, None, notes)
+    row = Compared(entry.name, limit, best.memory_bytes, best.time_s, len(points), spent, None, notes)
     return row, [point for point, _ in points]
 
 
-def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float) -> Row:
+def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float) -> Compared:
     fitting = [p for p in points if limit is None or p.memory_bytes <= limit]
     if not fitting:
-        return Row(FRONTIER, limit, None, None, 0, search_s, None, ("no plan fits",))
+        return Compared(FRONTIER, limit, None, None, 0, search_s, None, ("no plan fits",))
     best = fitting[-1]
     notes: tuple[str, ...] = ()
     if best.planner != FRONTIER:
         own = [p.time_s for p in fitting if p.planner == FRONTIER]
         beside = f"; the search's own fastest takes {format_seconds(own[-1])}" if own else ""
         notes = (f"its fastest plan is of {best.planner}{beside}",)
-    return Row(FRONTIER, limit, best.memory_bytes, best.time_s, len(fitting), search_s, 0.0, notes)
+    return Compared(FRONTIER, limit, best.memory_bytes, best.time_s, len(fitting), search_s, 0.0, notes)
 
 
-def _with_gap(row: Row, known: Sequence[Point]) -> Row:
+def _with_gap(row: Compared, known: Sequence[Point]) -> Compared:
     if row.memory_bytes is None or row.time_s is None:
         return row
     gap = row.time_s / best_within(known, row.memory_bytes).time_s - 1.0

@@ -47,6 +47,10 @@ window.dash_clientside = window.dash_clientside || {};
 
   const STEP_MS = 1000; // changes closer together are one step of the browser's history
   let wrote = 0;
+  let touched = false; // by its reader, since the page was loaded
+  ["pointerdown", "keydown"].forEach((name) => {
+    document.addEventListener(name, () => { touched = true; }, { capture: true });
+  });
 
   document.addEventListener("visibilitychange", () => {
     if (!document.hidden) document.title = document.title.replace(/^● /, "");
@@ -202,11 +206,10 @@ window.dash_clientside = window.dash_clientside || {};
       if (window.location.pathname + window.location.search !== here) {
         // A place to come back to: not the page's own first words, nor every step of what goes on quickly.
         const now = Date.now();
-        const step = wrote && now - wrote > STEP_MS;
+        const step = touched && now - wrote > STEP_MS;
         window.history[step ? "pushState" : "replaceState"](window.history.state, "", here);
-        wrote = now;
+        if (touched) wrote = now;
       }
-      wrote = wrote || Date.now();
       return [search, ...PAGES.map((name) => "/" + name + search)];
     },
   };

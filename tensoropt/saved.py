@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.observed.files import read_observation
 from tensoropt.plan.amounts import CLUSTERS_OWN, Amount, Tariff
 from tensoropt.plan.device_sweep import Profile, fewest_devices, folders_in, load_sweep, member, profile
 from tensoropt.plan.exploration import Exploration, load_exploration
@@ -15,7 +14,6 @@ from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.rates import kinds_of
 from tensoropt.plan.verified import load_verified
-from tensoropt.report.beside import Beside, beside
 from tensoropt.report.detail import detail
 from tensoropt.report.owners import MomentOwners, point_owners
 from tensoropt.report.rows import Detail
@@ -111,24 +109,6 @@ def owners(
         point = found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
     told = point_owners(found, point)
     return told.at(None if at_s is None else told.number_at(at_s))
-
-
-def measured_beside(
-    saved: Saved, point: int, file: str | os.PathLike[str], *, align: str | None = None
-) -> Beside:
-    """A point's prediction with what was measured of its real steps.
-
-    Args:
-        point: its index in ``all_points``, from 0.
-        file: a memory snapshot of PyTorch, a trace of its profiler, or ``verified.json``; read as data.
-        align: what of it is the step: ``ProfilerStep#N``, ``peak`` or ``whole``; by default the last step
-            that is marked, else by the peaks.
-
-    Raises:
-        TensorOptError: as of :func:`show`; the file cannot be used, or not aligned so.
-    """
-    found = opened(saved)
-    return beside(found, detail(found, point), read_observation(file), align)
 
 
 def why(

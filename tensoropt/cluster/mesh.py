@@ -68,10 +68,6 @@ class Mesh:
             raise ClusterError(f"mesh {self.label} has axes 0 to {self.axis_count - 1}, not {chosen}")
         return chosen
 
-    def group_size(self, axes: Iterable[int]) -> int:
-        """Ranks in one group that varies over ``axes``."""
-        return math.prod(self.shape[axis] for axis in self.normalise_axes(axes))
-
     def groups(self, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
         """The groups of ranks that differ only along ``axes``, each ascending, ordered by first rank."""
         return _groups(self.shape, self.normalise_axes(axes))

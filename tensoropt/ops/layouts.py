@@ -105,8 +105,3 @@ def local_shape(
 ) -> tuple[int, ...]:
     """Shape of one shard of a tensor with these atoms; the largest shard without ``coordinate``."""
     return tuple(math.prod(dim) for dim in local_atoms(atoms, layout, mesh, coordinate))
-
-
-def shard_fraction(layout: Layout, mesh: Sequence[int]) -> int:
-    """How many shards the tensor is cut into."""
-    return math.prod(mesh[axis] for axis, code in enumerate(layout) if code >= 0)

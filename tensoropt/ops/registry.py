@@ -92,16 +92,6 @@ def spec_of(target: str) -> OpSpec:
     return BY_TARGET.get(target, _NOTHING_SAID)
 
 
-def has_rule(target: str) -> bool:
-    """Whether somebody wrote an index-space rule for this overload."""
-    return spec_of(target).rule is not None
-
-
-def registered_targets() -> tuple[str, ...]:
-    """The overloads that have a rule, sorted."""
-    return tuple(sorted(target for target, spec in BY_TARGET.items() if spec.rule is not None))
-
-
 def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
     """The index space of one operator; the fallback without loops when no rule describes it."""
     builder = Builder(op, graph)

@@ -134,17 +134,6 @@ class ProfileStore:
         """Save one record."""
         self.put_many({key: record}, kind)
 
-    def delete_many(self, keys: Iterable[str], kind: str = "compute") -> None:
-        """Forget records, for example to measure again."""
-        _check_kind(kind)
-        rows = [(kind, key) for key in keys]
-
-        def remove(connection: sqlite3.Connection) -> None:
-            with transaction(connection):
-                connection.executemany("DELETE FROM profiles WHERE kind = ? AND key = ?", rows)
-
-        self._do(remove)
-
     def forget_failed(self) -> int:
         """Forget what could not be measured or tried, so that it is tried again; returns how many records."""
 

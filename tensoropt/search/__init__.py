@@ -5,7 +5,7 @@ from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.memory import TableTooLargeError
 from tensoropt.search.result import ChosenStrategies, TrackedFrontier
 from tensoropt.search.track import NoStrategyError, outline_frontier, track_frontier
-from tensoropt.search.union import UnionFrontier, certify, track_union
+from tensoropt.search.union import certify
 from tensoropt.search.within import TOO_LARGE
 
 __all__ = [
@@ -16,9 +16,7 @@ __all__ = [
     "Staircase",
     "TableTooLargeError",
     "TrackedFrontier",
-    "UnionFrontier",
     "certify",
     "outline_frontier",
     "track_frontier",
-    "track_union",
 ]

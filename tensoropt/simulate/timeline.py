@@ -209,19 +209,3 @@ def _links(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
             successors[j].append(i)
         waiting.append(len(before))
     return waiting, successors
-
-
-def longest_path_s(tasks: Sequence[Task]) -> float:
-    """Seconds of the longest chain of predecessors: no schedule is shorter."""
-    waiting, successors = _links(tasks)
-    # A cycle is not reported: schedule() does that.
-    ends = [task.duration_s for task in tasks]
-    ready = [i for i, count in enumerate(waiting) if not count]
-    while ready:
-        i = ready.pop()
-        for j in successors[i]:
-            ends[j] = max(ends[j], ends[i] + tasks[j].duration_s)
-            waiting[j] -= 1
-            if not waiting[j]:
-                ready.append(j)
-    return max(ends, default=0.0)

@@ -10,7 +10,7 @@ from tensoropt.capture import capture
 from tensoropt.ops.index_space import operand_placement
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.discovery.graph_check import check_graph
+from tests.sharding.graph_check import check_graph
 
 
 class Experts(nn.Module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.discovery.graph_check import check_graph
 from tests.sharding.calls import graph_of_call
+from tests.sharding.graph_check import check_graph
 
 LOSSES = (
     "cross-entropy",

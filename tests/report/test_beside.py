@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from tensoropt.errors import TensorOptError
+from tensoropt.observed.files import read_observation
 from tensoropt.observed.observation import Observation, ObservedEvent, ObservedMemory, StepMark
+from tensoropt.plan.exploration import load_exploration
 from tensoropt.plan.verified import Verified
 from tensoropt.report.beside import PEAK, WHOLE, alignments, beside, thinned
+from tensoropt.report.detail import detail
 from tensoropt.report.rows import Detail
-from tensoropt.saved import measured_beside
 from tensoropt.simulate.recording import MemoryAt, StepTime
 from tests.observed.test_files import SNAPSHOT
 from tests.plan.explorations import small_exploration
@@ -136,10 +138,11 @@ def test_a_thinned_curve_keeps_its_extremes():
     assert thinned(np.arange(3.0), values[:3])[1].tolist() == values[:3].tolist()
 
 
-def test_by_a_function_and_as_plain_data(tmp_path):
+def test_a_result_as_plain_data(tmp_path):
     (tmp_path / "a.pickle").write_bytes(SNAPSHOT)
     shipped = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100"
-    found = measured_beside(shipped, 0, tmp_path / "a.pickle")
+    saved = load_exploration(shipped)
+    found = beside(saved, detail(saved, 0), read_observation(tmp_path / "a.pickle"))
     data = found.to_dict()
     assert data["figures"][0]["measured"] == 512
     assert data["curve"][1][-1] == 512

@@ -7,9 +7,10 @@ import pytest
 
 import tensoropt.search.exact as exact
 from tensoropt.frontier import merge
-from tensoropt.search import CostGraph, certify, track_frontier, track_union
+from tensoropt.search import CostGraph, certify, track_frontier
 from tests import naive
 from tests.search.graphs import Case, seeds_of
+from tests.search.union_search import track_union
 
 
 def cases(seed):

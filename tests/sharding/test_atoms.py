@@ -10,7 +10,7 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.ops.families.views import refine
-from tensoropt.ops.layouts import chunk, local_shape, placement_code, placement_name, shard_fraction
+from tensoropt.ops.layouts import chunk, local_shape, placement_code, placement_name
 from tensoropt.sharding.atoms import AtomGraph, is_chain, refine_graph
 from tests.sharding.models import graph_of
 
@@ -222,7 +222,6 @@ def test_local_shapes():
     assert local_shape(atoms, (2, 2), (2, 2)) == (4, 6)
     assert local_shape(((5,),), (0,), (2,)) == (3,)
     assert local_shape(((5,),), (0,), (2,), (1,)) == (2,)
-    assert shard_fraction((0, -1, 2), (2, 3, 4)) == 8
 
 
 def test_placement_names():

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph
-from tensoropt.ops.atom_graph import AtomGraph, canonical
+from tensoropt.ops.atom_graph import AtomGraph
 from tensoropt.ops.calls import MICRO_AXIS, InnerCollective, LocalCall, OperatorShard
 from tensoropt.ops.context import SingleDevice
-from tensoropt.ops.index_space import NONE, operand_placement
+from tensoropt.ops.index_space import NONE
 from tensoropt.ops.layouts import Layout, layout_names
 from tensoropt.ops.localise import draws_numbers, localise
 from tensoropt.ops.registry import bind, spec_of
@@ -83,20 +83,6 @@ class _Run:
     gradients: Tensors
 
 
-def check_operator(
-    op: Operator, atoms: AtomGraph, choice: int, parts: int = 2, seed: int = 0
-) -> Mismatch | None:
-    """Whether splitting ``op`` by ``choice`` over ``parts`` ranks gives what the whole operator gives.
-
-    Args:
-        choice: a loop dim of the operator's refined space, or NONE, PARTIAL, PARTIAL_GRAD.
-
-    Returns:
-        None when outputs and gradients recombine, else the first claim that does not hold.
-    """
-    return check_choices(op, atoms, (NONE, choice), (1, parts), seed)
-
-
 def check_choices(
     op: Operator,
     atoms: AtomGraph,
@@ -105,7 +91,7 @@ def check_choices(
     seed: int = 0,
     scale: float = 1.0,
 ) -> Mismatch | None:
-    """:func:`check_operator` on any mesh (micro-batches first), one choice per axis.
+    """Whether splitting ``op`` gives what the whole operator gives: None, else the first claim that fails.
 
     Args:
         scale: of operands and of the outputs' gradients; an operator with limits of its own (a backward that
@@ -118,18 +104,6 @@ def check_choices(
         names = tuple(dims[c].name if c >= 0 else layout_names((c,))[0] for c in choices)
         return Mismatch(op.name, op.target, names, mesh, wrong.tensor, wrong.kind, wrong.detail)
     return None
-
-
-def is_offered(op: Operator, atoms: AtomGraph, choice: int) -> bool:
-    """Whether the choice exists: a tensor read twice must lie in one way only."""
-    space, seen = atoms.spaces[op.name], dict[str, int]()
-    for operand in space.reads:
-        code = canonical(
-            atoms.graph.tensors[operand.tensor], operand_placement(space, operand, choice, written=False)
-        )
-        if seen.setdefault(operand.tensor, code) != code:
-            return False
-    return True
 
 
 def _check(

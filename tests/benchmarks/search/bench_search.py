@@ -20,7 +20,7 @@ import numpy as np
 
 import tensoropt.search.exact as exact
 import tensoropt.search.reduced_graph as reduced_graph
-from tensoropt.search import track_frontier, track_union
+from tensoropt.search import track_frontier
 from tensoropt.search.program import Builder
 from tensoropt.search.sources import VertexSource
 from tests.benchmarks.machine import Taking, dated, write
@@ -29,6 +29,7 @@ from tests.benchmarks.search.budget_baselines import binned, integer_program, la
 from tests.benchmarks.search.graphs import Axis, encoder_decoder, rnn, transformer, wide_resnet
 from tests.benchmarks.search.published import FINE_MESH, PLAIN_LIMIT_S, PLAIN_MESH, published, size
 from tests.benchmarks.search.report import markdown, plots
+from tests.search.union_search import track_union
 
 PROGRAM_LIMIT_S = 1.6 * PLAIN_LIMIT_S
 EIGHT = (Axis(2, 2e10), Axis(4))

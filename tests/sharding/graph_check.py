@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph
+from tensoropt.ops.atom_graph import canonical
 from tensoropt.ops.calls import MICRO_AXIS, OperatorShard
-from tensoropt.ops.index_space import NONE, Operand
+from tensoropt.ops.index_space import NONE, Operand, operand_placement
 from tensoropt.ops.layouts import PARTIAL, chunk
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph, refine_graph
-from tensoropt.sharding.discovery.check import Mismatch, check_choices, is_offered
+from tensoropt.sharding.discovery.check import Mismatch, check_choices
 
 
 @dataclass
@@ -54,6 +55,32 @@ class Report:
         lines += [f"  never split: {target} ({count})" for target, count in self.unsplit.most_common()]
         lines += [f"  wrong: {mismatch}" for mismatch in self.mismatches]
         return "\n".join(lines)
+
+
+def check_operator(
+    op: Operator, atoms: AtomGraph, choice: int, parts: int = 2, seed: int = 0
+) -> Mismatch | None:
+    """Whether splitting ``op`` by ``choice`` over ``parts`` ranks gives what the whole operator gives.
+
+    Args:
+        choice: a loop dim of the operator's refined space, or NONE, PARTIAL, PARTIAL_GRAD.
+
+    Returns:
+        None when outputs and gradients recombine, else the first claim that does not hold.
+    """
+    return check_choices(op, atoms, (NONE, choice), (1, parts), seed)
+
+
+def is_offered(op: Operator, atoms: AtomGraph, choice: int) -> bool:
+    """Whether the choice exists: a tensor read twice must lie in one way only."""
+    space, seen = atoms.spaces[op.name], dict[str, int]()
+    for operand in space.reads:
+        code = canonical(
+            atoms.graph.tensors[operand.tensor], operand_placement(space, operand, choice, written=False)
+        )
+        if seen.setdefault(operand.tensor, code) != code:
+            return False
+    return True
 
 
 def check_graph(

@@ -7,8 +7,13 @@ fault of ours and shows a traceback.
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Iterable
 from typing import Any
+
+MOST_NAMES = 100
+"""More names than these (operators of a model) are not listed whole."""
 
 
 class TensorOptError(Exception):
@@ -56,3 +61,21 @@ def import_extra(module: str, extra: str, needed_by: str) -> Any:
             f"{needed_by} needs the package {(missing.name or module).partition('.')[0]}, which is not "
             f"installed; pip install 'tensoropt[{extra}]'"
         ) from missing
+
+
+def closest(name: object, valid: Iterable[str], most: int = 3) -> tuple[str, ...]:
+    """Return the valid names that are spelled like ``name``, the most similar first, whatever their case."""
+    lowered = {text.lower(): text for text in valid}
+    # The cutoff is an assumption: below difflib's own 0.6 it finds a hint more often, and a wrong one too.
+    near = difflib.get_close_matches(str(name).lower(), list(lowered), n=most, cutoff=0.5)
+    return tuple(lowered[text] for text in near)
+
+
+def suggest(name: object, valid: Iterable[str]) -> str:
+    """Return the remedy for an unknown name: ``did you mean 'a' or 'b'? Valid: a, b, c``."""
+    names = sorted(set(valid))
+    near = closest(name, names)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+    if len(names) <= MOST_NAMES:
+        return f"{hint} Valid: {', '.join(names)}".lstrip()
+    return hint or f"there are {', '.join(names[:8])}, ... ({len(names)} in all)"

@@ -19,10 +19,9 @@ from tensoropt.cluster.quantities import (
     bandwidth,
     latency_s,
     size_bytes,
-    suggest,
     written,
 )
-from tensoropt.errors import ClusterError
+from tensoropt.errors import ClusterError, suggest
 
 DEVICE_FIELDS = (
     "name",

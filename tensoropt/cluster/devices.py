@@ -13,9 +13,8 @@ from tensoropt.cluster.quantities import (
     latency_s,
     positive,
     size_bytes,
-    suggest,
 )
-from tensoropt.errors import ClusterError
+from tensoropt.errors import ClusterError, suggest
 
 DEVICE_TYPES = ("cpu", "cuda")
 

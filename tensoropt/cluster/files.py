@@ -24,8 +24,8 @@ from tensoropt.cluster.devices import DeviceKind, Link
 from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.local import available_cores, cpu_cluster, local_cluster
 from tensoropt.cluster.pairs import all_pairs, levels_from_pairs
-from tensoropt.cluster.quantities import MEMORY, count, positive, size_bytes, suggest, written
-from tensoropt.errors import ClusterError
+from tensoropt.cluster.quantities import MEMORY, count, positive, size_bytes, written
+from tensoropt.errors import ClusterError, suggest
 
 FILE_FIELDS = ("name", "devices", "nodes", "links", "source", "scalable")
 NODE_ENTRY_FIELDS = ("count", "devices")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -16,15 +15,6 @@ from tensoropt.units import (
     parse_flops,
     parse_seconds,
 )
-
-
-def suggest(name: object, valid: Iterable[str]) -> str:
-    """``did you mean …? Valid: a, b, c`` for an unknown name."""
-    names = sorted(valid)
-    lowered = {n.lower(): n for n in names}
-    close = difflib.get_close_matches(str(name).lower(), list(lowered), n=1, cutoff=0.5)
-    hint = f"did you mean '{lowered[close[0]]}'? " if close else ""
-    return f"{hint}Valid: {', '.join(names)}"
 
 
 def positive(value: object, what: str) -> float:

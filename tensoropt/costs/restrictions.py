@@ -15,6 +15,7 @@ import networkx as nx
 
 from tensoropt.cluster import Cluster, Mesh, list_devices
 from tensoropt.costs.parameters import storage_options
+from tensoropt.errors import suggest
 from tensoropt.graph import Operator
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.configurations import AxisSizes, Configuration, enumerate_configurations
@@ -30,7 +31,6 @@ from tensoropt.sharding.constraints import (
     accepts,
     common_words,
     label_of,
-    nearest,
     stored_as,
 )
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
@@ -144,7 +144,7 @@ def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[str, ...]
         for kind in entry.kinds:
             known = {*list_devices(), *present}
             if not any(fnmatchcase(name, kind) for name in known):
-                raise ConstraintError(f"{entry}: there is no device kind '{kind}'; {nearest(kind, known)}")
+                raise ConstraintError(f"{entry}: there is no device kind '{kind}'; {suggest(kind, known)}")
         lacking = [name for name in present if not any(fnmatchcase(name, kind) for kind in entry.kinds)]
         if lacking:
             text = (
@@ -164,7 +164,7 @@ def _check_axes(constraints: Constraints, meshes: Sequence[Mesh]) -> None:
             if not names:
                 raise ConstraintError(f"{pin}: a single device has no mesh axes; leave the pin out")
             if not any(fnmatchcase(name, axis) for name in names):
-                raise ConstraintError(f"{pin}: no searched mesh has an axis '{axis}'; {nearest(axis, names)}")
+                raise ConstraintError(f"{pin}: no searched mesh has an axis '{axis}'; {suggest(axis, names)}")
 
 
 def _axis_names(mesh: Mesh) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tensoropt.cluster.devices import DeviceKind
-from tensoropt.cluster.quantities import suggest
-from tensoropt.errors import TensorOptError
+from tensoropt.errors import TensorOptError, suggest
 from tensoropt.plan.step_work import StepWork
 from tensoropt.units import format_number, parse_count
 

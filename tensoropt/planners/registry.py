@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from tensoropt.errors import TensorOptError
+from tensoropt.errors import TensorOptError, suggest
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.results import (
     SimulatedPoint,
@@ -173,7 +172,5 @@ def planner(name: str) -> Entry:
         TensorOptError: there is none; names the nearest.
     """
     if name not in ENTRIES:
-        near = difflib.get_close_matches(name, ENTRIES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise TensorOptError(f"no planner is called '{name}'{hint} There are: {', '.join(ENTRIES)}")
+        raise TensorOptError(f"no planner is called '{name}'; {suggest(name, ENTRIES)}")
     return ENTRIES[name]

@@ -11,13 +11,12 @@ that compute; only where there are none of cheap anchors, then of followers.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tensoropt.errors import TensorOptError
+from tensoropt.errors import TensorOptError, suggest
 from tensoropt.graph import Operator
 from tensoropt.ops.index_space import NONE
 from tensoropt.ops.layouts import PARTIAL, placement_code
@@ -244,7 +243,7 @@ def _mapping(name: str, entry: Any) -> None:
 def _fields(entry: Mapping[str, Any], where: str, known: Sequence[str]) -> None:
     for key in entry:
         if key not in known:
-            raise ConstraintError(f"{where} has no field '{key}'; {nearest(str(key), known)}")
+            raise ConstraintError(f"{where} has no field '{key}'; {suggest(str(key), known)}")
 
 
 def _kind(value: object) -> str:
@@ -253,17 +252,6 @@ def _kind(value: object) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``did you mean ...?`` for an unknown name, or what there is."""
-    names = sorted(set(known))
-    # The cutoff is an assumption: below difflib's own 0.6 it finds a hint more often, and a wrong one too.
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    more = f", ... ({len(names)} in all)" if len(names) > 8 else ""
-    return f"there are {', '.join(names[:8])}{more}"
 
 
 # -- matching -----------------------------------------------------------------------------------------
@@ -339,7 +327,7 @@ def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Opera
             ranked.setdefault(rank, {}).setdefault(group.name, op)
     if not ranked:
         operators = graph.atoms.graph.operators
-        hint = nearest(pattern, [name for op in operators for name in (op.module, op.name) if name])
+        hint = suggest(pattern, [name for op in operators for name in (op.module, op.name) if name])
         raise ConstraintError(f"{constraint} matches no operator and no module; {hint}")
     return tuple(ranked[min(ranked)].values())
 
@@ -349,7 +337,7 @@ def _parameters(pin: StoredPin, graph: GroupGraph) -> tuple[str, ...]:
     keys = {t.name: t.key or t.name for t in graph.atoms.graph.parameters if t.name in used}
     found = tuple(n for n, key in keys.items() if fnmatchcase(key, pin.parameters))
     if not found:
-        raise ConstraintError(f"{pin} matches no parameter; {nearest(pin.parameters, keys.values())}")
+        raise ConstraintError(f"{pin} matches no parameter; {suggest(pin.parameters, keys.values())}")
     return found
 
 

@@ -6,12 +6,11 @@ another model is refused at the first name that does not fit.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from tensoropt.errors import PlanError
+from tensoropt.errors import PlanError, closest
 from tensoropt.ops.layouts import Layout, layout_names, placement_code
 from tensoropt.sharding.configurations import AxisSizes, Configuration, fits
 from tensoropt.sharding.groups import Group, GroupGraph
@@ -85,8 +84,7 @@ def _section(data: Mapping[str, Any], section: str, expected: Iterable[str]) -> 
             raise PlanError(f"the plan says nothing about {name} ({section}); it is for another model")
     for name in found:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f" (nearest: {near[0]})" if near else ""
+            hint = "".join(f" (nearest: {near})" for near in closest(name, names, most=1))
             raise PlanError(f"the plan names {name} ({section}), which this model does not have{hint}")
     return found
 

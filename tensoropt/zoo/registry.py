@@ -7,7 +7,6 @@ process of a job that builds the same name holds the same weights.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tensoropt.errors import TensorOptError, import_extra
+from tensoropt.errors import TensorOptError, import_extra, suggest
 
 Size = Literal["laptop", "paper"]
 Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -127,8 +126,7 @@ def entry(name: str) -> ZooEntry:
     """The registered model ``name``; :class:`ZooError` with the nearest names otherwise."""
     if name in _ENTRIES:
         return _ENTRIES[name]
-    near = difflib.get_close_matches(name.lower(), _ENTRIES, n=4, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(_ENTRIES))}"
+    hint = suggest(name, _ENTRIES)
     raise ZooError(f"the zoo has no model '{name}'; {hint} ('tensoropt list models' shows all)")
 
 

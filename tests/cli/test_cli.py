@@ -228,7 +228,7 @@ def test_planners_run_beside_a_saved_frontier_without_its_model(run: Any, explor
     code, out, _ = run("recost", "out", "--planners", "data_parallel", "--out", "beside")
     assert code == 0
     assert "data_parallel" in out
-    refused(run("recost", "out", "--planners", "dta_parallel", "--out", "x"), "did you mean data_parallel")
+    refused(run("recost", "out", "--planners", "dta_parallel", "--out", "x"), "did you mean 'data_parallel'")
     refused(run("recost", "out", "--only-beside", "--out", "x"), "--only-beside is for --planners")
 
 
@@ -348,8 +348,8 @@ def test_planners_compared_under_constraints_keep_them(run: Any, place: Path) ->
     [
         (None, "does not exist"),
         ("pin: [", "not valid YAML"),
-        ("pin: [{operators: aa, axes: {gpu: none}}]", "did you mean a"),
-        ("pin: [{operators: a, axes: {gpus: none}}]", "did you mean gpu"),
+        ("pin: [{operators: aa, axes: {gpu: none}}]", "did you mean 'a'"),
+        ("pin: [{operators: a, axes: {gpus: none}}]", "did you mean 'gpu'"),
         ("pin: [{operators: a, axes: {gpu: out_feature}}]", "out_features"),
         (
             "pin: [{operators: a, axes: {gpu: none}}, {operators: linear, axes: {gpu: out_features}}]",
@@ -358,7 +358,7 @@ def test_planners_compared_under_constraints_keep_them(run: Any, place: Path) ->
         ("devices: [{operators: a, kinds: [A100-80GB]}]", "H100-80GB is not supported"),
         ("pipeline: 2", "pipeline is a mapping"),
         ("pipeline: {stages: two}", "'stages' is a number of at least 1, not 'two'"),
-        ("pipeline: {stages: 2, stage: 2}", "did you mean stages"),
+        ("pipeline: {stages: 2, stage: 2}", "did you mean 'stages'"),
         ("pipeline: {stages: 2, schedule: [1f1b]}", "'schedule' is the name of one, such as 1f1b"),
         ("pipeline: {stages: 2, schedule: 1f2b}", "no pipeline schedule called 1f2b; there are gpipe, 1f1b"),
         ("pipeline: {stages: 2, cuts: [c]}", "no operator or module called c that a stage could begin with"),

@@ -141,7 +141,7 @@ def test_operators_of_other_kinds_have_the_batch_in_common(cluster: Cluster) -> 
 
 
 def test_an_axis_that_no_mesh_has(problem: Problem, cluster: Cluster) -> None:
-    with pytest.raises(ConstraintError, match=r"no searched mesh has an axis 'gpu9'; did you mean gpu"):
+    with pytest.raises(ConstraintError, match=r"no searched mesh has an axis 'gpu9'; did you mean 'gpu'"):
         left(problem, cluster, pins(("a", {"gpu9": "none"}, True)))
 
 
@@ -154,7 +154,7 @@ def test_device_kinds(cluster: Cluster) -> None:
     assert "H100-80GB is not supported" in kinds("A100*", soft=True)[0]
     with pytest.raises(ConstraintError, match="H100-80GB is not supported"):
         kinds("A100*")
-    with pytest.raises(ConstraintError, match=r"no device kind 'H100-80'; did you mean H100-80GB"):
+    with pytest.raises(ConstraintError, match=r"no device kind 'H100-80'; did you mean 'H100-80GB'"):
         kinds("H100-80", soft=True)
 
 

@@ -77,7 +77,7 @@ def test_what_is_read_is_kept_as_data() -> None:
     [
         ([], "a mapping with pin, together, devices"),
         ({}, "there are no constraints"),
-        ({"pins": []}, "did you mean pin"),
+        ({"pins": []}, "did you mean 'pin'"),
         ({"pin": {"operators": "a"}}, "'pin' is a list"),
         ({"pin": ["a"]}, "pin 1 is a mapping"),
         ({"pin": [{"axes": {"x": "batch"}}]}, "either 'operators' or 'parameters'"),
@@ -87,7 +87,7 @@ def test_what_is_read_is_kept_as_data() -> None:
         (pin("a", {"x": []}), "a text or a list of texts"),
         (pin("", {"x": "y"}), "one pattern"),
         (pin("a", {"x": "y"}, soft="yes"), "true or false"),
-        (pin("a", {"x": "y"}, sofft=True), "did you mean soft"),
+        (pin("a", {"x": "y"}, sofft=True), "did you mean 'soft'"),
         ({"pin": [{"parameters": "a", "axes": {"x": "P/R"}}]}, "not how a parameter is stored"),
         ({"pin": [{"parameters": "a", "axes": {"x": "S(one)"}}]}, "not how a parameter is stored"),
         ({"together": "a"}, "'together' is a list"),
@@ -116,7 +116,7 @@ def test_patterns_speak_of_what_computes(graph: GroupGraph) -> None:
     [
         (pin("blocks.*.upp", {"x": "none"}), "did you mean .*blocks.*up"),
         (pin("blocks.0.up", {"x": "heads"}), "cannot be split so on x; it has none, .*out_features"),
-        ({"pin": [{"parameters": "*.up.wieght", "axes": {"x": "R"}}]}, "did you mean blocks.*up.weight"),
+        ({"pin": [{"parameters": "*.up.wieght", "axes": {"x": "R"}}]}, "did you mean 'blocks.*up.weight'"),
         ({"together": [["blocks.0.up"]]}, "name two or more"),
         ({"together": [["blocks.0.up", "nothing"]]}, "matches no operator"),
         ({"devices": [{"operators": "nothing", "kinds": "H100*"}]}, "matches no operator"),

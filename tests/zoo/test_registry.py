@@ -17,7 +17,7 @@ def test_an_unknown_name_lists_the_nearest() -> None:
 
 
 def test_a_name_like_nothing_lists_all() -> None:
-    with pytest.raises(zoo.ZooError, match=r"there are .*mlp.*vgg16"):
+    with pytest.raises(zoo.ZooError, match=r"Valid: .*mlp.*vgg16"):
         zoo.build("@@@@")
 
 

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensoropt.errors import TensorOptError
+from tensoropt.files import check_size
 from tensoropt.plan.cluster_offers import SomeDevices
 from tensoropt.plan.device_sweep import FILE
-from tensoropt.plan.files import check_size
 
 HEAD_BYTES = 2**18
 """Of a file's beginning, where model, cluster and settings stand; read whole where they take more."""

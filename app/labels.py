@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.files import check_size, write_text
+from tensoropt.files import check_size, write_text
 
 FILE = "labels.json"
 SCHEMA = "tensoropt.labels/1"

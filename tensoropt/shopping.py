@@ -13,11 +13,11 @@ from typing import Any
 from tensoropt.api import explore, explore_graph
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
+from tensoropt.files import write_text
 from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.plan.cluster_offers import Offers, Question, check_headroom, check_prices, offers
 from tensoropt.plan.device_sweep import folders_in, same_step
 from tensoropt.plan.exploration import Exploration, load_exploration
-from tensoropt.plan.files import write_text
 from tensoropt.types import Progress, silent
 
 REFUSED = "refused.json"

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tensoropt.plan.files import write_text
+from tensoropt.files import write_text
 
 FILE = "job.json"
 LOG = "job.log"

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+from tensoropt.errors import TensorOptError
+from tensoropt.files import written_whole
 
 MOST_BYTES = 1 << 30
 """Kept in all; of more, the files that were not asked for longest are removed. An assumption."""
@@ -97,16 +99,8 @@ class TableArrays:
         size = sum(array.nbytes for array in self._arrays.values())
         if self.path is None or not self._made or size > MOST_FILE_BYTES:
             return
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            number, name = tempfile.mkstemp(prefix=".", dir=self.path.parent)
-            beside = Path(name)
-            try:
-                with os.fdopen(number, "wb") as file:
-                    np.savez(file, allow_pickle=False, **self._arrays)
-                os.replace(beside, self.path)  # so that nobody finds half of one
-            finally:
-                beside.unlink(missing_ok=True)
+        with contextlib.suppress(TensorOptError), written_whole(self.path) as path, open(path, "wb") as file:
+            np.savez(file, allow_pickle=False, **self._arrays)
         self._made = 0
 
 

@@ -30,8 +30,8 @@ from tensoropt.execute.initialise import InitWeights
 from tensoropt.execute.job import rank_device, start_group
 from tensoropt.execute.resolve import resolve_plan
 from tensoropt.execute.weights import WeightSource
+from tensoropt.files import write_text
 from tensoropt.plan import Plan, load_plan
-from tensoropt.plan.files import write_text
 from tensoropt.plan.made_for import device_words, made_for
 from tensoropt.plan.model_source import named_function
 from tensoropt.profiling.optimizers import make_optimizer

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.files import write_text
+from tensoropt.files import write_text
 from tensoropt.plan.findings import Findings
 
 SCHEMA = "tensoropt.changed/1"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import TensorOptError
+from tensoropt.files import check_size, written_together
 from tensoropt.plan.export import write_frontier_csv
-from tensoropt.plan.files import check_size, written_together
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.point import Point

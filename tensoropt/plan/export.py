@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tensoropt.costs.process_memory import TERMS
+from tensoropt.files import written_whole
 from tensoropt.plan.compared import compared, limits_asked
-from tensoropt.plan.files import written_whole
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point

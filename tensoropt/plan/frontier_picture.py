@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from tensoropt.plan.files import write_text
+from tensoropt.files import write_text
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.frontier_table import marks_of, units_of
 from tensoropt.units import format_bytes, format_seconds

@@ -18,8 +18,8 @@ from pydantic import (
 )
 
 from tensoropt.errors import PlanError
+from tensoropt.files import write_text
 from tensoropt.plan.facts_table import facts_html, facts_text
-from tensoropt.plan.files import write_text
 from tensoropt.plan.model_source import OnnxOptions
 from tensoropt.plan.plan_checks import STAGE_AXIS as STAGE_AXIS
 from tensoropt.plan.plan_checks import check_plan, no_constant, pairs_once

@@ -21,9 +21,9 @@ from tensoropt.costs.prices import Prices
 from tensoropt.costs.process_memory import process_memory
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
+from tensoropt.files import unpacked
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
-from tensoropt.plan.files import unpacked
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.errors import TensorOptError
+from tensoropt.files import write_text
 from tensoropt.plan.exploration import Exploration, load_exploration
-from tensoropt.plan.files import write_text
 from tensoropt.plan.plan import Plan
 
 SCHEMA = "tensoropt.verified/1"

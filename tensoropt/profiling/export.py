@@ -5,15 +5,13 @@ The first line names the schema; each further one is a record with its kind and 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from tensoropt.errors import MeasurementError
+from tensoropt.files import written_whole
 
 EXPORT_SCHEMA = "tensoropt.profiles/1"
 
@@ -25,26 +23,14 @@ def write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
     """Write entries to a file, beside it first and then renamed, and give their number.
 
     Raises:
-        MeasurementError: the file cannot be written; what it held before is still there then.
+        TensorOptError: the file cannot be written; what it held before is still there then.
     """
-    target = Path(path)
     written = 0
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(json.dumps({"schema": EXPORT_SCHEMA}) + "\n")
-                for kind, key, record in entries:
-                    stream.write(json.dumps({"kind": kind, "key": key, "record": record}) + "\n")
-                    written += 1
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise MeasurementError(f"profiles cannot be written to '{target}' ({error.strerror})") from None
+    with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
+        stream.write(json.dumps({"schema": EXPORT_SCHEMA}) + "\n")
+        for kind, key, record in entries:
+            stream.write(json.dumps({"kind": kind, "key": key, "record": record}) + "\n")
+            written += 1
     return written
 
 

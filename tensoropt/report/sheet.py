@@ -15,10 +15,10 @@ from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.files import write_text
 from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.plan.changed import fingerprint
 from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.files import write_text
 from tensoropt.plan.frontier_picture import draw_frontier
 from tensoropt.plan.frontier_table import shown_points, source_words
 from tensoropt.plan.rates import RatesOf

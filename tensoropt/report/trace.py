@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tensoropt.plan.files import write_text
+from tensoropt.files import write_text
 from tensoropt.simulate.recording import MemoryAt, TimelineEvent
 
 _MICRO = 1e6

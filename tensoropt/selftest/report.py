@@ -88,7 +88,7 @@ class SelftestReport:
         Raises:
             TensorOptError: they cannot be written.
         """
-        from tensoropt.plan.files import written_together
+        from tensoropt.files import written_together
 
         # Not with_suffix: a name such as h100.first has no suffix to replace.
         paths = (stem.with_name(stem.name + ".json"), stem.with_name(stem.name + ".txt"))

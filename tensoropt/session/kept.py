@@ -27,11 +27,11 @@ from typing import Any
 from tensoropt.cluster import Cluster
 from tensoropt.costs.kept_tables import KeptTables
 from tensoropt.errors import TensorOptError
+from tensoropt.files import written_together
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.exploration_files import DESCRIBED
-from tensoropt.plan.files import written_together
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import check_budget
 from tensoropt.plan.settings import Settings

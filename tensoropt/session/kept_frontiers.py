@@ -12,16 +12,60 @@ import gzip
 import os
 import pickle
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tensoropt.costs.tables import CostTables
+from tensoropt.errors import TensorOptError
+from tensoropt.files import written_whole
 from tensoropt.processes import in_forks
 from tensoropt.session.one_space import SpacePart
 
+READABLE = {
+    "numpy": {"dtype", "ndarray"},
+    # NumPy's own names for making an array of its bytes; `numpy.core` before version 2.
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.numeric": {"_frombuffer"},
+    "numpy.core.multiarray": {"_reconstruct", "scalar"},
+    "numpy.core.numeric": {"_frombuffer"},
+    "tensoropt.costs.variables": {"Variable"},
+    "tensoropt.search.bands": {"BandBound"},
+    "tensoropt.search.bounds": {"Highest", "Lowest", "Staircase"},
+    "tensoropt.search.hull": {"Hull"},
+    "tensoropt.search.reduced_graph": {"Caps"},
+    "tensoropt.search.result": {"ChosenStrategies", "TrackedFrontier"},
+    "tensoropt.session.one_space": {"SpacePart"},
+    "tensoropt.session.simulations": {"Simulated"},
+    "tensoropt.session.turns": {"Found"},
+}
+"""What a kept file may name, by module: data only, none of which does anything when it is made."""
 MOST_BYTES = 1 << 30
 """Kept in all; of more, what was not asked for longest is removed. An assumption."""
+
+
+class PartReader(pickle.Unpickler):
+    """Reads parts of a search and refuses everything else: a pickle may name any function to be called, and
+    a folder for caches may be written by others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """One of :data:`READABLE`.
+
+        Raises:
+            pickle.UnpicklingError: it is none of them.
+        """
+        if (module, name) == ("builtins", "getattr"):
+            return _method
+        if name not in READABLE.get(module, ()):
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a search")
+        return super().find_class(module, name)
+
+
+def _method(owner: Any, name: str) -> Any:
+    """The method of an object on the list: what a frontier rebuilds its strategies and its bounds with."""
+    if name not in ("at", "bounds") or type(owner).__name__ not in READABLE.get(type(owner).__module__, ()):
+        raise pickle.UnpicklingError(f"{name} of {type(owner).__name__} is no part of a search")
+    return getattr(owner, name)
 
 
 class KeptFrontiers:
@@ -73,7 +117,7 @@ class KeptFrontiers:
         # Not there, or damaged in whatever way: as if it were not there.
         with contextlib.suppress(Exception):
             with gzip.open(path) as file:
-                part = pickle.load(file)
+                part = PartReader(file).load()
             os.utime(path.parent)
             return part if isinstance(part, SpacePart) and part.number == number else None
         return None
@@ -83,17 +127,14 @@ class KeptFrontiers:
         if path is None:
             return
         # What cannot be written is found again the next time.
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-            beside = Path(name)
-            try:
-                # Costs of equal layers repeat: a fortieth of the bytes is left, in a second per 500 MB.
-                with os.fdopen(handle, "wb") as file, gzip.GzipFile("", "wb", 1, file, 0) as packed:
-                    pickle.dump(part, packed, pickle.HIGHEST_PROTOCOL)
-                os.replace(beside, path)  # so that nobody finds half of one
-            finally:
-                beside.unlink(missing_ok=True)
+        # Costs of equal layers repeat: a fortieth of the bytes is left, in a second per 500 MB.
+        with (
+            contextlib.suppress(TensorOptError),
+            written_whole(path) as written,
+            open(written, "wb") as file,
+            gzip.GzipFile("", "wb", 1, file, 0) as packed,
+        ):
+            pickle.dump(part, packed, pickle.HIGHEST_PROTOCOL)
 
     def remove_old(self) -> None:
         """Remove the searches that were not asked for longest, as far as there are more than are kept."""

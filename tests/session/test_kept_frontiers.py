@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import io
+import pickle
+from pathlib import Path
+
 import pytest
 
 from tensoropt.api import compare, explore, explore_graph, recost
@@ -9,9 +15,10 @@ from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.kept_tables import KeptTables, TableArrays
 from tensoropt.engine.models import ModelSpec
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.search.bounds import Bound
 from tensoropt.session import kept_frontiers
 from tensoropt.session.kept import KeptExplorations
-from tensoropt.session.kept_frontiers import KeptFrontiers
+from tensoropt.session.kept_frontiers import READABLE, KeptFrontiers, PartReader
 from tensoropt.session.one_space import OneSpace
 
 ASKED = {"cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1, 2]}
@@ -149,3 +156,34 @@ def test_the_oldest_searches_go(tmp_path, monkeypatch):
         os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
     KeptFrontiers(tmp_path, "a").remove_old()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+
+
+class Hostile:
+    """Would write a file where it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_file_of_somebody_else_runs_nothing(tmp_path):
+    file = tmp_path / "run"
+    with pytest.raises(pickle.UnpicklingError, match="is no part of a search"):
+        PartReader(io.BytesIO(pickle.dumps(Hostile(file)))).load()
+    assert not file.exists()
+
+
+def test_every_bound_can_be_read_back():
+    """A class that is not on the list would have its search made again each time, in silence."""
+    modules = [importlib.import_module(f"tensoropt.search.{name}") for name in ("bands", "bounds", "hull")]
+    bounds = {
+        found
+        for module in modules
+        for found in vars(module).values()
+        if inspect.isclass(found) and "bounds" in vars(found) and found is not Bound
+    }
+    assert {found.__name__ for found in bounds} >= {"BandBound", "Staircase", "Hull"}
+    for found in bounds:
+        assert found.__name__ in READABLE[found.__module__], found

@@ -28,8 +28,7 @@ _UNTAGGED_POINTWISE = frozenset(
     {torch.ops.aten.__and__.Tensor, torch.ops.aten.__or__.Tensor, torch.ops.aten.__xor__.Tensor}
 )
 _BAND_ELEMENTS = 1 << 22
-"""The element count above which a distance mask is represented by its diagonals instead of being written
-out."""
+"""Element count above which a distance mask is represented by its diagonals instead of being written out."""
 _COMPARED_ELEMENTS = 1 << 27
 """The element count above which only stride-0 dims are reduced; comparing values would take seconds."""
 

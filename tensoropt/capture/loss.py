@@ -58,8 +58,7 @@ class _Cell:
 
 @dataclass(frozen=True)
 class Returned:
-    """The position of the loss in a model's output: alone (``container`` None), or in a container under
-    ``key``.
+    """Position of the loss in a model's output: alone (``container`` None), or in a container under ``key``.
 
     ``keys`` are all positions of a mapping or a sequence, so that callers that unpack it still can; empty if
     the loss is an attribute. ``attributes`` are those of the object that has the loss as an attribute.

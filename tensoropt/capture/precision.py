@@ -142,8 +142,7 @@ class _Policy:
         return dict.fromkeys(floats, NARROW if narrow else WIDE)
 
     def _made(self, op: Operator, wanted: Mapping[str, str]) -> tuple[str, ...] | None:
-        """The dtypes of the outputs, determined on the meta device; None if the operator refuses the
-        operands."""
+        """Dtypes of the outputs, determined on the meta device; None if the operator refuses the operands."""
         read = [(n, self.graph.tensors[n].shape, wanted.get(n, self.now[n])) for n in op.inputs()]
         place = {name: f"t{i}" for i, name in enumerate(dict.fromkeys(op.inputs()))}
         args = map_refs((op.args, tuple(op.kwargs.items())), lambda n: Ref(place[n]))

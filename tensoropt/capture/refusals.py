@@ -1,5 +1,4 @@
-"""The reasons why a model or its example inputs cannot be captured, with the model's own line and the
-remedy."""
+"""Reasons why a model or its example inputs cannot be captured, with the model's own line and the remedy."""
 
 from __future__ import annotations
 

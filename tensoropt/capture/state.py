@@ -286,8 +286,7 @@ def _carries_over(owner: type, name: str, was: _Kept | None, now: _Kept) -> bool
 
 @cache
 def _loads(owner: type) -> frozenset[str] | None:
-    """The attributes that a class's methods (except ``__init__``) read; None if its source is not
-    available."""
+    """Attributes that a class's methods (except ``__init__``) read; None if its source is not available."""
     found: set[str] = set()
     for cls in owner.__mro__:
         if cls.__module__.split(".")[0] in ("torch", "builtins"):

@@ -160,8 +160,7 @@ def _holds(node: ast.expr, place: tuple[int, int]) -> bool:
 
 @cache
 def _guards(filename: str) -> tuple[ast.Assert | ast.If, ...]:
-    """The assertions, ``if ...: raise`` and ``if ...: warn`` of a source file whose tests are plain
-    questions."""
+    """Assertions, ``if ...: raise`` and ``if ...: warn`` of a source file whose tests are plain questions."""
     try:
         tree = ast.parse(Path(filename).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):

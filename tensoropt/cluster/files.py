@@ -244,8 +244,7 @@ def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
 
 
 def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, int], Link], bool]:
-    """Links by pair, and whether they cover the whole cluster (otherwise one node, repeated for each
-    node)."""
+    """Links by pair, and whether they cover the whole cluster (else one node, repeated for each node)."""
     if value is None:
         return {}, False
     if not isinstance(value, list) or not value:

@@ -198,8 +198,7 @@ class TableBuilder:
         return np.array(rows, dtype=np.float64)
 
     def _stored(self, name: str, stored: Layout, use: Use) -> tuple[Cost, ...]:
-        """The costs of a parameter with this storage and this use: its storage, its use, its unsharded
-        copy."""
+        """Costs of a parameter with this storage and this use: its storage, its use, its unsharded copy."""
         key = name, stored, use
         if key not in self._stored_costs:
             effects = self.effects

@@ -92,8 +92,7 @@ class CommunicationModel:
         return self._fits
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """The seconds of one collective over the groups that vary along ``axes``, all running at the same
-        time.
+        """Seconds of one collective over the groups that vary along ``axes``, all running at the same time.
 
         Args:
             kind: ``all_reduce`` (bytes of the tensor), ``all_gather`` (of one rank's gathered output),

@@ -43,8 +43,7 @@ def search_s(tables: CostTables) -> float:
 
 
 def _pairs(graph: GroupGraph, templates: Mapping[str, Template]) -> int:
-    """The number of configuration pairs of groups that pass a tensor on; groups that look alike count
-    once."""
+    """Number of configuration pairs of groups that pass a tensor on; groups that look alike count once."""
     producer = graph.atoms.graph.producer
     different = {
         (id(templates[group.name]), id(templates[graph.group_of[producer[name].name].name])): (

@@ -207,8 +207,7 @@ class MoveEffects:
         return WeightProduct(self.prices.compute.weight_gradient_s(work, facts), size, spare)
 
     def output(self, name: str, source: Layout) -> tuple[Effect, Effect]:
-        """The effects of a result of the model: it is made whole on every rank, and its gradient comes
-        back."""
+        """Effects of a result of the model: it is made whole on every rank, and its gradient comes back."""
         whole = output_layout(source)
         return self.moved(OUTPUT, name, source, whole), self.moved(OUTPUT_BACK, name, source, whole)
 

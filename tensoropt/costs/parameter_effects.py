@@ -121,8 +121,7 @@ class ParameterEffects(TogetherEffects):
     # -- between uses -----------------------------------------------------------------------------
 
     def stored(self, name: str, stored: Layout, *, joins: bool = False, complete: When = ARRIVED) -> Effects:
-        """The effects of a parameter between its uses: its bytes, its gradient's arrival, the optimizer's
-        step.
+        """Effects of a parameter between its uses: its bytes, its gradient's arrival, the optimizer's step.
 
         Autograd adds to a shared parameter's gradient once, when the parts of all its users have arrived;
         until then, the sum of those that have arrived waits.
@@ -164,8 +163,7 @@ class ParameterEffects(TogetherEffects):
         return Effects(tuple(found), size, size, state)
 
     def complete(self, name: str, stored: Layout, use: Use) -> When:
-        """The moment, one of ``COMPLETE``, after which the gradient of a parameter with this use is
-        complete."""
+        """Moment, one of ``COMPLETE``, after which the gradient of a parameter with this use is complete."""
         way = self.way(name, stored, use.layout)
         last = self.copy_goes_ahead(name, way, use) and self.mesh[0] > 1
         if self.hands_over(name, stored, use) or (way.reduced_last and last):

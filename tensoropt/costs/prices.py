@@ -192,8 +192,7 @@ class Prices:
         return local_s + between + sum(send.seconds for send in sends)
 
     def hidden_s(self, seconds: Any, work_s: Any) -> Any:
-        """The seconds that collectives save if ``work_s`` of work begin together with them; accepts numbers
-        or arrays.
+        """Seconds that collectives save if ``work_s`` of work begin together with them; numbers or arrays.
 
         Work is slower while they run: within their ``seconds`` it progresses by ``seconds / (1 +
         slower_beside)``.

@@ -1,5 +1,4 @@
-"""Process memory: the GPU memory that a process uses in addition to its step's tensors, each term with its
-source.
+"""Process memory: the GPU memory that a process uses besides its step's tensors, each term with its source.
 
 The figures are data (``cluster/presets/memory.yaml``). A term is in bytes of one rank, and is the same for
 all strategies of an exploration except for NCCL's: a communicator's buffers are allocated once for all ranks,
@@ -102,8 +101,7 @@ class ProcessMemory:
         return tuple(int(size) for size in sizes if size)
 
     def communicator_bytes(self, levels: Sequence[str], kinds: Collection[str], ranks: int) -> float:
-        """The bytes of a communicator that crosses these link levels; for unknown levels, the largest
-        figure."""
+        """Bytes of a communicator that crosses these link levels; for unknown levels, the largest figure."""
         known = [self.communicator[level] for level in levels if level in self.communicator]
         return max((one.bytes(kinds, ranks) for one in known or self.communicator.values()), default=0.0)
 
@@ -148,8 +146,7 @@ def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = Tr
 
 
 def process_notes(cluster: Cluster, graph: OperatorGraph, *, counted: bool) -> tuple[str, ...]:
-    """Notes on what a process uses in addition to tensors, and whether memory counts it; empty for CPU
-    ranks."""
+    """Notes on what a process uses besides tensors, and whether memory counts it; empty for CPU ranks."""
     found = process_memory(cluster, graph)
     if not found.of_process:
         return ()

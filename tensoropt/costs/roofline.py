@@ -107,8 +107,7 @@ class Sample:
 
 
 def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, Any]:
-    """The fields of a workload's record in addition to its seconds, so that other workloads can be fitted to
-    it."""
+    """The fields of a workload's record besides its seconds, so that other workloads can be fitted to it."""
     return {
         "class": class_of(work),
         "ideal_s": list(ideal_s(device, work.dtype, facts)),

@@ -454,8 +454,7 @@ class CostSource:
         return drawn, fit_efficiencies(samples_of(records))
 
     def overheads(self) -> Overheads:
-        """The overheads of a step, in addition to operators and collectives, on the slowest rank or device
-        kind."""
+        """The overheads of a step, besides operators and collectives, on the slowest rank or device kind."""
         if self.pool is None:
             known = known_overheads(self.store, self.prefix, self.settings.optimizer)
             return known or slowest_overheads(

@@ -1,5 +1,4 @@
-"""Parameters that are gathered together with others ahead of their use, and gradients that are scattered
-behind."""
+"""Parameters gathered together with others ahead of their use, and gradients that are scattered behind."""
 
 from __future__ import annotations
 
@@ -145,8 +144,7 @@ class TogetherEffects(MoveEffects):
         return min(2, blocks) * kinds * self.bytes(name, use.layout) / blocks
 
     def gathered_ahead(self, name: str, stored: Layout, use: Use, steps: Both) -> list[Effect]:
-        """The effects of gathering a parameter while the block before its own computes, forward and
-        backward."""
+        """Effects of gathering a parameter while the block before its own computes, forward and backward."""
         flat, narrow = self._flat(name, steps[0]), self.bytes(name, stored) if self.casts(name) else 0
         size = self.bytes(name, use.layout) if flat.copied else flat.bytes
         moved = self.stepped(GATHER, name, steps[0], steps[0])

@@ -13,8 +13,7 @@ from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor
 from tensoropt.ops.index_space import IndexSpace, LoopDim, Operand
 
 Loops = int | None | Sequence[int]
-"""The loops that make up a tensor's dim: one loop, loops from the outermost on, or None if it is never
-split."""
+"""Loops that make up a tensor's dim: one loop, loops from the outermost on, or None if it is never split."""
 Rule = Callable[["Builder"], None]
 """A function that describes one operator, or raises :class:`Opaque`."""
 

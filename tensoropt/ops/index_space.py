@@ -34,8 +34,7 @@ class LoopDim:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One tensor that is read or written: for each tensor dim, the loop dims that make it up, outermost
-    first.
+    """One tensor that is read or written: per tensor dim, the loop dims that make it up, outermost first.
 
     An empty tuple is a dim that no loop indexes: size 1, broadcast, or opaque. ``added`` marks an operand
     added outside the contraction (a bias). ``synced`` lists contracted loops over which ``local`` itself

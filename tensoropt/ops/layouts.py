@@ -103,6 +103,5 @@ def local_atoms(
 def local_shape(
     atoms: Atoms, layout: Layout, mesh: tuple[int, ...], coordinate: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:
-    """The shape of one shard of a tensor with these atoms; that of the largest shard without
-    ``coordinate``."""
+    """Shape of one shard of a tensor with these atoms; that of the largest shard without ``coordinate``."""
     return tuple(math.prod(dim) for dim in local_atoms(atoms, layout, mesh, coordinate))

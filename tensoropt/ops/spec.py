@@ -44,8 +44,7 @@ Adjust = Callable[[Operator, OperatorGraph, dict[str, torch.Tensor], torch.Gener
 
 
 class CostClass(StrEnum):
-    """The classes of operators that reach similar shares of a device's peak; profile stores contain the
-    names."""
+    """Classes of operators that reach similar shares of a device's peak; profile stores contain the names."""
 
     MATRIX = "matrix product"
     CONVOLUTION = "convolution"

@@ -30,8 +30,7 @@ Capability = tuple[int, int]
 FLASH, CUDNN, EFFICIENT, MATH = "flash", "cudnn", "efficient", "math"
 _HALF = (torch.float16, torch.bfloat16)
 _ROW = 8
-"""The multiple, in elements, to which rows of the efficient kernel's mask are padded
-(``preprocess_mask``)."""
+"""Multiple, in elements, to which rows of the efficient kernel's mask are padded (``preprocess_mask``)."""
 
 
 def capability_of(text: str) -> Capability:

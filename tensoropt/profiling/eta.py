@@ -17,8 +17,7 @@ an assumption."""
 
 
 def allowed_for(timeout_s: float, expected_s: float) -> float:
-    """The seconds after which a workload is considered to hang: half of a pool run's limit, plus its own
-    time."""
+    """Seconds after which a workload is considered to hang: half of a pool run's limit, plus its own time."""
     return timeout_s / 2 + _SLOWER * expected_s
 
 

@@ -38,8 +38,7 @@ _ELEMENTS: dict[Any, Callable[..., Sequence[int]]] = {
     aten._embedding_bag.default: _bags,
     aten._embedding_bag_forward_only.default: _bags,
 }
-"""The least number of elements in the storages of an operator's results, by their positions, for each
-operator."""
+"""Least number of elements in the storages of an operator's results, by their positions, per operator."""
 
 
 class KernelStorages(TorchDispatchMode):

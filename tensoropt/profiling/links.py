@@ -47,8 +47,7 @@ QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
 TRANSITION, SEND = "turns", "send"
-"""The kinds measured in addition to collectives: moving between work and them, and messages between two
-ranks."""
+"""The kinds measured besides collectives: moving between work and them, and messages between two ranks."""
 # Fewer than for collectives, because there are many pairs.
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats, so that no size takes most of the time
@@ -336,8 +335,7 @@ def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
 
 
 def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
-    """The seconds of each repeat of one size behind work: those of the slowest device, because all begin
-    together.
+    """Seconds of each repeat of one size behind work: those of the slowest device, since all begin together.
 
     Repeats in which a host was not ahead do not count.
 

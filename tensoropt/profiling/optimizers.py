@@ -1,5 +1,4 @@
-"""The optimizers: what each keeps, allocates temporarily and moves per element, and the optimizers
-themselves."""
+"""Optimizers: what each keeps, allocates temporarily and moves per element, and the optimizers themselves."""
 
 from __future__ import annotations
 

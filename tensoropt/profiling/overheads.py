@@ -122,8 +122,7 @@ def time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any]
 
 
 def _overheads(rates: tuple[float, float], edges: EdgeSeconds, step_s: float, again_s: float) -> Overheads:
-    """The overheads of one queue: seconds per byte of a copy and of an addition, edges, a parameter's
-    step."""
+    """Overheads of one queue: seconds per byte of a copy and of an addition, edges, a parameter's step."""
     return Overheads(
         *rates,
         call_s=edges.by_kind["slice"],  # kinds that were not measured count as a copy

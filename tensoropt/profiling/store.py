@@ -135,8 +135,7 @@ class ProfileStore:
         self.put_many({key: record}, kind)
 
     def forget_failed(self) -> int:
-        """Forget what could not be measured or tried, so that it is tried again; return the number of
-        records."""
+        """Forget what could not be measured or tried, so it is tried again; return the number of records."""
 
         def remove(connection: sqlite3.Connection) -> int:
             # The text search only narrows: a record may contain the word elsewhere, so each is parsed before

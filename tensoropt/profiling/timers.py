@@ -81,8 +81,7 @@ class DeviceTimer(Protocol):
     host_apart: bool
 
     def copies(self, size_bytes: int) -> int:
-        """The number of copies of a workload's tensors, each ``size_bytes`` large, that are visited in
-        turn."""
+        """Number of copies of a workload's tensors, each ``size_bytes`` large, that are visited in turn."""
         ...
 
     def leave_cache(self) -> None:

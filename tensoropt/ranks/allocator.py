@@ -22,8 +22,7 @@ _SETTINGS = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_
 
 @cache
 def keep_freed_memory() -> bool:
-    """Make the C library keep the memory that this process frees, so that each step reuses that of the last
-    one.
+    """Make the C library keep the memory that this process frees, so each step reuses that of the last one.
 
     For processes that are ranks, and for those that are measured in their place. The process stays as large
     as it has ever been. Nothing happens if a person has configured the allocator through environment

@@ -342,8 +342,7 @@ def _clean_up(workers: list[WorkerProcess], directory: Path) -> None:
 
 
 def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
-    """The (module, qualified name, file) of a module-level function; MeasurementError for any other
-    function."""
+    """(module, qualified name, file) of a module-level function; MeasurementError for any other function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     loaded = sys.modules.get(module or "")
     if module == "__main__" and getattr(loaded, "__spec__", None) is not None:

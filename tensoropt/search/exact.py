@@ -37,8 +37,7 @@ CORNERS = 2048
 COARSE_POINTS = 256
 """The number of points kept per table entry in a thinned pass."""
 TIGHT = 0.01
-"""The mean gap below which known strategies prune the exact pass well enough without a preceding thinned
-pass."""
+"""Mean gap below which known strategies prune the exact pass well enough without a preceding thinned pass."""
 WORTH_NARROWING = 20_000
 """The number of table entries from which classes that cannot reach the frontier are left out first."""
 MORE_LINES = 96
@@ -48,8 +47,7 @@ is then narrow.
 FEW_PAIRS = 20_000
 """The number of pairs of table entries up to which the exact pass costs no more than a thinned one."""
 MANY_PAIRS = 400_000
-"""The number of pairs of table entries from which more lines pay off, and the most that a target may
-leave."""
+"""Number of pairs of table entries from which more lines pay off, and the most that a target may leave."""
 CLOSENESS = 0.25, 0.0625, 0.0039, 0.00024
 """Distances of pruning targets above the hull, as shares of that of the known strategies; the first one that
 leaves little enough work is used."""
@@ -111,8 +109,7 @@ def lines_that_fit(program: Program, wanted: int) -> int:
 
 
 def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
-    """The strategies that follow directly from the scalar problems: hull vertices and the mixes between
-    them."""
+    """Strategies that follow directly from the scalar problems: hull vertices and the mixes between them."""
     return [VertexSource(reduced, hull), MixSource(reduced, hull, mix_neighbours(reduced, hull.picks))]
 
 

@@ -61,8 +61,7 @@ def power_of_two(value: float) -> float:
 
 
 LINES_PER_THREAD = 4
-"""The fewest lines that are worth a separate thread: one pass serves several lines at nearly the cost of
-one."""
+"""Fewest lines that are worth a separate thread: one pass serves several lines at nearly the cost of one."""
 
 
 Solution = tuple[Floats, Floats, Indices, Indices]
@@ -120,8 +119,7 @@ class HullSearch:
         return found
 
     def find_hull(self, lines: int) -> Hull | None:
-        """The hull from about ``lines`` lines, including those of earlier calls; None if no strategy is
-        possible.
+        """Hull from about ``lines`` lines, including those of earlier calls; None if no strategy is possible.
         """
         if not self.values and not self._ends():
             return None

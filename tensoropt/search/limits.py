@@ -52,8 +52,7 @@ class Corners:
 
 
 def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
-    """The corners of the staircase (memory, time); at most about ``most``, coarsened upwards (stays
-    exact)."""
+    """Corners of the staircase (memory, time); at most about ``most``, coarsened upwards (stays exact)."""
     m = np.append(memory[1:], np.inf)
     t = time.copy()
     if time[-1] * hull.weight_t[-1] <= hull.value[-1]:

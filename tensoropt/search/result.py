@@ -124,8 +124,7 @@ class TrackedFrontier:
 
     @property
     def worst_gap(self) -> float:
-        """The largest gap over all memory budgets, including those between the points: 0 for an exact
-        frontier.
+        """Largest gap over all memory budgets, including those between the points: 0 for an exact frontier.
 
         Budgets that rounding cannot distinguish from the next point's memory are left out.
         """
@@ -148,8 +147,7 @@ class TrackedFrontier:
         return self._chosen(index).strategy(0)
 
     def options(self, index: int) -> dict[OptionKey, int]:
-        """The option of every operator, and of every edge under the key (source, target, n-th edge between
-        them).
+        """Option of every operator, and of every edge under the key (source, target, n-th edge between them).
         """
         return self._chosen(index).options_of(0)
 

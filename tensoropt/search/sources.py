@@ -73,8 +73,7 @@ class MixSource:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PassSource:
-    """The points at the root of a pass; its tables stay in memory, because strategies are unrolled from
-    them."""
+    """Points at the root of a pass; its tables stay in memory, since strategies are unrolled from them."""
 
     program: Program
     result: Pass

@@ -63,8 +63,7 @@ TARGETED_PAIRS = 20_000, 100_000, 800_000
 MOST_POINTS = 256, 2048, 1024, 1 << 15
 """The most points that a table entry keeps, in each of the thinned passes and in the last."""
 FAR = 0.01
-"""The mean gap above which the third thinned pass is made: frontiers far above their hull need a wider
-search."""
+"""Mean gap above which the third thinned pass is made: frontiers far above their hull need a wider search."""
 LAST_PAIRS = 150_000
 """The pairs of table entries that the last pass examines; if more are left, it is not made."""
 SUMS = 15_000_000

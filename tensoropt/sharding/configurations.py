@@ -23,8 +23,7 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, batch_inp
 from tensoropt.sharding.labels import PARTIAL_GRADIENT, WHOLE, Label
 
 AxisSizes = tuple[int, ...]
-"""The number of parts of each axis that a configuration may split: micro-batches first, then the mesh
-axes."""
+"""Number of parts of each axis that a configuration may split: micro-batches first, then the mesh axes."""
 UNEVEN_LEAST = 8
 """The fewest elements per part with which a dim may be cut into unequal parts. The largest part, by which all
 are priced, is then at most an eighth larger than the mean; the number itself is an assumption."""
@@ -137,8 +136,7 @@ class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
 
 
 def batch_placements(graph: GroupGraph) -> dict[str, int]:
-    """The placement of each input on the micro-batch axis: its first dim if that is the batch, otherwise
-    whole."""
+    """The placement of each input on the micro-batch axis: its first dim if that is the batch, else whole."""
     batch = batch_inputs(graph.atoms.graph)
     return {name: 0 if name in batch else REPLICATE for name in graph.atoms.graph.inputs}
 

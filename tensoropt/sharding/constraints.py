@@ -386,8 +386,7 @@ def _share_labels(
 
 
 def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[str, str] | None:
-    """The shared terms of groups that are kept together: for each group the dim that all of them call
-    :data:`BATCH`.
+    """Shared terms of groups that are kept together: per group the dim that all of them call :data:`BATCH`.
 
     Nothing is renamed if dims with the same name suffice. Operators of different kinds (a projection and its
     attention) have in common what follows the batch. None: they have nothing in common.

@@ -121,8 +121,7 @@ class Strategy:
         }
 
     def source_layout(self, name: str) -> Layout:
-        """The layout that a reader starts from: that of the materialised hub, or as the producer leaves
-        it."""
+        """Layout that a reader starts from: that of the materialised hub, or as the producer leaves it."""
         return self.hubs.get(name, self.made[name])
 
     def edges(self) -> Iterator[Edge]:
@@ -316,8 +315,7 @@ class Strategy:
 
 
 def output_layout(source: Layout) -> Layout:
-    """The layout of a tensor that leaves the model: whole on every rank, with the micro-batch axis
-    unchanged."""
+    """Layout of a tensor that leaves the model: whole on every rank, with the micro-batch axis unchanged."""
     # The engine combines the micro-batches' results after the last one.
     return (source[0], *(REPLICATE for _ in source[1:]))
 

@@ -1,5 +1,4 @@
-"""The uses of one parameter that share a gathering, and those whose gradients are summed and scattered at
-once.
+"""Uses of one parameter that share a gathering, and those whose gradients are summed and scattered at once.
 
 A tied parameter has uses in several groups. Those of one block that read it in the same way have one gathered
 copy; each other block gathers its own, which would otherwise have to stay alive in between. Gradients of uses

@@ -41,8 +41,7 @@ def rounded_bytes(size: int) -> int:
 
 
 def segment_bytes(rounded: int) -> int:
-    """The bytes allocated on the device for a rounded request that no block serves
-    (``get_allocation_size``)."""
+    """Bytes allocated on the device for a rounded request that no block serves (``get_allocation_size``)."""
     if rounded <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if rounded < LEAST_OWN_SEGMENT_BYTES:
@@ -93,8 +92,7 @@ class _Pool:
         del self.blocks[block.key]
 
     def fitting(self, size: int) -> Block | None:
-        """The smallest free block with that many bytes; one that can grow counts with all that it can grow
-        to."""
+        """Smallest free block with that many bytes; one that can grow counts with all that it can grow to."""
         at = bisect_left(self.order, (size, -1))
         if at == len(self.order):
             return None

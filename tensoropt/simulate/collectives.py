@@ -1,5 +1,4 @@
-"""The collectives of a strategy in a step: kind, axes, bytes and count, derived from the effects that are
-simulated.
+"""Collectives of a strategy in a step: kind, axes, bytes and count, derived from the effects simulated.
 
 ``verify`` compares them with what the executor really issues; nothing here queries the executor.
 """

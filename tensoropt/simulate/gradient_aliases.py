@@ -53,8 +53,7 @@ class GradientAliases:
         self._found = False
 
     def outlasting(self, group: Group) -> Indices:
-        """For each strategy, 1 if the gradient of something that a group writes outlasts the group's
-        backward."""
+        """Per strategy, 1 if the gradient of something that a group writes outlasts the group's backward."""
         self._find()
         return self._outlasting.get(group.name, np.zeros(self.count, dtype=np.int64))
 

@@ -67,8 +67,7 @@ class StepOwners:
         self._blocks += self._packed()
 
     def at(self, point: int) -> tuple[OwnerRow, ...]:
-        """The owners at one point of the curve, those with the most bytes first; together they give its
-        height.
+        """Owners at one point of the curve, those with the most bytes first; together they give its height.
 
         Args:
             point: counted as in :meth:`StepRecorder.memory_at`: 0 is before anything happens.
@@ -155,8 +154,7 @@ class StepOwners:
         return "new value of a buffer" if new and what == "activation" else what
 
     def _packed(self) -> Iterator[_Block]:
-        """Yield the copies that are made of gradients to scatter them together, as the simulator lays them
-        out."""
+        """Yield the copies made of gradients to scatter them together, as the simulator lays them out."""
         if not self.batch.prices.packs:
             return
         beginnings = self.batch.schedule.beginnings

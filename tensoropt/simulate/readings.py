@@ -1,5 +1,4 @@
-"""The views that many strategies have of the tensors: as groups write and read them, and as hubs hold
-them."""
+"""Views that many strategies have of the tensors: as groups write and read them, and as hubs hold them."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ _LARGEST_CODE = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Value]):
-    """One value per strategy: the distinct ``values``, and for each strategy the index ``which`` of its
-    value."""
+    """One value per strategy: the distinct ``values``, and per strategy the index ``which`` of its value."""
 
     which: Indices
     values: list[Value]

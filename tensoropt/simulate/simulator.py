@@ -517,8 +517,7 @@ class StepSimulator:
         return np.concatenate([self.lasting, at_peak], axis=1)
 
     def _terms(self) -> Floats:
-        """(n, 6) what a process uses in addition to tensors, with one communicator for each set of axes it
-        sends over."""
+        """(n, 6) what a process uses besides tensors, with one communicator per set of axes it sends over."""
         process, kinds = self.batch.prices.process, dict[Axes, dict[str, Flags]]()
         if process.counts_communicators and len(self.batch.mesh) > 1:
             # The communicator of all ranks exists in any case: a job begins and ends with a barrier, which is
@@ -625,8 +624,7 @@ class StepSimulator:
         self._pass(done)
 
     def _pass(self, of: Flags | None = None) -> None:
-        """Let everything under way run on until now, once all its slow-down is counted, or if nothing was
-        computed.
+        """Let what is under way run on until now, once its slow-down is counted, or if nothing was computed.
 
         Args:
             of: the strategies in which it does; all by default.

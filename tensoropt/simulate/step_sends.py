@@ -191,8 +191,7 @@ class StepSends:
         return resolved, {op.name: of_op for op, of_op in zip(group.operators, found, strict=True)}
 
     def reads_back(self, group: Group) -> Mapping[str, int]:
-        """For each parameter, the order in which a group's backward first needs it, among all that it
-        needs."""
+        """Per parameter, the order in which a group's backward first needs it, among all that it needs."""
         return self._first_runs(group, [run.reads for run in self._choices[group.name].facts.backward_runs])
 
     def made_back(self, group: Group) -> Mapping[str, int]:

@@ -279,8 +279,7 @@ class TensorEffects(MoveEffects):
         until: When | None = None,
         later: bool = False,
     ) -> list[Effect]:
-        """The memory of a storage that has users: alive until the last one, or kept from the first that needs
-        it.
+        """Memory of a storage that has users: alive until the last one, or kept from the first that needs it.
 
         Args:
             stays: nothing releases it before forward is over.
@@ -406,8 +405,7 @@ class TensorEffects(MoveEffects):
         return replace(moved, beside_work_s=product.seconds)
 
     def _beside_bytes(self, name: str, layout: Layout, steps: Sequence[Step], product: WeightProduct) -> int:
-        """The bytes that a reduction has alive in addition to what its group's backward has alive in any
-        case."""
+        """The bytes that a reduction has alive besides what its group's backward has alive in any case."""
         made, size = self.resharding_bytes(steps, name), self.bytes(name, layout)
         if steps[0].kind == "all_reduce":
             # In place, once the gradient has the tensor's layout.

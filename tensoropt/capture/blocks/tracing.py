@@ -250,8 +250,7 @@ def _call(leaves: Sequence[Any], spec: pytree.TreeSpec, tensors: Sequence[torch.
 
 
 def _check_memory(block: Block, made: Sequence[torch.Tensor] | Any, entered: Sequence[torch.Tensor]) -> None:
-    """Require that tensors made by a block have their own memory, because changing a view changes its
-    base."""
+    """Require that tensors made by a block have their own memory, since changing a view changes its base."""
     stored = (*block.module.parameters(), *block.module.buffers())
     taken = {t.untyped_storage()._cdata for t in (*entered, *stored)}
     for tensor in made:

@@ -32,8 +32,7 @@ TRIED_ELEMENTS = 2**22
 
 
 Traced = Any
-"""The static type of a :class:`Value` in converters: to them, and to PyTorch's own functions, it is a
-tensor."""
+"""Static type of a :class:`Value` in converters: to them, and to PyTorch's own functions, it is a tensor."""
 
 
 class Value:
@@ -259,8 +258,7 @@ class Builder:
     def _try_unsigned(
         self, func: Callable[..., Any], args: Any, kwargs: Any, meta: Any, operands: list[Value]
     ) -> None:
-        """Run the call on ones, because shapes alone do not show that PyTorch has no arithmetic for a
-        type."""
+        """Run the call on ones, since shapes alone do not show that PyTorch has no arithmetic for a type."""
         tensors = [v.meta for v in operands] + [m for m in pytree.tree_leaves(meta) if hasattr(m, "numel")]
         if sum(t.numel() for t in tensors) > TRIED_ELEMENTS:
             raise _no_kernel(func, operands)

@@ -1,5 +1,4 @@
-"""Reads at indices (advanced indexing and gathers): the dims that are looked up stay whole, the indices
-split."""
+"""Reads at indices (advanced indexing and gathers): the dims looked up stay whole, the indices split."""
 
 from __future__ import annotations
 

@@ -175,8 +175,7 @@ def is_mean(op: Operator) -> bool:
 
 
 def target_mass(target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
-    """The divisor of a mean over these targets: the number of those that are not ignored, or the sum of their
-    weights."""
+    """Divisor of a mean over these targets: the number of those not ignored, or the sum of their weights."""
     counted = target != ignore_index
     if weight is None:
         return counted.sum()
@@ -199,8 +198,7 @@ def _over_whole_batch(
 
 
 class _SplitCrossEntropy(torch.autograd.Function):
-    """The cross entropy of every row, for logits ``[rows, classes, ...]`` whose classes are split over
-    ``axes``.
+    """Cross entropy of every row, for logits ``[rows, classes, ...]`` whose classes are split over ``axes``.
 
     A row's loss is ``mass * logsumexp(x) - sum_c share_c x_c``: ``share`` is how the target, smoothed and
     weighted, is distributed over the classes, and ``mass`` is its sum, which every rank knows. It takes three
@@ -330,8 +328,7 @@ def _classes(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[i
 def _ignore_some(
     op: Operator, graph: OperatorGraph, values: dict[str, torch.Tensor], generator: torch.Generator
 ) -> None:
-    """Make some targets ignored, unevenly over the rows, so that a mean of one shard alone is visibly
-    wrong."""
+    """Make some targets ignored, unevenly over the rows, so a mean of one shard alone is visibly wrong."""
     (name,) = iter_refs(op.args[1])
     if graph.tensors[name].dtype in FLOATING:
         return

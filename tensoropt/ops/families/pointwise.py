@@ -39,8 +39,7 @@ _POSITIVE = """
 _WIDE = """
     exp.default expm1.default tan.default asin.default sinh.default cosh.default
 """
-"""Operators computed in float32 under mixed precision, because they amplify their operand's relative
-error."""
+"""Operators computed in float32 under mixed precision, since they amplify their operand's relative error."""
 _POSITIVE_AND_WIDE = """
     acos.default log.default log1p.default log2.default rsqrt.default pow.Tensor_Scalar pow.Scalar
     pow.Tensor_Tensor pow.Tensor_Scalar_out log10.default

@@ -241,8 +241,7 @@ def _cutset(reduced: ReducedGraph, order: Order) -> tuple[int, ...]:
 
 
 def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[Classes]:
-    """The classes that the hull vertices of the tied graphs choose, starting with the finest affordable
-    graph."""
+    """Classes that the hull vertices of the tied graphs choose, starting with the finest affordable graph."""
     found: list[Classes] = []
     for colour in colourings(reduced):
         tied = tie(reduced, colour)

@@ -108,8 +108,7 @@ def condition(
 def preferred_classes(
     relaxed: Split, operators: tuple[int, ...], picks: tuple[Indices, ...]
 ) -> list[dict[int, int]]:
-    """Classes of some operators that are worth trying: those that their copies prefer in the relaxed
-    strategies.
+    """Classes of some operators worth trying: those that their copies prefer in the relaxed strategies.
 
     In each pick, every operator takes the class that most of its copies chose; further results take the
     choice of single copies.

@@ -1,5 +1,4 @@
-"""The bounds from splitting the fixed operators: the relaxation's hull, and the least memory of any
-strategy."""
+"""Bounds from splitting the fixed operators: the relaxation's hull, and the least memory of any strategy."""
 
 from __future__ import annotations
 
@@ -145,8 +144,7 @@ def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull
 
 
 def _unit(costs: list[Floats], grid: float) -> float:
-    """The largest power of two, at least ``grid``, of which all ``costs`` are multiples: for example one
-    byte."""
+    """Largest power of two, at least ``grid``, of which all ``costs`` are multiples: for example one byte."""
     together = np.concatenate(costs) / grid
     # The lowest set bit of all costs together, in steps of the grid.
     whole = np.bitwise_or.reduce(together[together > 0].astype(np.int64), initial=0)

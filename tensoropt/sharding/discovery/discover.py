@@ -262,8 +262,7 @@ def _refusal(op: Operator) -> str:
 
 
 def _unsteady(probe: ProbeOperator) -> str:
-    """The reason why a probe's results are unreliable: they vary, carry no information, or an operand
-    changes."""
+    """Reason why a probe's results are unreliable: they vary, carry no information, or an operand changes."""
     # Seeding must not change the numbers that the user's script draws afterwards.
     with torch.random.fork_rng(devices=[]):
         values = probe.values(0)

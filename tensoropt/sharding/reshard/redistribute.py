@@ -28,8 +28,7 @@ Move = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Ahead(Protocol):
-    """An interface to parameters that are gathered ahead, and to gradients that are scattered behind
-    backward."""
+    """An interface to parameters gathered ahead, and to gradients that are scattered behind backward."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a gathered parameter at its use; None if it has to be gathered now."""

@@ -141,8 +141,7 @@ class _StepFinder:
         return now[common:]
 
     def can_enter(self, axis: int) -> bool:
-        """Whether ``axis`` may shard its goal atom now: it must nest inside the axes that are already
-        there."""
+        """Whether ``axis`` may shard its goal atom now: it must nest inside the axes already there."""
         now, then = self.axes_on(self.current, self.goal[axis]), self.goal_axes[self.goal[axis]]
         return then[: len(now) + 1] == [*now, axis]
 
@@ -168,8 +167,7 @@ class _StepFinder:
                     moved = True
 
     def exchangeable(self, atom: int, leaving: Sequence[int]) -> list[int]:
-        """The innermost axes leaving ``atom`` that can move together to one other atom; [] if there are
-        none."""
+        """Innermost axes leaving ``atom`` that can move together to one other atom; [] if there are none."""
         for start in range(len(leaving)):
             run, target = list(leaving[start:]), self.goal[leaving[start]]
             # The whole run must move to one atom; otherwise the exchange would need a group for each.

@@ -7,7 +7,7 @@ import os
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.cluster import (
@@ -327,7 +327,6 @@ anything = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(list(_places(VALID))), anything)
 def test_whatever_stands_anywhere_is_a_cluster_or_an_error_of_ours(path, value):
     document = json.loads(json.dumps(VALID))

@@ -118,6 +118,11 @@ class Guard:
         Raises:
             PlanError: the model is no longer the one that was parallelized.
         """
+        # Parameters of a class of their own would be asked for each of their attributes in Python.
+        with torch._C.DisableTorchFunctionSubclass():
+            self._check()
+
+    def _check(self) -> None:
         mode = self.model.training
         for part, children, parameters, hooks, attributes in self._parts:
             if (*children.values(),) != part.children:

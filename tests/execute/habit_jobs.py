@@ -428,7 +428,7 @@ def refused_penalties(rank: int, world: int, mesh: Mesh) -> list[str]:
 
 def alone(rank: int, world: int, mesh: Mesh, what: str) -> str:
     """What rank 0 is told that does something alone which takes all ranks, while the other goes on."""
-    model, args, kwargs = parallel("moving_average" if what == "buffers" else "mlp", mesh)
+    model, args, kwargs = parallel("moving_average" if what == "buffers" else "mlp", mesh, 5)
     model(*args, **kwargs)
     parameter = next(model.parameters())
     said = ""

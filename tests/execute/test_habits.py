@@ -214,7 +214,7 @@ def test_a_penalty_that_parts_of_parameters_cannot_give(ranks: RankPool, mesh: A
     ("mesh", "what", "says"),
     [
         (("placed", 1), "state", "in model.state_dict(), which under this plan sends parts"),
-        (("1f1b", 1, 2), "buffers", "in model.state_dict(), which under this plan sends parts"),
+        (("gpipe", 1, 2), "buffers", "in model.state_dict(), which under this plan sends parts"),
         (("placed", 1), "norm", "in a sum or norm of parameters"),
         ((1, 2), "norm", "in a sum or norm of parameters"),
         ((1, 2), "sum", "in reading a sum or norm of parameters"),

@@ -84,7 +84,10 @@ HIGHER_ORDER = Unsupported(
 )
 GRADIENT = Unsupported(
     "computes a gradient inside forward",
-    "a step has one backward pass; leave the penalty or inner step out of the model, and add it outside",
+    "a step has one backward pass, and a plan no second derivative, so that a gradient penalty cannot be "
+    "added outside of a parallelized model either; write it by finite differences (what the layers give for "
+    "x and for x plus a small step, both in forward), use spectral_norm in its place, or train this model "
+    "unsplit",
 )
 ADAPTIVE = Unsupported(
     "computes an adaptive softmax, whose shapes depend on the targets",

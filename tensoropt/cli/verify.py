@@ -140,7 +140,8 @@ def verify_text(data: dict[str, Any]) -> str:
         remarks.append(
             f"unsplit graph against the model itself: loss differs by "
             f"{_difference(data['module']['loss_difference'])}, gradients by "
-            f"{_difference(data['module']['gradient_difference'])}{_decided_in(data['module'])}"
+            f"{_difference(data['module']['gradient_difference'])}"
+            f"{_of_buffers(data['module'])}{_decided_in(data['module'])}"
         )
     elif all(p["compared_in"] is not None for p in data["plans"]):
         remarks.append(
@@ -163,13 +164,26 @@ def _decided_in(module: dict[str, Any]) -> str:
     return " in float64" if precision == "float64" else f", as rounding in its {precision} parts makes it"
 
 
+def _of_buffers(module: dict[str, Any]) -> str:
+    if not module["worst_buffer"]:
+        return ""
+    return f", buffers after two calls by {_difference(module['buffer_difference'])}"
+
+
 def _unfaithful(module: dict[str, Any]) -> str:
     """Why what the plans compute is not the model."""
+    if not module["buffers_ok"]:
+        return (
+            "the captured graph, which every plan computes, is not the model itself: the buffer "
+            f"{module['worst_buffer']} has another value after two calls, and rounding does not explain it; "
+            "write in forward into what register_buffer made, by operators of PyTorch"
+        )
     what = f"the gradient of {module['worst_gradient']}" if module["worst_gradient"] else "the loss"
     return (
         f"the captured graph, which every plan computes, is not the model itself: {what} differs, and "
         "rounding does not explain it; look in forward for gradients that are changed outside of operators "
-        "(hooks on grad_fn) and for values that leave PyTorch"
+        "(hooks on grad_fn), for numbers that it counts itself from call to call, and for values that leave "
+        "PyTorch"
     )
 
 

@@ -18,6 +18,8 @@ from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.guard import Guard, keep_in_place
 from tensoropt.engine.optimizers import Forgotten, hand_over, is_state_of
+from tensoropt.engine.spread_values import SpreadValue
+from tensoropt.engine.together import Together
 from tensoropt.errors import PlanError
 
 ATTRIBUTE = "_tensoropt"
@@ -52,6 +54,7 @@ class ParallelModel(ABC, Generic[E]):
         if captured.returned is not None:  # refused here, and not by the first call
             captured.returned.rebuild(torch.zeros(()))
         self.guard = Guard(model)
+        self.together = Together() if engine.runtime.distributed else None
         self.names: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.parameters: dict[str, nn.Parameter] = {}
@@ -73,6 +76,7 @@ class ParallelModel(ABC, Generic[E]):
         self._replace_buffers()
         # On the instance, so that hooks of the module and torch.compile(model) still go around it.
         self.model.forward = self.forward
+        self.model.register_state_dict_pre_hook(lambda *_: self._meet_for_state())
         self.model.register_state_dict_post_hook(lambda *given: self._to_own_shapes(*given))
         self.model.register_load_state_dict_pre_hook(lambda *given: self._to_stored(*given))
         # Past nn.Module's own __setattr__, which is for parameters, modules and buffers.
@@ -156,7 +160,7 @@ class ParallelModel(ABC, Generic[E]):
             if (parameter := owner._parameters[attribute]) is not None:
                 old[key] = parameter
             shown = self.shown(tensor.name, self.local(tensor.name))
-            new = self.parameters[tensor.name] = nn.Parameter(shown, tensor.requires_grad)
+            new = self.parameters[tensor.name] = _as_parameter(shown, tensor.requires_grad)
             object.__setattr__(new, SHAPE, torch.Size(tensor.shape))
             # Tied parameters have one `nn.Parameter` under all their names, or an optimizer would step it
             # twice.
@@ -212,6 +216,8 @@ class ParallelModel(ABC, Generic[E]):
     def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The graph's inputs of a call that the plan follows, and that is the same on all ranks."""
         self._forgotten.warn()
+        if self.together is not None:
+            self.together.went_on()
         compared = self._same if self._same is not None and self._same.due() else None
         mode = mode_of(self.model.training, torch.is_grad_enabled())
         try:
@@ -232,6 +238,17 @@ class ParallelModel(ABC, Generic[E]):
         """State-dict keys of the trained parameters, without aliases."""
         return {str(tensor.key): self.parameters[tensor.name] for tensor in self.source.parameters}
 
+    def gathers_state(self) -> bool:
+        """Whether a state dict takes all ranks, as parts of it come from others."""
+        return any(tuple(p.shape) != self.shapes[k] for k, p in self.parameter_keys().items())
+
+    def _meet_for_state(self) -> None:
+        if self.together is not None and self.gathers_state():
+            self.together.meet(
+                "model.state_dict(), which under this plan sends parts from rank to rank; call it on every "
+                "rank, and write on one what it gives (or use tensoropt.save_checkpoint on every rank)"
+            )
+
     def _to_own_shapes(
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
     ) -> None:
@@ -247,6 +264,14 @@ class ParallelModel(ABC, Generic[E]):
                 continue
             if not self.lies_right(key, value):
                 state[prefix + key] = self.stored(key, value)
+
+
+def _as_parameter(value: torch.Tensor, trained: bool) -> nn.Parameter:
+    if not isinstance(value, SpreadValue):
+        return nn.Parameter(value, trained)
+    value.requires_grad_(trained)
+    value._is_param = True  # how PyTorch marks parameters of a class of their own
+    return value  # type: ignore[return-value]
 
 
 def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:

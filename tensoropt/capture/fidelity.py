@@ -123,6 +123,9 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
             "for what torch.export does not see between it and the loss (values that leave PyTorch, "
             "gradients taken inside forward), or freeze it with requires_grad_(False)"
         )
+    more = sorted(captured - own)
+    if more:
+        return (f"the graph trains {_listed(more)}, which gets no gradient from the model's own backward",)
     return ()
 
 

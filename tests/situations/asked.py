@@ -1,0 +1,151 @@
+"""What forward asks of the backward pass, of its own parameters or of values, in ways that a graph does not hold."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+BATCH, WIDTH, CLASSES = 8, 16, 4
+
+
+def _inputs():
+    return torch.randn(BATCH, WIDTH), torch.randint(0, CLASSES, (BATCH,))
+
+
+class Two(nn.Module):
+    """Two layers; what is special happens in ``features``."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def features(self, x):
+        return self.first(x).tanh()
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.head(self.features(x)), y)
+
+
+class Packed(Two):
+    """Keeps activations in half precision for backward."""
+
+    def features(self, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()):
+            return super().features(x)
+
+
+class Offloaded(Two):
+    """Keeps activations in the host's memory."""
+
+    def features(self, x):
+        with torch.autograd.graph.save_on_cpu():
+            return super().features(x)
+
+
+class Watched(Two):
+    """Asks for the gradient of an activation."""
+
+    def features(self, x):
+        h = super().features(x)
+        h.retain_grad()
+        return h
+
+
+class Frozen(Two):
+    """Freezes a layer for one call, as adversarial training does."""
+
+    def features(self, x):
+        self.first.requires_grad_(False)
+        h = super().features(x)
+        self.first.requires_grad_(True)
+        return h
+
+
+class Assigned(Two):
+    """The same by the attribute, of one parameter."""
+
+    def features(self, x):
+        self.first.weight.requires_grad = False
+        return super().features(x)
+
+
+class Held(Two):
+    """Freezes what is frozen already, which changes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.requires_grad_(False)
+
+    def features(self, x):
+        self.first.requires_grad_(False)
+        return super().features(x)
+
+
+class Divided(Two):
+    """Norms a weight in place, by an operator that assigns it again."""
+
+    def features(self, x):
+        with torch.no_grad():
+            self.first.weight /= self.first.weight.norm(dim=1, keepdim=True)
+        return super().features(x)
+
+
+class Masked(Two):
+    """A loss of some of the rows."""
+
+    def forward(self, x, y):
+        scores = self.head(self.features(x))
+        return F.cross_entropy(scores[y > 0], y[y > 0])
+
+
+def build_packed_activations():
+    """A frontier, with a note: a plan keeps activations as they are."""
+    return Packed(), _inputs()
+
+
+def build_offloaded_activations():
+    """A frontier, with a note."""
+    return Offloaded(), _inputs()
+
+
+def build_watched_activation():
+    """A frontier, with a note."""
+    return Watched(), _inputs()
+
+
+def build_frozen_in_forward():
+    """Refused: the graph would train the layer."""
+    return Frozen(), _inputs()
+
+
+build_frozen_in_forward.refused = r"asked\.py:\d+ .*freezes or unfreezes a parameter in forward.*before"
+
+
+def build_assigned_in_forward():
+    """Refused."""
+    return Assigned(), _inputs()
+
+
+build_assigned_in_forward.refused = build_frozen_in_forward.refused
+
+
+def build_held_in_forward():
+    """A frontier: nothing is changed."""
+    return Held(), _inputs()
+
+
+def build_divided_weight():
+    """Refused for what it does: it changes a parameter, and makes none."""
+    return Divided(), _inputs()
+
+
+build_divided_weight.refused = r"changes its parameter first\.weight.*asked\.py:\d+"
+
+
+def build_loss_of_some_rows():
+    """Refused with the line and a word on boolean indexing."""
+    return Masked(), _inputs()
+
+
+build_loss_of_some_rows.refused = r"asked\.py:\d+ .*value of a tensor.*boolean indexing"

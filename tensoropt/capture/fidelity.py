@@ -41,6 +41,8 @@ GRADIENT_FLOOR = 1e-3
 model's largest."""
 _UNIT = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
 """Relative rounding of one value, by the lowest precision that anything is computed in."""
+_OVERWRITTEN = "modified by an inplace operation"
+"""What PyTorch says of a tensor that backward needs and forward has changed."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,12 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
             "the loss of the captured graph has no gradient, though the model's own has; the way from the "
             "parameters to the loss is lost in torch.export: look for what leaves PyTorch on it (.data, "
             ".numpy(), set_grad_enabled)"
+        )
+    if _OVERWRITTEN in step.problem:
+        raise CaptureError(
+            "the model's own backward fails, with or without a plan: a tensor that it needs is changed in "
+            "place behind the operation that reads it (a buffer that forward writes to, `x += ...`); read a "
+            "clone() of it, or write to another tensor"
         )
     if step.problem:
         return (f"the model's own gradients were not compared with the graph's: {step.problem}",)

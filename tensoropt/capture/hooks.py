@@ -106,8 +106,8 @@ def asked_of_backward() -> Iterator[list[str]]:
         # Those of checkpoints, which have a note of their own, are of PyTorch's file.
         if not type(hooks).__module__.startswith("torch.utils."):
             noted(
-                f"says by {type(hooks).__name__} how activations are kept for backward (packed, or elsewhere); "
-                "a plan keeps them as they are, and counts them so"
+                f"says by {type(hooks).__name__} how activations are kept for backward (packed, or "
+                "elsewhere); a plan keeps them as they are, and counts them so"
             )
         return pack(hooks)
 

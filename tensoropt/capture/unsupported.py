@@ -303,7 +303,9 @@ def refusing() -> Iterator[None]:
         for place, name, kind in _PATCHED:
             stack.enter_context(mock.patch.object(place, name, _refused(getattr(place, name), kind)))
         register = torch.nn.Module.register_parameter
-        stack.enter_context(mock.patch.object(torch.nn.Module, "register_parameter", _refused_if_new(register)))
+        stack.enter_context(
+            mock.patch.object(torch.nn.Module, "register_parameter", _refused_if_new(register))
+        )
         helpers = torch._higher_order_ops.utils
         run = helpers._hop_compile_and_call
         stack.enter_context(mock.patch.object(helpers, "_hop_compile_and_call", _refused_unless_plain(run)))

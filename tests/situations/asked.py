@@ -149,3 +149,32 @@ def build_loss_of_some_rows():
 
 
 build_loss_of_some_rows.refused = r"asked\.py:\d+ .*value of a tensor.*boolean indexing"
+
+
+class Stateful(nn.Module):
+    """A recurrent layer that begins where the last batch ended."""
+
+    def __init__(self, apart):
+        super().__init__()
+        self.layer, self.head = nn.GRU(WIDTH, WIDTH, batch_first=True), nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("last", torch.zeros(1, BATCH, WIDTH))
+        self.apart = apart
+
+    def forward(self, x, y):
+        begin = self.last.clone() if self.apart else self.last
+        h, last = self.layer(x, begin)
+        self.last.copy_(last.detach())
+        return F.cross_entropy(self.head(h[:, -1]), y)
+
+
+def build_overwritten_state():
+    """Refused: PyTorch's own backward fails, as the state that it needs is overwritten."""
+    return Stateful(False), (torch.randn(BATCH, 4, WIDTH), torch.randint(0, CLASSES, (BATCH,)))
+
+
+build_overwritten_state.refused = r"own backward fails.*changed in place.*clone\(\)"
+
+
+def build_kept_state():
+    """A frontier of one micro-batch."""
+    return Stateful(True), (torch.randn(BATCH, 4, WIDTH), torch.randint(0, CLASSES, (BATCH,)))

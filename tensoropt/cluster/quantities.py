@@ -33,8 +33,8 @@ def positive(value: object, what: str) -> float:
 
 
 MOST = 1_000_000
-"""Devices of a cluster: several times the largest that was ever built. Each has an entry of its own in memory,
-so that a mistyped number would exhaust this machine's."""
+"""Devices of a cluster: several times the largest that was ever built. Each has an entry of its own in
+memory, so that a mistyped number would exhaust this machine's."""
 
 
 def count(value: object, what: str) -> int:

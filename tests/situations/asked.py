@@ -1,4 +1,4 @@
-"""What forward asks of the backward pass, of its own parameters or of values, in ways that a graph does not hold."""
+"""What forward asks of backward, of its own parameters or of values, in ways that a graph does not hold."""
 
 from __future__ import annotations
 

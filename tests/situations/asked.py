@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -178,3 +179,54 @@ build_overwritten_state.refused = r"own backward fails.*changed in place.*clone\
 def build_kept_state():
     """A frontier of one micro-batch."""
     return Stateful(True), (torch.randn(BATCH, 4, WIDTH), torch.randint(0, CLASSES, (BATCH,)))
+
+
+class Optioned(Two):
+    """Takes whatever it is given beside the batch."""
+
+    def forward(self, x, y, option=None):
+        return super().forward(x, y)
+
+
+class Options(dict):
+    """A dict of a class of one's own."""
+
+
+def build_array_passed():
+    """Refused by name: numpy's arrays are no tensors."""
+    return Optioned(), _inputs(), {"option": {"scale": np.ones(3)}}
+
+
+build_array_passed.refused = r"the input `option\['scale'\]` is of the class numpy\.ndarray.*as_tensor"
+
+
+def build_number_of_numpy_passed():
+    """Refused by name."""
+    return Optioned(), _inputs(), {"option": np.int64(3)}
+
+
+build_number_of_numpy_passed.refused = r"`option` is of the class numpy\.int64.*number of Python's"
+
+
+def build_function_passed():
+    """Refused by name."""
+    return Optioned(), _inputs(), {"option": torch.relu}
+
+
+build_function_passed.refused = r"`option` is of the class .*function.*__init__"
+
+
+def build_object_passed():
+    """Refused by name."""
+    return Optioned(), _inputs(), {"option": Options(scale=torch.ones(3))}
+
+
+build_object_passed.refused = r"`option` is of the class .*Options.*plain dict"
+
+
+def build_labels_of_floats():
+    """Refused as the model refuses it, with a word on types."""
+    return Two(), (torch.randn(BATCH, WIDTH), torch.rand(BATCH))
+
+
+build_labels_of_floats.refused = r"int64.*check the types of the example inputs"

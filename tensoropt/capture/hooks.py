@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as all_modules
 
-from tensoropt.capture.lines import current_line, first_line, is_own
+from tensoropt.capture.lines import calling_frame, current_line, first_line, is_own, line_of
 from tensoropt.errors import CaptureError
 
 _REMEDY = (
@@ -140,6 +140,44 @@ class _Node:
 
     def __hash__(self) -> int:
         return hash(self._node)
+
+
+@contextlib.contextmanager
+def asked_of_backward() -> Iterator[list[str]]:
+    """While open, what forward asks of a backward pass that a plan does otherwise is noted.
+
+    Yields:
+        The notes, filled as forward runs.
+    """
+    notes: list[str] = []
+    thread = threading.get_ident()
+    pack, retain = torch.autograd.graph.saved_tensors_hooks.__enter__, torch.Tensor.retain_grad
+
+    def noted(text: str) -> None:
+        frame = calling_frame()
+        if threading.get_ident() == thread and frame is not None:
+            note = f"{line_of(frame)} {text}"
+            if note not in notes:
+                notes.append(note)
+
+    def entered(hooks: Any) -> Any:
+        # Those of checkpoints, which have a note of their own, are of PyTorch's file.
+        if not type(hooks).__module__.startswith("torch.utils."):
+            noted(
+                f"says by {type(hooks).__name__} where activations are kept for backward; a plan keeps them "
+                "where they are, and counts them so"
+            )
+        return pack(hooks)
+
+    def retained(tensor: torch.Tensor) -> None:
+        noted("asks for the gradient of an activation (retain_grad), which a plan's backward does not keep")
+        retain(tensor)
+
+    with (
+        mock.patch.object(torch.autograd.graph.saved_tensors_hooks, "__enter__", entered),
+        mock.patch.object(torch.Tensor, "retain_grad", retained),
+    ):
+        yield notes
 
 
 def _refused(what: str, hook: Any) -> CaptureError:

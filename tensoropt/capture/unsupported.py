@@ -126,6 +126,11 @@ MADE = Unsupported(
     "makes a parameter in forward, where no optimizer sees it",
     "make it in __init__ (a layer's parameters too)",
 )
+FREEZES = Unsupported(
+    "freezes or unfreezes a parameter in forward",
+    "set requires_grad before, outside of the model; inside, detach() or torch.no_grad() keeps a gradient "
+    "from one use of it",
+)
 
 NO_BACKWARD = Unsupported(
     "calls an operator that has no backward",
@@ -193,7 +198,9 @@ def of_error(error: BaseException) -> Unsupported | None:
     for frame in frames_of(error):
         for pattern, kind in _OF_FILES:
             match = re.search(pattern, frame.f_code.co_filename)
-            if match:
+            # Of the operators that take functions by their own files alone: every replay of a graph passes
+            # the others of that folder.
+            if match and (kind is not None or match[1] in _OF_HIGHER_ORDER):
                 return kind if kind is not None else higher_order(match[1])
     text = f"{type(error).__name__} {error}"
     return next((kind for pattern, kind in _OF_MESSAGES if re.search(pattern, text)), None)
@@ -222,8 +229,18 @@ def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         kind = CLASSES
     elif kwargs.get("generator") is not None:
         kind = GENERATOR
+    elif _freezes(name, args, kwargs):
+        kind = FREEZES
     if kind is not None:
         refuse_at_the_call(kind)
+
+
+def _freezes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call changes what is trained: one that leaves ``requires_grad`` as it was does not."""
+    if name not in ("requires_grad_", "__set__") or not isinstance(args[0], torch.nn.Parameter):
+        return False
+    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+    return isinstance(wanted, bool) and wanted != args[0].requires_grad
 
 
 _OF_CALLS = {
@@ -288,6 +305,10 @@ def refusing() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for place, name, kind in _PATCHED:
             stack.enter_context(mock.patch.object(place, name, _refused(getattr(place, name), kind)))
+        register = torch.nn.Module.register_parameter
+        stack.enter_context(
+            mock.patch.object(torch.nn.Module, "register_parameter", _refused_if_new(register))
+        )
         helpers = torch._higher_order_ops.utils
         run = helpers._hop_compile_and_call
         stack.enter_context(mock.patch.object(helpers, "_hop_compile_and_call", _refused_unless_plain(run)))
@@ -299,6 +320,18 @@ def _refused(function: Callable[..., Any], kind: Unsupported) -> Callable[..., A
     def checked(*args: Any, **kwargs: Any) -> Any:
         refuse_at_the_call(kind)
         return function(*args, **kwargs)
+
+    return checked
+
+
+def _refused_if_new(register: Callable[..., Any]) -> Callable[..., Any]:
+    """``self.weight /= n`` changes a parameter in place and assigns it again, which makes none."""
+
+    @functools.wraps(register)
+    def checked(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> Any:
+        if module._parameters.get(name) is not param or param is None:
+            refuse_at_the_call(MADE)
+        return register(module, name, param)
 
     return checked
 
@@ -323,5 +356,4 @@ _PATCHED: tuple[tuple[Any, str, Unsupported], ...] = (
     (torch.autograd, "_engine_run_backward", GRADIENT),
     (torch._functorch.eager_transforms, "grad_increment_nesting", GRADIENT),
     (torch._functorch.eager_transforms, "enter_jvp_nesting", GRADIENT),
-    (torch.nn.Module, "register_parameter", MADE),
 )

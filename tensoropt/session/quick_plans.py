@@ -19,7 +19,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import SAME, Point, unbeaten, with_others
 from tensoropt.plan.settings import Settings
-from tensoropt.planners.quick import FEW_GROUPS, PIPELINED, PLACED, SHARDED, placed_refusal
+from tensoropt.planners.quick import placed_refusal, quick_planners
 from tensoropt.planners.registry import ENTRIES, Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
@@ -47,7 +47,8 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         task = planning_task(session, searched, exploration, kinds, stack)
         if "placed" in kinds and (reason := _against_constraints(task)):
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
-        entries = [e for e in map(ENTRIES.__getitem__, (*SHARDED, *PLACED, *PIPELINED)) if e.kind in kinds]
+        names = quick_planners(len(searched.problem.graph.groups))
+        entries = [entry for name in names if (entry := ENTRIES[name]).kind in kinds]
         found, tried = _asked(session, task, entries)
         proven = certified(searched.spaces, [each.point for each in found])
         points = with_others(exploration.points, [*_better_known(searched, task, proven), *proven])
@@ -88,7 +89,7 @@ def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[s
     # The conditions of the search for pipelines, and that methods know no constraints.
     suits = settings.pipelines != "never" and settings.constraints is None and not settings.process_memory
     training = searched.problem.graph.atoms.graph.training and not searched.problem.refusal
-    if suits and training and groups <= FEW_GROUPS and session.cluster.device_count > 1:
+    if suits and training and session.cluster.device_count > 1:
         kinds.add("pipelined")
     return frozenset(kinds), refusals
 

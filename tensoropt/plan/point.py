@@ -160,7 +160,8 @@ each sum rounding by some 1e-16 per term."""
 def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point, ...]:
     """A frontier with those of other points that beat one of its own or lie between them, reduced to one.
 
-    Another point comes in only where no point of the frontier needs as little of both, but for rounding.
+    Another point comes in only where no point of the frontier needs as little of both, but for rounding. A
+    point goes where another needs as little of one, but for rounding, and less of the other.
 
     Args:
         points: ascending in memory, descending in time.
@@ -173,7 +174,16 @@ def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point
         if other.time_s * (1 + SAME)
         < best[np.searchsorted(memory, other.memory_bytes * (1 + SAME), side="right")]
     ]
-    return reduce_points([*points, *new], lambda point: (point.memory_bytes, point.time_s))
+    kept = reduce_points([*points, *new], lambda point: (point.memory_bytes, point.time_s))
+    return tuple(point for point in kept if not any(beats(other, point) for other in others))
+
+
+def beats(other: Point, point: Point) -> bool:
+    """Whether another point needs less memory or time and no more of the other, both but for rounding."""
+    memory, time_s = other.memory_bytes, other.time_s
+    if memory > point.memory_bytes * (1 + SAME) or time_s > point.time_s * (1 + SAME):
+        return False
+    return memory < point.memory_bytes * (1 - SAME) or time_s < point.time_s * (1 - SAME)
 
 
 def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:

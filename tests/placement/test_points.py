@@ -28,8 +28,9 @@ def explored() -> Exploration:
     graph = question.placing()
     half = Placement.in_order([2 * i // graph.problem.size for i in range(graph.problem.size)], 2)
     found = simulated_answer(question, "by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
-    other = replace(found.point, planner="somebody else", memory_bytes=1.0, time_s=1e9)
-    return replace(question.base, points=(other, *frontier("gpt2")), others=(found.point, other))
+    point = found.whole()
+    other = replace(point, planner="somebody else", memory_bytes=1.0, time_s=1e9)
+    return replace(question.base, points=(other, *frontier("gpt2")), others=(point, other))
 
 
 def test_it_survives_saving(explored, tmp_path):
@@ -62,7 +63,7 @@ def test_its_figures_are_those_of_all_micro_batches():
         graph = question.placing(count)
         size = graph.problem.size
         half = Placement.in_order([2 * i // size for i in range(size)], 2)
-        points[count] = simulated_answer(question, "by hand", graph, PlacedAnswer(half)).point
+        points[count] = simulated_answer(question, "by hand", graph, PlacedAnswer(half)).whole()
         plan = question.base.plan_of(points[count])
         assert plan.micro_batches == count
         strategy = placed_strategy(Plan.model_validate_json(plan.to_json()), question.prepared.graph)

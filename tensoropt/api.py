@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import check_budget
 from tensoropt.plan.problem import Problem, prepare, prepare_graph
-from tensoropt.plan.settings import Chosen, Settings, settings_of
+from tensoropt.plan.settings import Settings, settings_of
 from tensoropt.planners.compare import asked
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.changes import question_of_change
@@ -56,7 +56,7 @@ def explore(
     planners: str | Sequence[str] = (),
     limits: Sequence[float | None] = (None,),
     keep: bool = False,
-    **chosen: Unpack[Chosen],
+    **chosen: Any,
 ) -> Exploration:
     """The cost frontier of one step of ``model(*args, **kwargs)`` on a cluster.
 
@@ -77,9 +77,7 @@ def explore(
             nothing has changed that decides its points: the operators, the cluster, the settings, what the
             store knows, this package. Explorations with planners are not kept, their tables and frontiers of
             single spaces are.
-        chosen: fields of :class:`Settings` one by one, instead of ``settings``: ``mode``, ``optimizer``,
-            ``micro_batches``, ``memory_bytes``, ``epsilon``, ``max_points``, ``dtype``, ``recompute``,
-            ``constraints``, ``measure``, ``pipelines``, ``placements``.
+        chosen: fields of :class:`Settings` one by one, instead of ``settings``, such as ``mode`` or ``epsilon``.
 
     Raises:
         CaptureError, ClusterError, TensorOptError: with the rule, the values and the remedy.
@@ -111,7 +109,7 @@ def explore_graph(
     store: ProfileStore | None = None,
     progress: Progress | None = None,
     keep: bool = False,
-    **chosen: Unpack[Chosen],
+    **chosen: Any,
 ) -> Exploration:
     """The cost frontier of an operator graph that was captured before, without the model.
 

@@ -174,3 +174,16 @@ def parse_count(text: str, what: str = "a count") -> float:
     if match is None or unit not in _COUNTS:
         raise TensorOptError(f"{what} '{text}' is no count; write for example 1e9, 50000, 300B or 1.5T")
     return float(match.group(1) + match.group(2)) * _COUNTS[unit]
+
+
+LEAST_SHARE = 1e-5
+"""Shares below it are told apart from nothing, not from each other."""
+
+
+def share_words(share: float) -> str:
+    """``12 %``; small shares keep a figure, so that nothing reads as zero that isn't."""
+    if share == 0:
+        return "0 %"
+    if abs(share) < LEAST_SHARE:
+        return "under 0.001 %"
+    return f"{100 * share:.0f} %" if abs(share) >= 0.0095 else f"{100 * share:.1g} %"

@@ -22,8 +22,8 @@ _MODULE_OF = {
     "load_model": "model_source",
     "load_plan": "plan",
 }
-"""The module that each name is imported from when it is first used: the command line needs the settings to say
-what it takes, and must not wait for NumPy."""
+"""The module that each name is imported from when it is first used: the command line needs the settings to
+say what it takes, and must not wait for NumPy."""
 
 __all__ = [
     "Exploration",

@@ -1,8 +1,8 @@
 """What can be chosen about an exploration.
 
-All that is said of a setting stands at its field of :class:`Settings`: the command line's flag, the field of the
-dashboard's form, the line of what is in effect, the row among the assumptions, the README's table and the saved
-JSON are made from there.
+All that is said of a setting stands at its field of :class:`Settings`: the command line's flag, the field of
+the dashboard's form, the line of what is in effect, the row among the assumptions, the README's table and the
+saved JSON are made from there.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as model
 
 from tensoropt.errors import TensorOptError
@@ -80,6 +81,11 @@ class Setting:
         return self.flag.replace("-", "_")
 
     @property
+    def offered(self) -> tuple[str, ...]:
+        """The values that a form offers; none where one is typed."""
+        return tuple(SWITCH) if isinstance(self.default, bool) else self.choices
+
+    @property
     def form_label(self) -> str:
         """Its name in a form, with the unit."""
         return f"{self.label}, %" if self.percent else self.label
@@ -134,7 +140,7 @@ class Setting:
             raise TensorOptError(f"{self.form_label}: {error}") from error
 
     def _checked(self, value: Any) -> Any:
-        """The value, judged by the model's rules, each setting by itself."""
+        """The value, if the model's rules allow it, each setting by itself."""
         try:
             return getattr(Settings(**{self.name: value}), self.name)
         except TensorOptError as error:
@@ -244,6 +250,22 @@ SEARCH = "what is searched"
 COSTS = "where costs come from"
 
 
+def refused_in_words(of: type) -> type:
+    """The model, whose faults are refused with a sentence (:func:`refusal`)."""
+    checked = of.__init__
+
+    def initialise(self: Any, *values: Any, **chosen: Any) -> None:
+        # Not a validator: what that raises would be made a fault of pydantic's again.
+        try:
+            checked(self, *values, **chosen)
+        except ValidationError as error:
+            raise refusal(error) from None
+
+    of.__init__ = wraps(checked)(initialise)  # type: ignore[misc]
+    return of
+
+
+@refused_in_words
 @model(frozen=True, config=ConfigDict(extra="forbid"))
 class Settings:
     """What can be chosen about an exploration; the defaults are the command line's.
@@ -255,7 +277,7 @@ class Settings:
 
     mode: Annotated[
         Literal["train", "inference"],
-        Setting("what a step is", "Mode", STEP, title="{}", assumed=True, width=120),
+        Setting("inference: the forward pass alone", "Mode", STEP, title="{}", assumed=True, width=120),
     ] = "train"
     optimizer: Annotated[
         Optimizer,
@@ -299,8 +321,8 @@ class Settings:
     dtype: Annotated[
         Literal["float32", "bfloat16"],
         Setting(
-            "what operators compute in; float32: the model's own dtypes; bfloat16: mixed precision with float32 "
-            "master weights", "Computes in", STEP, title="{}", assumed=True,
+            "what operators compute in; float32: the model's own dtypes; bfloat16: mixed precision with "
+            "float32 master weights", "Computes in", STEP, title="{}", assumed=True,
         ),
     ] = "float32"  # fmt: skip
     recompute: Annotated[
@@ -322,7 +344,8 @@ class Settings:
         BeforeValidator(_constraints),
         Setting(
             "YAML or JSON: pins of operators and parameters, what belongs together, device kinds",
-            "Constraints", SEARCH, metavar="FILE", none="none", title="with constraints", write=lambda _: "given",
+            "Constraints", SEARCH, metavar="FILE", none="none", title="with constraints",
+            write=lambda _: "given",
         ),
     ] = None  # fmt: skip
     measure: Annotated[
@@ -335,8 +358,8 @@ class Settings:
     process_memory: Annotated[
         bool,
         Setting(
-            "count what a process takes of a GPU beside tensors, too, and replay PyTorch's allocator: estimates, "
-            "never compared with a card", "Process memory", COSTS,
+            "count what a process takes of a GPU beside tensors, too, and replay PyTorch's allocator: "
+            "estimates, never compared with a card", "Process memory", COSTS,
         ),
     ] = False  # fmt: skip
     pipelines: Annotated[
@@ -353,14 +376,6 @@ class Settings:
             "always: on any number of devices", "Placements", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _refused_in_words(cls, data: Any, validate: Callable[[Any], Any]) -> Any:
-        try:
-            return validate(data)
-        except ValidationError as error:
-            raise refusal(error) from None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as plans and explorations keep it."""
@@ -409,7 +424,7 @@ def settings_of(settings: Settings | None, chosen: Mapping[str, Any]) -> Setting
 
 
 def refusal(error: ValidationError) -> Exception:
-    """What is wrong with settings, in a sentence with the values that would do; the first of several faults."""
+    """What is wrong with settings, in a sentence with the values that would do."""
     fault = error.errors()[0]
     name, value = str(fault["loc"][0]), fault["input"]
     cause = fault.get("ctx", {}).get("error")

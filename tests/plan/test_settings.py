@@ -35,7 +35,7 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have() -> Non
 
 
 def test_settings_of_a_later_version_are_refused_with_a_sentence() -> None:
-    with pytest.raises(TensorOptError, match="'wisdom' is no setting.*later version; explore again"):
+    with pytest.raises(TensorOptError, match=r"'wisdom' is no setting.*later version; explore again"):
         Settings.from_dict({**Settings().to_dict(), "wisdom": 3})
     assert Settings.from_dict({"mode": "inference"}) == Settings(mode="inference")
 

@@ -91,8 +91,9 @@ def explore(
     settings = settings_of(settings, chosen)
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
     entries = asked(planners)  # an unknown name is refused before anything is computed
-    given = isinstance(model, LoadedModel)
-    loaded = model if given else LoadedModel(model, args, kwargs or {}, source, seed=seed)
+    loaded = (
+        model if isinstance(model, LoadedModel) else LoadedModel(model, args, kwargs or {}, source, seed=seed)
+    )
     name = type(loaded.model).__name__
     with failures_named(name):
         captured, problem = _prepared(session, loaded, loss)

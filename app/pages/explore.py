@@ -153,7 +153,8 @@ def _cluster(jobs: JobManager) -> Any:
 
 def _control(setting: Setting) -> Any:
     """What a setting is chosen with; what it means is said when one points at it."""
-    value, more = setting.in_form(setting.default), {"label": setting.form_label, "w": setting.width}
+    value = setting.in_form(setting.default)
+    more: dict[str, Any] = {"label": setting.form_label, "w": setting.width}
     if setting.offered:
         control = dmc.Select(
             id=setting.flag, value=value, data=list(setting.offered), allowDeselect=False, **more

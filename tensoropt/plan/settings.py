@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from tensoropt.sharding.constraints import Constraints
 
     Optimizer = str
+    ComputeDtype = str
     Constrained = Constraints | None
 else:
     Optimizer = Literal[tuple(OPTIMIZERS)]
+    ComputeDtype = Literal["float32", "bfloat16"]
     Constrained = Any
 
 SWITCH = {"no": False, "yes": True}
@@ -252,7 +254,7 @@ COSTS = "where costs come from"
 
 def refused_in_words(of: type) -> type:
     """The model, whose faults are refused with a sentence (:func:`refusal`)."""
-    checked = of.__init__
+    checked: Any = of.__init__  # type: ignore[misc]
 
     def initialise(self: Any, *values: Any, **chosen: Any) -> None:
         # Not a validator: what that raises would be made a fault of pydantic's again.
@@ -319,7 +321,7 @@ class Settings:
         ),
     ] = None  # fmt: skip
     dtype: Annotated[
-        Literal["float32", "bfloat16"],
+        ComputeDtype,
         Setting(
             "what operators compute in; float32: the model's own dtypes; bfloat16: mixed precision with "
             "float32 master weights", "Computes in", STEP, title="{}", assumed=True,
@@ -398,7 +400,7 @@ class Settings:
 
 def settings_fields() -> Iterator[Setting]:
     """What is said of each setting, in the order of the model's fields."""
-    for name, field in Settings.__pydantic_fields__.items():
+    for name, field in Settings.__pydantic_fields__.items():  # type: ignore[attr-defined]
         said = next(one for one in field.metadata if isinstance(one, Setting))
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         flag = said.flag or name.replace("_", "-")
@@ -431,7 +433,9 @@ def refusal(error: ValidationError) -> Exception:
     if isinstance(cause, TensorOptError):
         return cause
     if fault["type"] == "unexpected_keyword_argument":
-        return TypeError(f"'{name}' is no setting; there are {', '.join(Settings.__pydantic_fields__)}")
+        return TypeError(
+            f"'{name}' is no setting; there are {', '.join(one.name for one in settings_fields())}"
+        )
     if fault["type"] == "literal_error":
         choices = next(setting.choices for setting in settings_fields() if setting.name == name)
         few = len(choices) <= 3

@@ -34,7 +34,8 @@ def with_settings(**settings: Any) -> Exploration:
 def test_every_setting_is_in_the_line() -> None:
     found = with_settings(
         mode="inference", optimizer="sgd", dtype="bfloat16", recompute="never", measure="never",
-        micro_batches=[1, 2], epsilon=0.0, max_points=9, memory_bytes=2.0**33, constraints={"together": [["a"]]},
+        micro_batches=[1, 2], epsilon=0.0, max_points=9, memory_bytes=2.0**33,
+        constraints={"together": [["a"]]},
     )  # fmt: skip
     found = replace(found, model=found.model.model_copy(update={"batch": 8, "seed": 3}))
     options = parsed(explore_line(found, "out/x"))

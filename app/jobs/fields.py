@@ -9,7 +9,8 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.constraints import constraints_of
-from tensoropt.plan.settings import Setting, Settings, read_counts, read_number, settings_fields, write_counts
+from tensoropt.plan.settings import Setting, Settings, settings_fields
+from tensoropt.units import read_counts, read_number, write_counts
 
 MOST_DEVICES = 1024
 DEAREST = 10**6

@@ -19,8 +19,9 @@ from tensoropt.cli.question import question_option
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.question import Question, cluster_of
-from tensoropt.plan.settings import settings_fields, write_counts, write_size
+from tensoropt.plan.settings import settings_fields
 from tensoropt.planners import ENTRIES
+from tensoropt.units import write_counts, write_size
 
 from .clusters import ClusterFile
 from .fields import RequestError

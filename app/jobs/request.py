@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from tensoropt.cluster import list_clusters, list_devices, list_links, load_cluster
 from tensoropt.cluster.files import cluster_from
 from tensoropt.plan.question import CLUSTER_FILE, CONSTRAINTS_FILE, Question
-from tensoropt.plan.settings import settings_fields, write_counts
+from tensoropt.plan.settings import settings_fields
 from tensoropt.planners import ENTRIES
+from tensoropt.units import write_counts, write_size
 from tensoropt.zoo import list_models
 
 from . import fields
@@ -169,6 +170,7 @@ class Request:
         for setting in settings_fields():
             value = getattr(asked.settings, setting.name)
             found += [setting.in_title(value)] if value != setting.default else []
+        found += [f"memory {write_size(limit)}" for limit in asked.limits if limit is not None]
         if asked.planners:
             found.append(f"beside {', '.join(asked.planners)}")
         return " · ".join(found)

@@ -8,7 +8,8 @@ import dash_mantine_components as dmc
 from dash import Dash, dcc, html
 
 from tensoropt.cluster import list_devices, list_links
-from tensoropt.plan.settings import Setting, read_number, read_whole, settings_fields
+from tensoropt.plan.settings import Setting, settings_fields
+from tensoropt.units import read_number, read_whole
 
 from ..context import Context
 from ..jobs.clusters import ENDINGS, MOST_BYTES

@@ -11,7 +11,8 @@ from typing import Any
 from tensoropt.cli.arguments import CLUSTER_HELP, MODEL_HELP, add_onnx, dims_option, writable_folder
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.settings import Setting, read_number, read_whole, settings_fields
+from tensoropt.plan.settings import Setting, settings_fields
+from tensoropt.units import read_number, read_whole
 
 NUMBERS: dict[Any, type] = {read_number: float, read_whole: int}
 """What the parser itself reads."""
@@ -74,8 +75,7 @@ def settings_option(options: argparse.Namespace) -> Any:
 def question_option(options: argparse.Namespace) -> Any:
     """What the command line asks, as :class:`~tensoropt.plan.question.Question`."""
     from tensoropt.plan.question import Question
-    from tensoropt.plan.settings import read_counts
-    from tensoropt.units import parse_bytes
+    from tensoropt.units import parse_bytes, read_counts
 
     comparing = options.verb == "compare"
     limits = options.memory.split(",") if comparing and options.memory else []

@@ -17,8 +17,8 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.cluster.files import cluster_from
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.model_source import LoadedModel, ModelSourceError, OnnxOptions, is_onnx, load_model
-from tensoropt.plan.settings import Settings, settings_fields, write_counts, write_size
-from tensoropt.units import format_bytes, parse_bytes
+from tensoropt.plan.settings import Settings, settings_fields
+from tensoropt.units import format_bytes, parse_bytes, write_counts, write_size
 
 CLUSTER_FILE, CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
 """In a folder: a cluster and constraints that have no name."""

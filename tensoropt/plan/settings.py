@@ -7,7 +7,6 @@ saved JSON are made from there.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -18,7 +17,15 @@ from pydantic.dataclasses import dataclass as model
 
 from tensoropt.errors import TensorOptError
 from tensoropt.profiling.optimizers import OPTIMIZERS
-from tensoropt.units import parse_bytes, share_words
+from tensoropt.units import (
+    read_counts,
+    read_number,
+    read_size,
+    read_whole,
+    share_words,
+    write_counts,
+    write_size,
+)
 
 if TYPE_CHECKING:
     from tensoropt.sharding.constraints import Constraints
@@ -33,8 +40,6 @@ else:
 
 SWITCH = {"no": False, "yes": True}
 """What a form offers for a setting that is on or off."""
-MOST_COUNTS = 16
-SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "kB": 10**3}
 
 
 @dataclass(frozen=True)
@@ -156,38 +161,7 @@ def one_of(text: str, choices: Sequence[str]) -> str:
     return text
 
 
-# -- how values are read and written --------------------------------------------------------------------
-
-
-def read_number(text: str) -> float:
-    """The number that a text is; nothing is guessed from another one."""
-    # NaN, infinity and digits of other scripts are floats to Python.
-    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text.strip(), re.ASCII):
-        raise TensorOptError(f"'{text[:40]}' is no number; write for example 8 or 2.5")
-    return float(text)
-
-
-def read_whole(text: str) -> int:
-    """The whole number that a text is."""
-    found = read_number(text)
-    if found % 1:
-        raise TensorOptError(f"'{text[:40]}' is no whole number")
-    return int(found)
-
-
-def read_counts(text: str) -> str | tuple[int, ...]:
-    """``auto``, or the counts of a list such as ``1,2,4``."""
-    plain = text.replace(" ", "")
-    if plain == "auto":
-        return plain
-    if not re.fullmatch(rf"\d{{1,5}}(,\d{{1,5}}){{0,{MOST_COUNTS - 1}}}", plain, re.ASCII):
-        raise TensorOptError(f"'{text[:40]}' is neither auto nor a list such as 1,2,4")
-    return tuple(map(int, plain.split(",")))
-
-
-def write_counts(value: str | Sequence[int]) -> str:
-    """``auto`` or ``1,2,4``."""
-    return value if isinstance(value, str) else ",".join(map(str, value))
+# -- how values read among assumptions ------------------------------------------------------------------
 
 
 def count_words(value: str | Sequence[int]) -> str:
@@ -195,20 +169,6 @@ def count_words(value: str | Sequence[int]) -> str:
     if value == "auto":
         return "1, 2, 4, 8 where they divide the batch"
     return write_counts(value).replace(",", ", ")
-
-
-def read_size(text: str) -> float:
-    """The bytes of a text such as ``24GiB``."""
-    found = parse_bytes(text)
-    if not 0 < found < 2**60:
-        raise TensorOptError(f"'{text[:40]}' is no memory of a device; write for example 24GiB")
-    return found
-
-
-def write_size(value: float) -> str:
-    """The shortest text that is read as so many bytes."""
-    unit = next((unit for unit, size in SIZES.items() if value and value % size == 0), "")
-    return f"{round(value / SIZES.get(unit, 1))}{unit}"
 
 
 def recompute_words(value: str) -> str:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tensoropt.cli.arguments import CLUSTER_HELP, MODEL_HELP, add_onnx, onnx_options
+from tensoropt.cli.arguments import CLUSTER_HELP, MODEL_HELP, add_onnx, dims_option
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay, columns
 from tensoropt.errors import TensorOptError
@@ -87,6 +87,7 @@ def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict
 def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> dict[str, Any]:
     if options.save:
         raise TensorOptError("--save is for a plan; random strategies are not points of an exploration")
+    from tensoropt.plan.question import onnx_options
     from tensoropt.verify import verify_random
 
     cluster = options.cluster or RANDOM_CLUSTER
@@ -104,7 +105,7 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
         seed=options.seed,
         batch=options.batch,
         dtype=options.dtype or "float32",
-        onnx=onnx_options(options, training=True),
+        onnx=onnx_options(options.target, dims_option(options), options.output, options.loss, training=True),
         where=options.where,
         placed=options.placed,
         pipeline=options.pipeline,

@@ -24,7 +24,7 @@ from tensoropt.plan.frontier_table import shown_points, source_words
 from tensoropt.plan.rates import RatesOf
 from tensoropt.plan.verified import Verified
 from tensoropt.report.alternatives import alternatives
-from tensoropt.report.assumptions import batch_words, proof_words, settings_rows, share_words
+from tensoropt.report.assumptions import batch_words, proof_words, settings_rows
 from tensoropt.report.commands import commands_for, devices_of, run_place
 from tensoropt.report.miss import ran_parts
 from tensoropt.report.rate_words import facts_of
@@ -32,7 +32,7 @@ from tensoropt.report.rows import Detail
 from tensoropt.report.table import timing_words
 from tensoropt.report.why import looked_up
 from tensoropt.simulate.recording import MEMORY_KINDS, host_words
-from tensoropt.units import counted, format_bytes, format_number, format_seconds
+from tensoropt.units import counted, format_bytes, format_number, format_seconds, share_words
 from tensoropt.version import __version__
 
 Rows = Sequence[tuple[str, str]]

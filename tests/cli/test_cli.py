@@ -691,7 +691,7 @@ def test_another_question_about_a_zoo_model_needs_no_capture(run, place, monkeyp
     assert code == 0
     assert "capture" in first
     with monkeypatch.context() as patch:
-        patch.setattr("tensoropt.cli.question.build_model", None)
+        patch.setattr("tensoropt.plan.question.load_model", None)
         code, _, other = run(*asked, "--epsilon", "0.0005")
         assert code == 0
         assert "the operator graph is one that was kept" in other

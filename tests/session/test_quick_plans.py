@@ -290,8 +290,8 @@ def check_no_planner_beats_a_point(source: str, cluster: str, planners: Sequence
     """Explore a model once, and ask planners on the very tables that it was explored on."""
     loaded = load_model(source, device="cpu" if cluster.startswith("local") else "meta", seed=0)
     session = Session(load_cluster(cluster), Settings(measure="never"), store)
-    captured, problem = _prepared(session, loaded.model, loaded.args, loaded.kwargs, None)
-    info = _model_info(session, captured, loaded.args, loaded.kwargs, source, 0)
+    captured, problem = _prepared(session, loaded, None)
+    info = _model_info(session, captured, loaded)
     searched = search(session, problem)
     found = _evaluated(session, searched, info)
     beside = with_planners(session, searched, found, asked(planners), (None,))

@@ -34,14 +34,15 @@ def with_settings(**settings: Any) -> Exploration:
 def test_every_setting_is_in_the_line() -> None:
     found = with_settings(
         mode="inference", optimizer="sgd", dtype="bfloat16", recompute="never", measure="never",
-        micro_batches=[1, 2], epsilon=0.0, max_points=9, memory_bytes=2.0**33, constraints={"pin": []},
+        micro_batches=[1, 2], epsilon=0.0, max_points=9, memory_bytes=2.0**33,
+        constraints={"together": [["a"]]},
     )  # fmt: skip
     found = replace(found, model=found.model.model_copy(update={"batch": 8, "seed": 3}))
     options = parsed(explore_line(found, "out/x"))
     assert (options.mode, options.optimizer, options.dtype) == ("inference", "sgd", "bfloat16")
     assert (options.recompute, options.measure, options.micro_batches) == ("never", "never", "1,2")
     assert (options.epsilon, options.max_points, options.batch, options.seed) == (0.0, 9, 8, 3)
-    assert (options.memory, options.constraints) == ("8589934592", "DIR/exploration.json")
+    assert (options.memory, options.constraints) == ("8GiB", "DIR/exploration.json")
 
 
 def test_defaults_are_left_out() -> None:

@@ -261,12 +261,12 @@ class ParallelModel(ABC, Generic[E]):
 
     def _told_of_parts(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
         """A state dict that has parts only, as one that says so when it is written to a file."""
-        here = [key for key in self.names if prefix + key in state]
-        values = [state[prefix + key] for key in here]
+        own = [key for key in self.names if prefix + key in state]
+        values = [state[prefix + key] for key in own]
         split = sum(
             isinstance(v, DTensor) and not all(p.is_replicate() for p in v.placements) for v in values
         )
-        missing = len(self.names) - len(here)
+        missing = len(self.names) - len(own)
         # A model around this one has the dict, and goes on with it.
         if self.together is None or prefix or not (split or missing):
             return None

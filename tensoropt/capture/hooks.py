@@ -87,15 +87,17 @@ def no_new_hooks() -> Iterator[None]:
         return make
 
     def grad_fn(value: torch.Tensor) -> Any:
-        node = torch._C.TensorBase.grad_fn.__get__(value)  # type: ignore[attr-defined]
+        node = own_node(value)
         own = threading.get_ident() == thread and is_own(sys._getframe(1).f_code.co_filename)
         return _Node(node) if own and node is not None else node
 
     def edge(value: Any) -> Any:
-        found = original_edge(value)
+        found: Any = original_edge(value)
         own = threading.get_ident() == thread and is_own(sys._getframe(1).f_code.co_filename)
         return found._replace(node=_Node(found.node)) if own else found
 
+    base: Any = torch._C.TensorBase
+    own_node = base.grad_fn.__get__
     graph, original_edge = torch.autograd.graph, torch.autograd.graph.get_gradient_edge
     with contextlib.ExitStack() as stack:
         saved = refusing_saved(graph.saved_tensors_hooks.__init__)

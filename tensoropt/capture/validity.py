@@ -95,7 +95,7 @@ class Answers(TorchFunctionMode):
             if answer is not None:
                 return answer
         if name == "item" and isinstance(getattr(subject, _CHANCE, None), float) and not _is_bool(subject):
-            return _Drawn(subject._tensoropt_chance, self)
+            return _Drawn(getattr(subject, _CHANCE), self)
         if any(isinstance(value, _Drawn) for value in args):
             refuse_at_the_call(NUMBER)
         asked = name == "bool" or (name == "item" and getattr(subject, "dtype", None) == torch.bool)

@@ -152,11 +152,11 @@ class Guard:
             for attribute, tensor, version in part.tensors:
                 if attributes.get(attribute) is not tensor or tensor._version != version:
                     raise self._of_tensor(part, attribute)
-            for owner, (value, settings) in part.objects.items():
-                if attributes.get(owner) is not value or any(
+            for holder, (value, settings) in part.objects.items():
+                if attributes.get(holder) is not value or any(
                     not same(value.__dict__.get(name, self), was) for name, was in settings.items()
                 ):
-                    raise self._of_object(part, owner)
+                    raise self._of_object(part, holder)
             if part.classes:
                 self._check_class(part)
             if part.sensitive and attributes["training"] is not self._mode_of(part, mode):

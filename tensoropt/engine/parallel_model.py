@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -78,6 +79,8 @@ class ParallelModel(ABC, Generic[E]):
         self.model.forward = self.forward
         self.model.register_state_dict_pre_hook(lambda *_: self._meet_for_state())
         self.model.register_state_dict_post_hook(lambda *given: self._to_own_shapes(*given))
+        # PyTorch's public hooks cannot replace the dict.
+        self.model._register_state_dict_hook(lambda _, state, prefix, __: self._told_of_parts(state, prefix))
         self.model.register_load_state_dict_pre_hook(lambda *given: self._to_stored(*given))
         # Past nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
@@ -256,6 +259,24 @@ class ParallelModel(ABC, Generic[E]):
             if prefix + key in state:
                 state[prefix + key] = self.own_shape(key, state[prefix + key])
 
+    def _told_of_parts(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
+        """A state dict that has parts only, as one that says so when it is written to a file."""
+        own = [key for key in self.names if prefix + key in state]
+        values = [state[prefix + key] for key in own]
+        split = sum(
+            isinstance(v, DTensor) and not all(p.is_replicate() for p in v.placements) for v in values
+        )
+        missing = len(self.names) - len(own)
+        # A model around this one has the dict, and goes on with it.
+        if self.together is None or prefix or not (split or missing):
+            return None
+        found = PartOfState(state)
+        found.__dict__ |= state.__dict__
+        found.lacks = (
+            f"{missing} of {len(self.names)} parameters" if missing else f"parts of {split} parameters"
+        )
+        return found
+
     def _to_stored(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for key in self.names:
             value = state.get(prefix + key)
@@ -264,6 +285,27 @@ class ParallelModel(ABC, Generic[E]):
                 continue
             if not self.lies_right(key, value):
                 state[prefix + key] = self.stored(key, value)
+
+
+class PartOfState(OrderedDict[str, Any]):
+    """A state dict of which other ranks have the rest; written like any other, with a warning.
+
+    Attributes:
+        lacks: what of the model it lacks.
+    """
+
+    lacks: str
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        warnings.warn(
+            f"what is written of model.state_dict() lacks {self.lacks}, which lie on other ranks: use "
+            "tensoropt.save_checkpoint on every rank, or write what get_model_state_dict(model, options="
+            "StateDictOptions(full_state_dict=True, cpu_offload=True)) gives on every rank",
+            stacklevel=2,
+        )
+        plain = OrderedDict(self)
+        plain.__dict__ |= {name: value for name, value in self.__dict__.items() if name != "lacks"}
+        return plain.__reduce_ex__(protocol)
 
 
 def _as_parameter(value: torch.Tensor, trained: bool) -> nn.Parameter:

@@ -34,12 +34,12 @@ _of_mesh: dict[DeviceMesh, Together] = {}
 def read_whole(mesh: DeviceMesh, together: Together) -> None:
     """From now on numbers made of DTensors of a mesh are the same on all ranks; other meshes' stay."""
     _of_mesh[mesh] = together
-    handlers = DTensor._op_dispatcher._custom_op_handlers
+    handlers: Any = DTensor._op_dispatcher._custom_op_handlers
     if _aten._local_scalar_dense.default in handlers:
         return
     handlers |= dict.fromkeys(_SUMS, _summed) | dict.fromkeys(_WHOLE, _on_whole)
     handlers[_aten._local_scalar_dense.default] = _number
-    DTensor.__format__ = _formatted(DTensor.__format__)  # type: ignore[method-assign]
+    DTensor.__format__ = _formatted(DTensor.__format__)  # type: ignore[assignment, method-assign]
 
 
 def _number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -81,9 +81,8 @@ def _replicated(value: DTensor) -> DTensor:
 
 def _as_pytorch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the operator gives without a handler."""
-    dispatcher = DTensor._op_dispatcher
+    dispatcher: Any = DTensor._op_dispatcher
     info = dispatcher.unwrap_to_op_info(op, args, kwargs)
-    assert info.schema is not None
     sharding = info.output_sharding = dispatcher.sharding_propagator.propagate_op_sharding(info.schema)
     local = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
     return dispatcher.wrap(local, sharding.output_spec)

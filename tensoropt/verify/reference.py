@@ -201,8 +201,11 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
         floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
     after, buffers = after_steps(engine, moved, floor)
     results = (outputs, gradients, after, buffers, again, stepped)
-    *found_in_step, again, stepped = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
-    found = Results(*found_in_step, floor, ran_on=str(device), again=again, stepped=stepped)
+    results = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
+    outputs, gradients, after, buffers, again, stepped = results
+    found = Results(
+        outputs, gradients, after, buffers, floor, ran_on=str(device), again=again, stepped=stepped
+    )
     return replace(found, rounding=_rounding(loaded.spec, seed, found)) if narrow else found
 
 

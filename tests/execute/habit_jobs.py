@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from tensoropt.engine.models import load_model
@@ -424,6 +425,19 @@ def refused_penalties(rank: int, world: int, mesh: Mesh) -> list[str]:
         refusal(lambda: weight.norm(float("inf"))),
         refusal(lambda: weight * torch.ones(len(bias) + 77, 1)),
     ]
+
+
+def written(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> tuple[list[str], bool]:
+    """What warnings say as a state dict is written by torch.save, and whether it is read again as it was."""
+    model, _, _ = parallel(name, mesh, seed)
+    state, file = model.state_dict(), io.BytesIO()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.save({"model": state, "step": 3}, file)
+    file.seek(0)
+    read = torch.load(file, weights_only=not any(isinstance(v, DTensor) for v in state.values()))["model"]
+    said = [str(w.message) for w in caught if "model.state_dict()" in str(w.message)]
+    return said, list(read) == list(state) and read._metadata == state._metadata
 
 
 def alone(rank: int, world: int, mesh: Mesh, what: str) -> str:

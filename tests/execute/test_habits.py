@@ -264,3 +264,20 @@ def test_whole_state_dicts_by_pytorch(ranks: RankPool) -> None:
 def test_one_rank_may_ask_for_its_state_dict(ranks: RankPool) -> None:
     sizes = ranks.run(jobs.state_of_one_rank, *FUSED, timeout_s=60.0)
     assert sizes[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "seed", "lacks"),
+    [
+        ("mlp", ("1f1b", 2, 2), 3, "parameters, which lie on other ranks"),
+        (*FUSED, "lacks parts of"),
+        ("mlp", ("placed", 1), 3, ""),
+    ],
+)
+def test_a_state_dict_that_lacks_parts_says_so_when_it_is_written(
+    ranks: RankPool, name: str, mesh: Any, seed: int, lacks: str
+) -> None:
+    for said, alike in ranks.run(jobs.written, name, mesh, seed):
+        assert alike
+        assert len(said) == bool(lacks)
+        assert all(lacks in line for line in said)

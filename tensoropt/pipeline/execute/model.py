@@ -128,8 +128,8 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
     def gathers_state(self) -> bool:
         if self.source.mutations:
             return True
-        here = (key for key in self.shapes if self.has_local(key))
-        return self.place_mesh is not None and any(not self._has_own_shape(key) for key in here)
+        own = (key for key in self.shapes if self.has_local(key))
+        return self.place_mesh is not None and any(not self._has_own_shape(key) for key in own)
 
     def _has_own_shape(self, key: str) -> bool:
         stage, name = self._stage_of(self.names[key]), self.names[key]

@@ -178,7 +178,11 @@ _OF_MESSAGES = (
     (r"data is not allocated yet", STACKED),
     (r"Unsupported input type|not a known type|register a pytree|register_pytree_node", OBJECT),
     (r"_ctc_loss", CTC),
-    (r"no autograd formula|does not support automatic differentiation|is not differentiable", NO_BACKWARD),
+    (
+        r"derivative for \S+ is not implemented|no autograd formula|is not differentiable|"
+        r"does not support automatic differentiation",
+        NO_BACKWARD,
+    ),
     (r"\.numpy\(\)|numpy", NUMPY),
     (r"TensorWrapper|fake tensor in the exported program constant", GRADIENT),
     (r"[Dd]ata-dependent|DataDependent|unbacked", VALUE),

@@ -233,3 +233,18 @@ def build_labels_of_floats():
 
 
 build_labels_of_floats.refused = r"int64.*check the types of the example inputs"
+
+
+class Steps(Two):
+    """Divides with a remainder, for which PyTorch has no gradient."""
+
+    def features(self, x):
+        return self.first(x) // 0.5 + x
+
+
+def build_floor_divided():
+    """Refused with the line and a word on backward."""
+    return Steps(), _inputs()
+
+
+build_floor_divided.refused = r"asked\.py:\d+.*floor_divide.*no backward"

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tensoropt.simulate.collectives import Collective
-from tensoropt.verify.settled import is_collective, run_settled
+from tensoropt.verify.on_copies import is_collective, run_on_copies
 
 # operator -> (kind, position of the argument that is counted)
 _COUNTED = {
@@ -205,7 +205,7 @@ class MemoryTracker(TorchDispatchMode):
     (counted) or :meth:`exclude` (known, not counted: inputs, constants, buffers; of what takes the place of
     one of them, a buffer's new value, only what it is larger by). Scratch memory inside a kernel and the
     process group's own buffers are not seen, nor what its threads still hold of collectives that are over
-    (:mod:`tensoropt.verify.settled`).
+    (:mod:`tensoropt.verify.on_copies`).
     """
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ class MemoryTracker(TorchDispatchMode):
         return size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        run = run_settled if is_collective(func, args) else _run
+        run = run_on_copies if is_collective(func, args) else _run
         result = run(func, args, kwargs or {})
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor) and not self._is_foreign(func, value):

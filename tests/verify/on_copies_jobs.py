@@ -76,8 +76,8 @@ def results(rank: int, world: int, name: str) -> tuple[list[Any], list[Any]]:
     own = torch.arange(4 * world, dtype=torch.float32) + 100 * rank
     plain = _RUN[name](own.clone(), world)
     with MemoryTracker():
-        settled = _RUN[name](own.clone(), world)
-    return [value.tolist() for value in plain], [value.tolist() for value in settled]
+        tracked = _RUN[name](own.clone(), world)
+    return [value.tolist() for value in plain], [value.tolist() for value in tracked]
 
 
 def freed_at_once(rank: int, world: int) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""Nothing holds what a settled collective was given, and it did what it does."""
+"""Nothing holds what a collective on copies was given, and it did what it does."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.ranks.pool import RankPool
-from tensoropt.verify.settled import is_collective
-from tests.verify import settled_jobs
+from tensoropt.verify.on_copies import is_collective
+from tests.verify import on_copies_jobs
 
 GATHERED = torch.ops.c10d._allgather_base_.default
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", settled_jobs.COLLECTIVES)
+@pytest.mark.parametrize("name", on_copies_jobs.COLLECTIVES)
 def test_results_are_those_of_the_collective(ranks: RankPool, name: str) -> None:
-    for plain, settled in ranks.run(settled_jobs.results, name):
-        assert settled == plain
+    for plain, tracked in ranks.run(on_copies_jobs.results, name):
+        assert tracked == plain
 
 
 @pytest.mark.distributed
 def test_threads_of_gloo_hold_nothing_of_a_tracked_step(ranks: RankPool) -> None:
     # Without copies some of what is freed at once is alive for a while.
-    for peak, after in ranks.run(settled_jobs.freed_at_once):
+    for peak, after in ranks.run(on_copies_jobs.freed_at_once):
         assert set(after) == {0}
-        assert set(peak) == {settled_jobs.GATHERED_BYTES}
+        assert set(peak) == {on_copies_jobs.GATHERED_BYTES}
 
 
 def test_messages_and_what_has_no_data_are_left_alone() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -32,7 +32,7 @@ def is_collective(func: Any, args: Any) -> bool:
     )
 
 
-def run_settled(func: Any, args: Any, kwargs: Any) -> Any:
+def run_on_copies(func: Any, args: Any, kwargs: Any) -> Any:
     """What a collective (:func:`is_collective`) returns, which is over then."""
     copies, named = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     result = func(*copies, **named)

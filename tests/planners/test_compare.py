@@ -9,6 +9,7 @@ import pytest
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.planners.compare import asked, compare
+from tensoropt.planners.results import SimulatedPoint
 from tests.planners.problems import frontier, small
 
 TWO = ("two layers", ((2,),), (1,))
@@ -29,7 +30,7 @@ class Finds:
         kept = [pair for pair in self.pairs if limit is None or pair[0] <= limit]
         if not kept:
             raise InfeasibleError(f"{self.name} finds no plan")
-        return [(made(self.name, *pair), ()) for pair in kept]
+        return [SimulatedPoint(made(self.name, *pair), ()) for pair in kept]
 
 
 def made(planner: str, memory: float, time_s: float):

@@ -7,10 +7,9 @@ has been timed before, so that a figure for what has never run would be a guess.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from tensoropt.plan.question import Question
+from typing import Any
 
 REPEATED = 12
 """Of the newest runs alike, whose range is shown; older ones may be of another version."""
@@ -50,12 +49,15 @@ class Estimate:
     same: bool
 
 
-def asked(question: Question) -> Asked:
-    """What a question asks for; all settings but the mode only say how thoroughly it is searched."""
-    whole = question.model_copy(update={"constraints_file": ""}).data()
-    settings = whole.pop("settings")
-    core = {**whole, "seed": 0, "anew": False, "mode": settings["mode"]}
-    return Asked(_text(core), _text({**whole, **settings}))
+def asked(question: Mapping[str, Any]) -> Asked:
+    """What a question asks for; all settings but the mode only say how thoroughly it is searched.
+
+    Args:
+        question: its data, as jobs keep it (:meth:`tensoropt.plan.question.Question.data`).
+    """
+    whole = {**question, "constraints_file": ""}
+    core = {**whole, "settings": whole["settings"]["mode"], "seed": 0, "anew": False}
+    return Asked(_text(core), _text(whole))
 
 
 def asked_in_words(words: Sequence[str], folder: str) -> Asked:

@@ -187,7 +187,7 @@ class JobManager:
 
     def estimate(self, wanted: Request) -> Estimate | None:
         """How long a request will take, from what jobs like it took; None where there was none."""
-        return estimate(asked(wanted.question), self._runs())
+        return estimate(asked(wanted.question.data()), self._runs())
 
     def _runs(self, but: str = "") -> list[Run]:
         """What jobs that came to their end asked, and the seconds they took; newest first."""
@@ -202,8 +202,8 @@ class JobManager:
         """What a job asked, which never changes: at every key that is pressed it would be read again."""
         if job.id not in self._asked:
             try:
-                self._asked[job.id] = asked(question_of_job(job))
-            except TensorOptError:
+                self._asked[job.id] = asked(job.question or question_of_job(job).data())
+            except (TensorOptError, KeyError, TypeError):  # another version's
                 self._asked[job.id] = asked_in_words(job.arguments, str(self.folder / job.id))
         return self._asked[job.id]
 

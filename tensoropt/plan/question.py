@@ -147,8 +147,11 @@ class Question(BaseModel):
         words += [word for tensor in self.outputs for word in ("--output", tensor)]
         words += [] if self.loss is None else ["--loss", self.loss]
         for setting in settings_fields():
-            text = (self.constraints_file or constraints_file) if setting.name == "constraints" else ""
-            words += setting.option(getattr(self.settings, setting.name), text)
+            value, text = getattr(self.settings, setting.name), ""
+            if setting.name == "constraints":
+                text = self.constraints_file or (constraints_file if value is not None else "")
+                value = text or None
+            words += setting.option(value, text)
         limits = ",".join(write_size(limit) for limit in self.limits if limit is not None)
         named = {
             "memory": limits,

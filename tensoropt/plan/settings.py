@@ -202,9 +202,11 @@ def _counts(value: Any) -> Any:
 
 
 def _constraints(value: Any) -> Any:
+    if value is None:
+        return None
     from tensoropt.plan.constraints import constraints_of  # not before there are any: it takes PyTorch
 
-    return None if value is None else constraints_of(value)
+    return constraints_of(value)
 
 
 STEP = "what a step does"

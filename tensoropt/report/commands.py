@@ -70,10 +70,13 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
         out: the folder to write it into.
         folder: of the exploration, whose file has its cluster and its constraints where these have no name.
     """
-    question = question_of(exploration)
-    if cluster_is_named(exploration):
-        question = question.model_copy(update={"cluster": str(exploration.cluster["name"])})
-    return question.line(out, f"{folder}/{FILE}", f"{folder}/{FILE}")
+    file = f"{folder}/{FILE}"
+    constraints = exploration.settings.get("constraints")
+    # Named, not read: that would take PyTorch, which pages that show explorations do without.
+    bare = replace(exploration, settings={**exploration.settings, "constraints": None})
+    named = {"cluster": str(exploration.cluster["name"])} if cluster_is_named(exploration) else {}
+    question = question_of(bare).model_copy(update={**named, "constraints_file": file if constraints else ""})
+    return question.line(out, cluster_file=file)
 
 
 def whole_source(source: str) -> str:

@@ -12,8 +12,8 @@ from tensoropt.plan.question import Question
 from tensoropt.plan.settings import Settings
 
 
-def of(**more: Any) -> Question:
-    return Question(**{"model": "zoo:mlp", "cluster": "dgx-h100", **more})
+def of(**more: Any) -> dict[str, Any]:
+    return Question(**{"model": "zoo:mlp", "cluster": "dgx-h100", **more}).data()
 
 
 def test_the_same_in_another_folder_is_the_same() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,21 @@ def test_every_setting_is_in_the_line() -> None:
     assert (options.recompute, options.measure, options.micro_batches) == ("never", "never", "1,2")
     assert (options.epsilon, options.max_points, options.batch, options.seed) == (0.0, 9, 8, 3)
     assert (options.memory, options.constraints) == ("8GiB", "DIR/exploration.json")
+
+
+def test_the_line_of_constraints_needs_no_pytorch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1])\n"
+        "from dataclasses import replace\n"
+        "from samples_app import exploration\n"
+        "from tensoropt.report.commands import explore_line\n"
+        "found = exploration()\n"
+        "kept = {**found.settings, 'constraints': {'together': [['a']]}}\n"
+        "assert '--constraints DIR/exploration.json' in explore_line(replace(found, settings=kept), 'x')\n"
+    )
+    support = str(Path(__file__).parents[1] / "support")
+    run = subprocess.run([sys.executable, "-c", code, support], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def test_defaults_are_left_out() -> None:

@@ -45,8 +45,9 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     if options.devices:
         return sweep(options, progress)
     folder, found = explored(options, progress, _budget(options))
+    from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.frontier_table import frontier_text
-    from tensoropt.report.table import points_data, summary_lines
+    from tensoropt.report.table import summary_lines
 
     data = {
         "out": str(folder),

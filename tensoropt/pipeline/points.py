@@ -78,7 +78,7 @@ def pipelined_point(
     sent = found.sent_by(found.fullest * found.strategy.devices_per_place)
     busiest = found.busiest
     memory, time_s = additive or (found.memory_bytes, found.total_s)
-    return Point(
+    return Point.of(
         memory_bytes=found.memory_bytes,
         time_s=found.total_s,
         compute_s=busiest.compute_s,

@@ -52,7 +52,7 @@ def placed_point(
     additive = [0.0] * simulated.problem.devices.count
     for operator, device in enumerate(simulated.placement.device):
         additive[device] += simulated.problem.step_bytes(operator)
-    return Point(
+    return Point.of(
         memory_bytes=simulated.memory_bytes + sum(simulated.problem.devices.terms.values()),
         time_s=simulated.time_s,
         compute_s=step.compute_s,

@@ -107,7 +107,7 @@ class Evaluation:
         weight = float(of_source.sum()) or 1.0
         names = space.variables
         shares = {s: float(x) / weight for s, x in zip(SOURCES, of_source, strict=True) if x}
-        return Point(
+        return Point.of(
             memory_bytes=float(p.memory_bytes[row]),
             time_s=total,
             compute_s=float(p.compute_s[row]),

@@ -17,6 +17,7 @@ import numpy as np
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.export import write_frontier_csv
+from tensoropt.plan.figures import BREAKDOWNS, KEPT
 from tensoropt.plan.files import check_size, written_together
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import MeshInfo, ModelInfo
@@ -43,8 +44,8 @@ def write_files(found: Findings, directory: str | os.PathLike[str]) -> None:
         "versions": dict(found.versions),
         "report": dict(found.report),
         "spaces": [_space_to_dict(space) for space in found.spaces],
-        "points": [_without_indices(vars(point)) for point in found.points],
-        "others": [vars(point) for point in found.others],
+        "points": [_without_indices(_point_to_dict(point)) for point in found.points],
+        "others": [_point_to_dict(point) for point in found.others],
         "comparison": [dict(row) for row in found.comparison],
         "recorded": found.recorded is not None,
     }
@@ -153,8 +154,13 @@ def _without_indices(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in fields.items() if k not in ("choice", "options")}
 
 
+def _point_to_dict(point: Point) -> dict[str, Any]:
+    figures = {name: point.figures.get(name) for name, figure in KEPT.items() if figure.part is None}
+    fields = {name: value for name, value in vars(point).items() if name != "figures"}
+    return figures | {name: getattr(point, name) for name in BREAKDOWNS} | fields
+
+
 def _point_from_dict(data: Mapping[str, Any], choice: Sequence[int], options: Sequence[int]) -> Point:
     fields = _without_indices(data)
-    fields["memory"] = tuple(fields["memory"])
     fields["collectives"] = tuple((k, tuple(a), b, c) for k, a, b, c in fields["collectives"])
-    return Point(**fields, choice=tuple(int(c) for c in choice), options=tuple(int(o) for o in options))
+    return Point.of(**fields, choice=tuple(map(int, choice)), options=tuple(map(int, options)))

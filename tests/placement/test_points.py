@@ -28,7 +28,7 @@ def explored() -> Exploration:
     graph = question.placing()
     half = Placement.in_order([2 * i // graph.problem.size for i in range(graph.problem.size)], 2)
     found = simulated_answer(question, "by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
-    other = replace(found.point, planner="somebody else", memory_bytes=1.0, time_s=1e9)
+    other = found.point.changed(planner="somebody else", memory_bytes=1.0, time_s=1e9)
     return replace(question.base, points=(other, *frontier("gpt2")), others=(found.point, other))
 
 

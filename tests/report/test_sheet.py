@@ -161,7 +161,7 @@ def test_the_chosen_point_is_marked_in_the_picture() -> None:
         text = decision_sheet(small(), index)
         assert len(re.findall(r'<circle [^>]*r="9"', text)) == 1
         assert re.search(r"chosen[^<]*: \d+ MiB, \d+ ms</text>", text)
-    beside = replace(small().points[0], planner="zero", memory_bytes=99 * MIB, choice=(0, 0, 0, 0))
+    beside = small().points[0].changed(planner="zero", memory_bytes=99 * MIB, choice=(0, 0, 0, 0))
     assert "chosen: 99 MiB" in decision_sheet(small(others=(beside,)), 4)
 
 

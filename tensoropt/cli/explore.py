@@ -51,7 +51,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
     data = {
         "out": str(folder),
-        "files": ["exploration.json", "points.npz", "frontier.csv"],
+        "files": ["exploration.json", "points.npz", "strategies.json.gz", "frontier.csv"],
         "model": found.model.model_dump(mode="json"),
         "settings": dict(found.settings),
         "points": points_data(found),

@@ -42,6 +42,11 @@ class FigureRow:
         return self.found.names[self.index]
 
     @property
+    def key(self) -> str:
+        """What tells its plan from others."""
+        return self.found.keys[self.index]
+
+    @property
     def rates(self) -> Rates:
         """Its rates."""
         return self.rated.of(self.index)
@@ -63,7 +68,7 @@ def points_data(found: Findings, indices: Iterable[int] | None = None) -> list[d
     parts = [figure for figure in FURTHER if figure.part is not None]
     rows = []
     for row in figure_rows(found, range(len(found.points)) if indices is None else indices):
-        data: dict[str, Any] = {figure.name: figure.plain(row) for figure in own}
+        data: dict[str, Any] = {**{figure.name: figure.plain(row) for figure in own}, "key": row.key}
         data |= {name: {} for name in BREAKDOWNS}
         for figure in parts:
             if figure.part is not None and figure.name in row.point.figures:

@@ -67,7 +67,9 @@ class Point:
     ) -> Point:
         """A strategy and its figures by name; those of a breakdown together, in order or by name:
         ``terms={"context": 3e8}``."""
-        return cls(kept_figures(figures), space, choice, options, collectives, planner, placed, pipeline)
+        return cls(
+            ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, placed, pipeline
+        )
 
     def changed(self, **changes: Any) -> Point:
         """This point with other fields or figures; a breakdown is replaced as a whole."""
@@ -187,6 +189,8 @@ class Point:
         return facts_html("Point", self.facts())
 
 
+ASSUMED = {f.name: f.default for f in KEPT.values() if f.part is None and f.default == f.default}
+"""What a figure is that is not given, where that is not unknown."""
 FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
 """What a point has beside its figures."""
 

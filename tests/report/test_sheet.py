@@ -102,7 +102,9 @@ def test_names_from_elsewhere_are_text() -> None:
         comparison=({"planner": HOSTILE, "limit_bytes": None, "memory_bytes": None, "time_s": None,
                      "points": 0, "notes": [HOSTILE], "search_s": 0.0, "gap": None},),
     )  # fmt: skip
-    verified = Verified("1x2", 1, 12 * MIB, 0.2, None, None, None, None, False, HOSTILE, HOSTILE)
+    verified = Verified(
+        hostile.keys[1], "1x2", 1, 12 * MIB, 0.2, None, None, None, None, False, HOSTILE, HOSTILE
+    )
     text = decision_sheet(
         hostile, 1, SheetOptions(folder=HOSTILE, tariff=Tariff(2.0, currency=HOSTILE), verified=[verified])
     )
@@ -142,8 +144,8 @@ def test_what_was_run_is_told() -> None:
     found = small()
     plan = found.points[1]
     one = Verified(
-        found.spaces[plan.space].mesh.label, found.spaces[plan.space].micro_batches, plan.tensor_bytes,
-        plan.time_s, plan.tensor_bytes * 1.1, 0.25, 1e-7, 1e-7, True, "2 GPUs",
+        found.keys[1], found.spaces[plan.space].mesh.label, found.spaces[plan.space].micro_batches,
+        plan.tensor_bytes, plan.time_s, plan.tensor_bytes * 1.1, 0.25, 1e-7, 1e-7, True, "2 GPUs",
     )  # fmt: skip
     told = page(found, verified=[one]).text
     assert "250 ms measured (200 ms predicted, +25 %)" in told

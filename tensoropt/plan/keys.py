@@ -122,10 +122,10 @@ def _sharded(space: Space, choice: np.ndarray, options: np.ndarray) -> np.ndarra
         if name in space.regions:
             block = again.setdefault(space.regions[name], np.zeros(len(choice), dtype=bool))
             block |= choice[:, place] >= len(configurations)
-    tensors = [(_hub, n, of) for n, of in space.hubs.items()]
-    tensors += [(_parameter, n, of) for n, of in space.shared.items()]
-    for place, (said, name, layouts) in enumerate(tensors, len(space.groups)):
-        keys ^= _hashes(said(name, layout) for layout in layouts)[choice[:, place]]
+    tensors = [_hashes(_hub(name, layout) for layout in layouts) for name, layouts in space.hubs.items()]
+    tensors += [_hashes(_parameter(name, one) for one in layouts) for name, layouts in space.shared.items()]
+    for place, hashes_of in enumerate(tensors, len(space.groups)):
+        keys ^= hashes_of[choice[:, place]]
     for name, recomputed in again.items():
         keys ^= np.where(recomputed, np.uint64(_hash(_recomputed(name))), np.uint64(0))
     return keys

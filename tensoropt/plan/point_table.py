@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
@@ -70,15 +70,15 @@ class PointTable(Sequence[Point]):
         return len(self._points)
 
     @overload
-    def __getitem__(self, row: int) -> Point: ...
+    def __getitem__(self, row: SupportsIndex) -> Point: ...
     @overload
     def __getitem__(self, row: slice) -> tuple[Point, ...]: ...
-    def __getitem__(self, row: int | slice) -> Point | tuple[Point, ...]:
+    def __getitem__(self, row: SupportsIndex | slice) -> Point | tuple[Point, ...]:
         if isinstance(row, slice):
             return tuple(self[i] for i in range(*row.indices(len(self))))
-        point = self._points[row]
+        at = range(len(self))[row]
+        point = self._points[at]
         if point is None:
-            at = row if row >= 0 else row + len(self)
             point = self._points[at] = self._make(at)
         return point
 

@@ -204,6 +204,7 @@ FURTHER = (
         default=math.nan,
         sparse=True,
     ),
+    Figure("sent_bytes", BYTES, "sent", "The most that a rank sends in a step.", listed=True),
 )
 """Columns behind the fixed ones; new ones go to the end."""
 

@@ -74,6 +74,16 @@ def test_what_it_sends_is_what_the_fullest_rank_sends(explored: Exploration) -> 
     assert sends[("broadcast", 4)] == 1
 
 
+def test_the_most_that_a_rank_sends_is_of_all_ranks(found: PipelineEvaluation, explored: Exploration) -> None:
+    # Of two ranks or places each sends all of a sum, and half of what is gathered or scattered.
+    half = ("all_gather", "reduce_scatter", "all_to_all")
+    sent = [
+        sum(one.bytes * count / (2 if one.kind in half else 1) for one, count in found.sent_by(rank).items())
+        for rank in range(4)
+    ]
+    assert explored.points[0].sent_bytes == max(sent) > min(sent)
+
+
 def test_its_plan_is_the_pipeline(found: PipelineEvaluation, explored: Exploration) -> None:
     plan = explored.plan(0)
     assert pipelined_strategy(plan, problem(four).graph) == found.strategy

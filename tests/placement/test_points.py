@@ -53,6 +53,9 @@ def test_its_figures_are_the_simulators(explored):
     assert point.exposed_s + point.hidden_s == pytest.approx(point.communication_s)
     assert sum(count for *_, count in point.collectives) == len(simulated.transfers)
     assert sum(point.sources.values()) == pytest.approx(1.0)
+    sizes = simulated.problem.tensors
+    out = [sum(sizes[t].bytes for t, source, *_ in simulated.transfers if source == d) for d in (0, 1)]
+    assert point.sent_bytes == max(out) > 0
 
 
 def test_its_figures_are_those_of_all_micro_batches():

@@ -50,12 +50,13 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     if question.devices:
         return sweep(question, progress, out)
     found, folder = explored(question, progress, out), Path(out)
+    from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.frontier_table import frontier_text
-    from tensoropt.report.table import points_data, summary_lines
+    from tensoropt.report.table import summary_lines
 
     data = {
         "out": str(folder),
-        "files": ["exploration.json", "points.npz", "frontier.csv"],
+        "files": ["exploration.json", "points.npz", "strategies.json.gz", "frontier.csv"],
         "model": found.model.model_dump(mode="json"),
         "settings": dict(found.settings),
         "points": points_data(found),

@@ -44,12 +44,15 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
     """
     step = _step(simulated)
     sends: Counter[tuple[tuple[int, int], int]] = Counter()
+    sent_by: Counter[int] = Counter()
     for tensor, source, target, _ in simulated.transfers:
-        sends[(source, target), simulated.problem.tensors[tensor].bytes] += simulated.micro_batches
+        size = simulated.problem.tensors[tensor].bytes
+        sends[(source, target), size] += simulated.micro_batches
+        sent_by[source] += size * simulated.micro_batches
     additive = [0.0] * simulated.problem.devices.count
     for operator, device in enumerate(simulated.placement.device):
         additive[device] += simulated.problem.step_bytes(operator)
-    return Point(
+    return Point.of(
         memory_bytes=simulated.memory_bytes + sum(simulated.problem.devices.terms.values()),
         time_s=simulated.time_s,
         compute_s=step.compute_s,
@@ -57,6 +60,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         exposed_s=step.exposed_s,
         hidden_s=step.hidden_s,
         idle_s=step.idle_s,
+        sent_bytes=max(sent_by.values(), default=0),
         additive_memory_bytes=max(additive),
         # A placement is in no table that could be added up, and nothing is proven of it.
         additive_time_s=simulated.time_s,

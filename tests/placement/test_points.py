@@ -29,7 +29,7 @@ def explored() -> Exploration:
     half = Placement.in_order([2 * i // graph.problem.size for i in range(graph.problem.size)], 2)
     found = simulated_answer(question, "by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
     point = found.whole()
-    other = replace(point, planner="somebody else", memory_bytes=1.0, time_s=1e9)
+    other = point.changed(planner="somebody else", memory_bytes=1.0, time_s=1e9)
     return replace(question.base, points=(other, *frontier("gpt2")), others=(point, other))
 
 
@@ -54,6 +54,9 @@ def test_its_figures_are_the_simulators(explored):
     assert point.exposed_s + point.hidden_s == pytest.approx(point.communication_s)
     assert sum(count for *_, count in point.collectives) == len(simulated.transfers)
     assert sum(point.sources.values()) == pytest.approx(1.0)
+    sizes = simulated.problem.tensors
+    out = [sum(sizes[t].bytes for t, source, *_ in simulated.transfers if source == d) for d in (0, 1)]
+    assert point.sent_bytes == max(out) > 0
 
 
 def test_its_figures_are_those_of_all_micro_batches():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +36,7 @@ class Finds:
 def made(planner: str, memory: float, time_s: float):
     (like, *_) = frontier(*TWO)
     choice = (int(memory), int(time_s))
-    return replace(like, planner=planner, memory_bytes=memory, time_s=time_s, choice=choice)
+    return like.changed(planner=planner, memory_bytes=memory, time_s=time_s, choice=choice)
 
 
 def rows_of(entries, tracked, limits=(None,)):

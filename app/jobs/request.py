@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from tensoropt.cluster import list_clusters, list_devices, list_links, load_cluster
 from tensoropt.cluster.files import cluster_from
-from tensoropt.plan.question import CLUSTER_FILE, CONSTRAINTS_FILE, Question
+from tensoropt.plan.question import Question
 from tensoropt.plan.settings import settings_fields
 from tensoropt.planners import ENTRIES
 from tensoropt.units import write_counts, write_size
@@ -22,6 +22,8 @@ from .clusters import ClusterFile
 from .fields import RequestError
 
 MOST_RANKS = 64
+CLUSTER_FILE, CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
+"""In a job's folder: a cluster and constraints that have no name, for its command line."""
 NO_CLUSTERS: Mapping[str, ClusterFile] = {}
 
 

@@ -20,9 +20,6 @@ from tensoropt.plan.model_source import LoadedModel, ModelSourceError, OnnxOptio
 from tensoropt.plan.settings import Settings, settings_fields
 from tensoropt.units import format_bytes, parse_bytes, write_counts, write_size
 
-CLUSTER_FILE, CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
-"""In a folder: a cluster and constraints that have no name."""
-
 
 class Question(BaseModel):
     """A model, where it is to run, and what may be chosen.

@@ -1,7 +1,7 @@
-"""Hooks on gradients, which a captured graph has no place for: found and refused by name.
+"""Hooks on gradients, which a captured graph cannot represent: they are detected and refused by name.
 
-Hooks of forward are part of what is traced. Those of backward would be lost without a word, and with them
-what they do to gradients.
+Forward hooks are part of what is traced. Backward hooks would be lost silently, together with their effect on
+gradients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_hooks(model: nn.Module) -> None:
     """Refuse hooks on gradients that a model or its parameters have.
 
     Raises:
-        CaptureError: there is one; the message names what has it, and its file and line.
+        CaptureError: there is one; the message names its owner, file and line.
     """
     for kind, hooks in (
         ("backward hook", all_modules._global_backward_hooks),
@@ -59,8 +59,8 @@ def check_hooks(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def no_new_hooks() -> Iterator[None]:
-    """While open, registering a hook on a gradient on this thread is refused, as forward does it at each
-    step."""
+    """While open, refuse the registration of a hook on a gradient on this thread, as forward would do it in
+    each step."""
     thread = threading.get_ident()
 
     def refusing(original: Callable[..., Any], what: str, place: int) -> Callable[..., Any]:
@@ -189,7 +189,7 @@ def _refused(what: str, hook: Any) -> CaptureError:
 
 
 def _written(hook: Any) -> Any:
-    """The function that a person wrote, where PyTorch made a hook of its own around it."""
+    """The function that a person wrote, if PyTorch wrapped it in its own hook."""
     if not inspect.isfunction(hook) or is_own(hook.__code__.co_filename):
         return hook
     inside = [value for value in inspect.getclosurevars(hook).nonlocals.values() if callable(value)]

@@ -1,4 +1,4 @@
-"""The mode (training or evaluating) that each module of a model has while it is captured."""
+"""The mode (training or evaluation) of each module of a model while it is captured."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from tensoropt.capture.reads import names_read
 
 _DROPOUTS = nn.modules.dropout._DropoutNd
 _SHOWN = 4
-"""How many modules a note names."""
+"""The most modules that a note names."""
 
 
 @contextlib.contextmanager
 def in_mode(model: nn.Module, mode: Mode) -> Iterator[tuple[str, ...]]:
-    """Put a model in the mode that it is captured in while the context is open.
+    """Put a model in the mode in which it is captured, while the context is open.
 
-    For inference all of it evaluates. For training a model that trains keeps modules that were set to
-    ``eval()`` by hand as they are; one that evaluates as a whole, as models that were loaded do, is set to
-    train.
+    For inference all of it evaluates. For training, a model in training mode keeps those modules that were
+    set to ``eval()`` by hand; one that evaluates as a whole, as loaded models do, is set to train.
 
     Yields:
-        Notes on what a user may not expect.
+        Notes on anything that a user may not expect.
     """
     before = {module: module.training for module in model.modules()}
     notes: tuple[str, ...] = ()
@@ -43,11 +42,11 @@ def in_mode(model: nn.Module, mode: Mode) -> Iterator[tuple[str, ...]]:
 def _train(model: nn.Module) -> tuple[str, ...]:
     names = {module: name for name, module in model.named_modules()}
     differ = [module for module in names if depends_on_mode(module)]
-    # A new head in a loaded model trains since it was made; that says nothing of the model.
+    # A new head in a loaded model is in training mode by default, which says nothing about the model.
     by_hand = model.training or any(module.training for module in differ)
     evaluating = [module for module in names if not module.training] if by_hand else []
     was_training = model.training
-    # By the model's own method, which may hold parts of it in eval.
+    # By the model's own method, which may keep parts of it in eval.
     model.train()
     for module in evaluating:
         module.training = False
@@ -64,7 +63,7 @@ def _train(model: nn.Module) -> tuple[str, ...]:
 
 
 def depends_on_mode(module: nn.Module) -> bool:
-    """Whether a module itself computes something else when it trains."""
+    """Whether a module itself computes something else in training mode."""
     if isinstance(module, _DROPOUTS):
         return module.p > 0
     if isinstance(module, nn.modules.batchnorm._NormBase):
@@ -77,7 +76,7 @@ def depends_on_mode(module: nn.Module) -> bool:
         return False
     cls: Any = type(module)  # a key of a cache, which mypy does not take a class for
     names = names_read(cls)
-    # Models that choose by it only whether to checkpoint compute the same.
+    # Models that use it only to decide whether to checkpoint compute the same.
     return "training" in names and "gradient_checkpointing" not in names
 
 

@@ -1,4 +1,4 @@
-"""Why a model or its example inputs cannot be captured: the reason, the model's own line, what helps."""
+"""Reasons why a model or its example inputs cannot be captured, with the model's own line and the remedy."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def refusal(
     reason = _first_lines(error)
     raised = next(frames_of(error), None)
     if raised is not None and is_own(raised.f_code.co_filename):
-        # Not PyTorch's refusal, but what the model itself does with these inputs.
+        # Not PyTorch's refusal, but the model's own behaviour with these inputs.
         what = type(error).__name__
         return CaptureError(
             f"{name}'s own code raises {what}{where}: {reason.rstrip('.')}; it has to run on the example "
             "inputs"
         )
-    # The first that matches, as one error may fit several.
+    # The first that matches, because one error may fit several.
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), _USUAL)
     return CaptureError(
         f"PyTorch cannot follow {name}{where}: {reason.rstrip('.')}. What usually helps: {remedy}."
@@ -91,14 +91,15 @@ def _innermost_module(model: torch.nn.Module, error: BaseException) -> str:
     paths = {id(vars(module)): path for path, module in model.named_modules() if path}
     for frame in frames_of(error):
         subject = frame.f_locals.get("self")
-        # Export wraps modules in proxies, which share the dict of attributes.
+        # Export wraps modules in proxies, which share the attribute dict.
         if isinstance(subject, torch.nn.Module) and id(vars(subject)) in paths:
             return paths[id(vars(subject))]
     return ""
 
 
 def check_model(model: torch.nn.Module) -> None:
-    """Refuse what is no model, one that is spread already, and one that lies on several devices."""
+    """Refuse an object that is not a model, a model that is already distributed, and one on several
+    devices."""
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(f"{type(model).__name__} is not a torch.nn.Module; pass the module itself")
     for path, module in model.named_modules():
@@ -127,7 +128,7 @@ _WRAPPERS = frozenset(
         "ShardedDataParallel",
     }
 )
-"""Names of classes that spread a model."""
+"""The names of classes that distribute a model."""
 
 
 def _check_module(path: str, module: torch.nn.Module) -> None:
@@ -181,7 +182,7 @@ def _described(tensor: torch.Tensor) -> str:
 
 
 def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse example inputs that no plan can be made for: empty ones, and tensors of other kinds."""
+    """Refuse example inputs for which no plan can be made: empty ones, and unsupported kinds of tensors."""
     for name, tensor in _named_inputs(model, args, kwargs):
         if kind_of_tensor(tensor) is not None:
             kind = _described(tensor)
@@ -209,7 +210,7 @@ def _named_leaves(
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
-        # The call does not fit the signature, which the model itself will say.
+        # The call does not fit the signature, which the model itself will report.
         bound = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
     for name, value in bound.items():
         for path, leaf in pytree.tree_leaves_with_path(value):

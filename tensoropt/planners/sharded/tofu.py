@@ -25,11 +25,11 @@ from tensoropt.planners.task import PlanningTask, Selection
 
 WHOLE = frozenset({"none", "partial", "partial_grad"})
 MOST_NAMED = 6
-"""So many of the operators that are left whole are named in the notes."""
+"""The most operators left whole that the notes name."""
 
 
 class _Recursion:
-    """The steps of one space."""
+    """The partitioning steps of one space."""
 
     def __init__(self, space: TableSpace):
         self.space = space
@@ -66,7 +66,8 @@ class _Recursion:
         return (*found, f"coarsening leaves no chain: {len(self.final)} nodes were decided together")
 
     def _allowed(self, variable: VariableTable, before: tuple[str, ...] | None, axis: int) -> np.ndarray:
-        """What a step may choose: earlier axes as they were, later ones whole, this one split if possible."""
+        """Return what a step may choose: earlier axes as they were, later ones whole, this one split if
+        possible."""
         # Recomputing is not part of the method.
         plain = ~np.array(variable.again, dtype=bool) if variable.again else True
         if before is None:
@@ -80,7 +81,8 @@ class _Recursion:
         return split if split.any() else possible
 
     def _step(self, allowed: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """Least communication of everything chosen so far; among equals the least memory."""
+        """Return the choice with the least communication for everything chosen so far; among equals the least
+        memory."""
         kept = {name: np.flatnonzero(mask) for name, mask in allowed.items()}
         nodes: dict[str, np.ndarray] = {}
         for v in self.tables.variables:
@@ -101,11 +103,12 @@ class _Recursion:
 
 
 _TIE_S_PER_BYTE = 1e-18
-"""Weight of memory beside communication: a GiB counts as much as a nanosecond, so that only ties see it."""
+"""The weight of memory beside communication: a GiB counts as much as a nanosecond, so it only decides
+ties."""
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """One strategy per space among those with the most axes: the finest recursion there is.
+    """Select one strategy per space among those with the most axes: the finest recursion there is.
 
     Raises:
         UnsuitableError: the graph is not reducible, or nothing can be split.
@@ -123,7 +126,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
                 f"entangled to be decided together ({', '.join(error.remaining[:3])}, ...); use the frontier "
                 "or ilp"
             ) from None
-        # Nothing of this mesh divides the model's sizes; another may.
+        # No axis of this mesh divides the model's sizes; another mesh may fit.
         except ImpossibleError:
             continue
         found.append(Selection(number, choice, options, notes))

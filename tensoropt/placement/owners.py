@@ -1,4 +1,4 @@
-"""Whose the bytes on a device are in a placed plan's step, at every change of its memory."""
+"""The owners of the bytes on a device in a placed plan's step, at every change of its memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optim
 
 
 def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
-    """All that is held on a device, each with the points of its memory curve between which it is there."""
+    """Return all holdings on a device, each with the points of its memory curve between which it is alive."""
     timeline, owned = holders(simulated)
     where = device_name(device)
     curve = [sizes for _, sizes in timeline.memory(where)]
@@ -28,7 +28,7 @@ def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
 
 
 def _spans(curve: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, int, int, float]]:
-    """(kind, first point, the one behind the last, bytes) of all that is ever held; each is held once."""
+    """Yield (kind, first point, the point after the last, bytes) of all holdings; each occurs once."""
     begun: dict[str, tuple[int, float]] = {}
     for point, sizes in enumerate(curve):
         for kind, size in sizes.items():
@@ -42,7 +42,7 @@ def _spans(curve: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, int, int
 
 
 def _words(timeline: Timeline, where: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Per kind the task that takes it, and the one at whose end it is given back."""
+    """Return, for each kind, the task that allocates it, and the task at whose end it is freed."""
     takes: dict[str, str] = {}
     gives: dict[str, str] = {}
     for event in timeline.events:

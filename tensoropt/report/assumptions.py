@@ -1,4 +1,4 @@
-"""What the figures of an exploration rest on, and what is proven of a point, in words."""
+"""The basis of an exploration's figures, and what is proven about a point, in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensoropt.plan.point import Point
 
 
 def settings_rows(exploration: Exploration) -> tuple[tuple[str, str], ...]:
-    """(label, words) of what was chosen about an exploration, and of what its figures are."""
+    """Return (label, words) of the settings of an exploration, and of the basis of its figures."""
     settings = exploration.settings
     rows = [
         ("mode", str(settings.get("mode", "train"))),
@@ -26,7 +26,7 @@ def settings_rows(exploration: Exploration) -> tuple[tuple[str, str], ...]:
 
 
 def share_words(share: float) -> str:
-    """``12 %``; small shares keep a figure, so that nothing reads as zero that isn't."""
+    """Format a share: ``12 %``; small shares keep a figure, so that nothing reads as zero that isn't."""
     if share == 0:
         return "0 %"
     if abs(share) < LEAST:
@@ -35,22 +35,23 @@ def share_words(share: float) -> str:
 
 
 LEAST = 1e-5
-"""Shares below it are told apart from nothing, not from each other."""
+"""Smaller shares are distinguished from zero, but not from each other."""
 
 
 def bound_words(share: float) -> str:
-    """A bound, for ``within ...``: ``0.001 %`` stands for all smaller ones."""
+    """Format a bound, for ``within ...``: ``0.001 %`` stands for all smaller ones."""
     return share_words(max(share, LEAST)) if share else "0 %"
 
 
 def batch_words(exploration: Exploration) -> str:
-    """The global batch, as far as it is known."""
+    """Say the global batch, as far as it is known."""
     model = exploration.model
     return str(model.batch or _first_size(model.call) or "the model's own")
 
 
 def proof_words(point: Point, memory: str, time: str) -> str:
-    """What is proven of a point, which is of the sums that the search adds up; of placed plans nothing is.
+    """Say what is proven about a point: the proof concerns the sums that the search uses; about placed plans
+    nothing is proven.
 
     Args:
         memory, time: these sums, in words.
@@ -80,7 +81,7 @@ def _recompute(value: Any) -> str:
 
 
 def _first_size(call: Any) -> int | None:
-    """The first size of the first tensor the model was called with."""
+    """Return the first size of the first tensor that the model was called with."""
     if not isinstance(call, Mapping):
         return None
     for value in [*call.get("args", []), *dict(call.get("kwargs", {})).values()]:

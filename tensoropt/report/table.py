@@ -17,7 +17,7 @@ from tensoropt.units import format_bytes, format_seconds
 
 
 def timing_words(exploration: Exploration) -> str:
-    """What was timed; where nothing was, why not, and what the figures rest on instead."""
+    """Say what was timed; if nothing was, say why not, and what the figures rest on instead."""
     report = exploration.report
     known, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
     pieces = f"{known} distinct pieces of work"
@@ -27,7 +27,7 @@ def timing_words(exploration: Exploration) -> str:
         pieces += f", {failed} failed, see the notes"
     if known and report.get("timed_now", True):
         return f"timed: {pieces}"
-    # Timing that nobody wanted says nothing of what is here.
+    # If timing was not wanted, its absence does not mean that the device is absent.
     refused = exploration.settings.get("measure") == "never"
     absent = f"{report.get('device', 'the device')} is not here"
     reason = "timing was refused (--measure never)" if refused else absent
@@ -38,7 +38,7 @@ def timing_words(exploration: Exploration) -> str:
 
 
 def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How well what was timed predicts what was not, by class of operator."""
+    """Say how well timed work predicts work that was not timed, by class of operator."""
     if not errors:
         return []
     lines = [
@@ -53,7 +53,7 @@ def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def summary_lines(exploration: Exploration) -> list[str]:
-    """What was found out about the model and the search, a few readable lines."""
+    """Return what was found out about the model and the search, in a few readable lines."""
     report: dict[str, Any] = dict(exploration.report)
     lines = [
         f"model: {exploration.model.parameters:,} parameters, {report['operators']} operators in "
@@ -92,7 +92,7 @@ def summary_lines(exploration: Exploration) -> list[str]:
 
 
 def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
-    """How many strategies were found, simulated and left out."""
+    """Say how many strategies were found, simulated and left out."""
     simulated = report["points_before_judging"]
     found = report.get("points_found", simulated)
     unbeaten = report.get("points_unbeaten", shown)
@@ -102,7 +102,7 @@ def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
 
 
 def point_lines(exploration: Exploration, index: int) -> list[str]:
-    """One point in words."""
+    """Return one point in words."""
     p = exploration.all_points[index]
     space = exploration.spaces[p.space]
     kinds = (*zip(MEMORY_KINDS, p.memory, strict=True), *p.terms.items())
@@ -121,16 +121,17 @@ def point_lines(exploration: Exploration, index: int) -> list[str]:
 
 
 def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
-    """The command that runs a plan without a script; on CPU ranks, which has to be said of one for GPUs."""
+    """Return the command that runs a plan without a script; a plan for GPUs needs an option to run on CPU
+    ranks."""
     line = f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
     return f"{line} --cpu" if gpus else line
 
 
 def points_data(exploration: Exploration, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:
-    """Points as plain data, with the words of the CSV.
+    """Return points as plain data, with the column names of the CSV.
 
     Args:
-        indices: in ``all_points``; the frontier's without.
+        indices: indices in ``all_points``; by default the frontier's.
     """
     rows = []
     for i in range(len(exploration.points)) if indices is None else indices:
@@ -169,7 +170,7 @@ GAP_CAPTION = "gap: time over the best known within the same memory, by the fron
 
 
 def comparison_text(exploration: Exploration) -> str:
-    """A row per limit for the frontier and each planner, refusals in words, and what a gap is."""
+    """Return a row per limit for the frontier and each planner, refusals in words, and what a gap is."""
     rows = [COMPARISON_HEADER]
     for limit in limits_asked(exploration):
         rows += [_comparison_row(row) for row in compared(exploration, limit)]

@@ -1,8 +1,8 @@
-"""Notices what a script changed of a parallelized model that its plan does not follow.
+"""The guard that notices when a script changes a parallelized model in ways that its plan does not follow.
 
-A plan runs the model as it was captured, on parameters that the engine holds. What changes afterwards would
-train something else without a word: another parameter, another module, a hook, a mode. All of it is refused
-by name at the next call. Writing *into* parameters and buffers is fine: they are the engine's own.
+A plan runs the model as it was captured, on parameters that the engine holds. Later changes would silently
+train something else: another parameter, another module, a hook, a mode. All of them are refused by name at
+the next call. Writing *into* parameters and buffers is fine: they are the engine's own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tensoropt.errors import PlanError
 
 BEFORE = "do it before parallelize"
 PLANNED = frozenset({*vars(nn.Module()), "gradient_checkpointing", "_gradient_checkpointing_func"})
-"""Attributes that forward reads and that are not compared: the mode and what else every module has are, by
-themselves; the plan says what is recomputed."""
+"""Attributes that forward reads but that are not compared as settings: the mode and the other attributes of
+every module are compared separately; the plan says what is recomputed."""
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
@@ -33,14 +33,14 @@ class _Part:
     """One module of the model as the plan runs it.
 
     Attributes:
-        children, parameters: its own; parameters by identity.
-        hooks: how many it has; forward: one of its own, if it has one.
-        settings: numbers, texts, functions and lists of such that its forward reads, by name.
-        tensors: plain tensors that its forward reads, neither buffers nor parameters, by name, with how often
-            they had been written.
-        read: gives all of them of the module's attributes; None for none.
+        children, parameters: its own ones; parameters by identity.
+        hooks: the number of its hooks; forward: the instance's own forward, if it has one.
+        settings: the numbers, texts, functions and lists of such that its forward reads, by name.
+        tensors: the plain tensors that its forward reads, neither buffers nor parameters, by name, with the
+            number of writes to each so far.
+        read: returns all of them from the module's attributes; None if there are none.
         sensitive: whether its forward depends on its mode.
-        training: the mode that it was captured in.
+        training: the mode in which it was captured.
     """
 
     name: str
@@ -57,17 +57,17 @@ class _Part:
 
 
 class Guard:
-    """What of a model has to stay as it was when it was parallelized.
+    """The check that a model stays as it was when it was parallelized.
 
     Args:
-        model: as it was captured.
+        model: the model as it was captured.
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
-        # Modes as they were captured; all else is looked at when the engine's parameters are in place.
+        # The modes as captured; everything else is recorded when the engine's parameters are in place.
         self._training = _modes(model)
-        # Beside each part the dicts of its module, which stay the same: this is gone through in every call.
+        # Each part with the dicts of its module, which stay the same: every call goes through this list.
         self._parts: list[tuple[_Part, Any, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._parameters: list[tuple[str, nn.Parameter, int, torch.Tensor, int, bool, int]] = []
         self._storages: list[Any] = []
@@ -76,10 +76,10 @@ class Guard:
     # -- how it was ---------------------------------------------------------------------------------
 
     def watch_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """From now on the model has to be as it is.
+        """Require from now on that the model stays as it is.
 
         Args:
-            parameters: those that stand for the engine's, by state-dict key.
+            parameters: the parameters that represent the engine's, by state-dict key.
         """
         for name, module in self.model.named_modules():
             settings = _settings(module)
@@ -100,20 +100,20 @@ class Guard:
             self._parts.append((part, *dicts))
         for key, parameter in parameters.items():
             local = getattr(parameter, "_local_tensor", parameter)
-            # The storage is kept, so that no other one can get its address.
+            # The storage is kept, so that no other storage can get its address.
             storage = parameter.untyped_storage()
             self._storages.append(storage)
             trained, hooks = parameter.requires_grad, _of(parameter)
             self._parameters.append((key, parameter, storage._cdata, local, local.data_ptr(), trained, hooks))
 
     def watch_buffer(self, key: str, owner: dict[str, Any], attribute: str, buffers: Any, name: str) -> None:
-        """A buffer of the model has to be the engine's, ``buffers[name]``, which may change."""
+        """Require that a buffer of the model is the engine's, ``buffers[name]``, which may change."""
         self._buffers.append((key, owner, attribute, buffers, name))
 
     # -- what has changed -----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse what the plan would not follow.
+        """Refuse changes that the plan would not follow.
 
         Raises:
             PlanError: the model is no longer the one that was parallelized.
@@ -176,7 +176,7 @@ class Guard:
 
     @staticmethod
     def _mode_of(part: _Part, mode: bool) -> bool:
-        """The mode that a plan runs a module in while the whole model is in ``mode``."""
+        """Return the mode in which a plan runs a module while the whole model is in ``mode``."""
         return mode and part.training
 
     def _of_children(self, part: _Part) -> PlanError:
@@ -235,7 +235,7 @@ class Guard:
 
 
 def _modes(model: nn.Module) -> dict[str, bool]:
-    """The mode of each module while the model as a whole is in training."""
+    """Return the mode of each module while the model as a whole is in training."""
     before = {module: module.training for module in model.modules()}
     if not model.training:
         model.train()  # some modules stay in evaluation by themselves
@@ -255,13 +255,14 @@ def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
 
 
 def _of(parameter: torch.Tensor) -> int:
-    """How many hooks a parameter's gradient has."""
+    """Return the number of hooks on a parameter's gradient."""
     return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())  # type: ignore[attr-defined]
 
 
 @functools.cache
 def _names_in(kind: type[nn.Module]) -> frozenset[str]:
-    """The names of attributes that the forward of a kind of module reads, in methods that it calls too."""
+    """Return the names of attributes that the forward of a kind of module reads, including the methods that
+    it calls."""
     found: set[str] = set()
     waiting: list[Any] = [kind.forward]
     looked_at: set[Any] = set()
@@ -282,7 +283,7 @@ def _names_in(kind: type[nn.Module]) -> frozenset[str]:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of comprehensions and functions inside it."""
+    """Yield a function's code, and that of comprehensions and functions inside it."""
     yield code
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
@@ -299,9 +300,10 @@ def _reads(module: nn.Module, name: str) -> bool:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """What a module's forward reads of it and no tensor is: constants of the plan."""
+    """Return the attributes of a module that its forward reads and that are not tensors: constants of the
+    plan."""
     names = _names(module) - PLANNED
-    # NaN is no value that could be compared.
+    # NaN cannot be compared.
     return {n: _copied(v) for n, v in module.__dict__.items() if n in names and _comparable(v) and v == v}
 
 
@@ -313,7 +315,7 @@ def _plain_tensors(module: nn.Module) -> tuple[tuple[str, torch.Tensor, int], ..
 
 
 def _comparable(value: Any) -> bool:
-    """Whether a value is a number, a text, a function, or made of such."""
+    """Return whether a value is a number, a text, a function, or made of such."""
     if type(value) is dict:
         return all(_comparable(part) for pair in value.items() for part in pair)
     if type(value) in (list, tuple, set, frozenset):
@@ -324,7 +326,8 @@ def _comparable(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A value that stays as it is when the containers in it are written to; functions are themselves."""
+    """Return a value that does not change when the containers in it are written to; functions are
+    themselves."""
     if type(value) is dict:
         return {key: _copied(part) for key, part in value.items()}
     if type(value) in (list, tuple, set, frozenset):
@@ -350,8 +353,8 @@ def _shown(value: Any) -> str:
 
 
 def keep_in_place(model: nn.Module, owned: frozenset[str]) -> None:
-    """Let ``.to``, ``.cuda``, ``.half`` and the like of a model and of its modules refuse what they would
-    convert or move of these parameters and buffers, and do nothing where they would change nothing."""
+    """Let ``.to``, ``.cuda``, ``.half`` and the like of a model and of its modules refuse to convert or move
+    these parameters and buffers, and do nothing if they would change nothing."""
     for path, module in model.named_modules():
         module.__dict__["_apply"] = functools.partial(_apply, module, path, owned)
 
@@ -359,7 +362,7 @@ def keep_in_place(model: nn.Module, owned: frozenset[str]) -> None:
 def _apply(
     module: nn.Module, path: str, owned: frozenset[str], fn: Callable[..., Any], recurse: bool = True
 ) -> nn.Module:
-    """``nn.Module._apply`` of a parallelized model."""
+    """Replace ``nn.Module._apply`` for a parallelized model."""
     tensors = list(_tensors(module, path, recurse))
     looked_at: set[tuple[Any, ...]] = set()
     for key, value, _ in tensors:
@@ -381,7 +384,7 @@ def _apply(
 def _tensors(
     module: nn.Module, path: str, recurse: bool
 ) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
-    """(key in the whole model, tensor, where it is registered)."""
+    """Yield (key in the whole model, tensor, where it is registered)."""
     for name, part in module.named_modules() if recurse else [("", module)]:
         prefix = ".".join(piece for piece in (path, name) if piece)
         for place in (part._parameters, part._buffers):
@@ -394,10 +397,10 @@ def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> Non
     """Try a conversion on a small tensor of the same kind.
 
     Raises:
-        PlanError: it would change the parameter or buffer ``key``.
+        PlanError: the conversion would change the parameter or buffer ``key``.
     """
     probe = torch.zeros((2,) * min(value.dim(), 5), dtype=value.dtype, device=value.device)
-    # A small tensor would keep its layout whatever it is asked: two of everything do not.
+    # A tensor with dims of 1 would keep its layout in any conversion; one with dims of 2 does not.
     found = fn(probe)
     if found.dtype != probe.dtype:
         raise PlanError(
@@ -416,7 +419,7 @@ def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> Non
 
 
 def _device(device: torch.device) -> torch.device:
-    """A device with its number: ``cpu`` and ``cpu:0`` are the same."""
+    """Return a device with its number: ``cpu`` and ``cpu:0`` are the same."""
     if device.index is not None or device.type == "meta":
         return device
     return torch.device(device.type, torch.cuda.current_device() if device.type == "cuda" else 0)

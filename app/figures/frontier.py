@@ -1,4 +1,5 @@
-"""Memory against time. Traces and shapes keep their places, so that a selection changes a few numbers."""
+"""A plot of memory against time. Traces and shapes keep their places, so that a selection changes only a few
+numbers."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from .palette import Palette, layout, palette
 from .thinning import MOST, Window, apart
 
 BAND, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(10)
-"""Places of the traces."""
+"""The places of the traces."""
 CAPACITY, USABLE, BUDGET, TARGET = range(4)
-"""Places of the shapes."""
+"""The places of the shapes."""
 IN_VIEW = 2.5
-"""The capacity line is in view while it is at most this many times the largest point (log: squared)."""
+"""The capacity line is in view if it is at most this many times the largest point (log: squared)."""
 THINNED = "Of points that lie closer than a dot is wide one is drawn; zoom in to see the others."
 SYMBOLS = (
     "diamond", "square", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram", "x",
@@ -47,25 +48,25 @@ def frontier_figure(
     thinned: bool = True,
     narrow: bool = False,
 ) -> Json:
-    """The whole plot.
+    """Return the whole plot.
 
-    Points above what the device may use are grey, never dropped; a budget or a target lays a veil over what
+    Points above what the device may use are grey, never dropped; a budget or a target puts a veil over what
     it rules out.
 
     Args:
         data: the frontier.
-        view: what is chosen, and how it is drawn.
-        scheme: of colours.
-        window: what is zoomed into, if the axes are those that it is of.
-        thinned: draw one of the points that cover each other (:mod:`.thinning`), for a browser that asks
-            again when it zooms. Without it all are drawn.
-        narrow: on a phone, where fewer names of marks find room.
+        view: the choices, and how to draw them.
+        scheme: the colour scheme.
+        window: the zoomed part, if the axes are those that it belongs to.
+        thinned: whether to draw only one of the points that cover each other (:mod:`.thinning`), for a
+            browser that requests more when it zooms. Otherwise all are drawn.
+        narrow: whether the plot is on a phone, where fewer names of marks find room.
     """
     colours = palette(scheme)
     data = drawn(data, view)
     whole = np.flatnonzero(data.passing(view) & data.on_frontier)
     frame = _layout(data, view, whole, colours)
-    # Names of marks keep their places in a zoom, which only the browser knows the end of.
+    # Names of marks keep their places in a zoom, whose end only the browser knows.
     ends = frame["meta"]["whole"]
     if window is not None and window.of == frame["uirevision"]:
         # Plotly itself keeps a zoom only while the ranges that it is given stay the same; lines below the
@@ -102,17 +103,17 @@ def frontier_figure(
 
 
 def is_thinned(data: FrontierData, view: View) -> bool:
-    """Whether there are too many points to draw each."""
+    """Return whether there are too many points to draw each."""
     return int(np.count_nonzero(data.passing(view) & data.on_frontier)) > MOST
 
 
 def drawn(data: FrontierData, view: View) -> FrontierData:
-    """The frontier with the axes that a view asks for."""
+    """Return the frontier with the axes that a view asks for."""
     return replace(data, axes=axes_of(data, view))
 
 
 def _band(data: FrontierData, view: View, rows: np.ndarray, colours: Palette) -> Json:
-    """The certificate between its edges, in the sums of the search."""
+    """Return the certificate between its edges, in the sums of the search."""
     found = certificate(data, rows) if view.band and has_place(view) else None
     size, second = data.units.memory.factor, data.units.time.factor
     around, ups = ([], []) if found is None else found.outline()
@@ -137,7 +138,7 @@ def _xy(data: FrontierData, rows: np.ndarray, values: np.ndarray) -> Json:
 
 
 def _short(values: np.ndarray) -> list[float]:
-    """Seven figures: enough for any screen, half the bytes on the way to it."""
+    """Return values with seven figures: enough for any screen, half the bytes on the way to it."""
     return [float(f"{v:.7g}") for v in values.tolist()]
 
 
@@ -145,7 +146,7 @@ def _line(data: FrontierData, rows: np.ndarray, values: np.ndarray, colour: str,
     return {
         "type": "scatter",
         "mode": "lines",
-        # Between two points over memory the leaner one is the best; over other units there is no between.
+        # Between two points over memory, the leaner one is the best; over other units nothing lies between.
         "line": {"shape": "hv" if data.axes.over_memory else "linear", "color": colour, "width": width},
         "hoverinfo": "skip",
         "showlegend": False,
@@ -179,7 +180,7 @@ def _hover(data: FrontierData) -> str:
 def _dotted(
     data: FrontierData, rows: np.ndarray, values: np.ndarray, colour: str, name: str, shown: bool
 ) -> Json:
-    """The paper's figure 6: what of the step's time is compute, what is network."""
+    """Return the paper's figure 6: how much of the step's time is compute, and how much is network."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -193,7 +194,7 @@ def _dotted(
 
 
 def symbol_of(planner: str) -> str:
-    """The shape of a planner's marks: the same in every exploration."""
+    """Return the shape of a planner's marks: the same in every exploration."""
     known = [name for name in PLANNER_TITLES if name != FRONTIER]
     return SYMBOLS[known.index(planner) % len(SYMBOLS)] if planner in known else "circle"
 
@@ -224,7 +225,7 @@ def _planner_marks(
 
 
 def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[Json]:
-    """Knee, compared point, selected point."""
+    """Return the traces of the knee, the compared point and the selected point."""
     data = data if data.axes is not None else drawn(data, view)
     return [
         _ring(data, data.special(view).get("knee"), colours.muted, "knee", 13, "circle-open")
@@ -251,7 +252,8 @@ def _ring(data: FrontierData, row: int | None, colour: str, name: str, size: int
 
 
 def _range(low: float, high: float, log: bool, above: float = 0.05, below: float = 0.05) -> list[float]:
-    """An axis with shares of room for what is written ``above`` the topmost points and ``below`` the rest."""
+    """Return an axis with shares of room for what is written ``above`` the topmost points and ``below`` the
+    rest."""
     if log:
         # Plotly takes the range of a logarithmic axis in powers of ten.
         low, high = math.log10(low), math.log10(high)
@@ -322,7 +324,8 @@ def _axis(title: str, colours: Palette) -> Json:
 
 
 def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
-    """Capacity, capacity less headroom, and the veils of budget and target; none off their own axes."""
+    """Return the capacity, the capacity less headroom, and the veils of budget and target; none off their own
+    axes."""
     data = data if data.axes is not None else drawn(data, view)
     size, second = data.units.memory.factor, data.units.time.factor
     edge = {"width": 0}
@@ -358,7 +361,8 @@ def _vertical(x: float, line: Json) -> Json:
 
 
 def _capacity_text(data: FrontierData, view: View, x: float | None, colours: Palette) -> Json:
-    """What a device has, above its line; with an arrow at the right edge where that is far out of view."""
+    """Return the text of a device's memory, above its line; with an arrow at the right edge if that is far
+    out of view."""
     whole = unit_for(data.capacity_bytes)
     text = f"{data.device}: {digits(whole.of(data.capacity_bytes))} {whole.name}"
     place: Json = {"x": 1, "xref": "paper"}

@@ -199,7 +199,7 @@ def _options() -> Any:
 
 
 def desktop_notice() -> Any:
-    """The button that asks the browser for notices (``assets/notify.js``), and what came of it."""
+    """Return the button that asks the browser for notices (``assets/notify.js``), with the outcome."""
     return html.Div(
         [
             html.Button("Notify me when a job ends", id="notify", type="button", className="plain-button"),

@@ -1,7 +1,7 @@
 """The table of points on the frontier page.
 
-The server sends columns when figures of the table change (another exploration, a price); filters, the order
-and the row that is selected are the browser's alone.
+The server sends columns when figures of the table change (another exploration, a price); the browser alone
+handles filters, the order and the selected row.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def register(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def list_points(_: Any, listing: Any, kept: Any, columns: Any) -> Any:
-        """After the plot, which is what a person looks at first."""
+        """Fill the table after the plot, which is what a person looks at first."""
         view = view_of(kept)
         data = context.frontier(view)
         if data is None:

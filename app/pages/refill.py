@@ -1,4 +1,4 @@
-"""Run again with changes: the form filled from a job, or from the exploration that is shown."""
+"""Exploring once more with changes: the form is filled from a job, or from the exploration that is shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from .parts import aria, note
 
 
 def layout() -> Any:
-    """The button for the exploration that is shown, and where it is said what the form was filled from."""
+    """Return the button for the exploration that is shown, and the place that says what the form was filled
+    from."""
     return html.Div(
         [
             dcc.Store(id="refilled"),
@@ -39,7 +40,7 @@ def layout() -> Any:
 
 
 def button() -> Any:
-    """On pages that show an exploration: explore again, with changes."""
+    """Return the button to explore again with changes, for pages that show an exploration."""
     return dmc.Button("explore again with changes", id="change-shown", size="compact-xs", variant="default")
 
 
@@ -49,8 +50,8 @@ def register(
     """Connect the buttons.
 
     Args:
-        form: field -> id of its control.
-        beside: fields that follow the choice of a cluster, which another callback sets.
+        form: field -> the id of its control.
+        beside: the fields that follow the choice of a cluster, which another callback sets.
     """
     filled = [field for field in form if field not in beside]
     none = (no_update,) * (len(filled) + 2)
@@ -67,7 +68,7 @@ def register(
         prevent_initial_call="initial_duplicate",
     )
     def fill(_: Any, __: Any, earlier: Any, state: Any) -> Any:
-        """Every field from what was asked then; nothing is started."""
+        """Fill every field with the earlier request; nothing is started."""
         # A button that has just been made fires as well, without a click; where it is the form that has just
         # been made, a click on another page waited for it.
         if not any(t["value"] for t in ctx.triggered) and not (earlier and not ctx.triggered_id):

@@ -1,4 +1,4 @@
-"""The frontier as arrays in readable units, what fits a device, and the words for what doesn't."""
+"""The frontier as arrays in readable units, what fits a device, and words for what doesn't."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ PLANNER_TITLES = {
     "pesto": "Pesto",
     "netsplit": "NetSplit",
 }
-"""What planners are called in a legend; others by their own name."""
+"""The names of planners in a legend; others appear by their own name."""
 
 
 def planner_title(name: str) -> str:
-    """What a planner is called in a legend."""
+    """Return what a planner is called in a legend."""
     return PLANNER_TITLES.get(name, name.replace("_", " "))
 
 
@@ -115,17 +115,17 @@ class FrontierData:
 
     @cached_property
     def on_frontier(self) -> np.ndarray:
-        """Per row whether it is a point of the frontier, as bools."""
-        # Also where a planner's own plan is beaten by none: it is one of the points, as in the CSV.
+        """Whether each row is a point of the frontier, as bools."""
+        # Also a planner's own plan that none beats: it is one of the points, as in the CSV.
         return np.arange(len(self)) < len(self.exploration.points)
 
     @cached_property
     def by_planners(self) -> np.ndarray:
-        """Per row whether a published planner found it, as bools."""
+        """Whether a published planner found each row, as bools."""
         return np.array([name != FRONTIER for name in self.planner], dtype=bool)
 
     def title(self, row: int) -> str:
-        """``Point 17 of 201``; of a mark its planner, and which of its plans: ``ZeRO 2 of 5``."""
+        """Return ``Point 17 of 201``; for a mark its planner, and which of its plans: ``ZeRO 2 of 5``."""
         words = self.exploration.title(row)
         planner = self.planner[row]
         if row < len(self.exploration.points):
@@ -133,12 +133,13 @@ class FrontierData:
         return words.replace(planner, planner_title(planner), 1)
 
     def label(self, row: int) -> str:
-        """The title, without how many there are."""
+        """Return the title, without how many there are."""
         title = self.title(row).rpartition(" of ")[0]
         return title.replace("Point", "point", 1) if row < len(self.exploration.points) else title
 
     def allowed(self, view: View) -> np.ndarray:
-        """Numbers of the frontier's rows that the filters keep and that lie within budget and target."""
+        """Return the numbers of the frontier's rows that the filters keep and that lie within budget and
+        target."""
         keep = self.passing(view) & self.on_frontier
         if view.budget_bytes is not None:
             keep &= self.memory <= view.budget_bytes
@@ -148,8 +149,8 @@ class FrontierData:
         return found
 
     def special(self, view: View) -> dict[str, int]:
-        """Rows that have a name: ``leanest``, ``knee``, ``fastest`` of those that are allowed; empty without
-        any."""
+        """Return rows that have a name: ``leanest``, ``knee``, ``fastest`` of those that are allowed; empty
+        if there are none."""
         rows = self.allowed(view)
         if not len(rows):
             return {}
@@ -157,33 +158,34 @@ class FrontierData:
         return {"leanest": int(rows[0]), "knee": middle, "fastest": int(rows[-1])}
 
     def picked(self, view: View) -> int | None:
-        """The row that the limits select: the fastest within a budget, the leanest within a time alone; None
-        without a limit, or where nothing is within it."""
+        """Return the row that the limits select: the fastest within a budget, or the leanest within a time if
+        that is the only limit; None without a limit, or if nothing is within it."""
         if view.budget_bytes is None and view.target_s is None:
             return None
         return self.special(view).get("leanest" if view.budget_bytes is None else "fastest")
 
     @property
     def capacity_bytes(self) -> float:
-        """Memory of the smallest device."""
+        """The memory of the smallest device."""
         return capacity_of(self.exploration.cluster)[0]
 
     @property
     def device(self) -> str:
-        """Kind of the device with the least memory."""
+        """The kind of the device with the least memory."""
         return capacity_of(self.exploration.cluster)[1]
 
     def usable_bytes(self, view: View) -> float:
-        """Memory of the smallest device, less the headroom."""
+        """Return the memory of the smallest device, less the headroom."""
         return self.capacity_bytes * (1.0 - view.headroom)
 
     def limit_bytes(self, view: View) -> float:
-        """What a plan may use: the device's memory less headroom, or the budget where that is less."""
+        """Return the bytes that a plan may use: the device's memory less headroom, or the budget if that is
+        less."""
         usable = self.usable_bytes(view)
         return usable if view.budget_bytes is None else min(usable, view.budget_bytes)
 
     def passing(self, view: View) -> np.ndarray:
-        """Rows that the filters keep."""
+        """Return the rows that the filters keep."""
         keep = np.ones(len(self), dtype=bool)
         if view.mesh:
             keep &= np.array([m == view.mesh for m in self.mesh])
@@ -196,7 +198,7 @@ class FrontierData:
         return keep
 
     def filters(self) -> dict[str, list[str]]:
-        """What can be filtered for: the values that occur, in order."""
+        """Return the possible filters: the values that occur, in order."""
         return {
             "mesh": list(dict.fromkeys(self.mesh)),
             "micro": [str(m) for m in np.unique(self.micro)],
@@ -204,7 +206,8 @@ class FrontierData:
         }
 
     def neighbour(self, view: View, step: int) -> int:
-        """The row ``step`` rows along the frontier from the selected one, among those the filters keep."""
+        """Return the row ``step`` rows along the frontier from the selected one, among those the filters
+        keep."""
         rows = np.flatnonzero(self.passing(view) & self.on_frontier)
         if not len(rows):
             return view.point or 0
@@ -220,14 +223,15 @@ class _Points:
 
 
 def capacity_of(cluster: Mapping[str, Any]) -> tuple[float, str]:
-    """(bytes, kind) of the device with the least memory, from a saved cluster."""
+    """Return (bytes, kind) of the device with the least memory, from a saved cluster."""
     # Every device has a part of a sharded plan, so the smallest one limits it.
     kind = min(cluster["kinds"], key=lambda k: k["memory_bytes"])
     return float(kind["memory_bytes"]), str(kind["name"])
 
 
 def price_of(data: FrontierData, view: View) -> float | None:
-    """Money per device-hour: what the page says, else the cluster's own (the dearest kind), else None."""
+    """Return money per device-hour: what the page says, otherwise the cluster's own (the dearest kind),
+    otherwise None."""
     if view.price is not None:
         return view.price
     _, by_kind = prices_of(view.prices)
@@ -239,12 +243,12 @@ def price_of(data: FrontierData, view: View) -> float | None:
 
 
 def money(amount: float) -> str:
-    """Per thousand steps, where steps cost fractions of a cent."""
+    """Format money per thousand steps, as single steps cost fractions of a cent."""
     return f"{digits(1000 * amount)} per 1,000 steps"
 
 
 def limit_sentence(data: FrontierData, view: View) -> str:
-    """What the limits do to this frontier, in words; "" where everything fits."""
+    """Say what the limits do to this frontier; "" if everything fits."""
     unit, time = data.units.memory, data.units.time
     rows = np.flatnonzero(data.passing(view) & data.on_frontier)
     if not len(rows):
@@ -268,7 +272,7 @@ def limit_sentence(data: FrontierData, view: View) -> str:
 
 
 def unit_for(size_bytes: float) -> Unit:
-    """The largest binary unit of which a size has at least one."""
+    """Return the largest binary unit of which a size has at least one."""
     for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
         if size_bytes >= factor:
             return Unit(name, factor)
@@ -276,7 +280,7 @@ def unit_for(size_bytes: float) -> Unit:
 
 
 def filter_sentence(data: FrontierData, view: View) -> str:
-    """Said when the filters leave nothing."""
+    """Return the sentence for filters that leave nothing."""
     if data.passing(view).any():
         return ""
     named = {"mesh": view.mesh, "micro-batches": view.micro, "devices": view.devices}
@@ -285,7 +289,7 @@ def filter_sentence(data: FrontierData, view: View) -> str:
 
 
 def mark_sentence(data: FrontierData) -> str:
-    """Said when a published method's point lies below the line."""
+    """Return the sentence for a published method's point that lies below the line."""
     rows = np.flatnonzero(data.on_frontier)
     if not len(rows):
         return ""
@@ -304,7 +308,7 @@ def mark_sentence(data: FrontierData) -> str:
 
 
 def count_words(data: FrontierData, view: View) -> str:
-    """``36 of 201 points, 12 plans of other planners``: points are the frontier's, as everywhere."""
+    """Return ``36 of 201 points, 12 plans of other planners``: points are the frontier's, as everywhere."""
     kept = data.passing(view)
     points, marks = int((kept & data.on_frontier).sum()), int((kept & ~data.on_frontier).sum())
     whole = int(data.on_frontier.sum())

@@ -1,8 +1,8 @@
-"""Notices what a script changed of a parallelized model that its plan does not follow.
+"""The guard that notices when a script changes a parallelized model in ways that its plan does not follow.
 
-A plan runs the model as it was captured, on parameters that the engine holds. What changes afterwards would
-train something else without a word: another parameter, another module, a hook, a mode. All of it is refused
-by name at the next call. Writing *into* parameters and buffers is fine: they are the engine's own.
+A plan runs the model as it was captured, on parameters that the engine holds. Later changes would silently
+train something else: another parameter, another module, a hook, a mode. All of them are refused by name at
+the next call. Writing *into* parameters and buffers is fine: they are the engine's own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Part:
         classes: the same of its class; none of them may become its own.
         read: gives all of them of the module's attributes; None for none.
         sensitive: whether its forward depends on its mode.
-        training: the mode that it was captured in.
+        training: the mode in which it was captured.
     """
 
     name: str
@@ -63,17 +63,17 @@ class _Part:
 
 
 class Guard:
-    """What of a model has to stay as it was when it was parallelized.
+    """The check that a model stays as it was when it was parallelized.
 
     Args:
-        model: as it was captured.
+        model: the model as it was captured.
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
-        # Modes as they were captured; all else is looked at when the engine's parameters are in place.
+        # The modes as captured; everything else is recorded when the engine's parameters are in place.
         self._training = _modes(model)
-        # Beside each part the dicts of its module, which stay the same: this is gone through in every call.
+        # Each part with the dicts of its module, which stay the same: every call goes through this list.
         self._parts: list[tuple[_Part, Any, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._parameters: list[tuple[str, nn.Parameter, int, torch.Tensor, int, bool, int]] = []
         self._storages: list[Any] = []
@@ -82,10 +82,10 @@ class Guard:
     # -- how it was ---------------------------------------------------------------------------------
 
     def watch_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """From now on the model has to be as it is.
+        """Require from now on that the model stays as it is.
 
         Args:
-            parameters: those that stand for the engine's, by state-dict key.
+            parameters: the parameters that represent the engine's, by state-dict key.
         """
         for name, module in self.model.named_modules():
             settings = settings_of(module)
@@ -108,20 +108,20 @@ class Guard:
             self._parts.append((part, *dicts))
         for key, parameter in parameters.items():
             local = getattr(parameter, "_local_tensor", parameter)
-            # The storage is kept, so that no other one can get its address.
+            # The storage is kept, so that no other storage can get its address.
             storage = parameter.untyped_storage()
             self._storages.append(storage)
             trained, hooks = parameter.requires_grad, _of(parameter)
             self._parameters.append((key, parameter, storage._cdata, local, local.data_ptr(), trained, hooks))
 
     def watch_buffer(self, key: str, owner: dict[str, Any], attribute: str, buffers: Any, name: str) -> None:
-        """A buffer of the model has to be the engine's, ``buffers[name]``, which may change."""
+        """Require that a buffer of the model is the engine's, ``buffers[name]``, which may change."""
         self._buffers.append((key, owner, attribute, buffers, name))
 
     # -- what has changed -----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse what the plan would not follow.
+        """Refuse changes that the plan would not follow.
 
         Raises:
             PlanError: the model is no longer the one that was parallelized.
@@ -196,7 +196,7 @@ class Guard:
 
     @staticmethod
     def _mode_of(part: _Part, mode: bool) -> bool:
-        """The mode that a plan runs a module in while the whole model is in ``mode``."""
+        """Return the mode in which a plan runs a module while the whole model is in ``mode``."""
         return mode and part.training
 
     def _of_children(self, part: _Part) -> PlanError:
@@ -283,7 +283,7 @@ class Guard:
 
 
 def _modes(model: nn.Module) -> dict[str, bool]:
-    """The mode of each module while the model as a whole is in training."""
+    """Return the mode of each module while the model as a whole is in training."""
     before = {module: module.training for module in model.modules()}
     if not model.training:
         model.train()  # some modules stay in evaluation by themselves
@@ -303,7 +303,7 @@ def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
 
 
 def _of(parameter: torch.Tensor) -> int:
-    """How many hooks a parameter's gradient has."""
+    """Return the number of hooks on a parameter's gradient."""
     return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())  # type: ignore[attr-defined]
 
 
@@ -311,8 +311,8 @@ def _of(parameter: torch.Tensor) -> int:
 
 
 def keep_in_place(model: nn.Module, owned: frozenset[str]) -> None:
-    """Let ``.to``, ``.cuda``, ``.half`` and the like of a model and of its modules refuse what they would
-    convert or move of these parameters and buffers, and do nothing where they would change nothing."""
+    """Let ``.to``, ``.cuda``, ``.half`` and the like of a model and of its modules refuse to convert or move
+    these parameters and buffers, and do nothing if they would change nothing."""
     for path, module in model.named_modules():
         module.__dict__["_apply"] = functools.partial(_apply, module, path, owned)
 
@@ -320,7 +320,7 @@ def keep_in_place(model: nn.Module, owned: frozenset[str]) -> None:
 def _apply(
     module: nn.Module, path: str, owned: frozenset[str], fn: Callable[..., Any], recurse: bool = True
 ) -> nn.Module:
-    """``nn.Module._apply`` of a parallelized model."""
+    """Replace ``nn.Module._apply`` for a parallelized model."""
     tensors = list(_tensors(module, path, recurse))
     looked_at: set[tuple[Any, ...]] = set()
     for key, value, _ in tensors:
@@ -342,7 +342,7 @@ def _apply(
 def _tensors(
     module: nn.Module, path: str, recurse: bool
 ) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
-    """(key in the whole model, tensor, where it is registered)."""
+    """Yield (key in the whole model, tensor, where it is registered)."""
     for name, part in module.named_modules() if recurse else [("", module)]:
         prefix = ".".join(piece for piece in (path, name) if piece)
         for place in (part._parameters, part._buffers):
@@ -355,10 +355,10 @@ def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> Non
     """Try a conversion on a small tensor of the same kind.
 
     Raises:
-        PlanError: it would change the parameter or buffer ``key``.
+        PlanError: the conversion would change the parameter or buffer ``key``.
     """
     probe = torch.zeros((2,) * min(value.dim(), 5), dtype=value.dtype, device=value.device)
-    # A small tensor would keep its layout whatever it is asked: two of everything do not.
+    # A tensor with dims of 1 would keep its layout in any conversion; one with dims of 2 does not.
     found = fn(probe)
     if found.dtype != probe.dtype:
         raise PlanError(
@@ -377,7 +377,7 @@ def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> Non
 
 
 def _device(device: torch.device) -> torch.device:
-    """A device with its number: ``cpu`` and ``cpu:0`` are the same."""
+    """Return a device with its number: ``cpu`` and ``cpu:0`` are the same."""
     if device.index is not None or device.type == "meta":
         return device
     return torch.device(device.type, torch.cuda.current_device() if device.type == "cuda" else 0)

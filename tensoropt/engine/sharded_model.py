@@ -18,7 +18,7 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class ShardedModel(ParallelModel[ShardedEngine]):
-    """What ties a model to its sharded plan."""
+    """The connection between a model and its sharded plan."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class ShardedModel(ParallelModel[ShardedEngine]):
         return as_dtensor(local, self.strategy.atoms(name), layout, self.mesh, self.engine.runtime)
 
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """A value that is laid out like the parameter ``key``, in the model's own shape.
+        """Return a value that is laid out like the parameter ``key``, in the model's own shape.
 
-        It has that already, unless PyTorch cannot say the layout in it; then it is gathered.
+        It already has that shape, unless PyTorch cannot express the layout in it; then it is gathered.
         """
         shape = self.shapes[key]
         if tuple(value.shape) == shape or not isinstance(value, DTensor):

@@ -1,4 +1,4 @@
-"""Whose the bytes on a device are in a placed plan's step, at every change of its memory."""
+"""The owners of the bytes on a device in a placed plan's step, at every change of its memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optim
 
 
 def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
-    """All that is held on a device, each with the points of its memory curve between which it is there."""
+    """Return all holdings on a device, each with the points of its memory curve between which it is alive."""
     timeline, owned = holders(simulated)
     where = device_name(device)
     steps = timeline.steps(where)
@@ -49,7 +49,7 @@ def _spans(steps: Sequence[Sequence[tuple[str, float]]]) -> Iterator[tuple[str, 
 
 
 def _words(timeline: Timeline, where: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Per kind the task that takes it, and the one at whose end it is given back."""
+    """Return, for each kind, the task that allocates it, and the task at whose end it is freed."""
     takes: dict[str, str] = {}
     gives: dict[str, str] = {}
     for event in timeline.events:

@@ -1,7 +1,7 @@
-"""Placed plans as points beside a frontier: figures, what its plan file says, and its timeline to look at.
+"""Placed plans as points beside a frontier: their figures, their plan file's contents, and their timeline.
 
-A placement has no place in a sharded space's tables, so that a point carries its own plan, and what the
-simulator saw, as plain data.
+A placement has no place in a sharded space's tables, so its point carries its own plan and the simulation's
+results as plain data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OVERLAP = "messages run beside computing; those that share a lane queue"
 
 
 def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int = 1) -> Space:
-    """The space that placed points of so many micro-batches belong to, a row of devices.
+    """Return the space of the placed points with so many micro-batches, a row of devices.
 
     Args:
         keys: parameter name in the graph -> the model's own name.
@@ -39,8 +39,8 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
     """A simulated placement as a point of space ``space``, which carries its plan, that it is known by; a
     point that is kept carries its :func:`placed_record`.
 
-    Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` is when that
-    device waits while some message is under way, ``idle_s`` when it waits and none is.
+    Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` counts when
+    that device waits while some message is under way, ``idle_s`` when it waits and none is.
     """
     step = _step(simulated)
     sends: Counter[tuple[tuple[int, int], int]] = Counter()
@@ -62,7 +62,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         idle_s=step.idle_s,
         sent_bytes=max(sent_by.values(), default=0),
         additive_memory_bytes=max(additive),
-        # A placement is in no table that could be added up, and nothing is proven of it.
+        # A placement is in no table that could be summed, and nothing is proven of it.
         additive_time_s=simulated.time_s,
         memory=tuple(simulated.peaks[_fullest(simulated)][kind] for kind in MEMORY_KINDS),
         terms=dict(simulated.problem.devices.terms),
@@ -100,7 +100,7 @@ def _step(simulated: SimulatedPlacement) -> StepTime:
 
 
 def _sources(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
-    """Shares of all seconds, computing and sending, by where they come from."""
+    """Return the shares of all seconds, computing and sending, by their sources."""
     found: dict[str, float] = defaultdict(float)
     found[graph.prices.compute()[0].source] += sum(simulated.busy_s)
     for tensor, source, target, _ in simulated.transfers:
@@ -139,7 +139,7 @@ def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequ
 
 
 def _lane(resources: Sequence[str]) -> str:
-    """A device, or what a message occupies."""
+    """Return a device, or what a message occupies."""
     named = resources[0].removeprefix("device ").isdigit()
     return resources[0] if named else "link " + " - ".join(resources)
 

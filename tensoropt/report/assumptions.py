@@ -1,4 +1,4 @@
-"""What the figures of an exploration rest on, and what is proven of a point, in words."""
+"""The basis of an exploration's figures, and what is proven about a point, in words."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def bound_words(share: float) -> str:
 
 
 def batch_words(exploration: Exploration) -> str:
-    """The global batch, as far as it is known."""
+    """Say the global batch, as far as it is known."""
     model = exploration.model
     return str(model.batch or _first_size(model.call) or "the model's own")
 
 
 def proof_words(point: Point, memory: str, time: str) -> str:
-    """What is proven of a point, which is of the sums that the search adds up; of placed plans nothing is.
+    """Say what is proven about a point: the proof concerns the sums that the search uses; about placed plans
+    nothing is proven.
 
     Args:
         memory, time: these sums, in words.
@@ -61,7 +62,7 @@ def proof_words(point: Point, memory: str, time: str) -> str:
 
 
 def _first_size(call: Any) -> int | None:
-    """The first size of the first tensor the model was called with."""
+    """Return the first size of the first tensor that the model was called with."""
     if not isinstance(call, Mapping):
         return None
     for value in [*call.get("args", []), *dict(call.get("kwargs", {})).values()]:

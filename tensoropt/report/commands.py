@@ -1,4 +1,4 @@
-"""The exact command lines that make an exploration again, choose its points, run and check them."""
+"""The exact command lines that repeat an exploration, choose its points, run and check them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from tensoropt.units import format_bytes
 
 @dataclass(frozen=True)
 class Command:
-    """A line to copy and what it does."""
+    """A line to copy, and what it does."""
 
     title: str
     line: str
 
 
 def cluster_is_named(exploration: Exploration) -> bool:
-    """Whether the cluster's name alone gives this cluster again; ``local`` is whatever is here."""
+    """Return whether the cluster's name alone gives this cluster once more; ``local`` is whatever machine
+    runs the command."""
     if str(exploration.cluster["name"]).partition(":")[0] == "local":
         return True
     try:
@@ -64,11 +65,12 @@ def question_of(exploration: Exploration) -> Question:
 
 
 def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str:
-    """The command line that makes this exploration again, defaults left out.
+    """Return the command line that repeats this exploration, without defaults.
 
     Args:
-        out: the folder to write it into.
-        folder: of the exploration, whose file has its cluster and its constraints where these have no name.
+        out: the folder to write to.
+        folder: the exploration's folder, whose file has its cluster and its constraints if these have no
+            name.
     """
     file = f"{folder}/{FILE}"
     constraints = exploration.settings.get("constraints")
@@ -80,7 +82,7 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
 
 
 def whole_source(source: str) -> str:
-    """A model's source with the whole path of its file, where that lies below the folder of now."""
+    """Return a model's source with the whole path of its file, if that lies below the current folder."""
     path = file_of(source)
     if path is None or not path.is_file():
         return source
@@ -88,13 +90,13 @@ def whole_source(source: str) -> str:
 
 
 def file_of(source: str) -> Path | None:
-    """The file that a model's source names; None of a model of the zoo or of an installed package."""
+    """Return the file that a model's source names; None for a model of the zoo or of an installed package."""
     place = source if is_onnx(source) else source.rpartition(":")[0]
     return Path(place) if place.endswith((".onnx", ".py")) else None
 
 
 def run_place(exploration: Exploration, folder: str) -> str:
-    """From where the commands run as they are, in a sentence."""
+    """Say from where the commands run as they are, in a sentence."""
     folder_now, source = Path.cwd(), exploration.model.source
     path = file_of(source)
     if path is not None and not path.is_absolute() and not path.is_file():
@@ -110,13 +112,14 @@ def run_place(exploration: Exploration, folder: str) -> str:
 
 
 def beside_line(folder: str, planners: str, out: str = "") -> str:
-    """The command that runs planners beside a saved exploration; into a folder beside it by default."""
+    """Return the command that runs planners beside a saved exploration; its default output is a folder next
+    to it."""
     words = ["tensoropt", "recost", folder, "--planners", planners, "--only-beside"]
     return shlex.join([*words, "--out", out or f"{folder.rstrip('/')}-beside"])
 
 
 def choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
-    """The line that chooses a point."""
+    """Return the line that chooses a point."""
     point = exploration.all_points[index]
     # A budget a byte above the point's own memory selects it: the next point needs more. Plans of other
     # planners are no points of the frontier: no limit selects them.
@@ -132,11 +135,12 @@ def choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[
 
 
 def commands_for(exploration: Exploration, folder: str, again: str, index: int) -> tuple[Command, ...]:
-    """Explore again, choose a point, run it, check it and keep what the check found.
+    """Return the commands that repeat the exploration, choose a point, run it, check it and keep what the
+    check found.
 
     Args:
-        folder: of the exploration.
-        again: the folder that an exploration made again is written into.
+        folder: the exploration's folder.
+        again: the folder into which a repeated exploration is written.
     """
     gpus = for_gpus(exploration.cluster)
     return (
@@ -154,7 +158,7 @@ def commands_for(exploration: Exploration, folder: str, again: str, index: int) 
 
 
 def devices_of(exploration: Exploration, index: int) -> int:
-    """How many devices a point is for."""
+    """Return the number of devices that a point is for."""
     count = 1
     for size in exploration.spaces[exploration.all_points[index].space].mesh.shape:
         count *= size

@@ -16,7 +16,7 @@ from tensoropt.units import format_bytes, format_seconds
 
 
 def timing_words(exploration: Exploration) -> str:
-    """What was timed; where nothing was, why not, and what the figures rest on instead."""
+    """Say what was timed; if nothing was, say why not, and what the figures rest on instead."""
     report = exploration.report
     known, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
     pieces = f"{known} distinct pieces of work"
@@ -26,7 +26,7 @@ def timing_words(exploration: Exploration) -> str:
         pieces += f", {failed} failed, see the notes"
     if known and report.get("timed_now", True):
         return f"timed: {pieces}"
-    # Timing that nobody wanted says nothing of what is here.
+    # If timing was not wanted, its absence does not mean that the device is absent.
     refused = exploration.settings.get("measure") == "never"
     absent = f"{report.get('device', 'the device')} is not here"
     reason = "timing was refused (--measure never)" if refused else absent
@@ -37,7 +37,7 @@ def timing_words(exploration: Exploration) -> str:
 
 
 def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How well what was timed predicts what was not, by class of operator."""
+    """Say how well timed work predicts work that was not timed, by class of operator."""
     if not errors:
         return []
     lines = [
@@ -52,7 +52,7 @@ def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def summary_lines(exploration: Exploration) -> list[str]:
-    """What was found out about the model and the search, a few readable lines."""
+    """Return what was found out about the model and the search, in a few readable lines."""
     report: dict[str, Any] = dict(exploration.report)
     lines = [
         f"model: {exploration.model.parameters:,} parameters, {report['operators']} operators in "
@@ -91,7 +91,7 @@ def summary_lines(exploration: Exploration) -> list[str]:
 
 
 def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
-    """How many strategies were found, simulated and left out."""
+    """Say how many strategies were found, simulated and left out."""
     simulated = report["points_before_judging"]
     found = report.get("points_found", simulated)
     unbeaten = report.get("points_unbeaten", shown)
@@ -101,7 +101,7 @@ def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
 
 
 def point_lines(exploration: Exploration, index: int) -> list[str]:
-    """One point in words."""
+    """Return one point in words."""
     p = exploration.all_points[index]
     space = exploration.spaces[p.space]
     return [
@@ -119,7 +119,8 @@ def point_lines(exploration: Exploration, index: int) -> list[str]:
 
 
 def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
-    """The command that runs a plan without a script; on CPU ranks, which has to be said of one for GPUs."""
+    """Return the command that runs a plan without a script; a plan for GPUs needs an option to run on CPU
+    ranks."""
     line = f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
     return f"{line} --cpu" if gpus else line
 
@@ -131,7 +132,7 @@ GAP_CAPTION = "gap: time over the best known within the same memory, by the fron
 
 
 def comparison_text(exploration: Exploration) -> str:
-    """A row per limit for the frontier and each planner, refusals in words, and what a gap is."""
+    """Return a row per limit for the frontier and each planner, refusals in words, and what a gap is."""
     rows = [COMPARISON_HEADER]
     for limit in limits_asked(exploration):
         rows += [_comparison_row(row) for row in compared(exploration, limit)]

@@ -1,8 +1,8 @@
 """Plans of published planners among the points: quick planners run beside every search.
 
-What they find is simulated like everything else and comes in where no other point needs as little of both
-memory and time. Which of them are tried is said in :mod:`tensoropt.planners.quick`; what was tried and what
-came in is in the exploration's notes, and per planner in its report under ``tried``.
+Their plans are simulated like everything else and are taken in if no other point needs as little of both
+memory and time. :mod:`tensoropt.planners.quick` says which planners are tried; what was tried and what was
+taken in is in the exploration's notes, and by planner in its report under ``tried``.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from tensoropt.session.session import Session
 from tensoropt.session.simulations import unbeaten_of
 
 STAGE = "placements"
-"""The name of these seconds in a report."""
+"""The name of this stage's seconds in a report."""
 
 
 def with_quick_plans(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
-    """The exploration with what quick planners find that none of its points beats, reduced to one frontier.
+    """Return the exploration with those plans of quick planners that none of its points beats, reduced to one
+    frontier.
 
-    Where a pipeline is pinned, with the pipelines of that pin alone, as the search found them.
+    If a pipeline is pinned, it has only the pipelines of that pin, as the search found them.
     """
     settings = session.settings
     constraints = settings.constraints
@@ -79,14 +80,14 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
 
 
 def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:
-    """(the kinds of planners that are tried, per other kind of plans why not)"""
+    """Return (the kinds of planners that are tried, for each other kind why not)."""
     settings, groups = session.settings, len(searched.problem.graph.groups)
     kinds, refusals = {"sharded"}, {}
     if reason := placed_refusal(settings.placements, groups, session.cluster.device_count):
         refusals["placed plans"] = reason
     else:
         kinds.add("placed")
-    # The conditions of the search for pipelines, and that methods know no constraints.
+    # The conditions of the search for pipelines; besides, these methods know no constraints.
     suits = settings.pipelines != "never" and settings.constraints is None and not settings.process_memory
     training = searched.problem.graph.atoms.graph.training and not searched.problem.refusal
     if suits and training and session.cluster.device_count > 1:
@@ -95,7 +96,7 @@ def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[s
 
 
 def _against_constraints(task: PlanningTask) -> str:
-    """Why placed plans would not do what a person's constraints ask for; "" where they do."""
+    """Say why placed plans would violate a person's constraints; "" if they do not."""
     assert task.placed is not None
     try:
         notes = task.placed.limits.notes
@@ -115,7 +116,7 @@ def _asked(
         session.report(STAGE, number, len(entries), entry.name)
         points: list[SimulatedPoint] = []
         reason = ""
-        # Never for a budget of memory: what is found may not depend on it, as it only says which points fit.
+        # Never for a memory budget: what is found may not depend on it, as it only says which points fit.
         try:
             points = list(entry.points(task, None, seed))
         except TensorOptError as refusal:
@@ -134,7 +135,8 @@ def _asked(
 
 
 def _was_asked_for(task: PlanningTask, settings: Settings, point: Point) -> bool:
-    """Whether a point has as many micro-batches as were asked for, which methods for pipelines choose."""
+    """Return whether a point has the requested number of micro-batches, which methods for pipelines choose
+    themselves."""
     if point.pipeline is None or settings.micro_batches == "auto":
         return True
     space = task.base.spaces[point.space]
@@ -142,8 +144,8 @@ def _was_asked_for(task: PlanningTask, settings: Settings, point: Point) -> bool
 
 
 def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]) -> list[Point]:
-    """Strategies that the search found and that are as good as a plan that would come in, though they are
-    not among the points, which only stand for them."""
+    """Return strategies that the search found and that are as good as a plan that would be taken in, though
+    they are not among the points, which only represent them."""
     best = unbeaten_of(searched.simulations)
     coming_in = {p.identity for p in with_others(task.base.points, found)}
     wanted: dict[int, None] = {}
@@ -158,7 +160,7 @@ def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]
 
 
 def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[str]:
-    """What was tried and what came in, in words."""
+    """Say what was tried and what was taken in."""
     simulated = sum(row["points"] for row in tried.values())
     came_in = [f"{row['merged']} of {name}" for name, row in tried.items() if row["merged"]]
     without = [name for name, row in tried.items() if not row["points"]]

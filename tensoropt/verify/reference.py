@@ -1,4 +1,4 @@
-"""What a plan's results are compared with: the same graph unsplit, and the model it was captured from."""
+"""The references for a plan's results: the same graph unsplit, and the model it was captured from."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ from tensoropt.verify.differences import (
 from tensoropt.verify.tolerances import MODULE_SHRUNK, Differences, within_tolerance
 
 OPTIMIZER_STEPS = 2
-"""Steps after which parameters are compared: the second one starts from moved weights and used state."""
+"""The steps after which parameters are compared: the second one starts from moved weights and used state."""
 GRADIENT_FLOOR = 1e-3
 """A parameter's gradients are compared relative to its own largest one, but to no less than this share of the
-model's largest: BERT's key biases have gradients that are zero but for rounding."""
+model's largest: BERT's key biases have gradients that are zero except for rounding."""
 NARROW_FLOOR = 5e-2
-"""The same under mixed precision, where rounding is 4e-3 and sums of it more."""
+"""The same under mixed precision, where rounding is 4e-3, and sums of it are more."""
 
 
 def smooth_optimizers(floor: float) -> dict[str, Any]:
-    """Optimizers whose result depends smoothly on gradients: Adam's first step is the gradient's *sign*, also
-    where the gradient is rounding noise, so its ``eps`` is set at the scale of the gradients that count."""
+    """Return optimizers whose result depends smoothly on gradients: Adam's first step is the gradient's
+    *sign*, even if the gradient is rounding noise, so its ``eps`` is set at the scale of the gradients that
+    count."""
     # Not below Adam's own default.
     eps = max(floor, 1e-8)
-    # Rates at which parameters move visibly in two steps and stay finite; assumptions, not tuned.
+    # Rates at which parameters move visibly in two steps and stay finite; untuned assumptions.
     return {
         "momentum": lambda leaves: torch.optim.SGD(leaves, lr=1e-2, momentum=0.9),
         "adam": lambda leaves: torch.optim.Adam(leaves, lr=1e-3, eps=eps),
@@ -60,13 +61,14 @@ def smooth_optimizers(floor: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Results:
-    """What a run gives: in training loss, gradients, parameters and buffers after the steps; else outputs.
+    """The results of a run: in training loss, gradients, parameters and buffers after the steps; otherwise
+    outputs.
 
     Attributes:
-        outputs: the loss alone in training.
-        after: per optimizer the parameters after its steps.
-        floor: the size below which gradients are not looked at.
-        rounding: what mixed precision alone changes; None without.
+        outputs: the outputs; in training only the loss.
+        after: for each optimizer, the parameters after its steps.
+        floor: the size below which gradients are ignored.
+        rounding: what mixed precision alone changes; None without mixed precision.
         ran_on: the device that it ran on.
         again: outputs of a second call.
         stepped: buffers after it.
@@ -84,7 +86,7 @@ class Results:
 
     @property
     def not_finite(self) -> dict[str, int]:
-        """How many values are NaN or infinite, by what they are of; empty for a model that computes none."""
+        """Return how many values are NaN or infinite, by what they belong to; empty if there are none."""
         outputs = {f"output {i}": value for i, value in enumerate(self.outputs)}
         gradients = {f"gradient of {name}": value for name, value in self.gradients.items()}
         after = {
@@ -99,7 +101,7 @@ class Results:
 def first_step(
     engine: Engine, loaded: CapturedModel
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """(outputs, gradients) of the first step; the gradients are copies."""
+    """Return (outputs, gradients) of the first step; the gradients are copies."""
     engine.runtime.step = 0
     if not engine.training:
         with torch.no_grad():
@@ -112,7 +114,8 @@ def first_step(
 def after_steps(
     engine: Engine, loaded: CapturedModel, floor: float
 ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-    """Parameters after the steps by optimizer, and buffers after them; the engine ends as it began."""
+    """Return the parameters after the steps by optimizer, and the buffers after them; the engine ends as it
+    began."""
     after: dict[str, dict[str, torch.Tensor]] = {}
     buffers: dict[str, torch.Tensor] = {}
     if not engine.training:
@@ -137,10 +140,10 @@ def after_steps(
 
 
 def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> Results:
-    """Run the unsplit graph once; kept with the loaded model, on the CPU.
+    """Run the unsplit graph once; the results are kept with the loaded model, on the CPU.
 
-    CPU ranks run it each for themselves. Of ranks on GPUs only the first does, so that no other one has the
-    whole model on its GPU; all of them call this.
+    Each CPU rank runs it itself. On GPUs only the first rank does, so that no other has the whole model on
+    its GPU; all ranks must call this.
     """
     key = ("reference", seed)
     if key not in loaded.results:
@@ -154,8 +157,8 @@ def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> R
 
 
 def of_first_rank(run: Callable[[], Results]) -> Results:
-    """What ``run`` gives on rank 0, on all ranks of the host; the others read it from a file as they need
-    it."""
+    """Return the result of ``run`` on rank 0, on all ranks of the host; the others read it from a file as
+    they need it."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return run()
     path = [""]
@@ -177,7 +180,8 @@ def of_first_rank(run: Callable[[], Results]) -> Results:
 
 
 def _unsplit(loaded: CapturedModel, seed: int, floor: float | None) -> Results:
-    """The unsplit graph's results: run on the rank's device, or on the CPU where that is too small for it."""
+    """Return the unsplit graph's results: run on the rank's device, or on the CPU if that device is too
+    small."""
     try:
         return _unsplit_on(loaded.device, loaded, seed, floor)
     except torch.OutOfMemoryError:
@@ -210,8 +214,8 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
 
 
 def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
-    """How far the narrower type alone takes the unsplit model from what it gives in float32."""
-    # The floor is the narrow one's, so that both are compared on one scale.
+    """Return how far the narrower type alone moves the unsplit model from its float32 results."""
+    # The floor is that of the narrow type, so that both are compared on one scale.
     wide = _unsplit(load_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
     changes = {
         "loss": outputs_difference(narrow.outputs, wide.outputs),
@@ -225,21 +229,21 @@ def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
         ),
         "buffer": named_difference(narrow.buffers, wide.buffers, GRADIENT_FLOOR),
     }
-    # Where the narrow type overflows nothing is learned of its rounding, and nothing more is allowed.
+    # If the narrow type overflows, nothing is learned about its rounding, and nothing more is allowed.
     return Differences(**{k: change if math.isfinite(change) else 0.0 for k, change in changes.items()})
 
 
 @dataclass(frozen=True)
 class ModuleFindings:
-    """How far the unsplit graph is from the module it was captured from; picklable.
+    """The distance of the unsplit graph from the module it was captured from; picklable.
 
     Attributes:
         differences: of the loss (the outputs in inference), of buffers after two calls and, in training,
             of the gradients.
         not_finite: how many values of the unsplit graph are NaN or infinite, by what they are of.
         worst_gradient: the parameter whose gradient is furthest off, by its name in the model.
-        rounding: of a model that computes in a narrow type inside, what that changes in the graph; None of
-            others.
+        rounding: for a model that computes in a narrow type inside, what that changes in the graph; otherwise
+            None.
         compared_in: the precision that decided.
         worst_buffer: the buffer that is furthest off after two calls, by its name in the model.
     """
@@ -258,8 +262,8 @@ class ModuleFindings:
 
 
 def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> ModuleFindings | None:
-    """The unsplit graph against the module it was captured from; None for models that draw random numbers,
-    and on all ranks but the first."""
+    """Compare the unsplit graph with the module it was captured from; None for models that draw random
+    numbers, and on all ranks but the first."""
     loaded = load_model(spec)
     # The module draws from PyTorch's generator and the graph by counters: their steps cannot be alike.
     if draws_at_random(loaded):
@@ -341,7 +345,7 @@ def _compared(
     for tensor in loaded.captured.graph.parameters:
         if tensor.requires_grad:
             found = ref.gradients[tensor.name]
-            # Without a gradient the loss does not depend on it.
+            # Without a gradient, the loss does not depend on it.
             wanted = gradients.get(str(tensor.key), torch.zeros_like(found))
             apart[str(tensor.key)] = difference(found, wanted.to(found.device), floor=floor)
     most = worst(apart)
@@ -370,7 +374,8 @@ def _has_others(own: torch.nn.Module, known: Mapping[str, str]) -> bool:
 
 
 def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> ModuleFindings:
-    """``single``, or what the module in double precision says where that shows that it was rounding."""
+    """Return ``single``, or the findings of the module in double precision if these show that it was
+    rounding."""
     model, args, kwargs = loaded.spec.build()
     own = model.model if isinstance(model, WithLoss) else model
     args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
@@ -385,7 +390,8 @@ def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> 
 
 
 def precision(loaded: CapturedModel) -> str:
-    """The lowest floating precision anything is computed in (some models cast to float32 inside)."""
+    """Return the lowest floating precision in which anything is computed (some models cast to float32
+    inside)."""
     used = {t.dtype for t in loaded.captured.graph.tensors.values()}
     order = ("bfloat16", "float16", "float32", "float64")
     return next((dtype for dtype in order if dtype in used), "float32")
@@ -398,14 +404,14 @@ _KINKED = re.compile(
 
 
 def has_kinks(loaded: CapturedModel) -> bool:
-    """Whether a value that rounding moves can change gradients by whole elements: at a ReLU's zero, a maximum
-    between equals, a comparison."""
+    """Return whether a value that rounding moves can change gradients by whole elements: at a ReLU's zero, a
+    maximum between equals, a comparison."""
     packets = (op.target.split(".")[1] for op in loaded.captured.graph.operators if "." in op.target)
     return any(_KINKED.fullmatch(packet) for packet in packets)
 
 
 def draws_at_random(loaded: CapturedModel) -> bool:
-    """Whether a training step depends on random numbers: dropout, dropped paths, sampled masks."""
+    """Return whether a training step depends on random numbers: dropout, dropped paths, sampled masks."""
     if loaded.spec.mode == "inference":
         return False
     for op in loaded.captured.graph.operators:

@@ -25,11 +25,11 @@ from tensoropt.planners.task import PlanningTask, Selection
 
 WHOLE = frozenset({"none", "partial", "partial_grad"})
 MOST_NAMED = 6
-"""So many of the operators that are left whole are named in the notes."""
+"""The most operators left whole that the notes name."""
 
 
 class _Recursion:
-    """The steps of one space."""
+    """The partitioning steps of one space."""
 
     def __init__(self, space: TableSpace):
         self.space = space
@@ -66,7 +66,8 @@ class _Recursion:
         return (*found, f"coarsening leaves no chain: {len(self.final)} nodes were decided together")
 
     def _allowed(self, variable: VariableTable, before: tuple[str, ...] | None, axis: int) -> np.ndarray:
-        """What a step may choose: earlier axes as they were, later ones whole, this one split if possible."""
+        """Return what a step may choose: earlier axes as they were, later ones whole, this one split if
+        possible."""
         # Recomputing is not part of the method.
         plain = ~np.array(variable.again, dtype=bool) if variable.again else True
         if before is None:
@@ -80,7 +81,8 @@ class _Recursion:
         return split if split.any() else possible
 
     def _step(self, allowed: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """Least communication of everything chosen so far; among equals the least memory."""
+        """Return the choice with the least communication for everything chosen so far; among equals the least
+        memory."""
         kept = {name: np.flatnonzero(mask) for name, mask in allowed.items()}
         if not all(map(len, kept.values())):
             raise ImpossibleError("an operator's split of earlier axes goes with none of this one")
@@ -103,7 +105,8 @@ class _Recursion:
 
 
 _TIE_S_PER_BYTE = 1e-18
-"""Weight of memory beside communication: a GiB counts as much as a nanosecond, so that only ties see it."""
+"""The weight of memory beside communication: a GiB counts as much as a nanosecond, so it only decides
+ties."""
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:

@@ -1,7 +1,8 @@
-"""The dashboard: look at frontiers, pick a point, see why it costs what it costs, take the plan along.
+"""The dashboard, which shows frontiers, the selected point, the reasons for its costs, and its plan to take
+along.
 
-The folder is ``app``; it is installed as ``tensoropt_app``, so imports inside it are relative. It sits on
-top of :mod:`tensoropt` and nothing there knows of it.
+The folder is ``app``; it is installed as ``tensoropt_app``, so imports inside it are relative. It builds on
+:mod:`tensoropt`, and nothing there knows about it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _MODULE_OF = {"Library": ".library", "create_app": ".server", "serve": ".server"
 __all__ = ["Library", "create_app", "serve"]
 
 
-# Imported when first used: a job's own process imports this package too, and needs neither Dash nor Plotly.
+# Imported at first use: a job's own process imports this package too, and needs neither Dash nor Plotly.
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

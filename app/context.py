@@ -1,4 +1,4 @@
-"""What every page's callbacks share: where explorations come from, which jobs run, what is remembered."""
+"""The facts that every page's callbacks share: explorations, jobs and remembered results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Recent:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, key: Any, make: Any) -> Any:
-        """The value of ``key``, made now if need be; a value that cannot be made is not remembered."""
+        """Return the value of ``key``, made now if necessary; a value that cannot be made is not
+        remembered."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -44,7 +45,7 @@ class Recent:
 
 @dataclass
 class Context:
-    """Handed to every page when its callbacks are registered."""
+    """The state handed to every page when its callbacks are registered."""
 
     library: Library
     jobs: JobManager | None = None
@@ -52,41 +53,42 @@ class Context:
     details: Recent = field(default_factory=lambda: Recent(size=6))
 
     def exploration(self, view: View) -> Exploration | None:
-        """The view's exploration, None when the view names none."""
+        """Return the view's exploration; None if the view names none."""
         return self.library.load(view.exploration) if view.exploration else None
 
     def verified(self, view: View) -> tuple[tuple[Verified, ...], str]:
-        """(what is known of the view's plans that were run, "") or (nothing, why it cannot be read)."""
+        """Return (what is known about the view's plans that were run, "") or (nothing, why it cannot be
+        read)."""
         try:
             return self.library.verified(view.exploration), ""
         except TensorOptError as error:
             return (), str(error)
 
     def frontier(self, view: View) -> FrontierData | None:
-        """The view's frontier as arrays, None when the view names no exploration that can be read."""
+        """Return the view's frontier as arrays; None if the view names no exploration that can be read."""
         try:
             found = self.exploration(view)
         except TensorOptError:
             return None
         if found is None or not found.points:
             return None
-        # The exploration is part of the value, so its id cannot be reused while it is remembered.
+        # The exploration is part of the value, so its id cannot be reused while the value is remembered.
         return self.frontiers.get(
             id(found), lambda: FrontierData.of(found, self.library.model_name(found.model.source))
         )
 
     def detail(self, data: FrontierData, point: int) -> Any:
-        """All about one point, made once for all who show it.
+        """Return everything about one point, made once for all who show it.
 
         Raises:
-            TensorOptError: the exploration does not hold what that needs; says so.
+            TensorOptError: the exploration does not hold what that needs; the message says so.
         """
         found = data.exploration
         # The exploration is part of the value here, too.
         return self.details.get((id(found), point), lambda: (found, detail_of(found, point)))[1]
 
     def detail_or_why(self, data: FrontierData, point: int) -> tuple[Any, str]:
-        """(all about one point, "") or (None, why there is nothing)."""
+        """Return (everything about one point, "") or (None, why there is nothing)."""
         try:
             return self.detail(data, point), ""
         except TensorOptError as error:

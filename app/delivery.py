@@ -1,4 +1,5 @@
-"""How answers travel: compressed where the browser takes that, and kept by it as long as they can't change.
+"""The delivery of answers: compressed if the browser accepts that, and cached by it as long as they can't
+change.
 
 Dash's own way to do this is Flask-Compress, which compresses a script again for every request and brings
 two more codecs along; gzip of the standard library is enough, here and through a tunnel to another machine.
@@ -18,20 +19,20 @@ from dash import Dash
 from flask import Flask, Response, request
 
 SUITES = "/_dash-component-suites/"
-"""Where the components' scripts are: of one version each, they never change while the server runs."""
+"""The path of the components' scripts: each has one version, so they never change while the server runs."""
 LEAST_BYTES = 1024
-"""Below this, a packet holds an answer anyway."""
+"""The size below which an answer fits into a packet anyway."""
 PLOTLY = f"{SUITES}plotly/package_data/plotly.min.js"
-"""Where Dash looks for Plotly's script."""
+"""The path at which Dash looks for Plotly's script."""
 BEST, QUICK = 9, 1
-"""Levels of gzip: for scripts, which are compressed once; for what every request makes anew."""
+"""The gzip levels for scripts, which are compressed once, and for what every request makes anew."""
 KEPT = 64
-"""Scripts kept compressed, about 3 MiB together."""
+"""The most scripts kept compressed, about 3 MiB together."""
 TEXT = re.compile(r"text/|application/(json|javascript|manifest\+json|x-ndjson)|image/svg\+xml")
 
 
 class _Compressed:
-    """Scripts as they were compressed, by their address; safe between threads."""
+    """Compressed scripts by their address; safe between threads."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
@@ -52,16 +53,16 @@ class _Compressed:
 
 
 def plotly() -> str:
-    """Plotly's script with lines, markers and bars, which is all that figures have here.
+    """Return Plotly's script with lines, markers and bars, which is all that the figures here use.
 
-    ``plotly-basic.min.js`` 4.1.1 as npm's ``plotly.js-basic-dist-min`` has it, MIT licence. The whole script
+    It is ``plotly-basic.min.js`` 4.1.1 from npm's ``plotly.js-basic-dist-min``, MIT licence. The whole script
     that comes with Dash is four times as long: half a second of a first load, and most of an exported page.
     """
     return (Path(__file__).parent / "vendored" / "plotly-basic.min.js").read_text(encoding="utf-8")
 
 
 def deliver(app: Dash) -> None:
-    """Compress answers, and say how long a browser may keep them."""
+    """Compress answers, and set how long a browser may keep them."""
     server: Flask = app.server
     scripts = _Compressed()
     script = plotly()
@@ -108,7 +109,7 @@ def deliver(app: Dash) -> None:
 
 
 def prepare(app: Dash) -> threading.Thread:
-    """Compress what every page loads, beside everything else, before the first page asks for it."""
+    """Compress what every page loads, in the background, before the first page asks for it."""
 
     def fetch() -> None:
         client = app.server.test_client()
@@ -128,14 +129,14 @@ LATER = (
     f"{SUITES}dash_ag_grid/async-community.js",
     f"{SUITES}dash/dcc/async-graph.js",
 )
-"""What components load once they are drawn. The first page needs all of it: it is asked for at once."""
+"""What components load once they are drawn. The first page needs all of it, so it is requested at once."""
 
 
 class Page(Dash):
-    """Dash, with a document that names its language and asks early for what takes long."""
+    """Dash with a document that names its language and requests early what takes long."""
 
     def interpolate_index(self, **parts: Any) -> str:  # type: ignore[override]
-        """The document."""
+        """Return the document."""
         early = [f'<link rel="preload" as="script" href="{address}">' for address in LATER]
         parts["css"] = "\n".join([*early, parts["css"]])
         document = str(super().interpolate_index(**parts))

@@ -29,8 +29,8 @@ from .views.rates import amount_in, tariff_of
 
 
 def address(key: str, what: str, point: int | None, view: View | None = None) -> str:
-    """Where a file of an exploration is found; with a view also its limits and what it says
-    of money."""
+    """Return the address of a file of an exploration; with a view, the address also has its limits and its
+    money settings."""
     found = f"/download/{quote(key, safe='')}/{what}?point={(point or 0) + 1}"
     if view is None:
         return found
@@ -43,8 +43,8 @@ def address(key: str, what: str, point: int | None, view: View | None = None) ->
 
 @dataclass(frozen=True)
 class Asked:
-    """What a file is made from; ``model``: what people call it; ``view``: limits and price; ``folder``:
-    what commands call the exploration's."""
+    """The inputs of a file; ``model``: what people call the model; ``view``: limits and price; ``folder``:
+    what commands call the exploration's folder."""
 
     exploration: Exploration
     model: str
@@ -118,7 +118,7 @@ MAKERS: dict[str, tuple[str, Callable[[Asked], str]]] = {
     "cluster.json": ("application/json", _cluster),
     "constraints.json": ("application/json", _constraints),
 }
-"""Per name: the media type, and what makes the text."""
+"""For each name, the media type, and the function that makes the text."""
 
 
 def register(app: Dash, context: Context) -> None:

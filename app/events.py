@@ -1,6 +1,6 @@
-"""What a person does on a page, applied to the view: one small function per control.
+"""A person's actions on a page, applied to the view: one small function per control.
 
-Every control may fire although nothing was done (a callback filled it in); then the view stays as it is.
+Every control may fire although nobody did anything (a callback filled it in); then the view stays as it is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from .views.frontier import FrontierData
 
 
 class NotUnderstoodError(TensorOptError):
-    """What was typed is not what the field is for."""
+    """The text in a field is not of the kind that the field is for."""
 
 
 SLIDER_STEPS = 400
 
 
 def slider_range(low: float, high: float) -> tuple[float, float, float]:
-    """(min, max, step) of a limit's slider: its right end lies above every point and means no limit."""
+    """Return (min, max, step) of a limit's slider: its right end lies above every point and means no
+    limit."""
     room = (high - low) or high or 1.0
     # Two figures, so that the values that a slider stands on are readable.
     step = float(f"{room / SLIDER_STEPS:.2g}")
@@ -36,24 +37,25 @@ def slider_range(low: float, high: float) -> tuple[float, float, float]:
 
 
 def budget_range(data: FrontierData) -> tuple[float, float, float]:
-    """The ends and the step of the memory slider, in the unit shown."""
+    """Return the ends and the step of the memory slider, in the unit shown."""
     size = data.units.memory.factor
     return slider_range(float(data.memory.min()) / size, float(data.memory.max()) / size)
 
 
 def target_range(data: FrontierData) -> tuple[float, float, float]:
-    """The ends and the step of the time slider, in the unit shown."""
+    """Return the ends and the step of the time slider, in the unit shown."""
     second = data.units.time.factor
     return slider_range(float(data.time.min()) / second, float(data.time.max()) / second)
 
 
 def is_number(value: Any) -> bool:
-    """A finite number; JSON's true is not one."""
+    """Return whether a value is a finite number; JSON's true is not one."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _slid(value: Any, limits: tuple[float, float, float], factor: float, old: float | None) -> float | None:
-    """The limit a slider stands for: None at its right end, the old one while it has not moved."""
+    """Return the limit that a slider stands for: None at its right end, the old one while it has not
+    moved."""
     _, high, step = limits
     if not is_number(value) or value >= high - step:
         return None
@@ -64,7 +66,7 @@ def _slid(value: Any, limits: tuple[float, float, float], factor: float, old: fl
 
 
 def on_budget(view: View, data: FrontierData, value: Any) -> View:
-    """The view after the memory slider moved: the fastest point within its limit."""
+    """Return the view after the memory slider moved: the fastest point within its limit."""
     budget = _slid(value, budget_range(data), data.units.memory.factor, view.budget_bytes)
     if budget == view.budget_bytes or _beyond(
         view.budget_bytes, budget_range(data), data.units.memory.factor, budget
@@ -74,7 +76,7 @@ def on_budget(view: View, data: FrontierData, value: Any) -> View:
 
 
 def on_target(view: View, data: FrontierData, value: Any) -> View:
-    """The view after the time slider moved: the leanest point within its limit."""
+    """Return the view after the time slider moved: the leanest point within its limit."""
     target = _slid(value, target_range(data), data.units.time.factor, view.target_s)
     if target == view.target_s or _beyond(view.target_s, target_range(data), data.units.time.factor, target):
         return view
@@ -82,7 +84,8 @@ def on_target(view: View, data: FrontierData, value: Any) -> View:
 
 
 def _beyond(old: float | None, limits: tuple[float, float, float], factor: float, new: float | None) -> bool:
-    """A typed limit off either end of the slider shows the slider at that end; that is no change."""
+    """Return whether a typed limit lies beyond either end of the slider, which then shows that end; that is
+    no change."""
     if old is None:
         return False
     low, high, step = limits
@@ -93,10 +96,10 @@ def _beyond(old: float | None, limits: tuple[float, float, float], factor: float
 
 
 def typed_limit(text: Any, data: FrontierData, what: str) -> float | None:
-    """Bytes or seconds of a text field; a bare number is in the unit shown; empty for no limit.
+    """Return the bytes or seconds in a text field; a bare number is in the unit shown; empty for no limit.
 
     Raises:
-        NotUnderstoodError: says what would be understood.
+        NotUnderstoodError: the message says what would be understood.
     """
     unit = data.units.memory if what == "memory" else data.units.time
     words = str(text or "").strip()
@@ -117,12 +120,12 @@ def typed_limit(text: Any, data: FrontierData, what: str) -> float | None:
 
 
 def on_budget_text(view: View, data: FrontierData, value: Any) -> View:
-    """The view after a memory budget was typed."""
+    """Return the view after a memory budget was typed."""
     return _typed(view, data, value, "memory")
 
 
 def on_target_text(view: View, data: FrontierData, value: Any) -> View:
-    """The view after a time target was typed."""
+    """Return the view after a time target was typed."""
     return _typed(view, data, value, "time")
 
 
@@ -138,7 +141,7 @@ def _typed(view: View, data: FrontierData, value: Any, what: str) -> View:
 
 
 def on_click(view: View, data: FrontierData, value: Any, second: bool = False) -> View:
-    """A point of the plot; ``second`` picks the one to compare with."""
+    """Return the view after a click on a point of the plot; ``second`` picks the one to compare with."""
     if not isinstance(value, Mapping):
         return view
     hits = value.get("points")
@@ -152,7 +155,7 @@ def on_click(view: View, data: FrontierData, value: Any, second: bool = False) -
 
 
 def on_row(view: View, data: FrontierData, value: Any, second: bool = False) -> View:
-    """A row of the points' table, by its id."""
+    """Return the view after a row of the points' table was chosen, by its id."""
     # A click on the grid says `rowId`; a key pressed in it arrives as the `data` of an event.
     inner = value.get("data", value) if isinstance(value, Mapping) else None
     row = _row(inner.get("rowId", inner.get("row")), data) if isinstance(inner, Mapping) else None
@@ -162,7 +165,7 @@ def on_row(view: View, data: FrontierData, value: Any, second: bool = False) -> 
 
 
 def _row(value: Any, data: FrontierData) -> int | None:
-    """A row that exists, from a number or its text."""
+    """Return a row that exists, given a number or its text."""
     text = str(value)
     # `isdigit` alone lets other scripts' digits and superscripts pass, and `int` takes numbers of any length.
     row = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
@@ -170,7 +173,7 @@ def _row(value: Any, data: FrontierData) -> int | None:
 
 
 def on_key(view: View, data: FrontierData, value: Any) -> View:
-    """Arrow keys, ends, knee; ``c`` marks the selected point for comparison."""
+    """Return the view after a key: arrow keys, ends, knee; ``c`` marks the selected point for comparison."""
     if not isinstance(value, Mapping):
         return view
     if value.get("word"):
@@ -184,7 +187,8 @@ def on_key(view: View, data: FrontierData, value: Any) -> View:
 
 
 def on_word(view: View, data: FrontierData, word: Any) -> View:
-    """``leanest``, ``knee``, ``fastest``: a point; ``compare``, ``swap``, ``clear``: the second point."""
+    """Return the view after a word: ``leanest``, ``knee``, ``fastest`` select a point; ``compare``, ``swap``,
+    ``clear`` act on the second point."""
     if word == "swap":
         return state.swapped(view)
     if word == "clear":
@@ -197,7 +201,7 @@ def on_word(view: View, data: FrontierData, word: Any) -> View:
 
 
 def on_share(view: View, data: FrontierData, value: Any) -> View:
-    """The view with a headroom in percent; an empty field is the usual one.
+    """Return the view with a headroom in percent; an empty field means the usual one.
 
     Raises:
         NotUnderstoodError: it is no number, or out of bounds.
@@ -211,7 +215,7 @@ def on_share(view: View, data: FrontierData, value: Any) -> View:
 
 
 def on_price(view: View, data: FrontierData, value: Any) -> View:
-    """The view with a price of a device-hour; an empty field is an unknown one.
+    """Return the view with a price of a device-hour; an empty field means an unknown one.
 
     Raises:
         NotUnderstoodError: it is no number, or out of bounds.
@@ -230,7 +234,7 @@ def _typed_number(value: Any, what: str) -> float | None:
 
 
 def on_options(view: View, data: FrontierData, value: Any) -> View:
-    """The chips that say how the plot is drawn."""
+    """Return the view with the chips that say how the plot is drawn."""
     chosen = value if isinstance(value, list) else []
     names = ("log_x", "log_y", "lines", "band", "marks")
     drawn: dict[str, Any] = {name: name in chosen for name in names}
@@ -238,19 +242,19 @@ def on_options(view: View, data: FrontierData, value: Any) -> View:
 
 
 def options_of(view: View) -> list[str]:
-    """The chips that are on for a view; the inverse of :func:`on_options`."""
+    """Return the chips that are on for a view; the inverse of :func:`on_options`."""
     return [n for n in ("log_x", "log_y", "lines", "band", "marks") if getattr(view, n)]
 
 
 def filtered(name: str) -> Callable[[View, FrontierData, Any], View]:
-    """The event of a filter: a value that occurs, or nothing for all."""
+    """Return the event of a filter: a value that occurs, or nothing for all."""
 
     def on_filter(view: View, data: FrontierData, value: Any) -> View:
         wanted: dict[str, Any] = {name: value if value in data.filters()[name] else ""}
         changed = replace(view, **wanted)
         if changed == view:
             return view
-        # Limits select among what the filters keep; without one, a point that is filtered out gives way.
+        # Limits select among what the filters keep; without a limit, a point that is filtered out gives way.
         changed = state.repicked(changed, data)
         if changed.point is None or data.passing(changed)[changed.point]:
             return changed
@@ -260,7 +264,7 @@ def filtered(name: str) -> Callable[[View, FrontierData, Any], View]:
 
 
 def said(name: str) -> Callable[[View, FrontierData, Any], View]:
-    """The event of a text that the view keeps as it is: an amount of training, a currency."""
+    """Return the event of a text that the view keeps as it is: an amount of training, a currency."""
 
     def on_said(view: View, data: FrontierData, value: Any) -> View:
         text = str(value or "").strip()
@@ -275,7 +279,7 @@ def said(name: str) -> Callable[[View, FrontierData, Any], View]:
 
 
 def on_axis(name: str, choices: tuple[str, ...]) -> Callable[[View, FrontierData, Any], View]:
-    """The event of a choice of what an axis shows."""
+    """Return the event of a choice of what an axis shows."""
 
     def on_choice(view: View, data: FrontierData, value: Any) -> View:
         kept: dict[str, Any] = {name: value}
@@ -285,7 +289,7 @@ def on_axis(name: str, choices: tuple[str, ...]) -> Callable[[View, FrontierData
 
 
 def on_within(view: View, data: FrontierData, value: Any) -> View:
-    """The view after the longest step was typed on the page of clusters."""
+    """Return the view after the longest step was typed on the page of clusters."""
     wanted, old, unit = typed_limit(value, data, "time"), view.within_s, data.units.time
     # Leaving the field without a change gives its own rounded text back.
     if wanted and old and unit.text(wanted) == unit.text(old):
@@ -294,7 +298,7 @@ def on_within(view: View, data: FrontierData, value: Any) -> View:
 
 
 def on_most_cost(view: View, data: FrontierData, value: Any) -> View:
-    """The view after the most money was typed on the page of clusters."""
+    """Return the view after the most money was typed on the page of clusters."""
     cost = _typed_number(value, "the cost")
     if cost is not None and cost <= 0:
         raise NotUnderstoodError("more than nothing; empty for no limit")
@@ -331,4 +335,4 @@ EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "compare-swap": lambda view, data, _: on_word(view, data, "swap"),
     "compare-clear": lambda view, data, _: on_word(view, data, "clear"),
 }
-"""By the id of the control."""
+"""The events by the id of the control."""

@@ -1,7 +1,7 @@
-"""Names, tags and colours that people give to runs: in one file beside the jobs, never in their folders.
+"""Names, tags and colours that people give to runs, kept in one file beside the jobs, never in their folders.
 
 Every change reads the file anew under a lock and changes one field, so that two browsers, or two dashboards,
-do not undo what the other did. A file that cannot be read is set aside under another name and said.
+do not undo each other's changes. A file that cannot be read is set aside under another name and reported.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tensoropt.files import check_size, write_text
 FILE = "labels.json"
 SCHEMA = "tensoropt.labels/1"
 MOST_BYTES = 2**24
-"""Of the file: about a hundred thousand explorations."""
+"""The most bytes of the file: about a hundred thousand explorations."""
 NAME, TAG, TAGS = 80, 40, 20
-"""Characters of a name and of a tag; tags of one exploration."""
+"""The most characters of a name and of a tag, and the most tags of one exploration."""
 MOST_STYLES = 2**16
 
 
 class LabelError(TensorOptError):
-    """What was typed cannot be a name or a tag; says the rule."""
+    """The text cannot be a name or a tag; the message says the rule."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """What a person calls an exploration; ``style``: the number of its colour and dash, None for none yet."""
+    """A person's label of an exploration; ``style``: the number of its colour and dash, None for none yet."""
 
     name: str = ""
     tags: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Labels:
     """Labels by the identity of an exploration (:attr:`.library.Entry.identity`); safe between threads.
 
     Args:
-        file: where they are kept; None keeps them in memory, for a dashboard that only shows.
+        file: the file that keeps them; None keeps them in memory, for a dashboard that only shows.
     """
 
     def __init__(self, file: Path | None = None):
@@ -59,11 +59,12 @@ class Labels:
         """What happened to the file, in a sentence; "" for nothing."""
 
     def of(self, identity: str) -> Label:
-        """The label of an exploration; an empty one where it has none."""
+        """Return the label of an exploration; an empty one if it has none."""
         return _label(self._runs().get(identity, {}))
 
     def rename(self, identity: str, text: str, before: str | None = None) -> str:
-        """Give a name, "" for its own title again; says what it replaced where that was not ``before``.
+        """Give a name, or "" to restore the exploration's own title; return a remark on what it replaced if
+        that was not ``before``.
 
         Raises:
             LabelError: it is too long.
@@ -82,10 +83,10 @@ class Labels:
         return ""
 
     def retag(self, identity: str, text: str, before: str | None = None) -> tuple[str, ...]:
-        """Give tags, separated by commas; gives those it has now.
+        """Give tags, separated by commas; return those it has now.
 
-        Where what it had ``before`` is told, only the difference is applied: tags that were added or taken
-        away elsewhere meanwhile stay so.
+        If ``before`` says what it had, only the difference is applied: tags that were added or removed
+        elsewhere meanwhile stay so.
 
         Raises:
             LabelError: one is too long, or they are too many.
@@ -118,7 +119,7 @@ class Labels:
     def give_styles(self, identities: Iterable[str]) -> None:
         """Give all that have none the lowest numbers that none of the others has.
 
-        Where that cannot be written down they are kept in memory, and :attr:`fault` says so.
+        If they cannot be written down, they are kept in memory, and :attr:`fault` says so.
         """
         order = list(dict.fromkeys(identities))
         if all(self.of(i).style is not None for i in order):
@@ -142,7 +143,7 @@ class Labels:
             return self._data
 
     def _read(self) -> None:
-        """Read the file; what cannot be read is set aside. Under both locks."""
+        """Read the file, and set aside what cannot be read. The caller holds both locks."""
         assert self._file is not None
         stamp, self._blocked = _stamp(self._file), False
         if stamp is None:
@@ -200,7 +201,7 @@ class Labels:
 
     @contextlib.contextmanager
     def _changing(self, identity: str) -> Iterator[dict[str, Any]]:
-        """The fields of one exploration, written when the block ends well."""
+        """Yield the fields of one exploration, which are written if the block ends without an error."""
         with self._changing_all() as runs:
             run = dict(runs.get(identity, {}))
             yield run
@@ -225,7 +226,7 @@ class Labels:
 
 
 def tags_of(text: str) -> tuple[str, ...]:
-    """``a, b`` as tags, each once.
+    """Return ``a, b`` as tags, each once.
 
     Raises:
         LabelError: one is too long.
@@ -240,7 +241,7 @@ def tags_of(text: str) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> str:
-    """On one line, without characters that a page or terminal could trip over."""
+    """Return a text on one line, without characters that could disturb a page or terminal."""
     # Cc and the marks that turn the direction of writing.
     return " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", " ", text).split())
 
@@ -286,7 +287,7 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 
 def _beside(file: Path) -> Path:
-    """A name that is not taken."""
+    """Return a name that is not taken."""
     base = f"{file.name}.bad-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (base, *(f"{base}-{n}" for n in range(1, 1000)))
     return next(p for name in names if not (p := file.with_name(name)).exists())
@@ -294,7 +295,7 @@ def _beside(file: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Other dashboards wait meanwhile; where locks are not to be had, only this one is kept in order."""
+    """Make other dashboards wait meanwhile; without support for locks, only this one is kept in order."""
     try:
         import fcntl
 

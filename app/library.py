@@ -1,6 +1,6 @@
 """The explorations a page may ask for, by name: the ready-made ones, an opened folder, finished jobs.
 
-A page names an exploration by its key only. Keys are looked up here and never become a path, so nothing
+A page names an exploration only by its key. Keys are looked up here and never become a path, so nothing
 outside the folders that were found can be opened from the web.
 """
 
@@ -15,26 +15,27 @@ from pathlib import Path
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, load_exploration
 from tensoropt.plan.device_sweep import FILE, folders_in
+from tensoropt.plan.exploration_files import Costs
 from tensoropt.plan.verified import Verified, load_verified
 
-from .index import Curve, Head, Index
+from .index import Head, Index
 from .labels import Labels
 
 READY_MADE = Path(__file__).parent / "data"
 CACHED = 8
-"""Explorations kept in memory: a frontier of 20,000 points is about 100 MiB of Python objects."""
+"""Explorations kept in memory: of a frontier of 20,000 points all that was looked at are 100 MiB."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One exploration on disk.
+    """An exploration on disk.
 
     Attributes:
-        key: what URLs call it.
-        folder: where it lies.
+        key: its name in URLs.
+        folder: its folder.
         origin: ``ready-made``, ``opened`` or ``job``.
-        newer: where it lies with planners beside it, if they were run; that is what pages show.
-        also: keys of what jobs left that is shown in its place, or was.
+        newer: its folder with planners beside it, if they were run; that is what pages show.
+        also: the keys of job results that are, or were, shown in its place.
     """
 
     key: str
@@ -50,23 +51,24 @@ class Entry:
 
     @property
     def identity(self) -> str:
-        """What stays the same whichever folder a dashboard was started with: labels are kept by it."""
+        """The identity that stays the same whichever folder a dashboard was started with: labels are kept by
+        it."""
         return str(self.folder.resolve()) if self.origin == "opened" else self.key
 
 
 class UnknownExplorationError(TensorOptError):
-    """A key that names no exploration here."""
+    """A key that names no exploration of this library."""
 
 
 class Library:
-    """Explorations by key, read when first asked for and again when their file changes.
+    """Explorations by key, read at first use and reread when their file changes.
 
     Args:
         opened: a folder given to ``explore --out``, or one that holds several such folders.
-        jobs: gives (job id, folder) of the jobs that left a result.
-        ready_made: where the package's own explorations lie.
-        names: gives model source -> what people call it, where that is not in the source (uploads).
-        beside: gives absolute folder -> the folder that is shown in its place.
+        jobs: returns (job id, folder) of the jobs that left a result.
+        ready_made: the folder of the package's own explorations.
+        names: returns model source -> what people call it, if that is not in the source (uploads).
+        beside: returns absolute folder -> the folder that is shown in its place.
 
     Raises:
         TensorOptError: ``opened`` holds no exploration.
@@ -86,7 +88,7 @@ class Library:
         self._opened = opened
         self._index = Index()
         self.labels = Labels()
-        """What people call them; :func:`.server.create_app` keeps them beside the jobs."""
+        """People's labels of them; :func:`.server.create_app` keeps the labels beside the jobs."""
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[Path, int], Exploration] = OrderedDict()
         if opened is not None and not any(folders_in(opened)):
@@ -96,10 +98,10 @@ class Library:
             )
 
     def entries(self) -> tuple[Entry, ...]:
-        """Opened ones first, then jobs, newest first, then the ready-made ones."""
+        """Return opened explorations first, then jobs, newest first, then the ready-made ones."""
         opened = [Entry(f"opened-{f.name}", f, "opened") for f in folders_in(self._opened)]
         jobs = [Entry(key, folder, "job") for key, folder in self._jobs()]
-        # The last of a key wins: an opened folder hides what ships under its name.
+        # The last entry of a key wins: an opened folder hides a shipped exploration of the same name.
         unique = {entry.key: entry for entry in (*self._fixed, *jobs, *opened)}
         order = [e for e in (*opened, *jobs, *self._fixed) if unique[e.key] is e]
         beside = self._beside()
@@ -118,7 +120,7 @@ class Library:
         return tuple(told(e) for e in order if e.folder.resolve() not in elsewhere)
 
     def entry(self, key: str) -> Entry:
-        """The entry called ``key``, or the one in whose place that is shown.
+        """Return the entry called ``key``, or the one that shows it in its place.
 
         Raises:
             UnknownExplorationError: there is none.
@@ -135,19 +137,20 @@ class Library:
         )
 
     def head_of(self, entry: Entry) -> Head:
-        """What an exploration is of, without opening it; its fault where it cannot be read."""
+        """Return the head of an exploration, which says what it is about, without opening it; its fault if it
+        cannot be read."""
         return self._index.head(entry.shown)
 
-    def curve_of(self, entry: Entry) -> Curve:
-        """The points of an exploration as numbers; none where they cannot be read."""
-        return self._index.curve(entry.shown)
+    def costs_of(self, entry: Entry) -> Costs:
+        """What the points of an exploration cost; none where they cannot be read."""
+        return self._index.costs(entry.shown)
 
     def model_name(self, source: str) -> str:
-        """What people call a model: its upload's or the zoo's name, or the last part of its file's."""
+        """Return what people call a model: its upload's or the zoo's name, or the last part of its file's."""
         return self._names().get(source) or source.removeprefix("zoo:").rpartition("/")[2] or "model"
 
     def verified(self, key: str) -> tuple[Verified, ...]:
-        """What is known of plans of exploration ``key`` that were run.
+        """Return what is known about plans of exploration ``key`` that were run.
 
         Raises:
             UnknownExplorationError, TensorOptError: no such key; the file is damaged.
@@ -157,7 +160,7 @@ class Library:
         return tuple(one for folder in folders for one in load_verified(folder))
 
     def load(self, key: str) -> Exploration:
-        """The exploration called ``key``.
+        """Return the exploration called ``key``.
 
         Raises:
             UnknownExplorationError, TensorOptError: no such key; its files are damaged.
@@ -183,7 +186,7 @@ class Library:
 
 
 def _chain(folder: Path, beside: Mapping[Path, Path]) -> list[Path]:
-    """The folders that are shown in a folder's place, one in that of another."""
+    """Return the folders that are shown in a folder's place, each in that of the previous one."""
     found: list[Path] = []
     while (newer := beside.get(folder.resolve())) is not None and newer not in found:
         found.append(newer)
@@ -192,12 +195,13 @@ def _chain(folder: Path, beside: Mapping[Path, Path]) -> list[Path]:
 
 
 def _checked(found: Exploration, folder: Path) -> Exploration:
-    """The exploration, if its pages can be drawn; raises :class:`TensorOptError` otherwise."""
+    """Return the exploration, if its pages can be drawn; raise :class:`TensorOptError` otherwise."""
     try:
         str(found.cluster["name"]), len(found.cluster["devices"])
         if min(float(kind["memory_bytes"]) for kind in found.cluster["kinds"]) <= 0:
             raise ValueError("a device without memory")
-        if any(not 0 <= point.space < len(found.spaces) for point in found.all_points):
+        spaces = found.all_points.column("space")
+        if not ((spaces >= 0) & (spaces < len(found.spaces))).all():
             raise ValueError("a point of no space")
     except (KeyError, TypeError, ValueError) as error:
         raise TensorOptError(

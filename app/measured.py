@@ -1,4 +1,4 @@
-"""What was measured and dropped on a plan: read as data as it comes, kept in memory, removed by a button."""
+"""Measured files dropped on a plan: read as data on arrival, kept in memory, removed by a button."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tensoropt.observed.observation import Observation
 from .jobs.uploads import UploadError, label_of
 
 MOST_BYTES = 64 * 2**20
-"""Of a file as it is uploaded; the command line reads larger ones."""
+"""The most bytes of a file as it is uploaded; the command line reads larger ones."""
 MOST_UNPACKED = 128 * 2**20
 MOST_OPCODES = 20_000_000
-"""Of a pickle: they take about as many seconds as there are millions of them."""
+"""The most instructions of a pickle: a million of them takes about a second."""
 
 
 @dataclass
@@ -31,10 +31,10 @@ class MeasuredFiles:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def keep(self, contents: object, name: object) -> str:
-        """Read what a page uploaded (a ``data:`` URL); gives its token.
+        """Read what a page uploaded (a ``data:`` URL), and return its token.
 
         Raises:
-            TensorOptError: it is none of the kinds that are read, empty, too large, damaged or hostile.
+            TensorOptError: it is not of a kind that is read, or it is empty, too large, damaged or hostile.
         """
         label = label_of(name)
         check_name(label)
@@ -61,10 +61,10 @@ class MeasuredFiles:
         return token
 
     def get(self, token: object) -> tuple[str, Observation]:
-        """(what its owner called it, what it tells).
+        """Return (the name that its owner gave it, its content).
 
         Raises:
-            TensorOptError: it is not kept any more.
+            TensorOptError: it is no longer kept.
         """
         with self._lock:
             if isinstance(token, str) and token in self._kept:

@@ -1,4 +1,4 @@
-"""The frontier as one HTML file for people without a server: plot and table, nothing fetched."""
+"""The frontier as a single HTML file for people without a server: plot and table, nothing fetched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .views.frontier import FrontierData
 from .views.points_table import table_columns, table_rows
 
 SHOWN_ROWS = 500
-"""Rows of the table; the plot has every point."""
+"""The most rows of the table; the plot has every point."""
 STYLE = f"""
 body {{ font: 14px/1.5 {FONT}; color: #1b2733; margin: 24px auto; max-width: 1100px; padding: 0 16px;
   font-variant-numeric: tabular-nums; }}
@@ -28,7 +28,7 @@ td, th {{ text-align: right; padding: 3px 10px; border-bottom: 1px solid #d9e0e6
 
 
 def standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()) -> str:
-    """The whole file as text, the given point marked."""
+    """Return the whole file as text, with the given point marked."""
     view = View(exploration="file", point=point, lines=True)
     title = f"{data.model} on {data.exploration.cluster['name']}"
     # A name that contains `</script>` would end the script that it stands in.

@@ -1,4 +1,4 @@
-"""Make the explorations that ship with the dashboard: ``make ready-made``."""
+"""Makes the explorations that ship with the dashboard: ``make ready-made``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from .library import READY_MADE
 
 MODEL = "zoo:gpt2"
 OPTIONS = "--batch 64 --micro-batches 1,4 --epsilon 0.01 --max-points 24"
-"""Thinned, so that the files stay small."""
+"""Options that thin the explorations, so that the files stay small."""
 PLANNERS = "--planners data_parallel,zero,megatron"
 EXPLORATIONS = {
     "gpt2-dgx-h100": ("compare", "dgx-h100", *PLANNERS.split()),
     "gpt2-dgx-h100-half": ("explore", "dgx-h100[4]"),
 }
-"""Folder -> verb, cluster, more options. Data sheets only: measured ones would be of one person's machine."""
+"""Folder -> verb, cluster, more options. Only data sheets: measured figures would be those of one person's
+machine."""
 
 
 def main() -> int:
-    """Explore each; the first exit code that isn't 0."""
+    """Explore each, and return the first exit code that isn't 0."""
     for name, (verb, cluster, *more) in EXPLORATIONS.items():
         out = READY_MADE / name
         code = cli.main([verb, MODEL, "--cluster", cluster, *OPTIONS.split(), *more, "--out", str(out)])

@@ -1,6 +1,6 @@
-"""What protects the server and the person: who may ask, what a page may load, what a request may hold.
+"""The protection of the server and the person: who may ask, what a page may load, what a request may hold.
 
-There is no login. The server listens on this machine only unless told otherwise, answers only under the names
+There is no login. The server listens only on this machine unless told otherwise, answers only under the names
 it was started for (so that a web site cannot reach it by pointing its own name here), accepts changes only
 from its own pages, and refuses what is not a callback of this application before Dash sees it.
 """
@@ -20,7 +20,7 @@ from .state import PAGES
 
 LOG = logging.getLogger("tensoropt_app")
 MAX_UPLOAD_BYTES = 512 * 2**20
-"""Of a model file. In a callback it travels as base64 text."""
+"""The most bytes of a model file. In a callback it travels as base64 text."""
 MAX_REQUEST_BYTES = MAX_UPLOAD_BYTES * 4 // 3 + 2**20
 UPDATE = "/_dash-update-component"
 # Dash starts from inline scripts and dash-ag-grid compiles value formatters; nothing comes from elsewhere.
@@ -38,7 +38,7 @@ POLICY = "; ".join(
     )
 )
 CATCH_ALL = "/<path:path>"
-"""Dash's rule for addresses that are no other rule's."""
+"""Dash's rule for addresses that match no other rule."""
 NOWHERE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Not found · TensorOpt</title>
 <meta name="viewport" content="width=device-width"><style>:root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 15vh auto; max-width: 32em; padding: 0 16px; }</style>
@@ -56,7 +56,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own."""
+    """Return whether an address is this machine's own."""
     if host == "localhost":
         return True
     try:
@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 
 def protect(app: Dash, *, any_host: bool = False) -> None:
-    """Install the checks; ``any_host`` when the server was told to listen beyond this machine."""
+    """Install the checks; ``any_host`` is set if the server was told to listen beyond this machine."""
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     server.config["MAX_FORM_MEMORY_SIZE"] = MAX_REQUEST_BYTES
@@ -103,7 +103,7 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
 
     @server.errorhandler(DependencyException)
     def no_such_script(_: DependencyException) -> Response:
-        # Whoever asks for a script that no component has made the address up: not worth a traceback.
+        # A request for a script that no component has was made up: not worth a traceback.
         return _refused(404, "there is no such script")
 
     @server.after_request
@@ -114,12 +114,12 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
 
 
 def _host_name(host: str) -> str:
-    """The name of a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     return host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
 
 
 def _known_outputs(app: Dash) -> Any:
-    """The outputs that callbacks of this application have, known once the first request has set them up."""
+    """Return the outputs of this application's callbacks, known once the first request has set them up."""
     return app.callback_map
 
 
@@ -128,7 +128,7 @@ def _refused(status: int, why: str) -> Response:
 
 
 def callback_fault(body: bytes, known: Any) -> str:
-    """What is wrong with the body of a callback request; "" for nothing."""
+    """Say what is wrong with the body of a callback request; "" for nothing."""
     try:
         data = json.loads(body)
     # Deeply nested JSON exceeds Python's recursion before it is decoded.

@@ -1,4 +1,4 @@
-"""Pictures of every page, light and dark, of the ready-made exploration: ``make screenshots``."""
+"""Pictures of every page, light and dark, for the ready-made exploration: ``make screenshots``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOTS = {
     "export": ("export", "", "#command-0"),
     "explore": ("explore", "", "#start"),
 }
-"""Name -> page, what the URL asks for, and what must be there before the picture is taken."""
+"""Name -> page, the URL's query, and what must be there before the picture is taken."""
 WAIT_MS = 2500
 
 

@@ -30,12 +30,12 @@ ALIVE = "/alive"
 
 
 def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bool = False) -> Dash:
-    """The dashboard as a Dash application (``.server`` is its WSGI side).
+    """Return the dashboard as a Dash application (``.server`` is its WSGI side).
 
     Args:
-        library: where explorations are found.
+        library: the source of explorations.
         jobs: runs explorations in the background; None for a dashboard that only shows.
-        any_host: answer under any host name, for a server that listens beyond this machine.
+        any_host: whether to answer under any host name, for a server that listens beyond this machine.
     """
     context = Context(library, jobs)
     if jobs is not None:
@@ -55,8 +55,8 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
 
     @app.server.get(ALIVE)
     def alive() -> dict[str, str]:
-        """Asked every second by pages that are open: another version makes them load again, another sign of
-        the jobs makes them ask what is new."""
+        """Answer open pages, which ask every second: another version makes them reload, another sign of the
+        jobs makes them ask what is new."""
         return {"version": __version__} | ({} if jobs is None else {"jobs": jobs.sign()})
 
     shell.register(app, context)
@@ -67,7 +67,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
 
 
 def _said(error: Exception) -> None:
-    """A callback that failed says so on the page; the traceback is for the terminal."""
+    """Show on the page that a callback failed; the traceback is for the terminal."""
     if isinstance(error, TensorOptError):
         text = str(error)
     else:
@@ -80,14 +80,14 @@ def _said(error: Exception) -> None:
 
 
 class _Quiet(WSGIRequestHandler):
-    """Requests are not logged; errors are."""
+    """A handler that logs errors, but not requests."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         pass
 
 
 def listen(app: Dash, host: str, port: int) -> BaseWSGIServer:
-    """A server that is bound but not yet serving; port 0 takes any free one.
+    """Return a server that is bound but not yet serving; port 0 takes any free one.
 
     Raises:
         TensorOptError: the address cannot be bound.
@@ -96,7 +96,7 @@ def listen(app: Dash, host: str, port: int) -> BaseWSGIServer:
         raise TensorOptError(f"port {port} is not between 0 and 65535; 0 takes any free one")
     try:
         return make_server(host, port, app.server, threaded=True, request_handler=_Quiet)
-    # Werkzeug exits the process where a port is taken.
+    # Werkzeug exits the process if a port is taken.
     except (OSError, SystemExit) as error:
         raise TensorOptError(
             f"cannot listen on {host}:{port} ({error}); is it taken? --port 0 takes a free one"
@@ -104,7 +104,7 @@ def listen(app: Dash, host: str, port: int) -> BaseWSGIServer:
 
 
 def library_with(jobs: JobManager, folder: Path | None = None) -> Library:
-    """What ships, what jobs left, and what lies in a folder.
+    """Return a library of what ships, what jobs left, and what lies in a folder.
 
     Raises:
         TensorOptError: the folder holds no exploration.
@@ -113,7 +113,7 @@ def library_with(jobs: JobManager, folder: Path | None = None) -> Library:
 
 
 def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = PORT, say: Any = print) -> str:
-    """Serve until interrupted; gives the address it had.
+    """Serve until interrupted; return the address it had.
 
     Raises:
         TensorOptError: the folder holds no exploration, or the address cannot be bound.

@@ -1,4 +1,4 @@
-"""What a page shows, as one value that lives in the URL, and the one place where it changes."""
+"""The state of a page, as one value that lives in the URL, and the one place where it changes."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ FRAME = (
     "exploration", "headroom", "log_x", "log_y", "lines", "band", "marks", "mesh", "micro", "devices",
     "price", "across", "up", "amount", "currency", "prices",
 )  # fmt: skip
-"""What the plot is drawn from; everything else of a view only moves the selection."""
+"""The fields from which the plot is drawn; everything else in a view only moves the selection."""
 DEFAULT_HEADROOM = 0.05
 ACROSS, UP = ("memory", "hours", "cost"), ("time", "rate", "mfu", "cost")
 USUAL_ACROSS, USUAL_UP = ACROSS[0], UP[0]
 LONGEST_SAID = 600
 LONGEST_CURRENCY = 12
 LONGEST = 80
-"""Characters of a name in the URL; what is longer was not written by us."""
+"""The most characters of a name in the URL; a longer one was not written by us."""
 
 
 @dataclass(frozen=True)
 class View:
-    """Everything a link to a colleague restores.
+    """Everything that a link to a colleague restores.
 
     Attributes:
-        exploration: key in the library, "" for none.
+        exploration: its key in the library, "" for none.
         point, other: the selected point and the one it is compared with; None for none.
-        budget_bytes, target_s: what the sliders ask for; None for no limit.
-        headroom: share of a device's memory that must stay free.
+        budget_bytes, target_s: the limits that the sliders set; None for no limit.
+        headroom: the share of a device's memory that must stay free.
         price: money per device-hour; None for the cluster's own price, if it has one.
         log_x, log_y, lines, band, marks: how the plot is drawn.
         mesh, micro, devices: filters; "" for all.
-        across, up: what the plot's axes show, names of :data:`ACROSS` and :data:`UP`.
-        amount: the training that hours and money are of, such as ``1e9 tokens``; "" for 1,000 steps.
-        currency: what money is called, "" for nothing.
+        across, up: what the plot's axes show, by names in :data:`ACROSS` and :data:`UP`.
+        amount: the training to which hours and money refer, such as ``1e9 tokens``; "" for 1,000 steps.
+        currency: the name of the currency, "" for none.
         prices: money per device-hour by kind, such as ``H100-80GB=2.5, A100-80GB=1.6``.
         within_s, within_cost: limits of a step and of the training's cost on the page of clusters.
     """
@@ -71,18 +71,19 @@ class View:
     within_cost: float | None = None
 
     def to_data(self) -> dict[str, Any]:
-        """For a ``dcc.Store``."""
+        """Return the view for a ``dcc.Store``."""
         return asdict(self)
 
     @classmethod
     def from_data(cls, data: Any) -> View:
-        """From a ``dcc.Store``, which a page can fill with anything: what is not right is left out."""
+        """Return the view in a ``dcc.Store``, which a page can fill with anything: what is not valid is left
+        out."""
         if not isinstance(data, Mapping):
             return cls()
         return cls(**{f.name: _clean(f.name, data[f.name]) for f in fields(cls) if f.name in data})
 
     def to_query(self) -> str:
-        """The URL's query: only what differs from the defaults."""
+        """Return the URL's query: only what differs from the defaults."""
         written = {}
         for name, default in asdict(View()).items():
             value = getattr(self, name)
@@ -97,7 +98,8 @@ class View:
 
     @classmethod
     def from_query(cls, query: str) -> View:
-        """From a URL's query, written by hand perhaps: sizes may have units, nonsense is left out."""
+        """Return the view in a URL's query, which may be written by hand: sizes may have units, nonsense is
+        left out."""
         # Bounds are assumptions, far above what the page itself writes: a URL may come from anywhere.
         pairs = dict(parse_qsl(query.lstrip("?")[:4096], max_num_fields=64)) if query else {}
         found = {}
@@ -124,7 +126,7 @@ def _number(value: float) -> str:
 
 
 def _clean(name: str, value: Any) -> Any:
-    """The value of a field if it can be one, else the field's default."""
+    """Return the value of a field if it can be one, otherwise the field's default."""
     default = getattr(View(), name)
     if name in ("point", "other"):
         return int(value) if re.fullmatch(r"\d{1,9}", str(value)) else None
@@ -149,7 +151,7 @@ def _clean(name: str, value: Any) -> Any:
 
 
 def check_said(name: str, text: str) -> None:
-    """Raise :class:`TensorOptError` for an amount, prices or a currency that are none."""
+    """Raise :class:`TensorOptError` for an amount, prices or a currency that are not valid."""
     most = LONGEST_CURRENCY if name == "currency" else LONGEST_SAID
     if len(text) > most or not text.isprintable():
         raise TensorOptError(f"at most {most} printable characters")
@@ -185,20 +187,21 @@ def _positive(value: float | None) -> float | None:
 
 
 class Rows(Protocol):
-    """What is asked of a frontier here: :class:`.views.frontier.FrontierData`, which knows of views."""
+    """The parts of a frontier that this module needs, as in :class:`.views.frontier.FrontierData`, which
+    knows about views."""
 
     def __len__(self) -> int: ...
 
     def picked(self, view: View) -> int | None:
-        """The row that the limits select."""
+        """Return the row that the limits select."""
 
     def special(self, view: View) -> Mapping[str, int]:
-        """Rows by name, the knee among them."""
+        """Return rows by name, the knee among them."""
 
 
 def with_point(view: View, data: Rows) -> View:
-    """The view with a point that exists: the one named, else what the limits select, else the knee of what
-    the filters keep."""
+    """Return the view with a point that exists: the one named, otherwise what the limits select, otherwise
+    the knee of what the filters keep."""
     count = len(data)
     point = view.point if view.point is not None and view.point < count else None
     other = view.other if view.other is not None and view.other < count else None
@@ -214,11 +217,12 @@ STAYING = (
     "headroom", "price", "log_x", "log_y", "lines", "band", "marks", "across", "up", "amount", "currency",
     "prices", "within_s", "within_cost",
 )  # fmt: skip
-"""Fields that mean the same in every exploration."""
+"""The fields that mean the same in every exploration."""
 
 
 def open_exploration(view: View, key: str) -> View:
-    """Another exploration: how things are drawn stays, what was selected in the old one goes."""
+    """Return the view of another exploration: drawing options stay, the selection in the old one is
+    dropped."""
     if key == view.exploration:
         return view
     # Not limits and filters: bytes, seconds and meshes of one exploration mean nothing in another.
@@ -227,34 +231,34 @@ def open_exploration(view: View, key: str) -> View:
 
 
 def set_budget(view: View, data: Rows, budget_bytes: float | None) -> View:
-    """A memory budget, which replaces a time target, selects the fastest point that fits."""
+    """Set a memory budget, which replaces a time target and selects the fastest point that fits."""
     changed = replace(view, budget_bytes=budget_bytes, target_s=None)
     return repicked(changed, data)
 
 
 def set_target(view: View, data: Rows, target_s: float | None) -> View:
-    """A time target, which replaces a memory budget, selects the leanest point that is fast enough."""
+    """Set a time target, which replaces a memory budget and selects the leanest point that is fast enough."""
     changed = replace(view, target_s=target_s, budget_bytes=None)
     return repicked(changed, data)
 
 
 def repicked(view: View, data: Rows) -> View:
-    """The view with what its limits select, if they select anything."""
+    """Return the view with what its limits select, if they select anything."""
     point = data.picked(view)
     return view if point is None else select(view, data, point)
 
 
 def select(view: View, data: Rows, point: int) -> View:
-    """A point, as close to the one asked for as there is."""
+    """Select a point, as close to the requested one as there is."""
     point = min(max(point, 0), len(data) - 1)
     return replace(view, point=point, other=None if view.other == point else view.other)
 
 
 def compare(view: View, point: int | None) -> View:
-    """The point to compare with; the selected one cannot be compared with itself."""
+    """Set the point to compare with; the selected one cannot be compared with itself."""
     return replace(view, other=None if point == view.point else point)
 
 
 def swapped(view: View) -> View:
-    """The compared point selected, and the selected one compared."""
+    """Select the compared point, and compare with the selected one."""
     return view if view.other is None else replace(view, point=view.other, other=view.point)

@@ -1,1 +1,2 @@
-"""View models drawn: plain Plotly and Cytoscape dictionaries, so that they are tested without a browser."""
+"""Drawings of the view models: plain Plotly and Cytoscape dictionaries, so that they are tested without a
+browser."""

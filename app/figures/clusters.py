@@ -1,4 +1,4 @@
-"""Money against time of one model's step on several clusters, with iso-cost and iso-time lines."""
+"""A plot of money against time for one model's step on several clusters, with iso-cost and iso-time lines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ..views.clusters import ClustersData, OnCluster
 from .palette import Palette, layout, palette
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "pentagon", "hexagram")
-"""With the colours' number of series, pairs that repeat late."""
+"""Symbols; combined with the number of colours, pairs repeat late."""
 Json = dict[str, Any]
 
 
 def clusters_figure(data: ClustersData, view: View, scheme: str) -> Json:
-    """The plot: a colour and a symbol for each cluster, grey what does not fit, rings around the answer."""
+    """Return the plot: a colour and a symbol for each cluster, grey for what does not fit, rings around the
+    answer."""
     colours = palette(scheme)
     shown = [(place, row) for place, row in enumerate(data.rows) if row.money is not None]
     traces = [_cluster(data, place, row, colours) for place, row in shown]
@@ -30,7 +31,7 @@ def clusters_figure(data: ClustersData, view: View, scheme: str) -> Json:
 
 
 def style_of(place: int, colours: Palette) -> tuple[str, str]:
-    """(colour, symbol) of the cluster at a place of the list."""
+    """Return (colour, symbol) of the cluster at a place of the list."""
     return colours.series[place % len(colours.series)], SYMBOLS[place % len(SYMBOLS)]
 
 
@@ -61,7 +62,7 @@ def _cluster(data: ClustersData, place: int, row: OnCluster, colours: Palette) -
 
 
 def _rest(data: ClustersData, shown: list[tuple[int, OnCluster]], colours: Palette) -> Json:
-    """Points that no device has room for: grey, not dropped."""
+    """Return the points that no device has room for: grey, not dropped."""
     found: Json = {"x": [], "y": [], "customdata": []}
     for place, row in shown:
         points = _points(data, place, row, ~row.fitting)
@@ -87,7 +88,7 @@ def _ring(data: ClustersData, place: int | None, word: str, colour: str, size: i
         "x": [float(row.curve.time[i] / data.time.factor) for i in at] if row else [],
         "y": [float(row.money[i]) for i in at] if row and row.money is not None else [],
         "text": [word] * len(at),
-        # To the right, where slower points of the same cluster lie, is too much; below is the axis.
+        # To the right, where slower points of the same cluster lie, there is too much; below is the axis.
         "textposition": "top center",
         "textfont": {"color": colour, "size": 12},
         "marker": {"symbol": "circle-open", "size": size, "color": colour, "line": {"width": 2}},

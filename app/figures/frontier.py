@@ -1,4 +1,5 @@
-"""Memory against time. Traces and shapes keep their places, so that a selection changes a few numbers."""
+"""A plot of memory against time. Traces and shapes keep their places, so that a selection changes only a few
+numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+
+from tensoropt.plan.plan_names import JOIN
 
 from ..state import View
 from ..views.axes import axes_of
@@ -18,18 +21,19 @@ from .palette import Palette, layout, palette
 from .thinning import MOST, Window, apart
 
 BAND, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(10)
-"""Places of the traces."""
+"""The places of the traces."""
 CAPACITY, USABLE, BUDGET, TARGET = range(4)
-"""Places of the shapes."""
+"""The places of the shapes."""
 IN_VIEW = 2.5
-"""The capacity line is in view while it is at most this many times the largest point (log: squared)."""
+"""The capacity line is in view if it is at most this many times the largest point (log: squared)."""
 THINNED = "Of points that lie closer than a dot is wide one is drawn; zoom in to see the others."
 SYMBOLS = (
     "diamond", "square", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram", "x",
     "hexagon", "triangle-left", "triangle-right", "octagon", "bowtie", "hourglass", "star-diamond",
 )  # fmt: skip
 """One for each published planner, in the order of their titles."""
-COMPUTES, NETWORKS = "compute time", "network time"
+PARTS = (("compute_s", "optimizer", "compute time"), ("communication_s", "kept", "network time"))
+"""The lines below the frontier: a figure, the kind of memory whose colour it has, and what it is called."""
 HOVER = "<b>%{customdata[2]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>%{customdata[1]}<extra></extra>"
 
 Json = dict[str, Any]
@@ -44,25 +48,25 @@ def frontier_figure(
     thinned: bool = True,
     narrow: bool = False,
 ) -> Json:
-    """The whole plot.
+    """Return the whole plot.
 
-    Points above what the device may use are grey, never dropped; a budget or a target lays a veil over what
+    Points above what the device may use are grey, never dropped; a budget or a target puts a veil over what
     it rules out.
 
     Args:
         data: the frontier.
-        view: what is chosen, and how it is drawn.
-        scheme: of colours.
-        window: what is zoomed into, if the axes are those that it is of.
-        thinned: draw one of the points that cover each other (:mod:`.thinning`), for a browser that asks
-            again when it zooms. Without it all are drawn.
-        narrow: on a phone, where fewer names of marks find room.
+        view: the choices, and how to draw them.
+        scheme: the colour scheme.
+        window: the zoomed part, if the axes are those that it belongs to.
+        thinned: whether to draw only one of the points that cover each other (:mod:`.thinning`), for a
+            browser that requests more when it zooms. Otherwise all are drawn.
+        narrow: whether the plot is on a phone, where fewer names of marks find room.
     """
     colours = palette(scheme)
     data = drawn(data, view)
     whole = np.flatnonzero(data.passing(view) & data.on_frontier)
     frame = _layout(data, view, whole, colours)
-    # Names of marks keep their places in a zoom, which only the browser knows the end of.
+    # Names of marks keep their places in a zoom, whose end only the browser knows.
     ends = frame["meta"]["whole"]
     if window is not None and window.of == frame["uirevision"]:
         # Plotly itself keeps a zoom only while the ranges that it is given stay the same; lines below the
@@ -76,7 +80,7 @@ def frontier_figure(
             return whole
         return whole[apart(data.axes.x.values[whole], ups[whole], (view.log_x, view.log_y), window)]
 
-    on_line, second = seen(data.axes.y.values), data.units.time.factor
+    on_line = seen(data.axes.y.values)
     usable = data.usable_bytes(view)
     fits, over = on_line[data.memory[on_line] <= usable], on_line[data.memory[on_line] > usable]
     size = 5 if len(whole) > 400 else 7
@@ -87,8 +91,10 @@ def frontier_figure(
         _dots(data, fits, colours.accent, size, "fits"),
         _dots(data, over, colours.faded, size, "does not fit") | {"opacity": 0.6},
         # Lines below the frontier have courses of their own.
-        _dotted(data, seen(data.compute / second), data.compute, colours.kinds["optimizer"], COMPUTES, parts),
-        _dotted(data, seen(data.network / second), data.network, colours.kinds["kept"], NETWORKS, parts),
+        *(
+            _dotted(data, seen(data.shown(figure)), data.column(figure), colours.kinds[kind], name, parts)
+            for figure, kind, name in PARTS
+        ),
         _planner_marks(data, view, colours, ends, narrow=narrow),
         # Last, so that they lie above all others.
         *selection_traces(data, view, colours),
@@ -97,17 +103,17 @@ def frontier_figure(
 
 
 def is_thinned(data: FrontierData, view: View) -> bool:
-    """Whether there are too many points to draw each."""
+    """Return whether there are too many points to draw each."""
     return int(np.count_nonzero(data.passing(view) & data.on_frontier)) > MOST
 
 
 def drawn(data: FrontierData, view: View) -> FrontierData:
-    """The frontier with the axes that a view asks for."""
+    """Return the frontier with the axes that a view asks for."""
     return replace(data, axes=axes_of(data, view))
 
 
 def _band(data: FrontierData, view: View, rows: np.ndarray, colours: Palette) -> Json:
-    """The certificate between its edges, in the sums of the search."""
+    """Return the certificate between its edges, in the sums of the search."""
     found = certificate(data, rows) if view.band and has_place(view) else None
     size, second = data.units.memory.factor, data.units.time.factor
     around, ups = ([], []) if found is None else found.outline()
@@ -132,7 +138,7 @@ def _xy(data: FrontierData, rows: np.ndarray, values: np.ndarray) -> Json:
 
 
 def _short(values: np.ndarray) -> list[float]:
-    """Seven figures: enough for any screen, half the bytes on the way to it."""
+    """Return values with seven figures: enough for any screen, half the bytes on the way to it."""
     return [float(f"{v:.7g}") for v in values.tolist()]
 
 
@@ -140,7 +146,7 @@ def _line(data: FrontierData, rows: np.ndarray, values: np.ndarray, colour: str,
     return {
         "type": "scatter",
         "mode": "lines",
-        # Between two points over memory the leaner one is the best; over other units there is no between.
+        # Between two points over memory, the leaner one is the best; over other units nothing lies between.
         "line": {"shape": "hv" if data.axes.over_memory else "linear", "color": colour, "width": width},
         "hoverinfo": "skip",
         "showlegend": False,
@@ -154,16 +160,17 @@ def _dots(data: FrontierData, rows: np.ndarray, colour: str, size: int, name: st
         "mode": "markers",
         "name": name,
         "marker": {"color": colour, "size": size},
-        "customdata": [[int(i), _wrapped(data.exploration.names[i]), data.label(int(i))] for i in rows],
+        "customdata": [[int(i), _tooltip(data, int(i)), data.label(int(i))] for i in rows],
         "hovertemplate": _hover(data),
         "showlegend": False,
         **_xy(data, rows, data.time),
     }
 
 
-def _wrapped(name: str) -> str:
-    """A plan's name on lines that a tooltip has room for."""
-    return name.replace(" · ", "<br>")
+def _tooltip(data: FrontierData, row: int) -> str:
+    """A plan's name on lines that a tooltip has room for, and its listed figures."""
+    listed = (f"{label} {words}" for label, words in data.listed(row))
+    return "<br>".join((*data.exploration.names[row].split(JOIN), *listed))
 
 
 def _hover(data: FrontierData) -> str:
@@ -173,7 +180,7 @@ def _hover(data: FrontierData) -> str:
 def _dotted(
     data: FrontierData, rows: np.ndarray, values: np.ndarray, colour: str, name: str, shown: bool
 ) -> Json:
-    """The paper's figure 6: what of the step's time is compute, what is network."""
+    """Return the paper's figure 6: how much of the step's time is compute, and how much is network."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -187,7 +194,7 @@ def _dotted(
 
 
 def symbol_of(planner: str) -> str:
-    """The shape of a planner's marks: the same in every exploration."""
+    """Return the shape of a planner's marks: the same in every exploration."""
     known = [name for name in PLANNER_TITLES if name != FRONTIER]
     return SYMBOLS[known.index(planner) % len(SYMBOLS)] if planner in known else "circle"
 
@@ -210,7 +217,7 @@ def _planner_marks(
         "text": labels,
         "textposition": places,
         "textfont": {"color": colours.ink, "size": 12},
-        "customdata": [[int(i), _wrapped(data.exploration.names[i]), data.label(int(i))] for i in rows],
+        "customdata": [[int(i), _tooltip(data, int(i)), data.label(int(i))] for i in rows],
         "hovertemplate": _hover(data),
         "showlegend": False,
         **_xy(data, rows, data.time),
@@ -218,7 +225,7 @@ def _planner_marks(
 
 
 def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[Json]:
-    """Knee, compared point, selected point."""
+    """Return the traces of the knee, the compared point and the selected point."""
     data = data if data.axes is not None else drawn(data, view)
     return [
         _ring(data, data.special(view).get("knee"), colours.muted, "knee", 13, "circle-open")
@@ -245,7 +252,8 @@ def _ring(data: FrontierData, row: int | None, colour: str, name: str, size: int
 
 
 def _range(low: float, high: float, log: bool, above: float = 0.05, below: float = 0.05) -> list[float]:
-    """An axis with shares of room for what is written ``above`` the topmost points and ``below`` the rest."""
+    """Return an axis with shares of room for what is written ``above`` the topmost points and ``below`` the
+    rest."""
     if log:
         # Plotly takes the range of a logarithmic axis in powers of ten.
         low, high = math.log10(low), math.log10(high)
@@ -268,7 +276,7 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
     right = max(xs.max(), capacity) if in_view else xs.max()
     low_y = ys.min()
     if view.lines and axes.up_time and len(on_line):
-        parts = np.concatenate([data.compute[on_line], data.network[on_line]]) / data.units.time.factor
+        parts = np.concatenate([data.shown(figure)[on_line] for figure, *_ in PARTS])
         positive = parts[parts > 0]
         low_y = min(low_y, positive.min() if view.log_y and len(positive) else parts.min())
     named = view.marks and bool(data.by_planners.any())
@@ -316,7 +324,8 @@ def _axis(title: str, colours: Palette) -> Json:
 
 
 def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
-    """Capacity, capacity less headroom, and the veils of budget and target; none off their own axes."""
+    """Return the capacity, the capacity less headroom, and the veils of budget and target; none off their own
+    axes."""
     data = data if data.axes is not None else drawn(data, view)
     size, second = data.units.memory.factor, data.units.time.factor
     edge = {"width": 0}
@@ -352,7 +361,8 @@ def _vertical(x: float, line: Json) -> Json:
 
 
 def _capacity_text(data: FrontierData, view: View, x: float | None, colours: Palette) -> Json:
-    """What a device has, above its line; with an arrow at the right edge where that is far out of view."""
+    """Return the text of a device's memory, above its line; with an arrow at the right edge if that is far
+    out of view."""
     whole = unit_for(data.capacity_bytes)
     text = f"{data.device}: {digits(whole.of(data.capacity_bytes))} {whole.name}"
     place: Json = {"x": 1, "xref": "paper"}

@@ -1,4 +1,4 @@
-"""The picture of the operator graph for Cytoscape: elements with places, and a stylesheet."""
+"""The picture of the operator graph for Cytoscape: elements with positions, and a stylesheet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def elements(found: Picture) -> list[Json]:
-    """Nodes with their places, then edges."""
+    """Return nodes with their positions, then edges."""
     nodes = [
         {
             "data": {
@@ -47,8 +47,8 @@ def elements(found: Picture) -> list[Json]:
 
 
 def stylesheet(scheme: str) -> list[Json]:
-    """Boxes with their names inside; resharded edges are thick, mixed boxes have a dashed border, recomputed
-    ones a double one."""
+    """Return boxes with their names inside; resharded edges are thick, mixed boxes have a dashed border,
+    recomputed ones a double one."""
     colours = palette(scheme)
     fills = [
         {

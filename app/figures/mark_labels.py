@@ -1,4 +1,5 @@
-"""Which marks of planners are named in the plot, and where the names stand: none is printed over another."""
+"""The labels of planners' marks in the plot: which marks are named, and where, so that no name covers
+another."""
 
 from __future__ import annotations
 
@@ -10,16 +11,17 @@ from ..state import View
 from ..views.frontier import FrontierData, planner_title
 
 NEAR_PX = 12.0
-"""Marks that are closer, about their size, share a name."""
+"""The distance, about their size, below which marks share a name."""
 MOST_NAMED = 3
-"""Planners that one label names; how many more there are is said."""
+"""The most planners that one label names; it says how many more there are."""
 LETTER_PX, LINE_PX, GAP_PX = 7.0, 16.0, 14.0
-"""Of the names' font, about: a letter's width, a line's height, how far a name's middle is from its mark."""
+"""About the names' font: a letter's width, a line's height, and the distance from a name's middle to its
+mark."""
 WIDE_PX, NARROW_PX, HIGH_PX = 460.0, 220.0, 324.0
-"""Sides of the plot: the least width that it has on a wide window and on a phone, and its height. Where it is
-wider, marks lie further apart, and names that keep off them here do so there."""
+"""The sides of the plot: its least width in a wide window and on a phone, and its height. If it is wider,
+marks lie farther apart, and names that avoid them here do so there."""
 CLEAR = 1.25
-"""A name's middle is so many times as far from any other planner's mark as from its own, at least."""
+"""The least factor by which a name's middle is farther from any other planner's mark than from its own."""
 PLACES = (
     "top right",
     "top left",
@@ -40,14 +42,14 @@ Range = Sequence[float]
 def mark_labels(
     data: FrontierData, view: View, rows: np.ndarray, ranges: tuple[Range, Range], *, narrow: bool = False
 ) -> tuple[list[str], list[str]]:
-    """(text, place) of each mark; the text is "" where another names it, or where its name finds no room:
-    the mark's tooltip has it.
+    """Return (text, place) of each mark; the text is "" if another mark names it, or if its name finds no
+    room: the mark's tooltip has it.
 
     Args:
-        data: with the axes that the view asks for.
-        rows: of the marks.
-        ranges: of both axes, in powers of ten where they are logarithmic, as Plotly has them.
-        narrow: on a phone.
+        data: the frontier, with the axes that the view asks for.
+        rows: the rows of the marks.
+        ranges: the ranges of both axes, in powers of ten if they are logarithmic, as in Plotly.
+        narrow: whether the plot is on a phone.
     """
     labels, places = [""] * len(rows), [PLACES[0]] * len(rows)
     if not len(rows):
@@ -75,15 +77,15 @@ def mark_labels(
 
 
 def _pixels(values: np.ndarray, ends: Range, side: float, *, log: bool) -> np.ndarray:
-    """Where values are on an axis."""
+    """Return the positions of values on an axis, in pixels."""
     values = np.log10(np.maximum(values, 1e-300)) if log else values
     low, high = ends
     return (values - low) / ((high - low) or 1.0) * side
 
 
 def _named(data: FrontierData, rows: np.ndarray, x: np.ndarray, y: np.ndarray) -> dict[int, list[str]]:
-    """Place in ``rows`` -> planners: each one's fastest mark is named, once for all that lie there; the
-    symbol tells the others."""
+    """Return place in ``rows`` -> planners: each planner's fastest mark is named, once for all that lie
+    there; symbols distinguish the others."""
     names = np.array([data.planner[i] for i in rows])
     found: dict[int, list[str]] = {}
     for name in dict.fromkeys(names):
@@ -97,7 +99,7 @@ def _named(data: FrontierData, rows: np.ndarray, x: np.ndarray, y: np.ndarray) -
 
 
 def box(x: float, y: float, place: str, text: str) -> Box:
-    """Where a name stands that is printed at a mark."""
+    """Return the box of a name that is printed at a mark."""
     up, side = place.split()
     width = LETTER_PX * len(text)
     left = x - {"right": 0.0, "left": width, "center": width / 2}[side]
@@ -115,8 +117,8 @@ def _free(
     taken: Sequence[Box],
     wide: float,
 ) -> str | None:
-    """The place of a name that keeps within the plot, off other names and nearer to its own mark than to one
-    of ``strangers``, over the fewest points; None if there is none."""
+    """Return a place for a name that keeps it within the plot, off other names and nearer to its own mark
+    than to one of ``strangers``, over the fewest points; None if there is none."""
     found: list[tuple[int, int]] = []
     for number, place in enumerate(PLACES):
         left, right, middle = box(x[row], y[row], place, text)

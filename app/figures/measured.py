@@ -1,4 +1,4 @@
-"""What was measured over what is predicted: a line over the memory curve, rows below the timeline."""
+"""Measurements drawn over predictions: a line over the memory curve, rows below the timeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEASURED = "measured"
 
 
 def over_curve(figure: Json, found: Beside, units: Units, scheme: str) -> Json:
-    """A memory curve with the measured one as a line over it."""
+    """Return a memory curve with the measured one as a line over it."""
     if not len(found.times_s):
         return figure
     colours = palette(scheme)
@@ -30,7 +30,7 @@ def over_curve(figure: Json, found: Beside, units: Units, scheme: str) -> Json:
 
 
 def below_timeline(figure: Json, found: Beside, units: Units, scheme: str) -> Json:
-    """A timeline with the measured streams as rows below its own."""
+    """Return a timeline with the measured streams as rows below its own."""
     if not found.events:
         return figure
     colours, unit = palette(scheme), units.time

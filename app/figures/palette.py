@@ -1,4 +1,4 @@
-"""Colours, light and dark: text at 4.5:1 or better, marks at 3:1, told apart by colour-blind readers.
+"""Colours, light and dark: text at 4.5:1 or better, marks at 3:1, distinguishable for colour-blind readers.
 
 ``tests/app/figures/test_palette.py`` computes both from the values below. The hues follow Okabe and Ito,
 "Color Universal Design" (2008), darkened or lightened until the contrast holds on the surface they lie on.
@@ -15,7 +15,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours of one scheme; ``kinds`` of memory, ``series`` for configurations."""
+    """The colours of one scheme; ``kinds`` of memory, ``series`` for configurations."""
 
     surface: str
     ink: str
@@ -82,15 +82,16 @@ RUN_SYMBOLS = (
 
 
 def run_colours(colours: Palette) -> tuple[str, ...]:
-    """Of whole frontiers in one plot: those that stay apart for every kind of colour blindness."""
+    """Return the colours of whole frontiers in one plot: those that stay distinct for every kind of colour
+    blindness."""
     return (*colours.series[:5], colours.ink)
 
 
 def run_style(number: int) -> tuple[int, str, str]:
-    """(place in :func:`run_colours`, dash, symbol) of the frontier with this number.
+    """Return (place in :func:`run_colours`, dash, symbol) of the frontier with this number.
 
-    Colours come round first, then dash and symbol change together, then the symbol alone: the first 192
-    numbers are all different.
+    Colours cycle first, then dash and symbol change together, then the symbol alone: the first 192 numbers
+    are all different.
     """
     rest, colour = divmod(number, len(RUN_COLOURS))
     again, dash = divmod(rest, len(DASHES))
@@ -99,12 +100,12 @@ def run_style(number: int) -> tuple[int, str, str]:
 
 
 def palette(scheme: str) -> Palette:
-    """The colours of a scheme; light for any name but ``dark``."""
+    """Return the colours of a scheme; light for any name but ``dark``."""
     return DARK if scheme == "dark" else LIGHT
 
 
 def layout(colours: Palette, **more: Any) -> dict[str, Any]:
-    """What every plot's layout begins with."""
+    """Return the common beginning of every plot's layout."""
     axis = {
         "gridcolor": colours.grid,
         "linecolor": colours.grid,
@@ -140,4 +141,4 @@ GRAPH_CONFIG: dict[str, Any] = {
     "modeBarButtonsToRemove": ["sendChartToCloud", "select2d", "lasso2d", "autoScale2d"],
     "toImageButtonOptions": {"format": "svg", "filename": "tensoropt"},
 }
-"""Shared by every plot: nothing that leaves the machine, no logo."""
+"""The settings shared by every plot: nothing leaves the machine, no logo."""

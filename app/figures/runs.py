@@ -14,15 +14,17 @@ from ..views.units import Unit, Units, digits
 from .palette import Palette, layout, palette, run_colours, run_style
 
 MOST_MARKS, LEAST_MARKS = 1500, 5
-"""Marks drawn in all, and of one run at least. Each is an element of its own, a line is one path."""
+"""The most marks drawn in total, and the least for one run. Each mark is an element of its own, while a line
+is one path."""
 
 Json = dict[str, Any]
 
 
 def runs_figure(runs: Sequence[Run], shown: Collection[str], axes: Axes, units: Units, scheme: str) -> Json:
-    """The whole plot; runs that are not ``shown`` are there and hidden, so that the browser can show them.
+    """Return the whole plot; runs that are not ``shown`` are included but hidden, so that the browser can
+    show them.
 
-    Memory is that of the largest device, or that times the number of devices.
+    Memory is that of the largest device, or this times the number of devices.
     """
     colours = palette(scheme)
     most = most_of_each(runs)
@@ -106,9 +108,9 @@ def _hover(run: Run, axes: Axes, size: Unit, second: Unit) -> str:
 
 
 def _capacities(runs: Sequence[Run], shown: Collection[str], size: Unit, colours: Palette) -> list[Json]:
-    """What one device of each kind has, where a frontier that is shown comes near it.
+    """Return lines for the memory of one device of each kind, if a shown frontier comes near it.
 
-    Plotly makes room for shapes that are visible: lines far away would squeeze the frontiers.
+    Plotly makes room for visible shapes: lines far away would squeeze the frontiers.
     """
     kinds = {run.head.kind: run.head.capacity_bytes for run in runs if run.head.kind}
     found = []
@@ -137,5 +139,5 @@ def _capacities(runs: Sequence[Run], shown: Collection[str], size: Unit, colours
 
 
 def _short(values: np.ndarray) -> list[float]:
-    """Seven figures: enough for any screen."""
+    """Return values with seven figures: enough for any screen."""
     return [float(f"{v:.7g}") for v in values.tolist()]

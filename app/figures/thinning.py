@@ -1,8 +1,8 @@
-"""Which of many points a plot needs to draw: of those that cover each other one.
+"""The thinning of a plot: of many points, one of those that cover each other is drawn.
 
-An element is drawn for every point, and 20,000 take a browser without a graphics card a second (1.4 s with
-WebGL, which then runs on the processor). Points that are closer than a dot is wide are one dot. What is
-zoomed into is asked for again, by places of the part that is shown.
+A browser draws an element for every point, and 20,000 take one without a graphics card a second (1.4 s with
+WebGL, which then runs on the processor). Points that are closer than a dot is wide appear as one dot. For a
+zoomed part the browser asks once more, with a finer grid over the part that is shown.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 
 MOST = 1000
-"""Points up to which each is drawn."""
+"""The number of points up to which each is drawn."""
 PLACES = (500, 250)
-"""Places across and up: about two pixels each on a wide window, where a dot has five."""
+"""The grid's cells across and up: about two pixels each in a wide window, where a dot has five."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a person zoomed into, in the axes' own numbers (powers of ten on logarithmic ones).
+    """The part that a person zoomed into, in the axes' own numbers (powers of ten on logarithmic ones).
 
     Attributes:
-        of: what the zoom belongs to: with other axes it is none.
-        x, y: both ends of each axis, as Plotly has them.
+        of: the axes that the zoom belongs to: with other axes it does not apply.
+        x, y: both ends of each axis, as in Plotly.
     """
 
     of: str
@@ -34,7 +34,7 @@ class Window:
 
     @classmethod
     def read(cls, kept: Any) -> Window | None:
-        """From what a browser sends; None where that is no window."""
+        """Return the window that a browser sends; None if that is not a window."""
         if not isinstance(kept, Mapping) or not isinstance(kept.get("of"), str):
             return None
         x, y = _ends(kept.get("x")), _ends(kept.get("y"))
@@ -52,15 +52,15 @@ def _ends(kept: Any) -> tuple[float, float] | None:
 def apart(
     x: np.ndarray, y: np.ndarray, logs: Sequence[bool], window: Window | None = None, most: int = MOST
 ) -> np.ndarray:
-    """Places in ``x`` and ``y`` of the points to draw, ascending.
+    """Return the places in ``x`` and ``y`` of the points to draw, ascending.
 
-    All of at most ``most`` points; of more, the first of each place of the plot, and of each place of the
-    window that is zoomed into. The first and the last point are among them.
+    Up to ``most`` points, all are drawn; of more, the first in each cell of the plot's grid, and in each cell
+    of the zoomed window's grid. The first and the last point are among them.
 
     Args:
-        x, y: where points are, a number each.
-        logs: whether either axis is logarithmic; what is not above 0 has no place on such an axis.
-        window: what is zoomed into.
+        x, y: the coordinates of the points.
+        logs: whether each axis is logarithmic; what is not above 0 has no place on such an axis.
+        window: the zoomed part.
     """
     if len(x) <= most:
         return np.arange(len(x))
@@ -86,7 +86,8 @@ def _between(values: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
 
 
 def _first_of_each(across: np.ndarray, up: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
-    """The first of ``rows`` in each place of a grid, of coarser ones until at most ``most`` are left."""
+    """Return the first of ``rows`` in each cell of a grid, of coarser grids until at most ``most`` are
+    left."""
     rows = rows[np.isfinite(across[rows]) & np.isfinite(up[rows])]
     places = np.array(PLACES)
     while len(rows) > most:

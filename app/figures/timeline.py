@@ -1,4 +1,4 @@
-"""A step in time: what each device and link does when, and what its memory holds meanwhile."""
+"""A step over time: what each device and link does when, and what its memory holds meanwhile."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from .palette import Palette, layout, palette
 
 Json = dict[str, Any]
 MOST_NAMED = 12
-"""Rows that all have their name, whatever the room; of more Plotly leaves some out."""
+"""The number of rows up to which all have their name, whatever the room; with more, Plotly leaves some
+out."""
 PHASE_ORDER = ("forward", "backward", "optimizer")
 
 
 def phase_colour(phase: str, colours: Palette) -> str:
-    """Forward, backward, optimizer and communication are told apart; anything else is grey."""
+    """Return a phase's colour: forward, backward, optimizer and communication are distinguished; anything
+    else is grey."""
     known = {
         "forward": colours.series[0],
         "backward": colours.series[1],
@@ -29,10 +31,10 @@ def phase_colour(phase: str, colours: Palette) -> str:
 
 
 def timeline_figure(events: Sequence[Any], units: Units, scheme: str) -> Json:
-    """One bar per event; lanes from top to bottom in order of appearance, one trace per phase.
+    """Return one bar per event, with lanes from top to bottom in order of appearance and one trace per phase.
 
     Args:
-        events: with ``name, lane, start_s, duration_s, phase, group``.
+        events: events with ``name, lane, start_s, duration_s, phase, group``.
     """
     colours = palette(scheme)
     unit = units.time
@@ -88,11 +90,11 @@ def memory_figure(
     units: Units,
     scheme: str,
 ) -> Json:
-    """Memory over the step, stacked by kind; the limit is drawn where it is near.
+    """Return memory over the step, stacked by kind; the limit is drawn if it is near.
 
     Args:
         times_s: (n,) moments.
-        kinds: per kind (n,) bytes.
+        kinds: (n,) bytes by kind.
     """
     colours = palette(scheme)
     xs = [units.time.of(t) for t in times_s]

@@ -1,1 +1,1 @@
-"""The pages: what is laid out, and which callback connects which control with which view model."""
+"""The pages: their layouts, and the callbacks that connect controls with view models."""

@@ -1,4 +1,4 @@
-"""The page of clusters: one model on all clusters that it was explored on, and which of them to take."""
+"""The page of clusters: one model on all clusters on which it was explored, and which of them to take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .parts import aria, empty, note, number_field, panel, plain_table, scrolled
 from .view_store import view_of
 
 CLUSTER_FIELDS = ("shop-within", "shop-cost", "shop-amount", "shop-currency", "shop-prices")
-"""Controls of this page whose values are the view's."""
+"""The controls of this page whose values are the view's."""
 FOLLOW = """(href) => {
   if (href) {
     window.history.pushState({}, "", href);
@@ -28,14 +28,14 @@ FOLLOW = """(href) => {
   }
   return window.dash_clientside.no_update;
 }"""
-"""Follows an address as a link of the page does (``dcc.Link``)."""
+"""Follows an address as a link on the page does (``dcc.Link``)."""
 MORE = (
     "Explore the model on other clusters (“Also on” of the Explore page, or --also-on) to compare them here."
 )
 
 
 def shown_fields(view: View, data: FrontierData) -> dict[str, str]:
-    """What the controls of this page show for a view."""
+    """Return what the controls of this page show for a view."""
     within = "" if view.within_s is None else data.units.time.text(view.within_s).replace(",", "")
     return {
         "shop-within": within,
@@ -47,7 +47,7 @@ def shown_fields(view: View, data: FrontierData) -> dict[str, str]:
 
 
 def layout() -> Any:
-    """The page, empty."""
+    """Return the page, empty."""
     limits = html.Div(
         [
             number_field("shop-within", "Step at most", placeholder="no limit", w=160, debounce=True),
@@ -97,7 +97,7 @@ def layout() -> Any:
 
 
 def register(app: Dash, context: Context) -> None:
-    """The page follows the state; a click opens a point."""
+    """Make the page follow the state; a click opens a point."""
 
     @app.callback(
         Output("clusters-empty", "children"),
@@ -140,7 +140,7 @@ def register(app: Dash, context: Context) -> None:
 
 
 def clicked(click: Any, data: ClustersData) -> tuple[int, int] | None:
-    """(row, point) of a click; None for one that is of none, or that a page made up."""
+    """Return (row, point) of a click; None for a click on no point, or one that a page made up."""
     for hit in click.get("points", ()) if isinstance(click, Mapping) else ():
         custom = hit.get("customdata") if isinstance(hit, Mapping) else None
         if not isinstance(custom, list) or len(custom) < 2 or not all(type(c) is int for c in custom[:2]):
@@ -152,7 +152,7 @@ def clicked(click: Any, data: ClustersData) -> tuple[int, int] | None:
 
 
 def answer(data: ClustersData, view: View) -> Any:
-    """Which cluster to take, in words, and what is lacking."""
+    """Say which cluster to take, and what is lacking."""
     lacking = unpriced_kinds(data, view)
     without = ""
     if not data.priced:
@@ -170,7 +170,7 @@ def answer(data: ClustersData, view: View) -> Any:
 
 
 def table(data: ClustersData, view: View) -> Any:
-    """A row per cluster with the point it offers, which it links to, or the reason why not."""
+    """Return a row per cluster with the point it offers, as a link, or the reason why it offers none."""
     money = view.currency or "cost"
     head = [
         "cluster",

@@ -1,4 +1,4 @@
-"""What happens on the explore page: presets fill the form, the form starts jobs, jobs report."""
+"""The callbacks of the explore page: presets fill the form, the form starts jobs, jobs report."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dash import Dash, Input, Output, State, ctx, html, no_update
 from tensoropt.cluster import list_clusters
 from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.settings import settings_fields
 
 from ..context import Context
 from ..jobs.clusters import ClusterFile
@@ -22,13 +23,11 @@ from . import job_list, parts, refill
 from .parts import note
 
 FORM = {
-    "model": "model", "batch": "batch", "dims": "dims", "cluster": "cluster", "kind": "kind",
-    "per_node": "per-node", "nodes": "nodes", "inside": "inside", "between": "between",
-    "price": "device-price", "mode": "mode", "optimizer": "optimizer", "dtype": "dtype",
-    "recompute": "recompute", "measure": "measure", "micro": "micro", "epsilon": "epsilon",
-    "max_points": "max-points", "devices": "devices", "planners": "planners", "loss": "loss",
-    "outputs": "outputs", "memory": "memory", "seed": "seed", "constraints": "constraints",
-    "also_on": "also-on",
+    "model": "model", "batch": "batch", "dims": "dims", "loss": "loss", "outputs": "outputs",
+    "cluster": "cluster", "kind": "kind", "per_node": "per-node", "nodes": "nodes", "inside": "inside",
+    "between": "between", "price": "device-price", "also_on": "also-on", "devices": "devices",
+    "planners": "planners", "seed": "seed",
+    **{setting.key: setting.flag for setting in settings_fields()},
 }  # fmt: skip
 """Field of the form -> id of its control."""
 
@@ -48,7 +47,7 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         Input("refilled", "data"),
     )
     def preset(name: Any, refilled: Any) -> Any:
-        """A preset or a file fills the fields; those of a preset may be edited then."""
+        """Fill the fields from a preset or a file; those of a preset may then be edited."""
         uploaded = jobs.uploads.clusters()
         if name != "local" and name not in list_clusters() and name not in uploaded:
             return (no_update,) * 2 * len(_BESIDE)
@@ -57,7 +56,7 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         else:
             found = uploaded[name] if name in uploaded else Hardware.of(name)
         values = hardware_fields(found)
-        # A form that was filled from a job brings a cluster and the changes to it at once.
+        # A form that was filled from a job sets a cluster and the changes to it at the same time.
         if "refilled.data" in ctx.triggered_prop_ids and isinstance(refilled, dict):
             values = {field: refilled.get(field) for field in _BESIDE}
         fixed = {field: name in uploaded or (name == "local" and field != "per_node") for field in _BESIDE}
@@ -68,13 +67,13 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         *(Input(FORM[name], "value") for name in CHECKS),
     )
     def check(*values: Any) -> Any:
-        """The rule that what was typed breaks, beside it."""
+        """Return the rule that the typed text breaks, to be shown next to it."""
         found = faults(dict(zip(CHECKS, values, strict=True)))
         return tuple(found[name] or None for name in CHECKS)
 
     @app.callback(Output("cluster-said", "children"), *(Input(FORM[n], "value") for n in _CLUSTER))
     def say(*values: Any) -> Any:
-        """What the fields amount to, or what is wrong with them."""
+        """Say what the fields amount to, or what is wrong with them."""
         try:
             found = hardware_from(dict(zip(_CLUSTER, values, strict=True)), jobs.uploads.clusters())
             if isinstance(found, ClusterFile):
@@ -100,7 +99,7 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         State("planners", "value"),
     )
     def offer(per_node: Any, nodes: Any, mode: Any, chosen: Any) -> Any:
-        """Planners that will refuse this cluster or mode say why before anything is started."""
+        """Let planners that will refuse this cluster or mode say why before anything is started."""
         try:
             devices = count(per_node, "", MOST_DEVICES) * count(nodes, "", MOST_DEVICES)
         except RequestError:
@@ -116,7 +115,7 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         Input("model", "value"),
     )
     def describe(name: Any) -> Any:
-        """What the chosen model is, and the fields that are for its kind."""
+        """Describe the chosen model, and show the fields that are for its kind."""
         words = model_words(str(name))
         return words, parts.visible(bool(words)), parts.visible(not words)
 
@@ -147,7 +146,7 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         prevent_initial_call=True,
     )
     def upload_cluster(contents: Any, name: Any) -> Any:
-        """A cluster file is read at once: what is wrong with it is said beside the field."""
+        """Read a cluster file at once, and show next to the field what is wrong with it."""
         if contents is None:
             return no_update, no_update, no_update
         try:
@@ -159,7 +158,7 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
 
     @app.callback(Output("estimate", "children"), *(Input(control, "value") for control in FORM.values()))
     def estimate(*values: Any) -> Any:
-        """How long it will take, before it is started; nothing for a form that cannot be."""
+        """Say how long it will take, before it is started; nothing for a form that cannot be started."""
         try:
             return estimate_words(jobs.estimate(_request(values)))
         except TensorOptError:
@@ -191,5 +190,5 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
 
 
 _BESIDE = ("kind", "per_node", "nodes", "inside", "between", "price")
-"""Fields that the choice of a cluster fills."""
+"""The fields that the choice of a cluster fills."""
 _CLUSTER = ("cluster", "kind", "per_node", "nodes", "inside", "between", "price")

@@ -21,7 +21,7 @@ def layout() -> Any:
 
 
 def body(context: Context, data: FrontierData, view: View) -> Any:
-    """The selected point's files and commands."""
+    """Return the selected point's files and commands."""
     assert view.point is not None
     entry = context.library.entry(view.exploration)
     card = point_card(data, view, view.point, context.verified(view)[0])

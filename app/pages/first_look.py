@@ -1,8 +1,8 @@
-"""What the frontier page shows before a callback has run: the plot and the card of its address.
+"""The content of the frontier page before any callback has run: the plot and the card of its address.
 
-Callbacks follow the document one after the other; the first picture need not wait for them. The address is
-the one that the layout was asked from; scheme and width are cookies that ``assets/scheme.js`` sets before.
-Where address or scheme is missing nothing is filled in, and the callbacks do all.
+Callbacks run after the document, one after another; the first picture need not wait for them. The address is
+the one from which the layout was requested; scheme and width are cookies that ``assets/scheme.js`` sets
+before. If address or scheme is missing, nothing is filled in, and the callbacks do everything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NARROW_COOKIE = "tensoropt-narrow"
 
 
 def page() -> str:
-    """The page of the address that the layout was asked from; "" where that is not known."""
+    """Return the page of the address from which the layout was requested; "" if that is not known."""
     if not has_request_context() or not request.referrer:
         return ""
     name = urlsplit(request.referrer).path.strip("/")
@@ -32,7 +32,7 @@ def page() -> str:
 
 
 def fill(tree: Any, context: Context) -> Any:
-    """The layout, with what the frontier page shows first."""
+    """Return the layout, with the first content of the frontier page."""
     if not has_request_context() or not request.referrer:
         return tree
     scheme, address = request.cookies.get(SCHEME_COOKIE), urlsplit(request.referrer)
@@ -46,6 +46,6 @@ def fill(tree: Any, context: Context) -> Any:
     for name, properties in look(context, data, view, scheme, narrow=narrow).items():
         for title, value in properties.items():
             setattr(tree[name], title, value)
-    # For whoever presses a button before the first answer is there.
+    # For those who press a button before the first answer has arrived.
     tree["state"].data = stored(view)
     return tree

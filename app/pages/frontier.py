@@ -30,7 +30,7 @@ PLACES = {
     "budget": drawing.BUDGET,
     "target": drawing.TARGET,
 }
-"""Where the browser finds what a slider moves before the server is asked."""
+"""The places in the figure at which the browser moves things with a slider, before it asks the server."""
 
 
 def layout(context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""What happens on the frontier page: events change the view, the view draws the page."""
+"""The callbacks of the frontier page: events change the view, the view draws the page."""
 
 from __future__ import annotations
 
@@ -64,12 +64,13 @@ FIELDS = (
     *CLUSTER_FIELDS,
 )
 TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
-"""Controls whose text may break a rule, which is said beside them."""
+"""The controls whose text may break a rule, which is then shown next to them."""
 PRICES = "shop-prices"
 AT_ONCE = ("graph", "points", "key", *BUTTONS)
-"""What a person may have done before the first answer; what other controls say then is not theirs."""
+"""The controls that a person may have used before the first answer; the values of others are then not a
+person's."""
 SECOND = {"graph": events.on_click, "points": events.on_row}
-"""Controls that pick the compared point while clicks compare."""
+"""The controls that pick the compared point while clicks compare."""
 
 
 def _register_events(app: Dash, context: Context) -> None:
@@ -128,7 +129,7 @@ def _register_events(app: Dash, context: Context) -> None:
         kept, handled, filled, order, budget_text, target_text, mode, *seen = values[len(inputs) :]
         now = {f"{i.component_id}.{i.component_property}": v for i, v in zip(inputs, values, strict=False)}
         fired = unhandled(now, handled, filled, order, [item["prop_id"] for item in ctx.triggered])
-        # The page has just been opened, or a link was followed: the URL decides, and what controls say is
+        # The page has just been opened, or a link was followed: the URL decides, and the controls' values are
         # old.
         first = kept is None or handled is None
         if first or "url" in fired:
@@ -152,9 +153,9 @@ def _register_events(app: Dash, context: Context) -> None:
         if view.exploration != view_of(kept).exploration:  # not as the page itself fills in the choice
             _show(context, view, *seen)
         return (
-            # Not written when nothing changed, or controls that follow the state would fire in a circle.
+            # Not written if nothing changed, or controls that follow the state would fire in a circle.
             no_update if view == view_of(kept) else stored(view),
-            # What is wrong stays said until its field is changed, by a person or by the view that it follows.
+            # An error stays shown until its field is changed, by a person or by the view that it follows.
             *(errors.get(name) if name in fired or view != view_of(kept) else no_update for name in TYPED),
             _number(fired.get("key")),
             now,
@@ -167,7 +168,8 @@ def _strange_prices(context: Context, view: View) -> str:
 
 
 def _show(context: Context, view: View, scheme: Any, page: Any, narrow: Any) -> None:
-    """Plot and card of another exploration go with the answer to the choice: none need be asked for."""
+    """Send plot and card of another exploration with the answer to the choice, so that they need no further
+    request."""
     data = context.frontier(view) if page == "frontier" else None
     if data is None or view.point is None:
         return
@@ -178,17 +180,18 @@ def _show(context: Context, view: View, scheme: Any, page: Any, narrow: Any) -> 
 def unhandled(
     now: Mapping[str, Any], handled: Any, filled: Any, order: Any, triggered: Sequence[str]
 ) -> dict[str, Any]:
-    """The values of the controls that fired and had no answer yet, by control, the latest last.
+    """Return the values of the controls that fired and have had no answer yet, by control, the latest last.
 
-    A browser drops the answer to a question that is asked again meanwhile: on a slow server, that to a click
-    which another control followed. What that click did is still there, as a value that no answer has handled.
+    A browser drops the answer to a request that is repeated meanwhile: on a slow server, the answer to a
+    click that another control followed. The effect of that click is still there, as a value that no answer
+    has handled.
 
     Args:
-        now: values by ``control.property``.
-        handled: the same as the last answer that arrived found them; None before the first.
-        filled: the same as the page itself set them.
-        order: the names as they fired since the page was opened.
-        triggered: what fired this time.
+        now: the values by ``control.property``.
+        handled: the values that the last answer to arrive had seen; None before the first.
+        filled: the values that the page itself set.
+        order: the names in the order in which they fired since the page was opened.
+        triggered: the names that fired this time.
     """
     known = handled if isinstance(handled, Mapping) else now
     shown = filled if isinstance(filled, Mapping) else {}
@@ -204,14 +207,14 @@ def unhandled(
 
 
 def _number(key: Any) -> Any:
-    """Which press of a key this was: the browser sends the next one when it hears that number again."""
+    """Return which press of a key this was: the browser sends the next one when it receives that number."""
     return key.get("n") if isinstance(key, Mapping) else no_update
 
 
 def _applied(
     data: FrontierData | None, view: View, fired: Mapping[str, Any], mode: Any
 ) -> tuple[View, dict[str, str]]:
-    """The view after every control that fired, and what could not be understood, by control."""
+    """Return the view after every control that fired, and what could not be understood, by control."""
     errors: dict[str, str] = {}
     for name, value in fired.items():
         if data is None or name not in events.EVENTS:
@@ -227,7 +230,7 @@ def _applied(
 
 
 def view_from_url(context: Context, search: Any) -> View:
-    """What a link asks for; without an exploration the first that there is."""
+    """Return the view that a link asks for; without an exploration, the first that there is."""
     view = View.from_query(str(search or ""))
     if not view.exploration:
         first = next(iter(context.library.entries()), None)
@@ -269,7 +272,7 @@ def _register_controls(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def follow(_: Any, kept: Any, *have: Any) -> Any:
-        """Controls show the state, except those that show it already: they may be what is being moved."""
+        """Make controls show the state, except those that already show it: a person may be moving them."""
         view, values, limits = view_of(kept), have[: len(controls)], have[len(controls) :]
         data = context.frontier(view)
         if data is None:
@@ -285,7 +288,7 @@ def _register_controls(app: Dash, context: Context) -> None:
 
 
 def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[str, str], float | str]]:
-    """What every control shows for a view, and the ends of the sliders."""
+    """Return what every control shows for a view, and the ends of the sliders."""
     ranges: dict[tuple[str, str], float | str] = {}
     values: dict[str, Any] = {}
     for name, limits, limit, unit in (
@@ -294,7 +297,7 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
     ):
         low, high, step = limits
         ranges |= {(name, "min"): low, (name, "max"): high, (name, "step"): step}
-        # A screen reader says the number alone.
+        # A screen reader would only say the number.
         title = "Memory budget" if name == "budget" else "Time target"
         ranges[name, "thumbLabel"] = f"{title} in {unit.name}"
         values[name] = high if limit is None else min(max(limit / unit.factor, low), high)
@@ -369,7 +372,7 @@ def _register_plot(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def finer(zoom: Any, scheme: Any, kept: Any) -> Any:
-        """More of the points where a person zoomed in, if not all are drawn."""
+        """Draw more of the points where a person zoomed in, if not all are drawn."""
         view = view_of(kept)
         data = context.frontier(view)
         if data is None or not drawing.is_thinned(data, view):
@@ -410,7 +413,7 @@ def _register_plot(app: Dash, context: Context) -> None:
 
 
 def marking(data: FrontierData, view: View, scheme: str) -> Patch:
-    """Only what a selection moves: three traces of one point and the two veils."""
+    """Return only what a selection moves: three traces of one point and the two veils."""
     colours = palette(scheme)
     patch = Patch()
     traces = drawing.selection_traces(data, view, colours)

@@ -1,7 +1,7 @@
-"""Part of the explore page: the jobs, what they do, and what can be done with them.
+"""The part of the explore page with the jobs: what they do, and what can be done with them.
 
-A card is made once. Afterwards only the parts of it that say something new are sent, so that what a person
-opened, selected or reached with the keyboard stays as it is while the job goes on.
+A card is made once. Afterwards only those of its parts that say something new are sent, so that what a person
+opened, selected or reached with the keyboard stays as it is while the job continues.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHOWN_JOBS = 30
 
 
 def layout() -> Any:
-    """Where the cards go, and what the page knows of them."""
+    """Return the place of the cards, and what the page knows about them."""
     return html.Div(
         [
             html.Div(id="forgotten", **aria(live="polite")),
@@ -39,7 +39,8 @@ def register(app: Dash, context: Context) -> None:
         Output("acted", "data"), Input({"job": ALL, "do": ALL}, "n_clicks"), prevent_initial_call=True
     )
     def act(_: Any) -> Any:
-        """A button of a card. Alone, so that no other answer is dropped for it."""
+        """Handle a button of a card. This is a separate callback, so that it makes the browser drop no other
+        answer."""
         asked = ctx.triggered_id
         # A button that has just been made fires as well, without a click.
         clicked = isinstance(asked, dict) and any(t["value"] for t in ctx.triggered)
@@ -55,7 +56,7 @@ def register(app: Dash, context: Context) -> None:
         State("finished", "data"),
     )
     def tell(told: Any, finished: Any) -> Any:
-        """When jobs have news: which are done, so that the list of explorations follows."""
+        """Report news of jobs: which are done, so that the list of explorations follows."""
         jobs = context.jobs.jobs() if context.jobs is not None else []
         done = [job.id for job in jobs if job.state == "done"]
         return no_update if done == finished else done, told
@@ -67,7 +68,7 @@ def register(app: Dash, context: Context) -> None:
         State("active-jobs", "data"),
     )
     def notice(_: Any, watched: Any) -> Any:
-        """On every page: that a job which this page saw at work has come to its end."""
+        """Report on every page that a job which this page saw at work has ended."""
         jobs = context.jobs.jobs() if context.jobs is not None else []
         active = [job.id for job in jobs if job.active]
         before = watched if isinstance(watched, list) else []
@@ -91,7 +92,7 @@ def register(app: Dash, context: Context) -> None:
         State("shown-forgotten", "data"),
     )
     def undo(_: Any, __: Any, page: Any, shown: Any) -> Any:
-        """The last job that was forgotten, to be brought back."""
+        """Offer to bring back the job that was forgotten last."""
         gone = context.jobs.forgotten() if context.jobs is not None and page == "explore" else []
         now = [job.id for job in gone]
         if now == (shown or []):
@@ -111,7 +112,7 @@ def register(app: Dash, context: Context) -> None:
         State("shown-jobs", "data"),
     )
     def show(_: Any, __: Any, page: Any, shown: Any) -> Any:
-        """The cards, or what is new of them."""
+        """Show the cards, or what is new in them."""
         if page != "explore":
             return no_update, no_update
         if context.jobs is None or not (cards := _cards(context.jobs, context)):
@@ -129,7 +130,8 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _relisted(known: list[str], now: list[str], make: Callable[[str], Any]) -> Any:
-    """The change of a list of cards: those that stay keep their place in the document, and what is open."""
+    """Return the change of a list of cards: those that stay keep their place in the document, and what is
+    open."""
     if known == now:
         return no_update
     stay = [id for id in known if id in now]
@@ -151,23 +153,23 @@ ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
     "again": lambda jobs, id: jobs.again(id),
     "restore": lambda jobs, id: jobs.restore(id),
 }
-"""By the button that asks for it."""
+"""The actions by the button that asks for them."""
 
 
 def _left(context: Context) -> list[tuple[str, str]]:
-    """(key of what a job left, key by which that is shown), newest first."""
+    """Return (key of what a job left, key by which that is shown), newest first."""
     results = context.jobs.results() if context.jobs is not None else []
     shown = {key: entry.key for entry in context.library.entries() for key in entry.also} if results else {}
     return [(key, shown.get(key, key)) for key, _ in results]
 
 
 def _keys_of(id: str, context: Context) -> tuple[str, ...]:
-    """The keys by which what a job left is shown."""
+    """Return the keys by which what a job left is shown."""
     return tuple(shown for key, shown in _left(context) if key.startswith(f"job-{id}"))
 
 
 def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
-    """(card, end of its log), newest first."""
+    """Return (card, end of its log), newest first."""
     now, left = time.time(), _left(context)
     found = []
     for job in manager.jobs()[:SHOWN_JOBS]:
@@ -177,13 +179,13 @@ def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
 
 
 def _signs(card: JobCard, log: str) -> dict[str, str]:
-    """What tells whether a part of a card says something new, by part."""
+    """Return, for each part of a card, a sign that changes when the part says something new."""
     return {
         "state": f"{card.state} {card.words}",
         "buttons": f"{card.active} {' '.join(card.results)}",
         "fault": card.error,
         "stages": " ".join(f"{s.name} {s.words}" for s in card.stages),
-        # Its end tells it apart: logs only grow.
+        # Its end identifies it, as logs only grow.
         "log": f"{len(log)} {log[-40:]}",
     }
 
@@ -237,7 +239,7 @@ PARTS: dict[str, Callable[[JobCard, str], Any]] = {
     "stages": _stages,
     "log": _log,
 }
-"""What of a card changes while its job goes on, and what draws it."""
+"""The parts of a card that change while its job continues, with the functions that draw them."""
 
 
 def _card(card: JobCard, log: str) -> Any:

@@ -1,7 +1,7 @@
-"""What the frontier page shows of a view, all at once: the plot, the card, the counts.
+"""The content of the frontier page for a view, all at once: the plot, the card, the counts.
 
-Asked for where a view comes whole, with the page's address or another exploration. Then no callback has to
-follow another before a person sees it: those that follow find it drawn.
+It is requested when a view comes whole, with the page's address or with another exploration. Then no callback
+has to follow another before a person sees it: those that follow find it drawn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .points import big
 def look(
     context: Context, data: FrontierData, view: View, scheme: str, *, narrow: bool
 ) -> dict[str, dict[str, Any]]:
-    """Component -> its properties, for a view with a selected point."""
+    """Return component -> its properties, for a view with a selected point."""
     return {
         "graph": {"figure": frontier_figure(data, view, scheme, narrow=narrow)},
         "points-count": {"children": count_words(data, view)},
@@ -39,18 +39,18 @@ def look(
 
 
 def frame_of(view: View) -> dict[str, Any]:
-    """What the plot is drawn from, as the browser tells it (``assets/tensoropt.js``)."""
+    """Return what the plot is drawn from, as the browser reports it (``assets/tensoropt.js``)."""
     kept = view.to_data()
     return {name: kept[name] for name in FRAME}
 
 
 def selection(view: View) -> list[Any]:
-    """What of a view moves in a plot that stands."""
+    """Return the part of a view that moves in an existing plot."""
     return [view.point, view.other, view.budget_bytes, view.target_s]
 
 
 def card(context: Context, data: FrontierData, view: View) -> Any:
-    """The selected point."""
+    """Return the card of the selected point."""
     assert view.point is not None
     verified = context.verified(view)[0]
     found = point_card(data, view, view.point, verified)
@@ -65,7 +65,7 @@ def card(context: Context, data: FrontierData, view: View) -> Any:
 
 
 def missed(data: FrontierData, point: int, verified: Sequence[Verified]) -> list[Any]:
-    """Where running a point's plan showed that it was predicted far off."""
+    """Return notes for figures that turned out to be predicted far off when a point's plan was run."""
     ran = of_point(data, point, verified)
     return (
         []

@@ -27,7 +27,7 @@ HINT = (
 
 
 def measured_panel() -> Any:
-    """Where a file is dropped, and what it says."""
+    """Return the panel where a file is dropped, with what it says."""
     return panel(
         dcc.Store(id="measured"),
         html.Div(
@@ -61,13 +61,13 @@ def measured_panel() -> Any:
 
 
 class Overlay:
-    """Lays what was measured over a plan's figures; what a page dropped is known by its token."""
+    """Compares measurements with a plan's figures; a token identifies what a page dropped."""
 
     def __init__(self, files: MeasuredFiles):
         self.files = files
 
     def beside(self, data: FrontierData, point: int, detail: Any, kept: Any) -> tuple[str, Beside] | None:
-        """(name of the file, the comparison); None where no file was dropped.
+        """Return (name of the file, the comparison); None if no file was dropped.
 
         Raises:
             TensorOptError: the file is gone, or is not about this plan.
@@ -81,7 +81,7 @@ class Overlay:
     def figures(
         self, data: FrontierData, point: int, detail: Any, kept: Any, curve: Any, timeline: Any, scheme: str
     ) -> tuple[Any, Any]:
-        """The memory curve and the timeline with what was measured, where there is any."""
+        """Return the memory curve and the timeline, with measurements if there are any."""
         try:
             found = self.beside(data, point, detail, kept)
         except TensorOptError:  # said beside the upload
@@ -104,10 +104,10 @@ def register(app: Dash, context: Context, overlay: Overlay) -> None:
         prevent_initial_call=True,
     )
     def take(contents: Any, _: Any, name: Any, kept: Any) -> Any:
-        """A file comes, or goes."""
+        """Take a file, or remove it."""
         token = kept.get("token") if isinstance(kept, dict) else None
-        # The field is emptied once a file was taken: one that is in it may have come with an earlier call,
-        # whose answer the browser dropped.
+        # The field is emptied once a file was taken: a file in it may have come with an earlier call, whose
+        # answer the browser dropped.
         if contents is None:
             if "measured-remove" not in ctx.triggered_prop_ids.values():
                 return no_update, no_update, no_update
@@ -130,7 +130,7 @@ def register(app: Dash, context: Context, overlay: Overlay) -> None:
         prevent_initial_call=True,
     )
     def lay(align: Any, kept: Any) -> Any:
-        """The file is laid otherwise."""
+        """Align the file differently."""
         token = kept.get("token") if isinstance(kept, dict) else None
         if token is None or align is None or kept.get("align") == align:
             return no_update

@@ -1,4 +1,4 @@
-"""The operators of the plan page: the graph by module and the table, which are linked."""
+"""The operators of the plan page: the graph by module and the table, linked with each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .view_store import shown_point
 
 
 def graph() -> Any:
-    """The modules as boxes, with search and zoom."""
+    """Return the modules as boxes, with search and zoom."""
     buttons = [
         dmc.Button(text, id=f"picture-{name}", size="compact-xs", variant="default", **cast(Any, label))
         for name, text, label in (
@@ -61,7 +61,7 @@ def _graph_picture() -> Any:
                 boxSelectionEnabled=False,
                 minZoom=0.15,
                 maxZoom=2.5,
-                # The wheel is the page's.
+                # The wheel scrolls the page.
                 userZoomingEnabled=False,
                 clearOnUnhover=True,
             ),
@@ -75,11 +75,11 @@ FIGURE = (
     "params.value == null ? '' : params.value === 0 ? '0' : "
     "Math.abs(params.value) < 0.001 ? '< 0.001' : d3.format(',.3r')(params.value)"
 )
-"""Three figures; what is next to nothing is not written out to its eighth digit."""
+"""Three figures; values close to zero are not written out to their eighth digit."""
 
 
 def table() -> Any:
-    """The operators, with search and what narrows them to a module."""
+    """Return the operators, with search and the control that narrows them to a module."""
 
     def number(field: str, name: str, width: int = 128, tip: str = "") -> dict[str, Any]:
         return {
@@ -196,7 +196,7 @@ def _register_table(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def narrow(search: Any, node: Any, _: Any, options: Any) -> Any:
-        """A tapped module shows its operators; the search narrows what is shown."""
+        """Show the operators of a tapped module; the search narrows what is shown."""
         options = {**options, "quickFilterText": str(search or "")[:80]}
         key = node.get("id") if isinstance(node, Mapping) and ctx.triggered_id == "plan-picture" else None
         if ctx.triggered_id == "operator-search":
@@ -213,7 +213,7 @@ def _register_table(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def link(selected: Any, drawn: Any, scheme: Any) -> Any:
-        """A selected operator marks its module."""
+        """Mark the module of a selected operator."""
         groups = {r.get("group") for r in selected or () if isinstance(r, Mapping)}
         base = stylesheet(str(scheme))
         colours = palette(str(scheme))
@@ -226,7 +226,7 @@ def _register_table(app: Dash, context: Context) -> None:
 
 
 def _register_graph(app: Dash) -> None:
-    """What needs no server: zoom, search and tooltips of the graph."""
+    """Register what needs no server: zoom, search and tooltips of the graph."""
 
     def browser(name: str, *signature: Any) -> None:
         app.clientside_callback(ClientsideFunction("picture", name), *signature, prevent_initial_call=True)

@@ -1,4 +1,4 @@
-"""The panel beside the memory curve: whose the memory is at a moment, chosen by a click or by keys."""
+"""The panel beside the memory curve: the owners of the memory at a moment, chosen by a click or by keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE = "params.data ? params.data.size : ''"
 
 
 def owners_panel() -> Any:
-    """Search, steps from moment to moment, and the table."""
+    """Return the search, the steps from moment to moment, and the table."""
     buttons = [
         dmc.Button(text, id=f"owners-{name}", size="compact-xs", variant="default", **aria(label=label))
         for name, text, label in (
@@ -81,7 +81,7 @@ def register(app: Dash, context: Context) -> None:
     kept = Recent(size=3)
 
     def owners_of(data: FrontierData, point: int) -> PointOwners:
-        # The data is part of the remembered value, so that its id cannot be used again meanwhile.
+        # The data is part of the remembered value, so that its id cannot be reused meanwhile.
         key = (id(data.exploration), point)
         found: PointOwners = kept.get(key, lambda: (data, point_owners(data.exploration, point)))[1]
         return found
@@ -149,7 +149,7 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _clicked(data: Any) -> int | None:
-    """The point of the predicted curve that was clicked; None where it was only the measured one."""
+    """Return the point of the predicted curve that was clicked; None if it was only the measured one."""
     points = data.get("points", []) if isinstance(data, dict) else []
     for point in points:
         number = cast(Any, point).get("pointNumber")

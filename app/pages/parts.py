@@ -1,4 +1,4 @@
-"""Small pieces that several pages are made of."""
+"""The small building blocks of several pages."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..views.frontier import planner_title
 
 
 def aria(**attributes: str) -> dict[str, Any]:
-    """ARIA attributes, which Dash takes by names that Python does not have."""
+    """Return ARIA attributes, which Dash takes under names that Python does not have."""
     return {f"aria-{name}": value for name, value in attributes.items()}
 
 
 CLEAR: Any = {"aria-label": "clear"}
-"""For the button that empties a select."""
+"""The attributes of the button that empties a select."""
 
 
 def planner_options(refusals: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Published planners for a select; those that are known to refuse say why and cannot be chosen."""
+    """Return published planners for a select; those that are known to refuse say why and cannot be chosen."""
     whys = refusals or {}
     return [
         {
@@ -36,7 +36,7 @@ def planner_options(refusals: Mapping[str, str] | None = None) -> list[dict[str,
 
 
 def planner_choice(id: str, label: str, chosen: Sequence[str] = ()) -> Any:
-    """Published planners to choose from."""
+    """Return a choice of published planners."""
     options = planner_options()
     return dmc.MultiSelect(
         id=id, label=label, data=options, value=list(chosen), clearable=True, clearButtonProps=CLEAR,
@@ -45,16 +45,16 @@ def planner_choice(id: str, label: str, chosen: Sequence[str] = ()) -> Any:
 
 
 def number_field(id: str, label: str, *, value: str = "", placeholder: str = "", **more: Any) -> Any:
-    """A field for a number, which keeps what was typed.
+    """Return a field for a number, which keeps what was typed.
 
-    Not Mantine's NumberInput: it drops letters as they are typed, so that 1e9 becomes 19, and moves what is
-    out of bounds to the next bound; here the rule is said instead.
+    It is not Mantine's NumberInput, which drops letters as they are typed, so that 1e9 becomes 19, and moves
+    what is out of bounds to the nearest bound; here the rule is shown instead.
     """
     return dmc.TextInput(id=id, label=label, value=value, placeholder=placeholder, **more)
 
 
 def panel(*children: Any, title: str = "", id: str = "", names: str = "") -> html.Section:
-    """A titled card."""
+    """Return a titled card."""
     head = [html.H2(title, className="panel-title")] if title else []
     names = f"panel {names}".strip()
     more: dict[str, Any] = {"id": id} if id else {}
@@ -62,12 +62,13 @@ def panel(*children: Any, title: str = "", id: str = "", names: str = "") -> htm
 
 
 def visible(yes: bool) -> dict[str, str]:
-    """The style of what is only sometimes there."""
+    """Return the style of something that is only sometimes there."""
     return {} if yes else {"display": "none"}
 
 
 def scrolled(label: str, *children: Any, names: str = "", **more: Any) -> html.Div:
-    """What may be wider or taller than its place: with a name, and reached by Tab, to be scrolled by keys."""
+    """Return a frame for content that may be wider or taller than its place: it has a name, and is reached by
+    Tab, to be scrolled by keys."""
     attributes = {**aria(label=label), **more}
     return html.Div(
         list(children), className=f"scroll {names}".strip(), tabIndex=0, role="region", **attributes
@@ -75,7 +76,7 @@ def scrolled(label: str, *children: Any, names: str = "", **more: Any) -> html.D
 
 
 def facts(pairs: Sequence[tuple[str, Any]]) -> html.Dl:
-    """Labels and figures, aligned."""
+    """Return labels and figures, aligned."""
     cells: list[Any] = []
     for label, value in pairs:
         cells += [html.Dt(label), html.Dd(value)]
@@ -83,12 +84,12 @@ def facts(pairs: Sequence[tuple[str, Any]]) -> html.Dl:
 
 
 def empty(title: str, *sentences: Any) -> html.Div:
-    """Said where there is nothing to show, with what to do about it."""
+    """Return the words for where there is nothing to show, with what to do about it."""
     return html.Div([html.P(title, className="empty-title"), *map(html.P, sentences)], className="empty")
 
 
 def note(text: str, kind: str = "info") -> Any:
-    """A remark in a box: ``info``, ``warn`` or ``error``; nothing for an empty text."""
+    """Return a remark in a box: ``info``, ``warn`` or ``error``; nothing for an empty text."""
     if not text:
         return None
     role = "alert" if kind == "error" else "status"
@@ -96,7 +97,7 @@ def note(text: str, kind: str = "info") -> Any:
 
 
 def copyable(text: str, label: str, id: str) -> html.Div:
-    """Code, found by ``id``, with a button that copies it."""
+    """Return code, found by ``id``, with a button that copies it."""
     return html.Div(
         [
             html.Pre(html.Code(text, id=id), tabIndex=0),
@@ -112,7 +113,7 @@ def copyable(text: str, label: str, id: str) -> html.Div:
 def plain_table(
     head: Sequence[str], rows: Sequence[Sequence[Any]], numbers: Sequence[int] = ()
 ) -> html.Table:
-    """A small table; columns in ``numbers`` are aligned to the right."""
+    """Return a small table; columns in ``numbers`` are aligned to the right."""
     right = dict.fromkeys(numbers, "num")
     return html.Table(
         [
@@ -130,12 +131,12 @@ def plain_table(
 def upload_rule(
     said: str, endings: Sequence[str], most: int, remedy: str, larger: str = "Use the command line"
 ) -> Any:
-    """What the browser needs to say why a file is not taken (``assets/upload.js``).
+    """Return what the browser needs to say why a file is not accepted (``assets/upload.js``).
 
     Args:
-        said: id of where it is said.
-        endings: of names of files that are taken.
-        most: bytes of a file.
+        said: the id of the place where it is shown.
+        endings: the endings of accepted files' names.
+        most: the most bytes of a file.
         remedy: what to do about an empty file.
         larger: what to do with larger ones.
     """

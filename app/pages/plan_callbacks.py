@@ -1,4 +1,4 @@
-"""What happens on the plan page: the point draws it; table and picture are linked."""
+"""The callbacks of the plan page: the point draws it; table and picture are linked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .points import big, difference_table
 from .view_store import shown_point
 
 MOST_CHANGED = 60
-"""Rows of the difference of two plans; how many more there are is said."""
+"""The most rows of the difference of two plans; the table says how many more there are."""
 
 
 def register(app: Dash, context: Context) -> None:
@@ -90,7 +90,7 @@ def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) ->
 
 
 def missing(data: FrontierData, point: int, why: str) -> str:
-    """What the page does not show of a plan, "" if all is there."""
+    """Say what the page does not show of a plan; "" if everything is there."""
     if why:
         return f"Timelines and the costs of single operators are not shown: {why}"
     found = data.exploration.all_points[point]
@@ -108,7 +108,7 @@ def missing(data: FrontierData, point: int, why: str) -> str:
 
 
 def headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:
-    """Memory and time, whether it fits, and what dominates, in words."""
+    """Return memory and time, whether the plan fits, and what dominates, in words."""
     assert view.point is not None
     verified = context.verified(view)[0]
     found = point_card(data, view, view.point, verified)
@@ -123,7 +123,7 @@ def headline(context: Context, data: FrontierData, view: View, detail: Any) -> A
 
 
 def bar(found: Bar) -> Any:
-    """A stacked bar with its figures below it."""
+    """Return a stacked bar with its figures below it."""
     cells = [
         html.Span(
             className=f"seg-{s.kind}", style={"width": f"{100 * s.share:.3f}%"}, title=f"{s.title}: {s.size}"
@@ -143,7 +143,7 @@ def bar(found: Bar) -> Any:
 
 
 def devices(found: tuple[Segment, ...]) -> list[Any]:
-    """One thin bar per device, where they differ."""
+    """Return one thin bar per device, if they differ."""
     rows = [
         [
             s.title,
@@ -159,7 +159,7 @@ def devices(found: tuple[Segment, ...]) -> list[Any]:
 
 
 def difference(data: FrontierData, view: View) -> Any:
-    """Figures and operators that differ between this plan and the compared one."""
+    """Return the figures and operators that differ between this plan and the compared one."""
     assert view.point is not None
     if view.other is None:
         return html.P(

@@ -1,4 +1,4 @@
-"""Part of the frontier page: published planners, in a table and as marks, run on demand as a job."""
+"""The part of the frontier page with published planners: in a table and as marks, run on demand as a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .parts import aria, note, panel, plain_table, planner_choice, planner_optio
 from .view_store import view_of
 
 USUAL = ("data_parallel", "zero", "megatron")
-"""Run unless others are chosen: what people do by hand, and quick to find."""
+"""The planners that run unless others are chosen: quick methods that people use by hand."""
 HEAD = ("planner", "budget", "memory", "time", "over the best known", "points", "search", "")
 
 
@@ -62,7 +62,8 @@ def register(app: Dash, context: Context) -> None:
         State("planner-shown", "data"),
     )
     def table(listed: Any, _: Any, kept: Any, shown: Any) -> Any:
-        """Told anew when there are other points, or another budget or filter; not for every selection."""
+        """Return the table, made anew if there are other points, or another budget or filter; not for every
+        selection."""
         view = view_of(kept)
         about = [listed, view.exploration, view.budget_bytes, view.mesh, view.micro, view.devices]
         if about == shown:
@@ -102,7 +103,7 @@ def _register_choice(app: Dash, context: Context) -> None:
         State("beside", "value"),
     )
     def offer(_: Any, kept: Any, chosen: Any) -> Any:
-        """Which planners may find something beside this frontier; those that will refuse say why."""
+        """Offer the planners that may find something beside this frontier; those that will refuse say why."""
         data = context.frontier(view_of(kept))
         if data is None:
             return no_update, no_update
@@ -112,8 +113,8 @@ def _register_choice(app: Dash, context: Context) -> None:
 
 
 def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
-    # Alone, without the clock: a browser drops the answer of a callback that was asked again meanwhile, and
-    # this one is the only one that knows which job it started.
+    # Alone, without the clock: a browser drops the answer of a callback that was requested again meanwhile,
+    # and this one is the only one that knows which job it started.
     @app.callback(
         Output("beside-job", "data"),
         Input("beside-start", "n_clicks"),
@@ -139,7 +140,7 @@ def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
         prevent_initial_call=True,
     )
     def say(started: Any, _: Any, told: Any) -> Any:
-        """How the job is going, asked every second; said again only when it is something new."""
+        """Report how the job is going, every second; but only if there is something new."""
         if not isinstance(started, dict):
             return no_update, no_update, no_update
         if "refused" in started:
@@ -159,7 +160,7 @@ def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
 
 
 def _wanted(context: Context, view: View, names: Any) -> Beside:
-    """What the button asks for.
+    """Return what the button asks for.
 
     Raises:
         TensorOptError: there is no planner or no exploration to run, or it was saved without its operators.

@@ -1,4 +1,4 @@
-"""What several pages show of a point, and of two."""
+"""The elements with which several pages show a point, or two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .parts import plain_table, scrolled
 
 
 def big(card: PointCard, words: str, *, wide: bool = False) -> Any:
-    """Memory and time large, then whether it fits and what dominates: beside them, or below."""
+    """Return memory and time in large type, then whether it fits and what dominates: beside them, or
+    below."""
     figures = [
         html.Div([html.Span("memory per device"), html.Strong(card.memory)]),
         html.Div([html.Span("time per step"), html.Strong(card.time)]),
@@ -28,7 +29,7 @@ def big(card: PointCard, words: str, *, wide: bool = False) -> Any:
 
 
 def difference_table(data: FrontierData, view: View) -> Any:
-    """The compared point beside the selected one, differences only; None without two points."""
+    """Return the compared point beside the selected one, differences only; None without two points."""
     if view.other is None or view.point is None:
         return None
     rows = [[d.label, d.first, d.second, d.change] for d in differences(data, view.other, view.point)]

@@ -1,8 +1,7 @@
-"""Run again with changes: the form filled from a job, or from the exploration that is shown."""
+"""Exploring once more with changes: the form is filled from a job, or from the exploration that is shown."""
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,19 +10,20 @@ import dash_mantine_components as dmc
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
+from tensoropt.report.commands import question_of
 
 from ..context import Context
 from ..jobs.fields import RequestError
 from ..jobs.manager import JobManager
-from ..jobs.refill import Refill, refill
+from ..jobs.refill import Refill, question_of_job, refill
 from ..state import View
-from ..views.export import explore_line
 from ..views.jobs import clusters
 from .parts import aria, note
 
 
 def layout() -> Any:
-    """The button for the exploration that is shown, and where it is said what the form was filled from."""
+    """Return the button for the exploration that is shown, and the place that says what the form was filled
+    from."""
     return html.Div(
         [
             dcc.Store(id="refilled"),
@@ -40,7 +40,7 @@ def layout() -> Any:
 
 
 def button() -> Any:
-    """On pages that show an exploration: explore again, with changes."""
+    """Return the button to explore again with changes, for pages that show an exploration."""
     return dmc.Button("explore again with changes", id="change-shown", size="compact-xs", variant="default")
 
 
@@ -50,8 +50,8 @@ def register(
     """Connect the buttons.
 
     Args:
-        form: field -> id of its control.
-        beside: fields that follow the choice of a cluster, which another callback sets.
+        form: field -> the id of its control.
+        beside: the fields that follow the choice of a cluster, which another callback sets.
     """
     filled = [field for field in form if field not in beside]
     none = (no_update,) * (len(filled) + 2)
@@ -68,7 +68,7 @@ def register(
         prevent_initial_call="initial_duplicate",
     )
     def fill(_: Any, __: Any, earlier: Any, state: Any) -> Any:
-        """Every field from what was asked then; nothing is started."""
+        """Fill every field with the earlier request; nothing is started."""
         # A button that has just been made fires as well, without a click; where it is the form that has just
         # been made, a click on another page waited for it.
         if not any(t["value"] for t in ctx.triggered) and not (earlier and not ctx.triggered_id):
@@ -115,7 +115,7 @@ def _of_job(jobs: JobManager, id: str) -> tuple[str, Refill]:
     job = jobs.job(id)
     if job is None:
         raise RequestError("this job is not kept any more; fill the form from another one")
-    return f"'{job.title}'", refill(job.arguments, jobs.uploads)
+    return f"'{job.title}'", refill(question_of_job(job), jobs.uploads)
 
 
 def _of_exploration(context: Context, jobs: JobManager, state: Any) -> tuple[str, Refill]:
@@ -123,12 +123,6 @@ def _of_exploration(context: Context, jobs: JobManager, state: Any) -> tuple[str
     exploration = context.exploration(view)
     if exploration is None:
         raise RequestError("no exploration is shown; choose one in the list at the top")
-    words = shlex.split(explore_line(exploration, "out"))[1:]
     name = context.library.model_name(exploration.model.source)
-    found = refill(
-        words,
-        jobs.uploads,
-        cluster=exploration.cluster,
-        constraints=exploration.settings.get("constraints"),
-    )
+    found = refill(question_of(exploration), jobs.uploads)
     return f"{name} on {exploration.cluster['name']}", found

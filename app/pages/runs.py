@@ -23,9 +23,9 @@ from ..views.units import Units
 from .parts import aria, note, panel
 
 CHOICES = len(RUN_COLOURS) * len(DASHES)
-"""Styles that the table offers: every colour with every dash."""
+"""The number of styles that the table offers: every colour with every dash."""
 ROW_PX, HEAD_PX, MOST_ROWS = 32, 54, 14
-"""Of the table: a row, the head with a scroll bar, and how many rows it shows without scrolling."""
+"""Sizes of the table: a row, the head with a scroll bar, and how many rows it shows without scrolling."""
 LOCALE = {
     "ariaRowToggleSelection": "Press Space to show or hide this run in the plot",
     "ariaRowSelectAll": "Press Space to show or hide all runs of the table",
@@ -57,8 +57,8 @@ STORES = (
     "hovered",
     "searched",
 )
-"""``view``: what the URL holds; ``axes``: its part that the server draws; ``known``: what the browser has to
-know."""
+"""``view``: the content of the URL; ``axes``: the part of it that the server draws; ``known``: what the
+browser has to know."""
 
 
 def _segments(id: str, label: str, *pairs: tuple[str, str]) -> Any:
@@ -305,7 +305,8 @@ def _register_data(app: Dash, context: Context) -> None:
         State("runs-known", "data"),
     )
     def fill(page: Any, *rest: Any) -> Any:
-        """The table and what the browser needs; nothing while another page is shown, or nothing changed."""
+        """Return the table and what the browser needs; nothing while another page is shown, or if nothing
+        changed."""
         if page != "runs":
             return (no_update,) * 4
         found = view.runs_of(context.library)
@@ -351,7 +352,7 @@ def _register_data(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def name_plans(key: Any) -> Any:
-        """The names of an exploration's plans, asked for when a point of it is looked at."""
+        """Return the names of an exploration's plans, requested when a person looks at one of its points."""
         try:
             found = context.library.load(str(key))
         except TensorOptError:
@@ -383,10 +384,10 @@ def _look(style: int | None) -> tuple[int, str, str] | None:
 
 
 def _edited(context: Context, change: Any) -> str:
-    """Apply one cell's change; gives what there is to say about it.
+    """Apply one cell's change; return a remark on it.
 
     Raises:
-        TensorOptError: it cannot be applied; says why.
+        TensorOptError: it cannot be applied; the message says why.
     """
     if not isinstance(change, Mapping):
         return ""

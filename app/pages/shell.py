@@ -1,4 +1,4 @@
-"""What surrounds every page: the header, the choice of exploration, the theme, and the state in the URL."""
+"""The frame of every page: the header, the choice of exploration, the theme, and the state in the URL."""
 
 from __future__ import annotations
 
@@ -29,22 +29,21 @@ TITLES = {
 
 
 PARTS = ("frame", "listing", "controls", "selection", "pick")
-"""Stores of the state by what depends on it: the plot, what is said of the whole frontier, controls, what
-moves in the plot (:func:`.look.selection`), all."""
+"""Stores of the state by what depends on it: the plot, the words about the whole frontier, controls, what
+moves in the plot (:func:`.look.selection`), and everything."""
 
 
 LATER = ("explore", "plan")
-"""Pages with much on them, whose controls are of no use to others: they are made once the first picture
-stands, or when they are asked for."""
+"""Pages with much content, whose controls are of no use to others: they are made once the first picture is
+drawn, or when they are requested."""
 
 
 def layout(context: Context, first: str = "") -> Any:
-    """The document: all pages are there, one is shown.
+    """Return the document, which contains all pages and shows one of them.
 
     Args:
-        context: what callbacks share.
-        first: the page that is shown first, where that is known: those of :data:`LATER` that it is not have
-            no content yet.
+        context: the state that callbacks share.
+        first: the page that is shown first, if known: other pages of :data:`LATER` have no content yet.
     """
     stores = [
         dcc.Location(id="url", refresh=False),
@@ -114,7 +113,7 @@ def layout(context: Context, first: str = "") -> Any:
 
 
 def body(name: str, context: Context) -> Any:
-    """The content of a page."""
+    """Return the content of a page."""
     made: dict[str, Callable[[], Any]] = {
         "explore": lambda: explore.layout(context),
         "frontier": lambda: frontier.layout(context),
@@ -127,7 +126,7 @@ def body(name: str, context: Context) -> Any:
 
 
 def _connection(context: Context) -> html.Div:
-    """Where it is said that the server is gone; with what the jobs were when the page was made."""
+    """Return the notice that the server is gone, with the state of the jobs when the page was made."""
     jobs: Any = {} if context.jobs is None else {"data-jobs": context.jobs.sign()}
     return html.Div(
         id="connection", role="alert", hidden=True, className="note note-error connection", **jobs
@@ -163,7 +162,7 @@ def _header() -> html.Header:
 
 
 def register(app: Dash, context: Context) -> None:
-    """The callbacks that run in the browser; the pages' own follow."""
+    """Register the callbacks that run in the browser; the pages' own follow."""
 
     def browser(name: str, *signature: Any, **options: Any) -> None:
         app.clientside_callback(ClientsideFunction("tensoropt", name), *signature, **options)
@@ -242,7 +241,7 @@ def register(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def make(_: Any, made: Any) -> Any:
-        """The pages that have no content yet."""
+        """Make the pages that have no content yet."""
         kept = made if isinstance(made, list) else []
         return *(no_update if name in kept else body(name, context) for name in LATER), list(LATER)
 

@@ -1,4 +1,4 @@
-"""What stands below the points of the frontier page: what other devices would give, what is assumed."""
+"""The parts of the frontier page below the points: what other devices would give, and what is assumed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def register(app: Dash, context: Context) -> None:
 
 
 def assumed(said: Sequence[Fact]) -> list[Any]:
-    """Settings beside their labels; below them the notes, which are sentences, across the whole width."""
+    """Return settings beside their labels; below them the notes, which are sentences, across the whole
+    width."""
     notes = [html.Li(f.value) for f in said if f.label == NOTE]
     return [
         facts([(f.label, f.value) for f in said if f.label != NOTE]),
@@ -52,7 +53,7 @@ def assumed(said: Sequence[Fact]) -> list[Any]:
 
 
 def _profile(context: Context, view: View) -> Any:
-    """Devices × memory → time; every figure leads to the point that it is of."""
+    """Return the table devices × memory → time; every figure links to its point."""
     table = profile.devices_by_memory(context.library, view)
     if table is None:
         return html.P(

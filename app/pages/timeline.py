@@ -16,12 +16,12 @@ KEYS = (
 
 
 def timed(graph: Any, label: str) -> html.Div:
-    """A plot that keys move, once it has the focus or the pointer."""
+    """Return a plot that keys move, once it has the focus or the pointer."""
     return html.Div(graph, className="timed", tabIndex=0, role="group", **aria(label=f"{label}. {KEYS}"))
 
 
 def timeline_panel(graph: Any) -> Any:
-    """Streams, links and stages in rows."""
+    """Return the panel with streams, links and stages in rows."""
     buttons = [
         dmc.Button(text, id=f"timeline-{name}", size="compact-xs", variant="default", **aria(label=label))
         for name, text, label in (

@@ -1,4 +1,4 @@
-"""The view as a page keeps it in its store."""
+"""The form in which a page keeps the view in its store."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ DEFAULTS = asdict(View())
 
 
 def stored(view: View) -> dict[str, Any]:
-    """For the store ``state``; the browser leaves what equals the defaults out of the URL."""
+    """Return a view for the store ``state``; the browser leaves what equals the defaults out of the URL."""
     return {"view": view.to_data(), "defaults": DEFAULTS}
 
 
 def view_of(data: Any) -> View:
-    """From the store ``state`` or ``pick``."""
+    """Return the view in the store ``state`` or ``pick``."""
     return View.from_data(data.get("view", data)) if isinstance(data, Mapping) else View()
 
 
 def shown_point(context: Context, pick: Any, page: Any, name: str) -> tuple[FrontierData | None, View]:
-    """The frontier and the view for page ``name``; None while another is shown, or without such a point."""
+    """Return the frontier and the view for page ``name``; None while another is shown, or without such a
+    point."""
     view = view_of(pick)
     data = context.frontier(view) if page == name else None
     if data is None or view.point is None or view.point >= len(data):

@@ -1,4 +1,4 @@
-"""Part of the plan page: why the selected plan is not faster, and what would make it so."""
+"""The part of the plan page on why the selected plan is not faster, and what would make it so."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def layout() -> Any:
 
 
 class _Answers:
-    """What is remembered between callbacks: answers by exploration, point and budget."""
+    """The answers remembered between callbacks, by exploration, point and budget."""
 
     def __init__(self, context: Context):
         self.context = context
@@ -82,7 +82,8 @@ def register(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def known(_: Any, pick: Any, page: Any) -> Any:
-        """Once the rest of the page is there: it has the point's details, which take longest."""
+        """Fill in what is known once the rest of the page is there: it has the point's details, which take
+        longest."""
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return None
@@ -99,7 +100,7 @@ def register(app: Dash, context: Context) -> None:
             *(note(text) for text in why.notes),
         ]
 
-    # A plan is simulated again a dozen times: not for every point that a person walks past.
+    # A plan is simulated a dozen more times: not for every point that a person passes.
     app.clientside_callback(
         ClientsideFunction("why", "rest"), Output("why-rest", "data"), Input("why-quick", "children")
     )
@@ -139,7 +140,7 @@ def register(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def deeper(_: Any, __: Any, ___: Any, pick: Any, page: Any, shown: Any) -> Any:
-        """The changes that take a search; drawn again only when one says something new."""
+        """Show the changes that take a search; drawn again only when one says something new."""
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return no_update, no_update
@@ -163,7 +164,8 @@ def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
         prevent_initial_call=True,
     )
     def start(_: Any, kept: Any) -> Any:
-        """Explore a change. Alone, so that no other answer is dropped for it."""
+        """Explore a change. This is a separate callback, so that it makes the browser drop no other
+        answer."""
         asked = ctx.triggered_id
         # A button that has just been made fires as well, without a click.
         if not isinstance(asked, dict) or not any(t["value"] for t in ctx.triggered):
@@ -175,10 +177,10 @@ def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
 
 
 def wanted(context: Context, jobs: JobManager, view: View, key: str) -> Deeper:
-    """What a button asks for.
+    """Return what a button asks for.
 
     Raises:
-        TensorOptError: there is no such exploration or change, or it is explored already.
+        TensorOptError: there is no such exploration or change, or it has already been explored.
     """
     exploration = context.library.load(view.exploration)
     change = change_named(exploration, key)

@@ -1,1 +1,2 @@
-"""What each page shows, as plain data made from an exploration. Nothing here knows of Dash or of a plot."""
+"""The content of each page, as plain data made from an exploration. Nothing here knows about Dash or a
+plot."""

@@ -1,4 +1,4 @@
-"""What the figures rest on: settings, defaults, where figures come from, what was left out."""
+"""The basis of the figures: settings, defaults, sources of figures, what was left out."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .units import digits, percent
 from .verified import verified_lines
 
 NOTE = "note"
-"""The label of each of the sentences that an exploration noted."""
+"""The label of each sentence that an exploration noted."""
 
 
 def assumptions(
     data: FrontierData, view: View, verified: Sequence[Verified] = (), fault: str = ""
 ) -> tuple[Fact, ...]:
-    """Label and value, in the order in which people ask.
+    """Return labels and values, in the order in which people ask.
 
     Args:
-        verified: what is known of plans that were run.
+        verified: what is known about plans that were run.
         fault: why that cannot be read, "" if it can.
     """
     exploration = data.exploration

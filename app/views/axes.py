@@ -1,4 +1,4 @@
-"""What the frontier's plot shows against what: memory and time, or the units by which people decide."""
+"""The axes of the frontier's plot: memory and time, or the units by which people decide."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ TITLES = {
     "memory": "memory per device", "time": "time per step", "rate": "tokens/s or samples/s", "mfu": "MFU",
     "hours": "device-hours", "cost": "cost",
 }  # fmt: skip
-"""Of what an axis can show, as a choice."""
+"""The titles of what an axis can show, as choices."""
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """One axis of the plot.
+    """An axis of the plot.
 
     Attributes:
         name: a key of :data:`TITLES`.
-        title: with the unit, as the axis says it.
-        unit: as a tooltip says it.
-        values: of every row, in the unit shown.
+        title: its title with the unit, as on the axis.
+        unit: its unit, as in a tooltip.
+        values: the values of every row, in the unit shown.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """Both axes, and why one of them is not the one asked for."""
+    """Both axes, and why one of them is not the requested one."""
 
     x: Axis
     y: Axis
@@ -55,12 +55,12 @@ class Axes:
 
     @property
     def key(self) -> str:
-        """Tells two pairs of axes apart."""
+        """A key that identifies a pair of axes."""
         return f"{self.x.name}/{self.y.name}"
 
 
 def axes_of(data: FrontierData, view: View) -> Axes:
-    """The axes that a view asks for; the usual one, with the reason, where its figures are unknown."""
+    """Return the axes that a view asks for; the usual one, with the reason, if its figures are unknown."""
     if (view.across, view.up) == (USUAL_ACROSS, USUAL_UP):
         return Axes(_usual(data, USUAL_ACROSS), _usual(data, USUAL_UP))
     found, refused = rate_arrays(data, view), []
@@ -75,7 +75,8 @@ def axes_of(data: FrontierData, view: View) -> Axes:
 
 
 def axis_sentence(axes: Axes, view: View) -> str:
-    """What is switched off while other units are shown, and what could not be shown; "" for usual axes."""
+    """Say what is switched off while other units are shown, and what could not be shown; "" for the usual
+    axes."""
     off = []
     if not axes.over_memory:
         off.append("what a device has")

@@ -1,4 +1,4 @@
-"""What is proven of a frontier, as a band in the sums that the search adds up, not in simulated figures."""
+"""The proof about a frontier, as a band in the sums that the search uses, not in simulated figures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .frontier import FrontierData
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """The band, ascending in memory; bytes and seconds as the search adds them up.
+    """The band, ascending in memory; bytes and seconds as the search sums them.
 
     Attributes:
-        upper: what the fastest of the shown plans adds up to that needs no more memory; holds to the right.
-        lower: no plan that was searched and needs no more memory adds up to less; holds to the left.
+        upper: the summed time of the fastest shown plan that needs no more memory; holds to the right.
+        lower: the bound below which no searched plan that needs no more memory sums; holds to the left.
     """
 
     memory: np.ndarray
@@ -24,7 +24,7 @@ class Certificate:
     lower: np.ndarray
 
     def outline(self) -> tuple[list[float], list[float]]:
-        """(memory, time) of the corners: along the upper edge, and back along the lower one."""
+        """Return (memory, time) of the corners: along the upper edge, and back along the lower one."""
         # An edge that holds to the right steps down where the next point begins, one that holds to the left
         # where the last one ends.
         memory, upper, lower = (list(map(float, one)) for one in (self.memory, self.upper, self.lower))
@@ -38,13 +38,12 @@ class Certificate:
 
 def certificate(data: FrontierData, rows: np.ndarray) -> Certificate | None:
     """The band of some rows; None where nothing is proven of any."""
-    points = [data.exploration.all_points[row] for row in rows]
-    proven = [p for p in points if p.gap is not None and np.isfinite(p.gap)]
-    if not proven:
+    rows = rows[np.isfinite(data.column("gap")[rows])]
+    if not len(rows):
         return None
-    memory = np.array([p.additive_memory_bytes for p in proven])
-    time = np.array([p.additive_time_s for p in proven])
-    bound = time / (1.0 + np.maximum([p.gap for p in proven], 0.0))
+    names = ("additive_memory_bytes", "additive_time_s", "gap")
+    memory, time, gap = (data.column(name)[rows] for name in names)
+    bound = time / (1.0 + np.maximum(gap, 0.0))
     order = np.lexsort((time, memory))
     return Certificate(
         memory[order],
@@ -55,12 +54,12 @@ def certificate(data: FrontierData, rows: np.ndarray) -> Certificate | None:
 
 
 def has_place(view: View) -> bool:
-    """Whether the plot's axes are those of the sums."""
+    """Return whether the plot's axes are those of the sums."""
     return (view.across, view.up) == (USUAL_ACROSS, USUAL_UP)
 
 
 def certificate_sentence(data: FrontierData, view: View) -> str:
-    """What the band says and what it does not; "" where none is asked for."""
+    """Say what the band means and what it does not; "" if none is requested."""
     if not view.band:
         return ""
     if not has_place(view):

@@ -1,4 +1,5 @@
-"""One model's step on every cluster that the library knows it on: time, money, and which to take."""
+"""The step of one model on every cluster on which the library has it: time, money, and which cluster to
+take."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ class OnCluster:
     """One exploration: its curve, and what it offers.
 
     Attributes:
-        label: the cluster's name, with the key where several have that.
-        fitting: per point whether a device has room for it.
-        money: per point for the amount; device-hours where no price is known of any cluster; None of a
+        label: the cluster's name, with the key if several have the same name.
+        fitting: for each point, whether a device has room for it.
+        money: the money of each point for the amount; device-hours if no cluster's price is known; None for a
             cluster without a price beside others that have one.
     """
 
@@ -39,12 +40,13 @@ class OnCluster:
 
 @dataclass(frozen=True, eq=False)
 class ClustersData:
-    """All explorations of one step.
+    """All explorations of the same step.
 
     Attributes:
-        priced: whether any price is known; else device-hours stand for money.
-        refused: clusters that could not be explored, with the reason.
-        fault: why hours and money cannot be said for the amount asked for, and are of 1,000 steps; "" else.
+        priced: whether any price is known; otherwise device-hours stand for money.
+        refused: the clusters that could not be explored, with the reason.
+        fault: why hours and money cannot be given for the requested amount, and are for 1,000 steps;
+            otherwise "".
     """
 
     rows: tuple[OnCluster, ...]
@@ -60,14 +62,15 @@ class ClustersData:
 
     @property
     def money_title(self) -> str:
-        """What is called money here, with what it is for."""
+        """The name of what serves as money, with what it is for."""
         if not self.priced:
             return f"device-hours for {self.amount}"
         return f"cost of {self.amount}" + (f", {self.currency}" if self.currency else "")
 
 
 def clusters_data(library: Library, view: View) -> ClustersData | None:
-    """What the page of clusters shows for the view's model; None where it names no exploration that opens."""
+    """Return the content of the page of clusters for the view's model; None if it names no exploration that
+    opens."""
     try:
         chosen = library.load(view.exploration)
     except TensorOptError:
@@ -133,14 +136,15 @@ def _row(
 
 
 def _alike(library: Library, key: str) -> list[Entry]:
-    """Explorations of the same step that have points, in the library's order; none of them is opened."""
+    """Return explorations of the same step that have points, in the library's order; none of them is
+    opened."""
     step = library.head_of(library.entry(key)).step
     alike = [entry for entry in library.entries() if library.head_of(entry).step == step]
-    return [e for e in alike if len(library.curve_of(e).memory) and library.head_of(e).kinds]
+    return [e for e in alike if len(library.costs_of(e).memory) and library.head_of(e).kinds]
 
 
 def _refused(found: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
-    """What the folders of these explorations say of clusters on which there is none."""
+    """Return what the folders of these explorations say about clusters without an exploration."""
     said: dict[str, str] = {}
     for folder in dict.fromkeys(entry.folder.parent for entry, _ in found):
         said |= refused_in(folder)
@@ -149,20 +153,20 @@ def _refused(found: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
 
 
 def _curve(library: Library, entry: Entry) -> ClusterCurve:
-    head, curve = library.head_of(entry), library.curve_of(entry)
+    head, curve = library.head_of(entry), library.costs_of(entry)
     return ClusterCurve(head.cluster, head.kinds, curve.memory, curve.time)
 
 
 def unpriced_kinds(data: ClustersData, view: View) -> list[str]:
-    """Kinds of devices without a price, once each."""
+    """Return kinds of devices without a price, once each."""
     tariff = tariff_of(view)
     found = [s for row in data.rows for s in row.curve.devices if tariff.of_named(s.kind, s.price) is None]
     return list(dict.fromkeys(some.kind for some in found))
 
 
 def strange_prices(data: ClustersData, view: View) -> str:
-    """That there are prices for kinds of devices which none of the clusters has, and which they have; ""
-    without such."""
+    """Say that there are prices for kinds of devices which none of the clusters has, and which kinds they
+    have; "" without such prices."""
     try:
         tariff_of(view).check(some.kind for row in data.rows for some in row.curve.devices)
     except TensorOptError as error:
@@ -171,5 +175,5 @@ def strange_prices(data: ClustersData, view: View) -> str:
 
 
 def point_view(view: View, row: OnCluster, point: int) -> View:
-    """The view that shows a point of one of the clusters."""
+    """Return the view that shows a point of one of the clusters."""
     return replace(open_exploration(replace(view, exploration=""), row.entry.key), point=point)

@@ -1,4 +1,4 @@
-"""All there is to say about one point's plan: from :mod:`tensoropt.report.detail`, where it is known."""
+"""The details of one point's plan: from :mod:`tensoropt.report.detail`, if they are known."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 
 
 class NoDetailError(TensorOptError):
-    """An exploration that was saved without what its points' details are made from."""
+    """An exploration that was saved without the data from which its points' details are made."""
 
 
 def detail_of(exploration: Exploration, point: int) -> Any:
-    """Operators, reshardings, timeline, memory curve and breakdown of one point.
+    """Return operators, reshardings, timeline, memory curve and breakdown of one point.
 
     Raises:
-        NoDetailError: this exploration does not hold what that needs; says so.
+        NoDetailError: this exploration does not hold what that needs; the message says so.
     """
     try:
         module = importlib.import_module("tensoropt.report.detail")
@@ -31,7 +31,7 @@ def detail_of(exploration: Exploration, point: int) -> Any:
 
 @dataclass(frozen=True)
 class GraphEdge:
-    """What goes from one operator group to another.
+    """The tensors that go from one operator group to another.
 
     Attributes:
         tensors: name -> (bytes of the whole tensor, its shape and dtype in words).
@@ -44,7 +44,7 @@ class GraphEdge:
 
 
 def graph_edges(exploration: Exploration, detail: Any) -> list[GraphEdge]:
-    """Every edge between groups; explorations without their graph know none."""
+    """Return every edge between groups; none for explorations without their graph."""
     recorded = getattr(exploration, "recorded", None)
     if recorded is None:
         return []
@@ -68,6 +68,6 @@ def graph_edges(exploration: Exploration, detail: Any) -> list[GraphEdge]:
 
 
 def curve_of(detail: Any) -> tuple[list[float], dict[str, list[float]]]:
-    """(moments in seconds, bytes per kind at each) of a step's memory."""
+    """Return (moments in seconds, bytes by kind at each) of a step's memory."""
     kinds = {kind: [getattr(at, kind) for at in detail.memory_curve] for kind in MEMORY_KINDS}
     return [at.time_s for at in detail.memory_curve], kinds

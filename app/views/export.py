@@ -1,4 +1,4 @@
-"""What can be taken along: files, and the exact commands that make and run the plan."""
+"""The things to take along: files, and the exact commands that make and run the plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FILES", "Command", "File", "commands", "explore_line", "files"]
 
 @dataclass(frozen=True)
 class File:
-    """A download: its name on disk, what it holds, and the last part of its address."""
+    """A download: its name on disk, its contents, and the last part of its address."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ FILES = (
 
 
 def files(data: FrontierData) -> tuple[File, ...]:
-    """What can be downloaded of this exploration."""
+    """Return what can be downloaded from this exploration."""
     more = []
     if not cluster_is_named(data.exploration):
         more.append(File("cluster.json", "the cluster, for --cluster", "cluster.json"))
@@ -48,18 +48,19 @@ def files(data: FrontierData) -> tuple[File, ...]:
 
 
 def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
-    """Explore again, choose this point, run it, check it and keep what the check found."""
+    """Return the commands that explore again, choose this point, run it, check it and keep what the check
+    found."""
     folder = command_folder(entry)
     again = folder if entry.origin == "opened" else f"out/{entry.key}"
     return commands_for(data.exploration, folder, again, row)
 
 
 def place(data: FrontierData, entry: Entry) -> str:
-    """From where they run as they are."""
+    """Say from where they run as they are."""
     return run_place(data.exploration, command_folder(entry))
 
 
 def command_folder(entry: Entry) -> str:
-    """What commands call an exploration's folder."""
-    # What ships with the package is not a place to write to.
+    """Return what commands call an exploration's folder."""
+    # The package's own folder is not a place to write to.
     return f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.shown.resolve())

@@ -1,4 +1,4 @@
-"""The frontier as arrays in readable units, what fits a device, and the words for what doesn't."""
+"""The frontier as arrays in readable units, what fits a device, and words for what doesn't."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 from tensoropt.frontier import knee
 from tensoropt.plan import Exploration
 from tensoropt.plan.amounts import prices_of
+from tensoropt.plan.figures import BYTES, KEPT, SECONDS
+from tensoropt.plan.point import listed_facts
 
 from ..state import View
 from .units import Unit, Units, digits, percent, plural
@@ -37,78 +39,93 @@ PLANNER_TITLES = {
     "pesto": "Pesto",
     "netsplit": "NetSplit",
 }
-"""What planners are called in a legend; others by their own name."""
+"""The names of planners in a legend; others appear by their own name."""
 
 
 def planner_title(name: str) -> str:
-    """What a planner is called in a legend."""
+    """Return what a planner is called in a legend."""
     return PLANNER_TITLES.get(name, name.replace("_", " "))
 
 
 @dataclass(frozen=True, eq=False)
 class FrontierData:
-    """One exploration's points as arrays, ascending in memory; marks are points of other planners.
+    """One exploration's points as arrays in the order of ``all_points``; marks are points of other planners.
 
     Attributes:
         model: what people call it.
-        index: position of each row in ``exploration.all_points``; rows of the frontier first.
-        planner: of each row.
-        memory, time, compute, network: bytes and seconds.
-        mesh, micro, devices: of each row.
+        axes: what the plot shows against what (:class:`.axes.Axes`); None off the plot.
     """
 
     exploration: Exploration
     model: str
     units: Units
-    index: np.ndarray
-    planner: tuple[str, ...]
-    memory: np.ndarray
-    time: np.ndarray
-    compute: np.ndarray
-    network: np.ndarray
-    mesh: tuple[str, ...]
-    micro: np.ndarray
-    devices: np.ndarray
     axes: Any = None
-    """What the plot shows against what (:class:`.axes.Axes`); None off the plot."""
 
     @classmethod
     def of(cls, exploration: Exploration, model: str = "") -> FrontierData:
-        """The arrays of an exploration, in the order of ``all_points``."""
-        points = exploration.all_points
-        spaces = exploration.spaces
-        sizes = [int(np.prod(s.mesh.shape)) if s.mesh.shape else 1 for s in spaces]
-        return cls(
-            exploration=exploration,
-            model=model or exploration.model.source,
-            units=Units.of(exploration),
-            index=np.arange(len(points)),
-            planner=tuple(p.planner for p in points),
-            memory=np.array([p.memory_bytes for p in points], dtype=float),
-            time=np.array([p.time_s for p in points], dtype=float),
-            compute=np.array([p.compute_s for p in points], dtype=float),
-            network=np.array([p.communication_s for p in points], dtype=float),
-            mesh=tuple(spaces[p.space].mesh.label for p in points),
-            micro=np.array([spaces[p.space].micro_batches for p in points]),
-            devices=np.array([sizes[p.space] for p in points]),
-        )
+        """The arrays of an exploration."""
+        return cls(exploration, model or exploration.model.source, Units.of(exploration))
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.exploration.all_points)
+
+    def column(self, name: str) -> np.ndarray:
+        """A figure of every row, by its name in :data:`~tensoropt.plan.figures.KEPT`."""
+        return self.exploration.all_points.column(name)
+
+    def shown(self, name: str) -> np.ndarray:
+        """A figure of every row in the unit that a person reads it in."""
+        factors = {BYTES: self.units.memory.factor, SECONDS: self.units.time.factor}
+        return self.column(name) / factors.get(KEPT[name].unit, 1.0)
+
+    def listed(self, row: int) -> list[tuple[str, str]]:
+        """(label, words) of a row's figures that have a line of their own, where they are known."""
+        return listed_facts(self.exploration.all_points[row])
+
+    @property
+    def memory(self) -> np.ndarray:
+        """Bytes of every row."""
+        return self.column("memory_bytes")
+
+    @property
+    def time(self) -> np.ndarray:
+        """Seconds of every row."""
+        return self.column("time_s")
+
+    @cached_property
+    def planner(self) -> tuple[str, ...]:
+        """Who found each row."""
+        return tuple(self.column("planner").tolist())
+
+    @cached_property
+    def mesh(self) -> tuple[str, ...]:
+        """The mesh of every row."""
+        labels = [space.mesh.label for space in self.exploration.spaces]
+        return tuple(labels[space] for space in self.column("space"))
+
+    @cached_property
+    def micro(self) -> np.ndarray:
+        """Micro-batches of every row."""
+        return np.array([s.micro_batches for s in self.exploration.spaces], dtype=int)[self.column("space")]
+
+    @cached_property
+    def devices(self) -> np.ndarray:
+        """Devices of every row."""
+        return np.array([s.devices for s in self.exploration.spaces], dtype=int)[self.column("space")]
 
     @cached_property
     def on_frontier(self) -> np.ndarray:
-        """Per row whether it is a point of the frontier, as bools."""
-        # Also where a planner's own plan is beaten by none: it is one of the points, as in the CSV.
+        """Whether each row is a point of the frontier, as bools."""
+        # Also a planner's own plan that none beats: it is one of the points, as in the CSV.
         return np.arange(len(self)) < len(self.exploration.points)
 
     @cached_property
     def by_planners(self) -> np.ndarray:
-        """Per row whether a published planner found it, as bools."""
+        """Whether a published planner found each row, as bools."""
         return np.array([name != FRONTIER for name in self.planner], dtype=bool)
 
     def title(self, row: int) -> str:
-        """``Point 17 of 201``; of a mark its planner, and which of its plans: ``ZeRO 2 of 5``."""
+        """Return ``Point 17 of 201``; for a mark its planner, and which of its plans: ``ZeRO 2 of 5``."""
         words = self.exploration.title(row)
         planner = self.planner[row]
         if row < len(self.exploration.points):
@@ -116,12 +133,13 @@ class FrontierData:
         return words.replace(planner, planner_title(planner), 1)
 
     def label(self, row: int) -> str:
-        """The title, without how many there are."""
+        """Return the title, without how many there are."""
         title = self.title(row).rpartition(" of ")[0]
         return title.replace("Point", "point", 1) if row < len(self.exploration.points) else title
 
     def allowed(self, view: View) -> np.ndarray:
-        """Numbers of the frontier's rows that the filters keep and that lie within budget and target."""
+        """Return the numbers of the frontier's rows that the filters keep and that lie within budget and
+        target."""
         keep = self.passing(view) & self.on_frontier
         if view.budget_bytes is not None:
             keep &= self.memory <= view.budget_bytes
@@ -131,8 +149,8 @@ class FrontierData:
         return found
 
     def special(self, view: View) -> dict[str, int]:
-        """Rows that have a name: ``leanest``, ``knee``, ``fastest`` of those that are allowed; empty without
-        any."""
+        """Return rows that have a name: ``leanest``, ``knee``, ``fastest`` of those that are allowed; empty
+        if there are none."""
         rows = self.allowed(view)
         if not len(rows):
             return {}
@@ -140,33 +158,34 @@ class FrontierData:
         return {"leanest": int(rows[0]), "knee": middle, "fastest": int(rows[-1])}
 
     def picked(self, view: View) -> int | None:
-        """The row that the limits select: the fastest within a budget, the leanest within a time alone; None
-        without a limit, or where nothing is within it."""
+        """Return the row that the limits select: the fastest within a budget, or the leanest within a time if
+        that is the only limit; None without a limit, or if nothing is within it."""
         if view.budget_bytes is None and view.target_s is None:
             return None
         return self.special(view).get("leanest" if view.budget_bytes is None else "fastest")
 
     @property
     def capacity_bytes(self) -> float:
-        """Memory of the smallest device."""
+        """The memory of the smallest device."""
         return capacity_of(self.exploration.cluster)[0]
 
     @property
     def device(self) -> str:
-        """Kind of the device with the least memory."""
+        """The kind of the device with the least memory."""
         return capacity_of(self.exploration.cluster)[1]
 
     def usable_bytes(self, view: View) -> float:
-        """Memory of the smallest device, less the headroom."""
+        """Return the memory of the smallest device, less the headroom."""
         return self.capacity_bytes * (1.0 - view.headroom)
 
     def limit_bytes(self, view: View) -> float:
-        """What a plan may use: the device's memory less headroom, or the budget where that is less."""
+        """Return the bytes that a plan may use: the device's memory less headroom, or the budget if that is
+        less."""
         usable = self.usable_bytes(view)
         return usable if view.budget_bytes is None else min(usable, view.budget_bytes)
 
     def passing(self, view: View) -> np.ndarray:
-        """Rows that the filters keep."""
+        """Return the rows that the filters keep."""
         keep = np.ones(len(self), dtype=bool)
         if view.mesh:
             keep &= np.array([m == view.mesh for m in self.mesh])
@@ -179,7 +198,7 @@ class FrontierData:
         return keep
 
     def filters(self) -> dict[str, list[str]]:
-        """What can be filtered for: the values that occur, in order."""
+        """Return the possible filters: the values that occur, in order."""
         return {
             "mesh": list(dict.fromkeys(self.mesh)),
             "micro": [str(m) for m in np.unique(self.micro)],
@@ -187,7 +206,8 @@ class FrontierData:
         }
 
     def neighbour(self, view: View, step: int) -> int:
-        """The row ``step`` rows along the frontier from the selected one, among those the filters keep."""
+        """Return the row ``step`` rows along the frontier from the selected one, among those the filters
+        keep."""
         rows = np.flatnonzero(self.passing(view) & self.on_frontier)
         if not len(rows):
             return view.point or 0
@@ -203,14 +223,15 @@ class _Points:
 
 
 def capacity_of(cluster: Mapping[str, Any]) -> tuple[float, str]:
-    """(bytes, kind) of the device with the least memory, from a saved cluster."""
+    """Return (bytes, kind) of the device with the least memory, from a saved cluster."""
     # Every device has a part of a sharded plan, so the smallest one limits it.
     kind = min(cluster["kinds"], key=lambda k: k["memory_bytes"])
     return float(kind["memory_bytes"]), str(kind["name"])
 
 
 def price_of(data: FrontierData, view: View) -> float | None:
-    """Money per device-hour: what the page says, else the cluster's own (the dearest kind), else None."""
+    """Return money per device-hour: what the page says, otherwise the cluster's own (the dearest kind),
+    otherwise None."""
     if view.price is not None:
         return view.price
     _, by_kind = prices_of(view.prices)
@@ -222,12 +243,12 @@ def price_of(data: FrontierData, view: View) -> float | None:
 
 
 def money(amount: float) -> str:
-    """Per thousand steps, where steps cost fractions of a cent."""
+    """Format money per thousand steps, as single steps cost fractions of a cent."""
     return f"{digits(1000 * amount)} per 1,000 steps"
 
 
 def limit_sentence(data: FrontierData, view: View) -> str:
-    """What the limits do to this frontier, in words; "" where everything fits."""
+    """Say what the limits do to this frontier; "" if everything fits."""
     unit, time = data.units.memory, data.units.time
     rows = np.flatnonzero(data.passing(view) & data.on_frontier)
     if not len(rows):
@@ -251,7 +272,7 @@ def limit_sentence(data: FrontierData, view: View) -> str:
 
 
 def unit_for(size_bytes: float) -> Unit:
-    """The largest binary unit of which a size has at least one."""
+    """Return the largest binary unit of which a size has at least one."""
     for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
         if size_bytes >= factor:
             return Unit(name, factor)
@@ -259,7 +280,7 @@ def unit_for(size_bytes: float) -> Unit:
 
 
 def filter_sentence(data: FrontierData, view: View) -> str:
-    """Said when the filters leave nothing."""
+    """Return the sentence for filters that leave nothing."""
     if data.passing(view).any():
         return ""
     named = {"mesh": view.mesh, "micro-batches": view.micro, "devices": view.devices}
@@ -268,7 +289,7 @@ def filter_sentence(data: FrontierData, view: View) -> str:
 
 
 def mark_sentence(data: FrontierData) -> str:
-    """Said when a published method's point lies below the line."""
+    """Return the sentence for a published method's point that lies below the line."""
     rows = np.flatnonzero(data.on_frontier)
     if not len(rows):
         return ""
@@ -287,7 +308,7 @@ def mark_sentence(data: FrontierData) -> str:
 
 
 def count_words(data: FrontierData, view: View) -> str:
-    """``36 of 201 points, 12 plans of other planners``: points are the frontier's, as everywhere."""
+    """Return ``36 of 201 points, 12 plans of other planners``: points are the frontier's, as everywhere."""
     kept = data.passing(view)
     points, marks = int((kept & data.on_frontier).sum()), int((kept & ~data.on_frontier).sum())
     whole = int(data.on_frontier.sum())

@@ -27,7 +27,7 @@ STATE_WORDS = {
 
 @dataclass(frozen=True)
 class StageLine:
-    """One stage: its name, how far it is (0 to 1), and in words."""
+    """A stage: its name, how far it is (0 to 1), and the same in words."""
 
     name: str
     share: float
@@ -40,7 +40,7 @@ class JobCard:
 
     Attributes:
         command: the line that does the same without the dashboard.
-        results: keys of its explorations, none while it runs.
+        results: the keys of its explorations, none while it runs.
         can_refill: whether the form can be filled from it.
     """
 
@@ -57,7 +57,8 @@ class JobCard:
 
 
 def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
-    """A job at the moment ``now`` (seconds since the epoch), with the keys of what it left."""
+    """Return the card of a job at the moment ``now`` (seconds since the epoch), with the keys of what it
+    left."""
     spent = (job.ended or now) - (job.started or job.ended or now)
     when = time.strftime("%d %b %H:%M", time.localtime(job.created))
     words = STATE_WORDS[job.state]
@@ -75,14 +76,15 @@ def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
         command="tensoropt " + shlex.join(job.arguments),
         results=results,
         active=job.active,
-        can_refill=can_refill(job.arguments),
+        can_refill=can_refill(job),
     )
 
 
 def stage_line(job: Job, stage: Stage, now: float, *, last: bool) -> StageLine:
-    """One stage of a job; time that is left is said of what is at work alone, as it was when it was said."""
+    """Return one stage of a job; remaining time is shown only for the stage at work, as it was when it was
+    reported."""
     at_work = job.state == "running" and last and stage.done < stage.total
-    # Only the clock of what is at work runs on; others stopped at their last report.
+    # Only the clock of what is at work continues; others stopped at their last report.
     spent = duration(stage.spent_s + (now if at_work else stage.last) - stage.began)
     share = 1.0 if stage.total <= 0 else min(stage.done / stage.total, 1.0)
     count = f"{stage.done} of {stage.total}"
@@ -96,7 +98,7 @@ def stage_line(job: Job, stage: Stage, now: float, *, last: bool) -> StageLine:
 
 
 def duration(seconds: float) -> str:
-    """``4.2 s``, ``3 min 20 s``, ``1 h 05 min``."""
+    """Format a duration: ``4.2 s``, ``3 min 20 s``, ``1 h 05 min``."""
     seconds = max(seconds, 0.0)
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
@@ -107,7 +109,7 @@ def duration(seconds: float) -> str:
 
 
 def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
-    """The zoo by size, and what was uploaded, as grouped options of a select."""
+    """Return the zoo by size, and the uploads, as grouped options of a select."""
     from tensoropt.zoo import list_models
 
     found: dict[str, list[dict[str, str]]] = {"Uploaded": []}
@@ -120,14 +122,15 @@ def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
 
 
 def presets() -> list[str]:
-    """The presets that stand for one cluster each."""
+    """Return the presets that stand for one cluster each."""
     from tensoropt.cluster import list_clusters
 
     return [name for name in list_clusters() if not name.endswith("xN")]
 
 
 def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """This machine, uploaded cluster files by token, and the presets, as grouped options of a select."""
+    """Return this machine, uploaded cluster files by token, and the presets, as grouped options of a
+    select."""
     uploaded = [{"value": token, "label": file.label} for token, file in reversed(list(uploads.items()))]
     named = [{"value": name, "label": name} for name in presets()]
     groups = (
@@ -139,7 +142,7 @@ def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def estimate_words(found: Estimate | None) -> str:
-    """How long it will take, and from what that is known."""
+    """Say how long it will take, and from what that is known."""
     if found is None:
         return "No estimate yet: nothing like it has come to its end here."
     span = duration(found.low_s)
@@ -152,7 +155,7 @@ def estimate_words(found: Estimate | None) -> str:
 
 
 def model_words(source: str) -> str:
-    """What a model of the zoo is, in a sentence; "" for one that is not of the zoo."""
+    """Describe a model of the zoo in a sentence; "" for one that is not of the zoo."""
     from tensoropt.zoo import list_models
     from tensoropt.zoo.figures import figures
 

@@ -1,4 +1,4 @@
-"""The rows of a timeline: streams of a device, links, and the stages of a pipeline, each by itself."""
+"""The rows of a timeline: streams of a device, links, and the stages of a pipeline, each in its own row."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tensoropt.simulate.recording import TimelineEvent
 
 
 def in_rows(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
-    """The events with the rows that they are drawn in.
+    """Return the events with the rows in which they are drawn.
 
-    Where a device computes several stages of a pipeline, each of them has a row.
+    If a device computes several stages of a pipeline, each of them has a row.
     """
     stages: dict[str, set[str]] = {}
     for event in events:
@@ -24,6 +24,6 @@ def in_rows(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
 
 
 def _place(lane: str) -> tuple[bool, tuple[object, ...]]:
-    """Devices before links; numbers in words are compared as numbers."""
+    """Return a sort key: devices before links; numbers in words are compared as numbers."""
     parts = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in lane.split())
     return lane.startswith("link"), parts

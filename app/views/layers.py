@@ -14,10 +14,10 @@ SWEEPS = 4
 
 
 def layers(nodes: Sequence[Hashable], edges: Iterable[tuple[Hashable, Hashable]]) -> list[list[Hashable]]:
-    """Nodes by rank (longest path from a source), ordered within each rank to cross few edges.
+    """Return nodes by rank (longest path from a source), ordered within each rank to cross few edges.
 
-    Edges that close a cycle, as collapsed graphs have them, are left out of the ranking: those that lead
-    back in the order in which ``nodes`` are given.
+    Edges that close a cycle, which collapsed graphs can have, are left out of the ranking: those that lead
+    back in the given order of ``nodes``.
     """
     place = {node: i for i, node in enumerate(nodes)}
     before: dict[Hashable, set[Hashable]] = defaultdict(set)
@@ -53,12 +53,12 @@ def _centre(
 def positions(
     ordered: Sequence[Sequence[Hashable]], *, aspect: float, step: float, spread: float
 ) -> dict[Hashable, tuple[float, float]]:
-    """(x, y) of every node: layers follow each other to the right and wrap like text.
+    """Return (x, y) of every node: layers follow each other to the right and wrap like text.
 
     Args:
-        aspect: wanted width by height of the whole; the number of layers in a row is chosen for it.
-        step: from one layer to the next.
-        spread: from one node of a layer to the next.
+        aspect: the wanted width by height of the whole; the number of layers in a row is chosen for it.
+        step: the distance from one layer to the next.
+        spread: the distance from one node of a layer to the next.
     """
 
     def shape(per_row: int) -> float:

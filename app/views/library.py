@@ -1,4 +1,4 @@
-"""The explorations as the header's list shows them."""
+"""The explorations as the list in the header shows them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ GROUPS = {"opened": "Opened", "job": "Jobs", "ready-made": "Ready-made"}
 
 
 def title_of(library: Library, entry: Entry) -> str:
-    """What a person called it, else ``gpt2 on dgx-h100``; the folder's name, and that it is damaged, when its
-    file cannot be read."""
+    """Return a person's name for it, otherwise ``gpt2 on dgx-h100``; the folder's name, and that it is
+    damaged, if its file cannot be read."""
     head = library.head_of(entry)
     name = library.labels.of(entry.identity).name
     if name:
@@ -20,7 +20,7 @@ def title_of(library: Library, entry: Entry) -> str:
 
 
 def own_title(library: Library, entry: Entry) -> str:
-    """The title of an exploration that nobody gave a name."""
+    """Return the title of an exploration that nobody gave a name."""
     head = library.head_of(entry)
     if head.fault:
         return f"{entry.folder.name} (cannot be read)"
@@ -28,7 +28,7 @@ def own_title(library: Library, entry: Entry) -> str:
 
 
 def choices(library: Library) -> list[dict[str, Any]]:
-    """Grouped options for a select."""
+    """Return grouped options for a select."""
     found: dict[str, list[dict[str, str]]] = {}
     for entry, label in titles_of(library).items():
         found.setdefault(GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
@@ -36,7 +36,8 @@ def choices(library: Library) -> list[dict[str, Any]]:
 
 
 def titles_of(library: Library) -> dict[Entry, str]:
-    """What every exploration is called; equal titles are told apart by what differs, else by their key."""
+    """Return the title of every exploration; equal titles are distinguished by what differs, otherwise by
+    their key."""
     entries = library.entries()
     titles = [title_of(library, e) for e in entries]
     alike: dict[str, list[Entry]] = {}
@@ -47,7 +48,8 @@ def titles_of(library: Library) -> dict[Entry, str]:
 
 
 def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
-    """What is added to the title that all of these have: settings that differ, the key where none does."""
+    """Return what is added to the common title of these explorations: settings that differ, or the key if
+    none does."""
     if len(entries) < 2:
         return {}
     settings = {e: library.head_of(e).settings for e in entries}

@@ -1,4 +1,4 @@
-"""A prediction beside what was measured, in words and rows."""
+"""A prediction beside measurements, in words and rows."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .units import Units
 ALIGN_WORDS = {PEAK: "by the peaks", WHOLE: "the whole recording as one step"}
 NOT_TOLD = "not told"
 MOST_EVENTS = 4000
-"""Bars that are drawn of a trace: the longest."""
+"""The most bars of a trace that are drawn: the longest."""
 
 
 def align_options(found: Beside) -> list[dict[str, str]]:
-    """What can be taken as the step, for a select."""
+    """Return what can be taken as the step, for a select."""
     return [{"value": way, "label": ALIGN_WORDS.get(way, f"step {way}")} for way in found.alignments]
 
 
 def figure_rows(found: Beside, units: Units) -> list[list[str]]:
-    """(name, predicted, measured, ratio with the change in words) per figure."""
+    """Return (name, predicted, measured, ratio with the change in words) for each figure."""
     return [_row(figure, units) for figure in found.figures]
 
 
@@ -30,6 +30,6 @@ def _row(figure: Figure, units: Units) -> list[str]:
 
 
 def left_words(found: Beside) -> str:
-    """How many events are not drawn."""
+    """Say how many events are not drawn."""
     left = len(found.events) - MOST_EVENTS
     return f"the {left:,} shortest events are not drawn" if left > 0 else ""

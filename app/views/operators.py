@@ -1,4 +1,5 @@
-"""The operators of a plan as data: how each is split and what it takes; what differs between two plans."""
+"""The operators of a plan as data: how each is split and what it takes, and what differs between two
+plans."""
 
 from __future__ import annotations
 
@@ -21,12 +22,13 @@ from .point import KIND_TITLES, beside_tensors
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator group of a plan; sizes in bytes and seconds, None where not known.
+    """An operator group of a plan; sizes in bytes and seconds, None if not known.
 
     Attributes:
         memory_bytes: parameters, gradients and optimizer state, which last through the step.
-        kept_bytes: for backward, of one micro-batch.
-        compute_s, communication_s: without what is computed again; ``copies_s``: what of computing copies.
+        kept_bytes: bytes kept for backward, of one micro-batch.
+        compute_s, communication_s: seconds without recomputation; ``copies_s``: the part of computing that is
+            copies.
     """
 
     group: str
@@ -51,20 +53,21 @@ LOOP_WORDS = {
     "partial": "partial sums",
     "partial_grad": "partial gradients",
 }
-"""Dims by the words of people; others by their own name."""
+"""People's words for dims; others appear by their own name."""
 
 
 def axes_words(
     configuration: Mapping[str, str], batch: str = "", sizes: Mapping[str, int] | None = None
 ) -> str:
-    """``batch ×2, output features ×4``: what is split into how many parts, whatever the axes are called.
+    """Return ``batch ×2, output features ×4``: what is split into how many parts, whatever the axes are
+    called.
 
-    Axes that split the same are put together, so that two meshes can be compared; a placed operator has its
+    Axes that split the same thing are combined, so that two meshes can be compared; a placed operator has its
     device.
 
     Args:
         batch: the operator's label on the micro-batch axis.
-        sizes: of the axes.
+        sizes: the sizes of the axes.
     """
     if list(configuration) == ["device"]:
         return f"device {configuration['device']}"
@@ -86,7 +89,7 @@ def axes_words(
 
 
 def split_in_stage(axes: str) -> tuple[int | None, str]:
-    """(the stage, how it is split there) of what :func:`axes_words` said: ``stage 1, batch ×2``."""
+    """Return (the stage, how it is split there) from what :func:`axes_words` said: ``stage 1, batch ×2``."""
     first, _, rest = axes.partition(", ")
     if not first.startswith("stage "):
         return None, axes
@@ -99,11 +102,11 @@ def _sizes(exploration: Exploration, row: int) -> dict[str, int]:
 
 
 def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tuple[OperatorRow, ...]:
-    """The operators in the model's order.
+    """Return the operators in the model's order.
 
     Args:
-        detail: without it, and of pipelines, whose details are told by stage, a row has only what the plan
-            itself says.
+        detail: the point's detail; without it, and for pipelines, whose details are given by stage, a row has
+            only what the plan itself says.
     """
     point = exploration.all_points[row]
     if detail is None or point.pipeline is not None:
@@ -143,7 +146,8 @@ def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:
 
 
 def _stages(plan: Plan) -> dict[str, dict[str, str]]:
-    """Operator -> its stage, as the axis of a configuration; of one in several stages the first."""
+    """Return operator -> its stage, as the axis of a configuration; the first stage of an operator in
+    several."""
     found: dict[str, dict[str, str]] = {}
     for number, stage in enumerate(plan.pipeline.stages if plan.pipeline is not None else ()):
         for name in stage.groups:
@@ -152,7 +156,7 @@ def _stages(plan: Plan) -> dict[str, dict[str, str]]:
 
 
 def _again(exploration: Exploration, plan: Plan) -> set[str]:
-    """The operators that are computed again in backward, where the graph was saved."""
+    """Return the operators that are recomputed in backward, if the graph was saved."""
     if not plan.recomputed or exploration.recorded is None:
         return set()
     regions = find_regions(exploration.recorded.grouped)
@@ -160,22 +164,23 @@ def _again(exploration: Exploration, plan: Plan) -> set[str]:
 
 
 def _groups(exploration: Exploration) -> dict[str, Group]:
-    """The operator groups by name, where the graph was saved."""
+    """Return the operator groups by name, if the graph was saved."""
     recorded = exploration.recorded
     return {group.name: group for group in recorded.grouped.groups} if recorded is not None else {}
 
 
 TOTAL = "total"
 HEADLINE = "fullest, busiest device"
-"""Whose memory and whose seconds the headline has, where devices have different loads."""
+"""The devices whose memory and whose seconds the headline has, if devices have different loads."""
 ALL_MESSAGES = "fullest, busiest; all messages"
-"""The same of a placed plan, whose headline counts the messages of all devices."""
+"""The same for a placed plan, whose headline counts the messages of all devices."""
 
 
 def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share, ...]:
-    """What the operators' rows leave of memory, compute and communication, and the total: the headline's.
+    """Return what the operators' rows leave of memory, compute and communication, and the total, which is the
+    headline's.
 
-    Nothing without details. Devices of different loads, of placed plans and pipelines, have a row each: the
+    Empty without details. Devices with different loads, in placed plans and pipelines, have a row each: the
     headline has the fullest one's memory and the busiest one's seconds.
     """
     point = exploration.all_points[row]
@@ -218,7 +223,7 @@ def _detailed(o: Any, space: Space, sizes: Mapping[str, int]) -> OperatorRow:
 
 
 STORED = {"held/P": "ZeRO-1", "held": "ZeRO-2", "": "ZeRO-3", "ahead": "ZeRO-3, gathered ahead"}
-"""Shards that are no part of a split use, by what a stored layout says beside its axes."""
+"""Names of shards that are not part of a split use, by what a stored layout says beside its axes."""
 
 
 def option_words(
@@ -228,11 +233,11 @@ def option_words(
     sizes: Mapping[str, int],
     keys: Mapping[str, str],
 ) -> str:
-    """``weight, bias: ZeRO-1 ×8``: parameters that are stored in shards although they are used whole.
+    """Return ``weight, bias: ZeRO-1 ×8``: parameters that are stored in shards although they are used whole.
 
     Args:
-        options: ``parameter: placement, ...`` per parameter, as details say them.
-        keys: graph name of a parameter -> the model's own.
+        options: ``parameter: placement, ...`` for each parameter, as in details.
+        keys: a parameter's name in the graph -> the model's own.
     """
     told: dict[str, list[str]] = {}
     for option in options:
@@ -256,9 +261,11 @@ def _module_of(keys: Sequence[str]) -> str:
 def changed_operators(
     exploration: Exploration, row: int, other: int
 ) -> tuple[tuple[str, str, str, str], ...]:
-    """(operator, module, what it splits in the other plan, in this one), where the two differ.
+    """Return (operator, module, what it splits in the other plan, in this one) for operators whose splits
+    differ.
 
-    What is split into how many parts is compared, not by which axis: plans over two meshes may be the same.
+    The comparison is of what is split into how many parts, not of the axes: plans over two meshes may be the
+    same.
     """
     first = {o.group: o for o in operator_rows(exploration, other)}
     second = {o.group: o for o in operator_rows(exploration, row)}
@@ -270,12 +277,13 @@ def changed_operators(
 
 
 def recomputed_blocks(exploration: Exploration, row: int) -> tuple[str, ...]:
-    """The blocks that a plan computes again in backward, in the model's order."""
+    """Return the blocks that a plan recomputes in backward, in the model's order."""
     return exploration.plan(row).recomputed
 
 
 def recomputation_difference(exploration: Exploration, row: int, other: int) -> tuple[tuple[str, str], ...]:
-    """(which plans, which blocks) of what is recomputed: in both, in one only; nothing where in none."""
+    """Return (which plans, which blocks) of recomputation: in both, or in one only; empty if there is
+    none."""
     mine, theirs = recomputed_blocks(exploration, row), recomputed_blocks(exploration, other)
     parts = (
         ("in both", [b for b in mine if b in theirs]),
@@ -286,7 +294,7 @@ def recomputation_difference(exploration: Exploration, row: int, other: int) -> 
 
 
 def blocks_words(blocks: Sequence[str]) -> str:
-    """``h.0–3, h.7``: blocks in a row are named by their ends."""
+    """Return ``h.0–3, h.7``: consecutive blocks are named by their ends."""
     runs: list[tuple[str, int, int]] = []
     words = []
     for block in blocks:

@@ -1,4 +1,4 @@
-"""The table of a plan's operators: its heads, its rows, and the rows that stand below them."""
+"""The table of a plan's operators: its heads, its rows, and the rows below them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Json = dict[str, Any]
 
 
 def table_rows(rows: Sequence[OperatorRow], node_of: Mapping[str, str], units: Units) -> list[Json]:
-    """A row per operator, figures in the page's units.
+    """Return a row per operator, with figures in the page's units.
 
     Args:
-        node_of: operator -> its box in the graph.
+        node_of: operator -> the operator's box in the graph.
     """
     unit, time = units.memory, units.time
     return [
@@ -39,13 +39,13 @@ def table_rows(rows: Sequence[OperatorRow], node_of: Mapping[str, str], units: U
 
 
 def _known(of: Callable[[float], float], figure: float | None) -> float | None:
-    """A cell is blank where there is no figure; rounded here, as the rest of the page is."""
+    """Return a cell, blank if there is no figure; it is rounded here, as on the rest of the page."""
     return None if figure is None else float(f"{of(figure):.3g}")
 
 
 def columns_of(columns: Sequence[Json], rows: Sequence[OperatorRow], units: Units) -> list[Json]:
-    """The columns with units in their heads, without modules where none is known, as in ONNX files, and
-    without copies where there are none."""
+    """Return the columns with units in their heads, without modules if none is known, as in ONNX files, and
+    without copies if there are none."""
     unit, time = units.memory.name, units.time.name
     heads = {
         "memory": f"memory, {unit}",
@@ -60,7 +60,7 @@ def columns_of(columns: Sequence[Json], rows: Sequence[OperatorRow], units: Unit
 
 
 def bottom_rows(shares: Sequence[Share], units: Units) -> list[Json]:
-    """What stands below the operators; nothing instead of zero."""
+    """Return the rows below the operators, with blanks instead of zeros."""
     unit, time = units.memory, units.time
     return [
         {

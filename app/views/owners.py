@@ -1,4 +1,4 @@
-"""Whose a plan's memory is at a moment, as rows of a table and words above it."""
+"""The owners of a plan's memory at a moment, as rows of a table and words above it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NO_OPERATOR = "no single operator"
 
 
 def moment(owners: PointOwners, wanted: int | None, step: int = 0) -> MomentOwners:
-    """The owners at a point of the curve, ``step`` points on; at the peak where none is wanted.
+    """Return the owners at a point of the curve, ``step`` points on; at the peak if none is requested.
 
-    A point that is not there (of another plan, or from a page that is older) is the peak too.
+    A point that does not exist (of another plan, or from an older page) also means the peak.
     """
     try:
         at = owners.at(wanted)
@@ -30,14 +30,14 @@ def moment(owners: PointOwners, wanted: int | None, step: int = 0) -> MomentOwne
 
 
 def until(row: OwnerRow, units: Units) -> str:
-    """Until when it is alive, and what ends it."""
+    """Say until when it is alive, and what ends it."""
     if row.until_s is None:
         return "stays"
     return f"{units.time.text(row.until_s)}: {row.until}"
 
 
 def owner_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
-    """A row per owner, the most bytes first; each in the unit that fits it."""
+    """Return a row per owner, the most bytes first, each in the unit that fits it."""
     whole = at.at.total or 1.0
     return [
         {
@@ -57,14 +57,14 @@ def owner_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
 
 
 def total_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
-    """The row below: what all of them add up to, the height of the curve there."""
+    """Return the row below: the sum of all of them, which is the height of the curve there."""
     size = sum(row.bytes for row in at.rows)
     words = {"bytes": size, "size": units.memory.text(size), "share": percent(1.0)}
     return [{"id": "total", "operator": "total", **words}]
 
 
 def moment_words(owners: PointOwners, at: MomentOwners, units: Units) -> str:
-    """``Peak, at 24.5 ms: 1.46 GiB of 462 owners``."""
+    """Return ``Peak, at 24.5 ms: 1.46 GiB of 462 owners``."""
     where = "Peak, at" if at.number == owners.peak else "At"
     size, time = units.memory.text(at.at.total), units.time.text(at.at.time_s)
     return f"{where} {time}: {size}, {plural(len(at.rows), 'owner')}"

@@ -1,4 +1,4 @@
-"""The operator graph collapsed by module, coloured by configuration, with places for a picture."""
+"""The operator graph collapsed by module, coloured by configuration, with positions for a picture."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from .operators import OperatorRow, split_in_stage
 from .units import plural
 
 MOST_NODES = 96
-"""More boxes cannot be read on one screen (and 5,000 nodes were measured to pan at 374 ms a frame)."""
+"""The most boxes that can be read on one screen (and 5,000 nodes were measured to pan at 374 ms a frame)."""
 STEP, SPREAD = 182.0, 58.0
-"""From box to box, so that the bytes of an edge between neighbours are read between them."""
+"""The distances from box to box, so that the bytes of an edge between neighbours can be read between them."""
 ASPECT, NARROW_ASPECT = 2.7, 0.8
-"""Width by height of the place where the picture is drawn, on a wide window and on a narrow one."""
+"""The width by height of the picture's place, in a wide window and in a narrow one."""
 MOST_COLOURS = 7
 
 
 @dataclass(frozen=True)
 class Node:
-    """One module, or one operator where modules are not known.
+    """A module, or an operator if modules are not known.
 
     Attributes:
         groups: the operator groups in it.
-        axes: the configuration most of them have; ``mixed`` says that others differ.
-        colour: number of that configuration, ``MOST_COLOURS`` for the rare ones.
-        again: how many of its groups are computed again in backward.
-        stage: of a pipeline, "" without one.
-        tip: all there is to say of it, a line each.
+        axes: the configuration that most of them have; ``mixed`` says that others differ.
+        colour: the number of that configuration, ``MOST_COLOURS`` for the rare ones.
+        again: how many of its groups are recomputed in backward.
+        stage: its stage of a pipeline, "" without one.
+        tip: everything to say about it, in lines.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Link:
-    """What goes from one node to another, in bytes of whole tensors; ``tip`` as of nodes."""
+    """The tensors that go from one node to another, in bytes of whole tensors; ``tip`` as for nodes."""
 
     source: str
     target: str
@@ -61,7 +61,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Picture:
-    """Nodes, links between them, and what the colours mean."""
+    """The nodes, the links between them, and the meaning of the colours."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Link, ...]
@@ -74,8 +74,8 @@ def picture(rows: Sequence[OperatorRow], edges: Iterable[GraphEdge], aspect: flo
 
     Args:
         rows: operators in the model's order.
-        edges: between the rows' groups.
-        aspect: wanted width by height.
+        edges: the edges between the rows' groups.
+        aspect: the wanted width by height.
     """
     depth = _depth(rows)
     module_of = {o.group: _key(o, depth) for o in rows}
@@ -120,7 +120,7 @@ def picture(rows: Sequence[OperatorRow], edges: Iterable[GraphEdge], aspect: flo
 
 
 MOST_TENSORS = 4
-"""Tensors that a tooltip names; how many more there are is said."""
+"""The most tensors that a tooltip names; it says how many more there are."""
 
 
 def _tensor_lines(tensors: Mapping[str, tuple[int, str]]) -> tuple[str, ...]:
@@ -150,14 +150,14 @@ def _link(source: str, target: str, resharded: bool, tensors: Mapping[str, tuple
 
 
 def _kinds(rows: Sequence[OperatorRow]) -> dict[str, str]:
-    """What a colour says of each operator: how it is split; where all are split alike, its stage."""
+    """Return what a colour says about each operator: how it is split; if all are split alike, its stage."""
     splits = {o.group: split_in_stage(o.axes)[1] for o in rows}
     alike = len(set(splits.values())) == 1
     return {o.group: o.axes if alike else splits[o.group] for o in rows}
 
 
 def _stage(members: Sequence[OperatorRow]) -> str:
-    """The stages that a module's operators are in: ``stage 1``, or ``stages 0, 1``."""
+    """Return the stages that a module's operators are in: ``stage 1``, or ``stages 0, 1``."""
     found = sorted({number for o in members if (number := split_in_stage(o.axes)[0]) is not None})
     return f"stage{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}" if found else ""
 
@@ -167,7 +167,7 @@ def _key(o: OperatorRow, depth: int) -> str:
 
 
 def _depth(rows: Sequence[OperatorRow]) -> int:
-    """The deepest level of modules that keeps the picture small, at least one."""
+    """Return the deepest level of modules that keeps the picture small, at least one."""
     deepest = max((o.module.count(".") + 1 for o in rows if o.module), default=1)
     for depth in range(deepest, 1, -1):
         if len({_key(o, depth) for o in rows}) <= MOST_NODES:
@@ -176,7 +176,7 @@ def _depth(rows: Sequence[OperatorRow]) -> int:
 
 
 def _label(key: str) -> str:
-    """The last parts of a module's path, with the number of its layer if that is among them."""
+    """Return the last parts of a module's path, with the number of its layer if that is among them."""
     parts = key.split(".")
     numbered = [i for i, part in enumerate(parts) if part.isdigit()]
     start = max(numbered[-1] - 1, 0) if numbered else max(len(parts) - 2, 0)

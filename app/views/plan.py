@@ -32,9 +32,11 @@ class Bar:
 
 
 def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
-    """One device's memory by kind, what a process takes beside tensors, what is free, the headroom.
+    """Return one device's memory by kind, what a process takes beside tensors, what is free, and the
+    headroom.
 
-    The bar is as long as the device's memory, unless the plan is far smaller or larger: then as the plan.
+    The bar is as long as the device's memory, unless the plan is far smaller or larger: then it is as long as
+    the plan.
     """
     point = data.exploration.all_points[row]
     unit = data.units.memory
@@ -66,8 +68,8 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
 
 
 def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
-    """What each device of a placed plan, or of each stage of a pipeline, holds at most, as a share of the
-    fullest; none of a sharded plan."""
+    """Return the most that each device of a placed plan, or of each stage of a pipeline, holds, as a share of
+    the fullest; empty for a sharded plan."""
     point = data.exploration.all_points[row]
     if point.carried is None:
         return ()
@@ -84,7 +86,8 @@ STEP_TITLES = {"compute": "compute", "exposed": "communication", "idle": "idle"}
 
 
 def step_bar(data: FrontierData, row: int) -> Bar:
-    """One step of one device: compute, communication that is waited for, idle; what is hidden is said."""
+    """Return one step of one device: compute, communication that is waited for, idle time; it says what is
+    hidden."""
     point = data.exploration.all_points[row]
     unit = data.units.time
     parts = {"compute": point.compute_s, "exposed": point.exposed_s, "idle": point.idle_s}

@@ -31,10 +31,10 @@ class PlannerRow:
 
 
 def planner_rows(data: FrontierData, view: View) -> tuple[PlannerRow, ...]:
-    """In the order in which they ran, told from the points that the plot shows within the view's budget; a
-    dash for what a planner without a plan there does not have."""
+    """Return rows in the order in which the planners ran, computed from the points that the plot shows within
+    the view's budget; a dash stands for what a planner without a plan there does not have."""
     found, limit = data.exploration, view.budget_bytes
-    # What filters look at, a space has.
+    # Filters look only at properties of spaces.
     spaces = {found.all_points[row].space for row in np.flatnonzero(data.passing(replace(view, marks=True)))}
     asked = limits_asked(found)
     rows = []
@@ -42,7 +42,7 @@ def planner_rows(data: FrontierData, view: View) -> tuple[PlannerRow, ...]:
         none = row.time_s is None or row.memory_bytes is None or row.gap is None
         remark = "; ".join(row.notes)
         if asked not in ((), (None,)) and limit not in asked:
-            # What a planner was never asked for it may have all the same.
+            # A planner may have a plan within a limit that it was never given.
             words = ", ".join("no limit" if one is None else unit_for(one).text(one) for one in asked)
             remark = "; ".join(filter(None, (remark, f"asked for {words}")))
         rows.append(
@@ -61,7 +61,7 @@ def planner_rows(data: FrontierData, view: View) -> tuple[PlannerRow, ...]:
 
 
 def refusals(devices: int, *, training: bool, attention: bool | None = None) -> dict[str, str]:
-    """Why each planner is known to refuse, by name; "" for those that may find something."""
+    """Return why each planner is known to refuse, by name; "" for those that may find something."""
     return {
         name: foreseen_refusal(entry, devices, training=training, attention=attention)
         for name, entry in ENTRIES.items()
@@ -69,7 +69,7 @@ def refusals(devices: int, *, training: bool, attention: bool | None = None) -> 
 
 
 def refusals_beside(data: FrontierData) -> dict[str, str]:
-    """:func:`refusals` for an exploration, whose operators say whether it has attention."""
+    """Return :func:`refusals` for an exploration, whose operators say whether it has attention."""
     found = data.exploration
     attention = None
     if found.recorded is not None:

@@ -1,4 +1,4 @@
-"""One point in words and figures, and two points side by side."""
+"""A point in words and figures, and two points side by side."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, Point
+from tensoropt.plan.figures import LISTED
 from tensoropt.plan.frontier_table import source_words, split_words
 from tensoropt.plan.rates import RatesOf
 from tensoropt.plan.verified import Verified
@@ -34,7 +35,7 @@ KIND_TITLES = {
 PROCESS = "process"
 PROVEN = "proven"
 IN_COMPUTE = "in compute"
-"""Where a placed plan's host is: its operators take what the slower of device and host takes."""
+"""The place of a placed plan's host time: its operators take as long as the slower of device and host."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ class Fact:
 
 @dataclass(frozen=True)
 class PointCard:
-    """What the card beside the plot says about a point.
+    """The card beside the plot with what there is to say about a point.
 
     Attributes:
         title: ``Point 17 of 201``.
         name: what people call its plan.
         memory, time: the two figures that matter, with units.
         verdict: whether it fits the device, in words; ``fits`` says so to a program.
-        dominant: what most of the memory and of the time goes into.
+        dominant: where most of the memory and of the time goes.
     """
 
     title: str
@@ -69,7 +70,7 @@ class PointCard:
 
 
 def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Verified] = ()) -> PointCard:
-    """The card of one point, with what running its plan showed if it was."""
+    """Return the card of one point, with what running its plan showed if it was run."""
     point = data.exploration.all_points[row]
     unit, time = data.units.memory, data.units.time
     fits, verdict = verdict_words(data, view, point.memory_bytes)
@@ -81,7 +82,8 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         Fact("compute", time.text(point.compute_s)),
         Fact("communication", time.text(point.communication_s) + hidden),
         Fact("split by", split_words(data.exploration, row)),
-        Fact("figures", source_words(dict(point.sources)) or "—"),
+        *(Fact(*fact) for fact in data.listed(row)),
+        Fact("figures", source_words(point.sources) or "—"),
         Fact(PROVEN, proof_words(point, data.units)),
     ]
     facts += rate_facts(data, view, row)
@@ -103,8 +105,8 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
 
 
 def verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple[bool, str]:
-    """Whether a plan fits, and how much it uses of what counts: the budget where one is set that is less than
-    what a device leaves, else the device's memory."""
+    """Return whether a plan fits, and how much it uses of what counts: the budget if one is set below what a
+    device leaves, otherwise the device's memory."""
     unit, usable, capacity = data.units.memory, data.usable_bytes(view), data.capacity_bytes
     of_device = f"{percent(memory_bytes / capacity)} of its {unit_for(capacity).text(capacity)}"
     budget = view.budget_bytes
@@ -135,7 +137,7 @@ def verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple[
 
 
 def rate_facts(data: FrontierData, view: View, row: int) -> list[Fact]:
-    """Throughput, MFU, and what the training that the view asks about takes and costs."""
+    """Return throughput, MFU, and the time and cost of the training that the view asks about."""
     table, amount = RatesOf(data.exploration, tariff_of(view)), amount_in(view)
     try:
         return [Fact(*said) for said in facts_of(table, row, amount)]
@@ -145,24 +147,25 @@ def rate_facts(data: FrontierData, view: View, row: int) -> list[Fact]:
 
 
 def hides(point: Point) -> bool:
-    """Whether communication runs beside something else; rounding leaves a trace where none does."""
+    """Return whether communication runs beside something else; rounding leaves a trace even if none does."""
     return point.hidden_s > 1e-6 * point.time_s
 
 
 def proof_words(point: Point, units: Units) -> str:
-    """What is proven of a point, which is of the sums that the search adds up; of placed plans nothing is."""
+    """Say what is proven about a point: the proof concerns the sums that the search uses; about placed plans
+    nothing is proven."""
     memory, time = units.memory.text(point.additive_memory_bytes), units.time.text(point.additive_time_s)
     return proof_of(point, memory, time)
 
 
 def beside_tensors(point: Point) -> dict[str, float]:
-    """Bytes of what is no tensor of the step, by kind."""
+    """Return the bytes of what is not a tensor of the step, by kind."""
     constants = point.terms.get(CONSTANTS, 0.0)
     return {CONSTANTS: constants, PROCESS: sum(point.terms.values()) - constants}
 
 
 def dominant_words(exploration: Exploration, row: int) -> str:
-    """What most of the memory and most of the time is."""
+    """Say where most of the memory and most of the time goes."""
     point = exploration.all_points[row]
     sizes = {**dict(zip(MEMORY_KINDS, point.memory, strict=True)), **beside_tensors(point)}
     total = sum(sizes.values()) or 1.0
@@ -179,12 +182,12 @@ MOSTLY = {
     HOST: "the device mostly waits for its host",
     IDLE: "the device mostly waits for others",
 }
-"""Of what most of a step is."""
+"""Words for what most of a step consists of."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure of two points; ``change`` is empty where there is nothing to subtract."""
+    """One figure of two points; ``change`` is empty if there is nothing to subtract."""
 
     label: str
     first: str
@@ -193,7 +196,8 @@ class Difference:
 
 
 def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, ...]:
-    """What differs between the selected point and the one it is compared with; equal figures are left out."""
+    """Return what differs between the selected point and the one it is compared with; equal figures are left
+    out."""
     a, b = data.exploration.all_points[row], data.exploration.all_points[other]
     unit, time = data.units.memory, data.units.time
     sizes = [("memory", a.memory_bytes, b.memory_bytes)]
@@ -214,6 +218,11 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
         *(_changed(label, x, y, time.text) for label, x, y in times),
         *host,
         *(_changed(label, x, y, unit.text) for label, x, y in sizes[1:]),
+        *(
+            _changed(f.label, a.figures[f.name], b.figures[f.name], f.unit.words)
+            for f in LISTED
+            if f.name in a.figures and f.name in b.figures
+        ),
         *_words("plan", data.exploration.names[row], data.exploration.names[other]),
         *_words("mesh", data.mesh[row], data.mesh[other]),
         *_words("micro-batches", str(data.micro[row]), str(data.micro[other])),

@@ -1,4 +1,4 @@
-"""The table of a frontier's points, column by column: so thousands of rows are a few arrays."""
+"""The table of a frontier's points, column by column, so that thousands of rows are a few arrays."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.plan import Point
+from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.plan_names import JOIN
 
 from ..state import View
@@ -17,30 +18,28 @@ from .frontier import FrontierData, planner_title
 from .rates import rate_arrays
 from .units import at_most
 
+SHOWN = (*(KEPT[name] for name in ("memory_bytes", "time_s", "compute_s", "communication_s")), *LISTED)
+"""The figures that have a column; its name is their label."""
 FIGURES = 4
-"""Significant figures of a number in the table."""
+"""The significant figures of a number in the table."""
 
 
 def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list[str]]:
-    """Numbers as floats in the units of the columns' heads (NaN where unknown), words as lists; a value each
-    per row of ``data``, whatever the filters keep."""
+    """Return numbers as floats in the units of the columns' heads (NaN if unknown), and words as lists; one
+    value per row of ``data``, whatever the filters keep."""
     found = rate_arrays(data, view)
-    unit, time = data.units.memory.factor, data.units.time.factor
     points, names = data.exploration.all_points, data.exploration.names
     unknown = np.full(len(data), np.nan)
     short = {name: short_name(name) for name in set(names)}
     columns: dict[str, np.ndarray | list[str]] = {
-        "point": np.where(data.on_frontier, data.index + 1.0, np.nan),
-        "memory": data.memory / unit,
-        "time": data.time / time,
-        "compute": data.compute / time,
-        "network": data.network / time,
+        "point": np.where(data.on_frontier, np.arange(len(data)) + 1.0, np.nan),
+        **{figure.label: data.shown(figure.name) for figure in SHOWN},
         "mesh": list(data.mesh),
         "micro": data.micro.astype(float),
         "devices": data.devices.astype(float),
-        "name": [names[i] for i in data.index],
-        "short": [short[names[i]] for i in data.index],
-        "gap": [_proof(points[i]) for i in data.index],
+        "name": list(names),
+        "short": [short[name] for name in names],
+        "gap": [_proof(point) for point in points],
         "fits": (data.memory <= data.usable_bytes(view)).astype(float),
         "planner": [planner_title(name) for name in data.planner],
     }
@@ -53,11 +52,11 @@ def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list
 def table_rows(
     columns: Mapping[str, np.ndarray | list[str]], rows: Iterable[int] | None = None
 ) -> list[dict[str, Any]]:
-    """The columns as a dict per row, numbers as the table shows them and None where unknown.
+    """Return the columns as a dict per row, numbers as the table shows them and None if unknown.
 
     Args:
-        columns: as of :func:`table_columns`.
-        rows: which; all without.
+        columns: the columns from :func:`table_columns`.
+        rows: the rows to return; all by default.
     """
     wanted = range(len(columns["point"])) if rows is None else rows
     return [{name: _shown(values[i]) for name, values in columns.items()} for i in wanted]
@@ -70,10 +69,10 @@ def _shown(value: Any) -> Any:
 
 
 def packed(columns: Mapping[str, np.ndarray | list[str]]) -> dict[str, Any]:
-    """The columns for the browser, which makes rows of them (``assets/points.js``).
+    """Return the columns for the browser, which makes rows of them (``assets/points.js``).
 
-    Numbers are little-endian 32-bit floats in base64 (seven figures, of which four are shown), words are
-    named once and then by their number.
+    Numbers are little-endian 32-bit floats in base64 (seven figures, of which four are shown); words are
+    given once and then by their number.
     """
     found: dict[str, Any] = {}
     for name, values in columns.items():
@@ -86,14 +85,15 @@ def packed(columns: Mapping[str, np.ndarray | list[str]]) -> dict[str, Any]:
 
 
 def row_filter(view: View) -> dict[str, Any]:
-    """A view's filters as those of the grid: it shows the rows that :meth:`FrontierData.passing` keeps."""
+    """Return a view's filters as those of the grid, which shows the rows that :meth:`FrontierData.passing`
+    keeps."""
     found: dict[str, Any] = {}
     if view.mesh:
         found["mesh"] = {"filterType": "text", "type": "equals", "filter": view.mesh}
     for name in ("micro", "devices"):
         wanted = getattr(view, name)
         if wanted:
-            # A link may ask for anything: what is no number is nowhere.
+            # A link may ask for anything: what is not a number matches nothing.
             count = int(wanted) if wanted.isdecimal() else -1
             found[name] = {"filterType": "number", "type": "equals", "filter": count}
     if not view.marks:
@@ -102,8 +102,8 @@ def row_filter(view: View) -> dict[str, Any]:
 
 
 def short_name(name: str) -> str:
-    """A plan's name without what most plans of a frontier share or a column of its own says: what sets it
-    apart stands where it is not cut off."""
+    """Return a plan's name without what most plans of a frontier share or another column says: what sets it
+    apart then stands where it is not cut off."""
     parts = [re.sub(r" \(.*?\)", "", part) for part in name.split(JOIN)]
     return JOIN.join(part for part in parts if not part.endswith("micro-batches")) or name
 

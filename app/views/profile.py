@@ -15,7 +15,7 @@ from .units import Units
 
 @dataclass(frozen=True)
 class ProfileCell:
-    """The fastest time within a budget, its price where one is known, and the view that shows that point."""
+    """The fastest time within a budget, its price if one is known, and the view that shows that point."""
 
     time: str
     cost: str
@@ -24,7 +24,7 @@ class ProfileCell:
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """One number of devices; ``current``: the exploration that is shown now is of it."""
+    """A number of devices; ``current``: whether the exploration that is shown now has this number."""
 
     label: str
     cells: tuple[ProfileCell | None, ...]
@@ -33,14 +33,14 @@ class ProfileRow:
 
 @dataclass(frozen=True)
 class ProfileTable:
-    """Fastest time per device count (rows) within a memory budget per device (columns)."""
+    """The fastest time by device count (rows) within a memory budget per device (columns)."""
 
     head: tuple[str, ...]
     rows: tuple[ProfileRow, ...]
 
 
 def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
-    """The table for the view's model; None while only one number and kind of devices is known."""
+    """Return the table for the view's model; None while only one number and kind of devices is known."""
     try:
         chosen = library.load(view.exploration)
     except TensorOptError:
@@ -50,7 +50,7 @@ def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
         return None
     # From the index: none of the others is opened for it.
     heads = [library.head_of(entry) for entry in entries]
-    found = [library.curve_of(entry) for entry in entries]
+    found = [library.costs_of(entry) for entry in entries]
     curves = [
         Curve(int(curve.devices[0]), head.kind, curve.memory, curve.time)
         for head, curve in zip(heads, found, strict=True)
@@ -89,7 +89,7 @@ def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
 
 
 def _alike(library: Library, chosen: Entry) -> list[Entry]:
-    """The explorations of the same step that have points, the chosen one first."""
+    """Return the explorations of the same step that have points, the chosen one first."""
     step = library.head_of(chosen).step
     others = [e for e in library.entries() if e != chosen and library.head_of(e).step == step]
-    return [e for e in (chosen, *others) if len(library.curve_of(e).memory)]
+    return [e for e in (chosen, *others) if len(library.costs_of(e).memory)]

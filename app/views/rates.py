@@ -15,25 +15,25 @@ from .frontier import FrontierData
 
 
 def tariff_of(view: View) -> Tariff:
-    """What devices cost by a view: the price of all devices, prices of kinds, the currency."""
+    """Return the device prices of a view: the price of all devices, prices of kinds, the currency."""
     everywhere, by_kind = prices_of(view.prices)
     return Tariff(everywhere if view.price is None else view.price, by_kind, view.currency)
 
 
 def amount_in(view: View) -> Amount:
-    """The training that a view asks about; 1,000 steps where it names none."""
+    """Return the training that a view asks about; 1,000 steps if it names none."""
     return amount_of(view.amount) or THOUSAND_STEPS
 
 
 @dataclass(frozen=True, eq=False)
 class RateArrays:
-    """Rates of all rows; None where one is unknown, and then ``whys`` has the reason by its name.
+    """The rates of all rows; None if one is unknown, and then ``whys`` has the reason by its name.
 
     Attributes:
-        unit: what ``rate`` counts: tokens where the model reads them, else samples.
-        rate: per second.
-        mfu: shares.
-        hours, device_hours, cost: of the amount that the view asks about.
+        unit: what ``rate`` counts: tokens if the model reads them, otherwise samples.
+        rate: the rates per second.
+        mfu: the MFU, as shares.
+        hours, device_hours, cost: those of the amount that the view asks about.
         amount: that amount in words.
     """
 
@@ -48,7 +48,7 @@ class RateArrays:
 
 
 def rate_arrays(data: FrontierData, view: View) -> RateArrays:
-    """The rates of all rows of a frontier."""
+    """Return the rates of all rows of a frontier."""
     table, amount, whys = RatesOf(data.exploration, tariff_of(view)), amount_in(view), dict[str, str]()
     work = table.work
     unit, per_step = ("tokens", work.tokens) if work.tokens is not None else ("samples", work.samples)

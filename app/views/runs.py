@@ -10,37 +10,38 @@ from typing import Any
 import numpy as np
 
 from tensoropt.plan.device_sweep import FILE
+from tensoropt.plan.exploration_files import Costs
 
-from ..index import Curve, Head
+from ..index import Head
 from ..library import Entry, Library
 from .library import own_title, titles_of
 from .units import Unit, Units
 
 USUALLY_SHOWN = 12
-"""Explorations that are drawn before a person chooses: more lines are hard to follow."""
+"""The number of explorations that are drawn before a person chooses: more lines are hard to follow."""
 MOST_POINTS, LEAST_POINTS = 10_000, 60
-"""Drawn in all, and of one exploration at least."""
+"""The most points drawn in total, and the least for one exploration."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One exploration.
+    """An exploration in the table and the plot.
 
     Attributes:
-        entry: where it is.
-        head: what it is of.
-        curve: its points; None where they have not been read yet.
+        entry: its entry in the library.
+        head: its head, which says what it is about.
+        curve: its points; None if they have not been read yet.
         title: what it is called in the table.
-        label: the same, told apart from all others.
-        tags: what a person gave it.
-        style: the number of its colour, dash and symbol; None for one that cannot be read.
+        label: the same, made distinct from all others.
+        tags: the tags that a person gave it.
+        style: the number of its colour, dash and symbol; None if it cannot be read.
         model: what people call the model.
-        made: when its file was written, seconds since the epoch; None where it is gone.
+        made: when its file was written, seconds since the epoch; None if the file is gone.
     """
 
     entry: Entry
     head: Head
-    curve: Curve | None
+    curve: Costs | None
     title: str
     label: str
     tags: tuple[str, ...]
@@ -55,13 +56,13 @@ class Run:
 
     @property
     def points(self) -> int:
-        """How many points its frontier has."""
+        """The number of points of its frontier."""
         return 0 if self.curve is None else len(self.curve.memory)
 
 
 @dataclass(frozen=True)
 class Axes:
-    """What the axes of the plot mean: memory of one device or of all, time of a step or of a sample."""
+    """The meaning of the plot's axes: memory of one device or of all, time of a step or of a sample."""
 
     total: bool = False
     per_sample: bool = False
@@ -70,15 +71,15 @@ class Axes:
 
     @classmethod
     def from_data(cls, data: Any) -> Axes:
-        """From a page's store, which may hold anything."""
+        """Return the axes in a page's store, which may hold anything."""
         known = data if isinstance(data, Mapping) else {}
         return cls(*(known.get(name) is True for name in ("total", "sample", "logx", "logy")))
 
 
 def runs_of(library: Library, *, curves: bool = True) -> tuple[Run, ...]:
-    """All explorations, as the header lists them; without their curves where they are not wanted."""
+    """Return all explorations, as the header lists them; without their curves if these are not needed."""
     found = titles_of(library)
-    # What cannot be drawn needs no colour.
+    # An exploration that cannot be drawn needs no colour.
     library.labels.give_styles(e.identity for e in found if not library.head_of(e).fault)
     runs = []
     for entry, label in found.items():
@@ -87,7 +88,7 @@ def runs_of(library: Library, *, curves: bool = True) -> tuple[Run, ...]:
             Run(
                 entry,
                 head,
-                library.curve_of(entry) if curves else None,
+                library.costs_of(entry) if curves else None,
                 known.name or own_title(library, entry),
                 label,
                 known.tags,
@@ -107,7 +108,7 @@ def _made(entry: Entry) -> float | None:
 
 
 def common_units(runs: Sequence[Run]) -> Units:
-    """One unit of memory and one of time for all, by the largest and the slowest."""
+    """Return one unit of memory and one of time for all, by the largest and the slowest."""
     memory = max((float(r.curve.memory.max()) for r in runs if r.curve is not None and r.points), default=0.0)
     slowest = max((float(r.curve.time.max()) for r in runs if r.curve is not None and r.points), default=0.0)
     return Units(
@@ -119,7 +120,7 @@ def common_units(runs: Sequence[Run]) -> Units:
 
 
 def time_unit(seconds: float) -> Unit:
-    """The unit in which a time of this size is read."""
+    """Return the unit in which a time of this size is read."""
     return Unit("s", 1.0) if seconds >= 10 else Unit("ms", 1e-3) if seconds >= 1e-3 else Unit("µs", 1e-6)
 
 
@@ -128,13 +129,13 @@ COMPARED = (
     ("batch", "batch"), ("cluster", "cluster"), ("devices", "devices"), ("dtype", "dtype"),
     ("micro", "micro-batches"), ("recompute", "recomputation"), ("constraints", "constraints"),
 )  # fmt: skip
-"""Fields in which explorations are alike or differ, with what they are called."""
+"""The fields in which explorations may differ, with their titles."""
 WORK = ("model", "graph", "mode", "optimizer", "batch")
-"""Those that change what a step does: times of different work are said to be."""
+"""The fields that change what a step does: the page says if times are of different work."""
 
 
 def table_rows(runs: Sequence[Run], units: Units) -> list[dict[str, Any]]:
-    """One dict per exploration; numbers in the common units, None where unknown."""
+    """Return one dict per exploration; numbers in the common units, None if unknown."""
     return [_row(run, units) for run in runs]
 
 
@@ -147,7 +148,7 @@ def _row(run: Run, units: Units) -> dict[str, Any]:
         "name": run.title,
         "tags": ", ".join(run.tags),
         "style": run.style,
-        # What tells it apart from others of its title, for screens that have no room for columns.
+        # What distinguishes it from others with its title, for screens that have no room for columns.
         "apart": run.label.removeprefix(run.title).strip(" ·"),
         "model": run.model,
         "graph": str(head.step[0])[:12] if head.step else "",
@@ -171,7 +172,8 @@ def _row(run: Run, units: Units) -> dict[str, Any]:
 
 
 def known_to_the_browser(runs: Sequence[Run], units: Units) -> dict[str, Any]:
-    """What the browser needs in order to show and hide, and to say what is compared, without asking again."""
+    """Return what the browser needs in order to show and hide, and to say what is compared, without further
+    requests."""
     rows = table_rows(runs, units)
     facts = {}
     for run, row in zip(runs, rows, strict=True):
@@ -197,7 +199,7 @@ def known_to_the_browser(runs: Sequence[Run], units: Units) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """A frontier on given axes: bytes and seconds, and which points these are, counted from 1."""
+    """A frontier on given axes: bytes and seconds, and the numbers of its points, counted from 1."""
 
     x: np.ndarray
     y: np.ndarray
@@ -205,11 +207,11 @@ class Drawn:
 
 
 def drawn(run: Run, axes: Axes, most: int = MOST_POINTS) -> Drawn:
-    """The points of a run that the plot draws.
+    """Return the points of a run that the plot draws.
 
-    Left out are points that another one is better than on these axes (only where points are on different
-    numbers of devices), all of them where a time per sample is wanted and the batch is not known, and so many
-    that at most ``most`` are left, both ends among what stays.
+    It leaves out points that another point beats on these axes (only if points are on different numbers of
+    devices), all of them if a time per sample is requested and the batch is not known, and as many others as
+    needed for at most ``most`` to be left, with both ends among those that stay.
     """
     nothing = np.array([])
     if run.curve is None or not run.points or (axes.per_sample and not (run.head.batch or 0) > 0):
@@ -226,7 +228,7 @@ def drawn(run: Run, axes: Axes, most: int = MOST_POINTS) -> Drawn:
 
 
 def _spread(x: np.ndarray, y: np.ndarray, most: int) -> np.ndarray:
-    """Places of at most ``most`` points, evenly along the curve as it is seen."""
+    """Return the places of at most ``most`` points, evenly along the curve as it is seen."""
     steps = np.abs(np.diff(x)) / (np.ptp(x) or 1.0) + np.abs(np.diff(y)) / (np.ptp(y) or 1.0)
     along = np.concatenate([[0.0], np.cumsum(steps)])
     found = np.searchsorted(along, np.linspace(0, along[-1], most))
@@ -234,11 +236,11 @@ def _spread(x: np.ndarray, y: np.ndarray, most: int) -> np.ndarray:
 
 
 def shown_keys(kept: Any, known: Any) -> set[str]:
-    """Which runs a page shows: those it names, all of them, or the usual ones where it says nothing.
+    """Return which runs a page shows: those it names, all of them, or the usual ones if it says nothing.
 
     Args:
         kept: the page's choice, as :file:`assets/runs.js` keeps it.
-        known: what :func:`known_to_the_browser` gave it.
+        known: the result of :func:`known_to_the_browser` that it received.
     """
     order = known.get("order", []) if isinstance(known, Mapping) else []
     chosen = kept.get("shown") if isinstance(kept, Mapping) else None
@@ -250,12 +252,12 @@ def shown_keys(kept: Any, known: Any) -> set[str]:
 
 
 def most_of_each(runs: Sequence[Run]) -> int:
-    """How many points of a run are drawn at most, so that all together stay quick to move."""
+    """Return the most points of a run that are drawn, so that all together stay quick to move."""
     return max(LEAST_POINTS, MOST_POINTS // max(1, len(runs)))
 
 
 def plot_notes(runs: Sequence[Run]) -> list[str]:
-    """What the plot leaves out, in sentences."""
+    """Say what the plot leaves out, in sentences."""
     found = []
     most = most_of_each(runs)
     thinned = [run for run in runs if run.points > most]

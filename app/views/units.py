@@ -7,44 +7,45 @@ from dataclasses import dataclass
 from tensoropt.plan import Exploration
 from tensoropt.plan.frontier_table import units_of
 from tensoropt.report.assumptions import bound_words as at_most
-from tensoropt.report.assumptions import share_words as percent
 from tensoropt.units import counted as plural
+from tensoropt.units import share_words as percent
 
 __all__ = ["Unit", "Units", "at_most", "digits", "percent", "plural", "signed"]
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit and how many bytes or seconds it has."""
+    """A unit, and how many bytes or seconds it has."""
 
     name: str
     factor: float
 
     def of(self, value: float) -> float:
-        """A number of bytes or seconds in this unit."""
+        """Return a number of bytes or seconds in this unit."""
         return value / self.factor
 
     def text(self, value: float) -> str:
-        """``11.3 GiB``, in this unit whatever the size; thousands are grouped."""
+        """Return ``11.3 GiB``, in this unit whatever the size; thousands are grouped."""
         return f"{digits(value / self.factor)} {self.name}"
 
 
 @dataclass(frozen=True)
 class Units:
-    """Of memory, of time."""
+    """The units of memory and of time."""
 
     memory: Unit
     time: Unit
 
     @classmethod
     def of(cls, exploration: Exploration) -> Units:
-        """The units in which all of an exploration is shown."""
+        """Return the units in which all of an exploration is shown."""
         memory, time = units_of(exploration)
         return cls(Unit(*memory), Unit(*time))
 
 
 def digits(value: float) -> str:
-    """Three significant figures without an exponent, thousands grouped, no trailing zeros lost."""
+    """Format three significant figures without an exponent, with thousands grouped and no trailing zeros
+    lost."""
     size = abs(value)
     if size >= 99.95 or value == 0:
         return f"{value:,.0f}"
@@ -56,5 +57,5 @@ def digits(value: float) -> str:
 
 
 def signed(value: float, text: str) -> str:
-    """``+`` before what grows, a real minus sign before what shrinks."""
+    """Return the text with ``+`` before what grows, and a real minus sign before what shrinks."""
     return f"+{text}" if value > 0 else f"−{text.lstrip('-')}" if value < 0 else "±0"

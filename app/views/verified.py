@@ -1,4 +1,4 @@
-"""Predicted beside measured, for the points whose plans were run."""
+"""Predictions beside measurements, for the points whose plans were run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NOT_YET = "not verified yet; the last command of the Export page does it"
 
 def of_point(data: FrontierData, row: int, verified: Sequence[Verified]) -> Verified | None:
     """What is known of one point."""
-    return next((v for v in verified if v.is_of(data.exploration, int(data.index[row]))), None)
+    return next((v for v in verified if v.is_of(data.exploration, row)), None)
 
 
 def verified_words(found: Verified, data: FrontierData) -> str:
-    """``73.2 MiB tracked (72.3 MiB predicted, +1 %); ...; numbers as unsplit``."""
+    """Return ``73.2 MiB tracked (72.3 MiB predicted, +1 %); ...; numbers as unsplit``."""
     if found.error:
         return f"did not run: {found.error}"
     parts = ran_parts(found, data.exploration.cluster, data.units.memory.text, data.units.time.text)
@@ -31,7 +31,7 @@ def verified_words(found: Verified, data: FrontierData) -> str:
 
 
 def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[str, ...]:
-    """A line per point that was run, ascending; :data:`NOT_YET` where none was."""
+    """Return a line per point that was run, ascending; :data:`NOT_YET` if none was."""
     rows = [(row, of_point(data, row, verified)) for row in range(len(data))] if verified else []
     known = [(row, found) for row, found in rows if found is not None]
     lines = [

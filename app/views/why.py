@@ -1,4 +1,4 @@
-"""Why a plan is not faster, as rows: looked up, simulated, and explored by jobs."""
+"""The reasons why a plan is not faster, as rows: looked up, simulated, and explored by jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .jobs import STATE_WORDS
 from .units import Units, percent, signed
 
 NOTHING = 5e-4
-"""Changes below it are called none."""
+"""The size below which a change counts as none."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Link:
 
 @dataclass(frozen=True)
 class WhyRow:
-    """A change and what it buys.
+    """A change and what it gains.
 
     Attributes:
-        change: signed share of the step, ``−16 %``.
-        better: whether it is faster, None where there is no answer.
-        action: ``run`` or ``again`` where a job can be started for it, ``""`` where not.
-        state: of its job, in words; ``active`` while it waits or runs.
+        change: the signed share of the step, ``−16 %``.
+        better: whether it is faster; None if there is no answer.
+        action: ``run`` or ``again`` if a job can be started for it, otherwise ``""``.
+        state: the state of its job, in words; ``active`` while it waits or runs.
     """
 
     key: str
@@ -57,7 +57,7 @@ class WhyRow:
 
 @dataclass(frozen=True)
 class WhyPart:
-    """A part of the step: title, time, its share in words."""
+    """A part of the step: its title, its time, and its share in words."""
 
     title: str
     time: str
@@ -65,7 +65,7 @@ class WhyPart:
 
 
 def budget_of(data: FrontierData, view: View) -> tuple[float | None, str]:
-    """(the budget that everything is to fit, what there is to say about it); None: the point's own memory."""
+    """Return (the budget within which everything must fit, a remark on it); None: the point's own memory."""
     assert view.point is not None
     needed = data.exploration.all_points[view.point].memory_bytes
     unit = data.units.memory
@@ -83,21 +83,21 @@ def budget_of(data: FrontierData, view: View) -> tuple[float | None, str]:
 
 
 def quick(data: FrontierData, view: View, folder: str, detail: Any) -> Why:
-    """What is known at once of the selected point."""
+    """Return what is known at once about the selected point."""
     assert view.point is not None
     memory_bytes, _ = budget_of(data, view)
     return looked_up(data.exploration, view.point, memory_bytes=memory_bytes, folder=folder, detail=detail)
 
 
 def parts(why: Why, units: Units) -> tuple[WhyPart, ...]:
-    """What the step is made of, with the links that are waited for."""
+    """Return the parts of the step, with the links that are waited for."""
     return tuple(
         WhyPart(p.title, units.time.text(p.seconds), percent(p.share)) for p in shown_parts(why.binding.parts)
     )
 
 
 def rows(why: Why, levers: tuple[Lever, ...], data: FrontierData, view: View) -> tuple[WhyRow, ...]:
-    """Levers as rows; points of this frontier are links."""
+    """Return levers as rows; points of this frontier are links."""
     return tuple(_row(why, lever, data.units, view) for lever in levers)
 
 
@@ -127,8 +127,8 @@ def _row(why: Why, lever: Lever, units: Units, view: View, exploration: str = ""
 
 
 def results_of(library: Library, of: str) -> dict[str, str]:
-    """By change the key of the exploration that was made from the one with the fingerprint ``of``, the newest
-    of several; what cannot be read is passed over."""
+    """Return, for each change, the key of the exploration that was made from the one with the fingerprint
+    ``of``, the newest of several; what cannot be read is skipped."""
     found: dict[str, str] = {}
     for entry in library.entries():
         try:
@@ -149,11 +149,11 @@ def deeper_rows(
     *,
     can_run: bool,
 ) -> tuple[WhyRow, ...]:
-    """The changes that take a search: what was explored, what runs, what can be started.
+    """Return the changes that take a search: what was explored, what runs, what can be started.
 
     Args:
-        found: by change the key of its exploration, and the exploration.
-        jobs: by change the newest job for it.
+        found: for each change, the key of its exploration, and the exploration.
+        jobs: for each change, the newest job for it.
         can_run: whether this dashboard starts jobs.
     """
     made = []

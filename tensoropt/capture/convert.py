@@ -57,6 +57,8 @@ _MAYBE_RENAMES = frozenset(
 _WITHOUT_GRADIENT = frozenset(
     {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
 )
+_RESULTS_WITHOUT_GRADIENT = {"aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4)}
+"""Results that have no gradient beside one that has: statistics, which a norm that is applied again reads."""
 _OF_ONE_TYPE = frozenset(
     f"aten.{name}"
     for name in (
@@ -365,6 +367,7 @@ class Converter:
                 names.append("")
                 continue
             grad = differentiable and (part.is_floating_point() or part.is_complex())
+            grad = grad and index not in _RESULTS_WITHOUT_GRADIENT.get(target, ())
             name = node.name if single else f"{node.name}.{index}"
             names.append(self._add(node, part, "activation", requires_grad=grad, name=name))
         if not single:

@@ -24,7 +24,7 @@ from tensoropt.capture.detaching import Detachments
 from tensoropt.capture.draws import note_of, seeded
 from tensoropt.capture.fidelity import EagerStep, eager_step
 from tensoropt.capture.forward_calls import followed_calls
-from tensoropt.capture.hooks import no_new_hooks
+from tensoropt.capture.hooks import asked_of_backward, no_new_hooks
 from tensoropt.capture.inner_changes import changes_inside
 from tensoropt.capture.keys import any_names
 from tensoropt.capture.known import known_values
@@ -83,11 +83,14 @@ def _export(
             # Outside of it, because it turns reads of `.data` into a detach.
             tracing.enter_context(Detachments())
             # In inference there is no backward to keep.
-            for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)) if training else ():
-                tracing.enter_context(context)
+            asked: list[str] = []
+            if training:
+                for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)):
+                    tracing.enter_context(context)
+                asked = tracing.enter_context(asked_of_backward())
             exported = _with_blocks_once(subject, args, kwargs, notes)
             changes.check(exported, prefix)
-        found, step = [*notes, *changes.notes], None
+        found, step = [*notes, *changes.notes, *asked], None
         if training:
             with _unheard():
                 step = eager_step(subject, args, kwargs)

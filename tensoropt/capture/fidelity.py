@@ -44,6 +44,8 @@ GRADIENT_FLOOR = 1e-3
 the model's largest."""
 _UNIT = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
 """The relative rounding error of one value, by the lowest precision in which anything is computed."""
+_OVERWRITTEN = "modified by an inplace operation"
+"""What PyTorch says of a tensor that backward needs and forward has changed."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,12 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
             "parameters to the loss is lost in torch.export: look for what leaves PyTorch on it (.data, "
             ".numpy(), set_grad_enabled)"
         )
+    if _OVERWRITTEN in step.problem:
+        raise CaptureError(
+            "the model's own backward fails, with or without a plan: a tensor that it needs is changed in "
+            "place behind the operation that reads it (a buffer that forward writes to, `x += ...`); read a "
+            "clone() of it, or write to another tensor"
+        )
     if step.problem:
         return (f"the model's own gradients were not compared with the graph's: {step.problem}",)
     own = {graph.aliases.get(key, key) for key in (name.removeprefix(prefix) for name in step.trained)}
@@ -127,6 +135,9 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
             "for what torch.export does not see between it and the loss (values that leave PyTorch, "
             "gradients taken inside forward), or freeze it with requires_grad_(False)"
         )
+    more = sorted(captured - own)
+    if more:
+        return (f"the graph trains {_listed(more)}, which gets no gradient from the model's own backward",)
     return ()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as all_modules
 
-from tensoropt.capture.lines import current_line, first_line, is_own
+from tensoropt.capture.lines import calling_frame, current_line, first_line, is_own, line_of
 from tensoropt.errors import CaptureError
 
 _REMEDY = (
@@ -65,7 +66,9 @@ def no_new_hooks() -> Iterator[None]:
     def refusing(original: Callable[..., Any], what: str, place: int) -> Callable[..., Any]:
         def register(*args: Any, **kwargs: Any) -> Any:
             tensors = args[0] if isinstance(args[0], (list, tuple)) else args[:1]
-            differentiated = any(getattr(t, "requires_grad", False) for t in tensors)
+            differentiated = any(
+                isinstance(t, nn.Module) or getattr(t, "requires_grad", False) for t in tensors
+            )
             if threading.get_ident() == thread and differentiated:
                 hook = args[place] if len(args) > place else next(iter(kwargs.values()), None)
                 raise _refused(f"forward registers, at {current_line()}, the {what}", hook)
@@ -73,8 +76,38 @@ def no_new_hooks() -> Iterator[None]:
 
         return register
 
+    def refusing_saved(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # PyTorch's own, which checkpoints make, change nothing of what is saved.
+            if threading.get_ident() == thread and is_own(sys._getframe(1).f_code.co_filename):
+                hook = next(iter((*args, *kwargs.values())), self)
+                raise _refused(f"forward has, at {current_line()}, the saved-tensor hook", hook)
+            return original(self, *args, **kwargs)
+
+        return make
+
+    def grad_fn(value: torch.Tensor) -> Any:
+        node = own_node(value)
+        own = threading.get_ident() == thread and is_own(sys._getframe(1).f_code.co_filename)
+        return _Node(node) if own and node is not None else node
+
+    def edge(value: Any) -> Any:
+        found: Any = original_edge(value)
+        own = threading.get_ident() == thread and is_own(sys._getframe(1).f_code.co_filename)
+        return found._replace(node=_Node(found.node)) if own else found
+
+    base: Any = torch._C.TensorBase
+    own_node = base.grad_fn.__get__
+    graph, original_edge = torch.autograd.graph, torch.autograd.graph.get_gradient_edge
     with contextlib.ExitStack() as stack:
+        saved = refusing_saved(graph.saved_tensors_hooks.__init__)
+        stack.enter_context(mock.patch.object(graph.saved_tensors_hooks, "__init__", saved))
+        stack.enter_context(mock.patch.object(torch.Tensor, "grad_fn", property(grad_fn)))
+        stack.enter_context(mock.patch.object(graph, "get_gradient_edge", edge))
         for holder, name, what in (
+            (nn.Module, "register_full_backward_hook", "backward hook"),
+            (nn.Module, "register_full_backward_pre_hook", "backward pre-hook"),
+            (nn.Module, "register_backward_hook", "backward hook"),
             (torch.Tensor, "register_hook", "tensor hook"),
             (torch.Tensor, "register_post_accumulate_grad_hook", "post-accumulate-grad hook"),
             (torch.autograd.graph, "register_multi_grad_hook", "multi-grad hook"),
@@ -82,6 +115,71 @@ def no_new_hooks() -> Iterator[None]:
             register = refusing(getattr(holder, name), what, 1)
             stack.enter_context(mock.patch.object(holder, name, register))
         yield
+
+
+class _Node:
+    """A node of autograd's graph as the model's code sees it: whose hooks are refused."""
+
+    def __init__(self, node: Any):
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("register_hook", "register_prehook"):
+            kind = "hook" if name == "register_hook" else "pre-hook"
+
+            def refuse(hook: Any) -> Any:
+                what = f"{kind} of the gradient of {self._node.name()} (grad_fn)"
+                raise _refused(f"forward registers, at {current_line()}, the {what},", hook)
+
+            return refuse
+        found = getattr(self._node, name)
+        if name == "next_functions":
+            return tuple((node and _Node(node), index) for node, index in found)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._node == (other._node if isinstance(other, _Node) else other))
+
+    def __hash__(self) -> int:
+        return hash(self._node)
+
+
+@contextlib.contextmanager
+def asked_of_backward() -> Iterator[list[str]]:
+    """While open, what forward asks of a backward pass that a plan does otherwise is noted.
+
+    Yields:
+        The notes, filled as forward runs.
+    """
+    notes: list[str] = []
+    thread = threading.get_ident()
+    pack, retain = torch.autograd.graph.saved_tensors_hooks.__enter__, torch.Tensor.retain_grad
+
+    def noted(text: str) -> None:
+        frame = calling_frame()
+        if threading.get_ident() == thread and frame is not None:
+            note = f"{line_of(frame)} {text}"
+            if note not in notes:
+                notes.append(note)
+
+    def entered(hooks: Any) -> Any:
+        # Those of checkpoints, which have a note of their own, are of PyTorch's file.
+        if not type(hooks).__module__.startswith("torch.utils."):
+            noted(
+                f"says by {type(hooks).__name__} where activations are kept for backward; a plan keeps them "
+                "where they are, and counts them so"
+            )
+        return pack(hooks)
+
+    def retained(tensor: torch.Tensor) -> None:
+        noted("asks for the gradient of an activation (retain_grad), which a plan's backward does not keep")
+        retain(tensor)
+
+    with (
+        mock.patch.object(torch.autograd.graph.saved_tensors_hooks, "__enter__", entered),
+        mock.patch.object(torch.Tensor, "retain_grad", retained),
+    ):
+        yield notes
 
 
 def _refused(what: str, hook: Any) -> CaptureError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -117,7 +118,18 @@ def failing_line(error: BaseException) -> str:
             trace = trace.tb_next
         if found is not None:
             return _quoted(found)
-    return ""
+    return next((line for cause in causes(error) if (line := _told_line(str(cause)))), "")
+
+
+_TOLD = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
+
+
+def _told_line(text: str) -> str:
+    """The innermost line of the model's own that an error's words tell, as of a traced graph that is run."""
+    found = [match for match in _TOLD.finditer(text) if is_own(match["file"])]
+    if not found:
+        return ""
+    return _quoted(FrameSummary(found[-1]["file"], int(found[-1]["line"]), found[-1]["name"]))
 
 
 def node_line(node: torch.fx.Node) -> str:

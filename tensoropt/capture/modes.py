@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import nn
 
 from tensoropt.capture.convert import Mode
+from tensoropt.capture.reads import names_read
 
 _DROPOUTS = nn.modules.dropout._DropoutNd
 _SHOWN = 4
@@ -73,9 +74,10 @@ def depends_on_mode(module: nn.Module) -> bool:
         return module.dropout > 0
     if type(module).__module__.startswith("torch."):
         return False
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    cls: Any = type(module)  # a key of a cache, which mypy does not take a class for
+    names = names_read(cls)
     # Models that use it only to decide whether to checkpoint compute the same.
-    return code is not None and "training" in code.co_names and "gradient_checkpointing" not in code.co_names
+    return "training" in names and "gradient_checkpointing" not in names
 
 
 def _listed(names: Sequence[str]) -> str:

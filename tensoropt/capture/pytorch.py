@@ -108,7 +108,7 @@ def capture(
         except CaptureError:
             raise
         except Exception as error:
-            raise refusal(model, error) from error
+            raise refusal(model, error, args, kwargs) from error
         notes += found
         # `WithLoss` has the model as its attribute; keys are those of the user's own model.
         prefix = "model." if training else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -13,12 +15,16 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture.lines import causes, failing_line, frames_of, is_own
-from tensoropt.capture.unsupported import kind_of_tensor, of_error
+from tensoropt.capture.unsupported import OBJECT, kind_of_tensor, of_error
 from tensoropt.errors import CaptureError
 
 _REMEDIES = (
     (r"same device|two devices", "build the whole model and its inputs on one device"),
     (r"positional argument|keyword argument", "pass args and kwargs as forward takes them"),
+    (
+        r"Expected dtype|expected scalar type|expected .* dtype|type Float|type Long",
+        "check the types of the example inputs: the model itself refuses them",
+    ),
     (
         r"reduction dim|shapes? cannot be multiplied|size mismatch|must match|Expected .* input",
         "check the shapes of the example inputs: the model itself refuses them",
@@ -27,13 +33,22 @@ _REMEDIES = (
 _USUAL = "no Python branches on tensor values, no .item(), fixed shapes"
 
 
-def refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
-    """The error to raise for an export that failed with ``error``."""
+def refusal(
+    model: torch.nn.Module,
+    error: Exception,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> CaptureError:
+    """The error to raise for an export with these example inputs that failed with ``error``."""
     ours = next((cause for cause in causes(error) if isinstance(cause, CaptureError)), None)
     if ours is not None:
         return CaptureError(str(ours))
     line, name = failing_line(error), type(model).__name__
     kind = of_error(error)
+    if kind is OBJECT:
+        for path, leaf in _named_leaves(model, args, kwargs or {}):
+            if not isinstance(leaf, _PASSED):
+                return CaptureError(_object_refused(path, leaf))
     if kind is not None:
         return kind.refused(name, line, _innermost_module(model, error))
     where = f" at {line}" if line else ""
@@ -51,6 +66,24 @@ def refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
     return CaptureError(
         f"PyTorch cannot follow {name}{where}: {reason.rstrip('.')}. What usually helps: {remedy}."
     )
+
+
+_PASSED = (torch.Tensor, int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, Enum)
+"""What a call may hold; numbers of numpy are no such ones, although some are floats."""
+
+
+def _object_refused(path: str, value: Any) -> str:
+    kind = type(value).__qualname__
+    if type(value).__module__ == "numpy":
+        kind = f"numpy.{kind}"
+        remedy = "pass a tensor (torch.as_tensor) or a number of Python's"
+    elif callable(value):
+        remedy = "give it to the model when it is made, in __init__"
+    elif is_dataclass(value):
+        remedy = "call torch.export.register_dataclass on the class before"
+    else:
+        remedy = "pass its tensors in a tuple or a plain dict"
+    return f"the input {path} is of the class {kind}, which a captured call cannot hold; {remedy}"
 
 
 def _innermost_module(model: torch.nn.Module, error: BaseException) -> str:
@@ -164,7 +197,16 @@ def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
 def _named_inputs(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor of a call with its name: that of the argument, and the tensor's position inside it."""
+    """Each tensor of a call with its name (:func:`_named_leaves`)."""
+    for name, leaf in _named_leaves(model, args, kwargs):
+        if isinstance(leaf, torch.Tensor):
+            yield name, leaf
+
+
+def _named_leaves(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Whatever a call holds, with its name: that of the argument, and where inside it the value lies."""
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
@@ -172,8 +214,7 @@ def _named_inputs(
         bound = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
     for name, value in bound.items():
         for path, leaf in pytree.tree_leaves_with_path(value):
-            if isinstance(leaf, torch.Tensor):
-                yield f"`{name}{pytree.keystr(path)}`", leaf
+            yield f"`{name}{pytree.keystr(path)}`", leaf
 
 
 def _first_lines(error: Exception, count: int = 3) -> str:

@@ -84,7 +84,10 @@ HIGHER_ORDER = Unsupported(
 )
 GRADIENT = Unsupported(
     "computes a gradient inside forward",
-    "a step has one backward pass; leave the penalty or inner step out of the model, and add it outside",
+    "a step has one backward pass, and a plan no second derivative, so that a gradient penalty cannot be "
+    "added outside of a parallelized model either; write it by finite differences (what the layers give for "
+    "x and for x plus a small step, both in forward), use spectral_norm in its place, or train this model "
+    "unsplit",
 )
 ADAPTIVE = Unsupported(
     "computes an adaptive softmax, whose shapes depend on the targets",
@@ -122,6 +125,11 @@ GENERATOR = Unsupported(
 MADE = Unsupported(
     "makes a parameter in forward, where no optimizer sees it",
     "make it in __init__ (a layer's parameters too)",
+)
+FREEZES = Unsupported(
+    "freezes or unfreezes a parameter in forward",
+    "set requires_grad before, outside of the model; inside, detach() or torch.no_grad() keeps a gradient "
+    "from one use of it",
 )
 
 NO_BACKWARD = Unsupported(
@@ -170,7 +178,11 @@ _OF_MESSAGES = (
     (r"data is not allocated yet", STACKED),
     (r"Unsupported input type|not a known type|register a pytree|register_pytree_node", OBJECT),
     (r"_ctc_loss", CTC),
-    (r"no autograd formula|does not support automatic differentiation|is not differentiable", NO_BACKWARD),
+    (
+        r"derivative for \S+ is not implemented|no autograd formula|is not differentiable|"
+        r"does not support automatic differentiation",
+        NO_BACKWARD,
+    ),
     (r"\.numpy\(\)|numpy", NUMPY),
     (r"TensorWrapper|fake tensor in the exported program constant", GRADIENT),
     (r"[Dd]ata-dependent|DataDependent|unbacked", VALUE),
@@ -190,7 +202,9 @@ def of_error(error: BaseException) -> Unsupported | None:
     for frame in frames_of(error):
         for pattern, kind in _OF_FILES:
             match = re.search(pattern, frame.f_code.co_filename)
-            if match:
+            # Of the operators that take functions by their own files alone: every replay of a graph passes
+            # the others of that folder.
+            if match and (kind is not None or match[1] in _OF_HIGHER_ORDER):
                 return kind if kind is not None else higher_order(match[1])
     text = f"{type(error).__name__} {error}"
     return next((kind for pattern, kind in _OF_MESSAGES if re.search(pattern, text)), None)
@@ -219,8 +233,18 @@ def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         kind = CLASSES
     elif kwargs.get("generator") is not None:
         kind = GENERATOR
+    elif _freezes(name, args, kwargs):
+        kind = FREEZES
     if kind is not None:
         refuse_at_the_call(kind)
+
+
+def _freezes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call changes what is trained: one that leaves ``requires_grad`` as it was does not."""
+    if name not in ("requires_grad_", "__set__") or not isinstance(args[0], torch.nn.Parameter):
+        return False
+    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+    return isinstance(wanted, bool) and wanted != args[0].requires_grad
 
 
 _OF_CALLS = {
@@ -287,6 +311,10 @@ def refusing() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for place, name, kind in _PATCHED:
             stack.enter_context(mock.patch.object(place, name, _refused(getattr(place, name), kind)))
+        register = torch.nn.Module.register_parameter
+        stack.enter_context(
+            mock.patch.object(torch.nn.Module, "register_parameter", _refused_if_new(register))
+        )
         helpers = torch._higher_order_ops.utils
         run = helpers._hop_compile_and_call
         stack.enter_context(mock.patch.object(helpers, "_hop_compile_and_call", _refused_unless_plain(run)))
@@ -298,6 +326,18 @@ def _refused(function: Callable[..., Any], kind: Unsupported) -> Callable[..., A
     def checked(*args: Any, **kwargs: Any) -> Any:
         refuse_at_the_call(kind)
         return function(*args, **kwargs)
+
+    return checked
+
+
+def _refused_if_new(register: Callable[..., Any]) -> Callable[..., Any]:
+    """``self.weight /= n`` changes a parameter in place and assigns it again, which makes none."""
+
+    @functools.wraps(register)
+    def checked(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> Any:
+        if module._parameters.get(name) is not param or param is None:
+            refuse_at_the_call(MADE)
+        return register(module, name, param)
 
     return checked
 
@@ -323,5 +363,4 @@ _PATCHED: tuple[tuple[Any, str, Unsupported], ...] = (
     (torch.autograd, "_engine_run_backward", GRADIENT),
     (torch._functorch.eager_transforms, "grad_increment_nesting", GRADIENT),
     (torch._functorch.eager_transforms, "enter_jvp_nesting", GRADIENT),
-    (torch.nn.Module, "register_parameter", MADE),
 )

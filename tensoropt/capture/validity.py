@@ -25,6 +25,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tensoropt.capture.lines import asking_frame, calling_frame, is_own, line_of
+from tensoropt.capture.unsupported import NUMBER, refuse_at_the_call
 
 _HEALTHY = {"isfinite": True, "isinf": False, "isnan": False}
 """Questions about every element, mapped to the answer for finite numbers."""
@@ -38,6 +39,44 @@ _BELOW, _ABOVE = (
     frozenset({"lt", "le", "less", "less_equal"}),
     frozenset({"gt", "ge", "greater", "greater_equal"}),
 )
+
+
+class _Drawn(float):
+    """What a model gets of a uniform number by ``item()``: it may be compared, as the tensor may be, and no
+    more, since a plan's steps draw other numbers."""
+
+    def __new__(cls, chance: float, answers: Answers) -> _Drawn:
+        number = super().__new__(cls, chance)
+        number.answers = answers
+        return number
+
+    answers: Answers
+
+    def _decided(self, answer: bool) -> bool:
+        return self.answers.decided(answer)
+
+    def __lt__(self, other: float) -> bool:
+        return self._decided(float(self) < other)
+
+    def __le__(self, other: float) -> bool:
+        return self._decided(float(self) < other)
+
+    def __gt__(self, other: float) -> bool:
+        return self._decided(float(self) >= other)
+
+    def __ge__(self, other: float) -> bool:
+        return self._decided(float(self) >= other)
+
+    def _used(self, *_: Any) -> Any:
+        refuse_at_the_call(NUMBER)
+        raise NUMBER.refused("the model", "")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _used
+    __pow__ = __rpow__ = __floordiv__ = __mod__ = __neg__ = __abs__ = __int__ = __round__ = _used
+
+
+def _is_bool(value: Any) -> bool:
+    return getattr(value, "dtype", None) == torch.bool
 
 
 class Answers(TorchFunctionMode):
@@ -55,6 +94,10 @@ class Answers(TorchFunctionMode):
             answer = self.passing(calling_frame())
             if answer is not None:
                 return answer
+        if name == "item" and isinstance(getattr(subject, _CHANCE, None), float) and not _is_bool(subject):
+            return _Drawn(getattr(subject, _CHANCE), self)
+        if any(isinstance(value, _Drawn) for value in args):
+            refuse_at_the_call(NUMBER)
         asked = name == "bool" or (name == "item" and getattr(subject, "dtype", None) == torch.bool)
         if asked and isinstance(subject, torch.Tensor):
             answer = self._answer(subject)
@@ -74,10 +117,13 @@ class Answers(TorchFunctionMode):
                 frame, finite, "branches on whether values are finite", "the branch for finite ones"
             )
         if isinstance(chance, bool):
-            return self.noted(
-                frame, chance, "decides at random (layers that are dropped)", "the likelier branch"
-            )
+            return self.decided(chance)
         return self.passing(frame)
+
+    def decided(self, answer: bool) -> bool:
+        """The answer to a comparison of a random number."""
+        what = "decides at random (layers that are dropped)"
+        return self.noted(calling_frame(), answer, what, "the likelier branch")
 
     def passing(self, frame: FrameType | None) -> bool | None:
         """The answer to a question that only decides whether to raise or to warn; None for other questions.

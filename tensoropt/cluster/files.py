@@ -120,6 +120,9 @@ def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluste
     entry = check_fields(data, FILE_FIELDS, "a cluster")
     of_nodes = _nodes(entry, nodes)
     per_node, node_count = of_nodes[0], len(of_nodes)
+    count(
+        len(per_node) * node_count, f"the product of {node_count} nodes and {len(per_node)} devices in each"
+    )
     devices = tuple(device for node in of_nodes for device in node)
     links = check_fields(entry.get("links", {}), LINK_ENTRY_FIELDS, "links")
     pairs, pairs_are_global = _pairs(links.get("pairs"), len(per_node), node_count)
@@ -164,7 +167,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
             raise ClusterError("nodes is a list, whose entries have devices of their own; leave out devices")
-        node_count = nodes if nodes is not None else count(entry.get("nodes", 1), "nodes")
+        node_count = count(entry.get("nodes", 1) if nodes is None else nodes, "nodes")
         return [_devices(entry["devices"], "devices")] * node_count
     given = entry.get("nodes")
     if not isinstance(given, list) or not given:

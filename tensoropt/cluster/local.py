@@ -14,6 +14,7 @@ from tensoropt.cluster.catalog import device_kind, link
 from tensoropt.cluster.devices import DeviceKind
 from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.nvml import gpu_cluster, gpu_cores
+from tensoropt.cluster.quantities import count
 from tensoropt.errors import ClusterError
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ def local_cluster(count: int | None = None) -> Cluster:
 
 def cpu_cluster(ranks: int, *, name: str | None = None) -> Cluster:
     """A cluster of ``ranks`` CPU processes on this machine, each with an equal share of its memory."""
+    count(ranks, "the number of CPU ranks")
     level = Level(name="cpu", size=ranks, link=link("CPU-memory"))
     return Cluster(
         name=name or f"local:{ranks}",

@@ -23,10 +23,17 @@ def positive(value: object, what: str) -> float:
     return _finite(_number(value), what, least=0.0, strict=True)
 
 
+MOST = 1_000_000
+"""Devices of a cluster: several times the largest that was ever built. Each has an entry of its own in
+memory, so that a mistyped number would exhaust this machine's."""
+
+
 def count(value: object, what: str) -> int:
-    """Return a whole number of at least one."""
+    """Return a whole number of at least one, and no more than a cluster can have devices."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ClusterError(f"{what} is {value!r}, but it must be a whole number of at least 1")
+    if value > MOST:
+        raise ClusterError(f"{what} is {value}, but a cluster has at most {MOST} devices; correct the number")
     return value
 
 

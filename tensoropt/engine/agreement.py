@@ -1,7 +1,8 @@
-"""What the ranks of a job have to have alike, compared by hashes before anything depends on it.
+"""The data on which the ranks of a job must agree, compared by hashes before anything depends on it.
 
-Every rank reads its part of the global batch out of what its script passes, and of the weights that its
-script made. Ranks that differ in them train a mixture of no meaning, whose loss falls all the same.
+Every rank reads its part of the global batch from what its script passes, and its part of the weights from
+those that its script made. Ranks that differ in them train a meaningless mixture, whose loss falls all the
+same.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import torch.distributed as dist
 from tensoropt.errors import PlanError
 
 CHUNK = 1 << 18
-"""Words that are hashed at once: 2 MiB, so that what is made of them stays in a core's cache."""
+"""Words that are hashed at once: 2 MiB, so that intermediate results stay in a core's cache."""
 FIRST, EVERY = 3, 1000
-"""Calls in which inputs are compared: the first ones, and one in so many."""
+"""The calls in which inputs are compared: so many at first, then one in so many."""
 _STEP = 6364136223846793005  # Knuth's multiplier of a linear congruence modulo 2^64 (MMIX)
 
 
 @functools.lru_cache(maxsize=8)
 def _weights(device: torch.device, count: int) -> torch.Tensor:
-    """Odd multipliers, one for each word of a chunk: a change of a single word changes the sum.
+    """Return odd multipliers, one for each word of a chunk: a change of a single word changes the sum.
 
-    They are kept, so that there are no more of them than the largest tensors need that were hashed.
+    They are kept, and there are only as many as the largest tensors hashed so far need.
     """
     generator = torch.Generator().manual_seed(44)
     drawn = torch.randint(-(1 << 63), (1 << 63) - 1, (count,), generator=generator)
@@ -35,9 +36,10 @@ def _weights(device: torch.device, count: int) -> torch.Tensor:
 
 @torch.no_grad()
 def content_hash(value: torch.Tensor) -> torch.Tensor:
-    """A hash of a tensor's bits, type and shape: an int64 scalar on its device, made without waiting for it.
+    """Return a hash of a tensor's bits, type and shape: an int64 scalar on its device, made without waiting
+    for it.
 
-    It is a sum of words times odd numbers, modulo 2^64, over chunks; the same on every device.
+    The hash is a sum of words times odd numbers, modulo 2^64, over chunks; it is the same on every device.
     """
     data = value.detach()
     if data.is_quantized or data.layout is not torch.strided:
@@ -49,7 +51,7 @@ def content_hash(value: torch.Tensor) -> torch.Tensor:
     words = (words if words.storage_offset() % 8 == 0 else words.clone()).view(torch.int64)
     about = zlib.crc32(f"{value.dtype} {tuple(value.shape)}".encode())
     total = torch.full((), about, dtype=torch.int64, device=data.device)
-    # A power of two, and enough for what is left behind the last whole word.
+    # A power of two, and enough for what remains after the last whole word.
     multipliers = _weights(data.device, min(CHUNK, 1 << max(words.numel() - 1, 7).bit_length()))
     for chunk in words.split(CHUNK):
         total = total * _STEP + (chunk * multipliers[: chunk.numel()]).sum()
@@ -60,13 +62,13 @@ def content_hash(value: torch.Tensor) -> torch.Tensor:
 
 
 def text_hash(text: str) -> int:
-    """A number of 62 bits that says which text it is, on every rank alike."""
+    """Return a number of 62 bits that identifies a text, equal on every rank."""
     data = text.encode()
     return zlib.crc32(data) << 30 ^ zlib.adler32(data)
 
 
 def gathered(row: torch.Tensor) -> torch.Tensor:
-    """The rows of all ranks, of as many numbers on each, on the host."""
+    """Return the rows of all ranks on the host; every rank's row has the same length."""
     rows = torch.empty(dist.get_world_size() * row.numel(), dtype=row.dtype, device=row.device)
     dist.all_gather_single(rows, row)
     return rows.view(-1, row.numel()).cpu()
@@ -76,10 +78,10 @@ class SameCalls:
     """Compares what ranks pass to the model, in the first calls and every so often.
 
     Args:
-        names: of the inputs, in their order.
-        reads: whether this rank's part of the plan reads each of them: a rank may pass zeros for what it
-            does not read.
-        device: of this rank.
+        names: the names of the inputs, in order.
+        reads: whether this rank's part of the plan reads each of them: a rank may pass zeros for inputs that
+            it does not read.
+        device: this rank's device.
     """
 
     def __init__(self, names: Sequence[str], reads: Sequence[bool], device: torch.device):
@@ -87,16 +89,17 @@ class SameCalls:
         self.calls = 0
 
     def due(self) -> bool:
-        """Whether this call is compared; every rank's answer is the same in the same call."""
+        """Return whether this call is compared; every rank's answer is the same in the same call."""
         self.calls += 1
         return self.calls <= FIRST or self.calls % EVERY == 0
 
     def compare(self, inputs: Sequence[torch.Tensor] | None, mode: int) -> None:
-        """Compare a call with that of the other ranks; all of them call it before they send anything else.
+        """Compare a call with that of the other ranks; all ranks must call this before they send anything
+        else.
 
         Args:
-            inputs: the graph's; None where this rank refuses its call.
-            mode: what else ranks have to do alike: training, evaluation, with or without gradients.
+            inputs: the graph's inputs; None if this rank refuses its call.
+            mode: what else must be the same on all ranks: training or evaluation, with or without gradients.
 
         Raises:
             PlanError: another rank passes something else, or refuses its call.
@@ -134,16 +137,16 @@ MODES = ("in evaluation under no_grad", "in evaluation", "in training under no_g
 
 
 def mode_of(training: bool, gradients: bool) -> int:
-    """The number of a mode in :data:`MODES`."""
+    """Return the number of a mode in :data:`MODES`."""
     return 2 * training + gradients
 
 
 def first_differing(hashes: Mapping[str, torch.Tensor], device: torch.device) -> tuple[str, int] | None:
-    """The first tensor that differs between ranks, and a rank whose is another than rank 0's.
+    """Return the first tensor that differs between ranks, and a rank whose tensor differs from rank 0's.
 
     Args:
-        hashes: of all of them by name; every rank has the same names, in the same order.
-        device: of this rank.
+        hashes: the hashes of all tensors by name; every rank has the same names, in the same order.
+        device: this rank's device.
     """
     if not hashes:
         return None
@@ -151,7 +154,7 @@ def first_differing(hashes: Mapping[str, torch.Tensor], device: torch.device) ->
     different = (rows != rows[0]).nonzero()
     if not len(different):
         return None
-    # By tensor first: the one that comes first in the model tells most.
+    # By tensor first: the one that comes first in the model is the most informative.
     column = int(different[:, 1].min())
     rank = int(different[different[:, 1] == column][0, 0])
     return list(hashes)[column], rank

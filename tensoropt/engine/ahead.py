@@ -1,10 +1,10 @@
-"""Parameters gathered one block ahead of their use, and gradients scattered one block behind backward.
+"""Parameters gathered one block ahead of their use, and gradients scattered one block after their backward.
 
-As a block begins, forward or backward, all that is under way is waited for; then the parameters of the next
-block are gathered and, in backward, the gradients of the one before scattered, each in one coalesced
-collective per group of ranks and dtype. So at most one block of each is under way, and every rank issues the
-same collectives in the same order: that of the blocks. What was not foreseen (a block that backward never
-begins, a graph that is walked twice) is gathered and scattered where it is needed.
+As a block begins, in forward or in backward, the engine waits for all that is under way; then it gathers the
+parameters of the next block and, in backward, scatters the gradients of the previous one, each in one
+coalesced collective per group of ranks and dtype. So at most one block of each is under way, and every rank
+issues the same collectives in the same order: that of the blocks. What was not foreseen (a block that
+backward never begins, a graph that is traversed twice) is gathered and scattered where it is needed.
 
 ZeRO: Rajbhandari et al., SC 2020, section 7.2.2. PyTorch's FSDP: Zhao et al., VLDB 2023, section 3.3.2.
 """
@@ -24,18 +24,18 @@ from tensoropt.sharding.reshard.packed import Packed, packed_gather, packed_scat
 from tensoropt.sharding.reshard.redistribute import EdgeSpec
 
 Deliver = Callable[[str, torch.Tensor], None]
-"""Takes the shard of a parameter's gradient."""
+"""Receives the shard of a parameter's gradient."""
 
 
 class Copies(Protocol):
     """Unsharded copies of parameters, which the first micro-batch's forward makes block by block."""
 
     def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]:
-        """Those that a block uses, each with the shard that it is made from."""
+        """Return the copies that a block uses, each with the shard that it is made from."""
         ...
 
     def put(self, name: str, whole: torch.Tensor) -> None:
-        """A copy is there."""
+        """Store a copy that has arrived."""
         ...
 
 
@@ -43,9 +43,9 @@ class Sum(NamedTuple):
     """A gradient that waits to be scattered.
 
     Attributes:
-        spec: of the use that was added last.
-        value: of all uses so far.
-        own: nobody else has the tensor.
+        spec: the edge of the use that was added last.
+        value: the sum over all uses so far.
+        own: whether nothing else refers to the tensor.
     """
 
     spec: EdgeSpec
@@ -54,13 +54,13 @@ class Sum(NamedTuple):
 
 
 class UnderWay(NamedTuple):
-    """A collective that nobody has waited for.
+    """A collective for which nobody has waited yet.
 
     Attributes:
-        specs: of the parameters in it.
-        routes: what becomes of each.
-        sent: what has to stay until it is over.
-        arriving: what will be there then.
+        specs: the edges of the parameters in it.
+        routes: the route of each parameter.
+        sent: the tensors that must stay alive until it is over.
+        arriving: the tensors that will be complete then.
     """
 
     specs: Sequence[EdgeSpec]
@@ -69,7 +69,7 @@ class UnderWay(NamedTuple):
     arriving: Sequence[torch.Tensor]
 
     def wait(self) -> list[tuple[EdgeSpec, Packed, torch.Tensor]]:
-        """What has arrived, once the collective is over."""
+        """Wait for the collective, and return what has arrived."""
         arrived = [wait(value) for value in self.arriving]
         return list(zip(self.specs, self.routes, arrived, strict=True))
 
@@ -81,13 +81,13 @@ def begin_block(
     following: Sequence[EdgeSpec],
     *shards: torch.Tensor,
 ) -> None:
-    """A node of the lowered graph: a block begins in forward, see :meth:`CallAhead.begin`."""
+    """Node of the lowered graph: begin a block in forward, see :meth:`CallAhead.begin`."""
     if not torch.compiler.is_compiling() and isinstance(runtime.ahead, CallAhead):
         runtime.ahead.begin(block, own, following, shards)
 
 
 def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> None:
-    """A node of the lowered graph: backward begins a block where autograd comes to what made ``made``."""
+    """Node of the lowered graph: begin a block's backward when autograd reaches what made ``made``."""
     ahead = runtime.ahead
     if torch.compiler.is_compiling() or not isinstance(ahead, CallAhead) or ahead.is_backward:
         return
@@ -98,14 +98,14 @@ def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> No
 
 
 class CallAhead:
-    """What is gathered ahead and scattered behind in one call of the model, forward and backward.
+    """The gathering ahead and the scattering behind in one call of the model, forward and backward.
 
     Args:
-        behind: per block the one that backward begins next.
+        behind: for each block, the one that backward begins next.
         recomputed: the edges in recomputed regions, whose second forward needs them all.
-        deliver: is given the shards of gradients.
-        begun: the calls whose backward has begun are put there.
-        copies: per block the unsharded copies that this call makes.
+        deliver: receives the shards of gradients.
+        begun: collects the calls whose backward has begun.
+        copies: the unsharded copies that this call makes, by block.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class CallAhead:
         self._gathering: list[UnderWay] = []
         self._scattering: list[UnderWay] = []
         self._ready: dict[EdgeSpec, Callable[[], torch.Tensor]] = {}
-        # What further groups of the block are to take, and how many these are.
+        # What further groups of the block will take, and how many these are.
         self._taken: dict[EdgeSpec, tuple[torch.Tensor, int]] = {}
         self._whole: dict[EdgeSpec, torch.Tensor] = {}
-        # Per block what backward will ask for, how often, and the shard that it is made from.
+        # For each block: what backward will ask for, how often, and the shard that it is made from.
         self._noted: dict[int, dict[EdgeSpec, int]] = {}
         self._shards: dict[EdgeSpec, torch.Tensor] = {}
         # By block: gradients of uses, those added up that read a parameter alike; those that waited for the
@@ -142,7 +142,7 @@ class CallAhead:
 
     @property
     def is_backward(self) -> bool:
-        """Whether backward has begun: what runs forward now is recomputed."""
+        """Return whether backward has begun: what runs forward now is recomputed."""
         return bool(self._begun)
 
     # -- forward ----------------------------------------------------------------------------------
@@ -155,12 +155,12 @@ class CallAhead:
         following: Sequence[EdgeSpec],
         shards: Sequence[torch.Tensor],
     ) -> None:
-        """A block begins in forward.
+        """Begin a block in forward.
 
         Args:
-            own: of the parameters of the first block, which are waited for.
-            following: of those of the next block.
-            shards: of both.
+            own: the edges of the first block's parameters, for which it waits.
+            following: the edges of the next block's parameters.
+            shards: the shards of both.
         """
         self._arrive()
         self._shards.update(zip((*own, *following), (shard.detach() for shard in shards), strict=True))
@@ -181,7 +181,7 @@ class CallAhead:
                 self._copying += self._sent(self._copies.of(block))
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """A parameter that was gathered ahead, at its use."""
+        """Return a parameter that was gathered ahead, at its use."""
         if any(spec in one.specs for one in self._gathering):
             self._arrive()
         if (unpack := self._ready.pop(spec, None)) is not None:
@@ -192,11 +192,12 @@ class CallAhead:
             return None
         if left > 1:
             self._taken[spec] = whole, left - 1
-        # Each reader has a tensor of its own, which is part of another graph.
+        # Each reader gets a tensor of its own, which is part of another graph.
         return whole if spec.readers == 1 else whole.detach()
 
     def note(self, spec: EdgeSpec) -> None:
-        """Autograd would have saved a gathered parameter: backward will ask for it (:meth:`take_again`)."""
+        """Note that autograd would have saved a gathered parameter: backward will ask for it
+        (:meth:`take_again`)."""
         assert spec.block is not None
         counts = self._noted.setdefault(spec.block, {})
         counts[spec] = counts.get(spec, 0) + 1
@@ -205,14 +206,14 @@ class CallAhead:
 
     @torch.no_grad()
     def begin_backward(self, block: int) -> None:
-        """A block begins in backward; once, whatever else autograd walks it for."""
+        """Begin a block in backward; only once, however often autograd traverses it."""
         if block in self._begun:
             return
         self._begun.add(block)
         self._register()
         self._arrive()
         if block not in self._behind.values():
-            # Backward begins with it, so that nobody has gathered its parameters again.
+            # Backward begins with it, so nobody has regathered its parameters.
             self._gather_again(block)
             self._arrive()
         self._gather_again(self._behind.get(block, -1))
@@ -224,8 +225,8 @@ class CallAhead:
         self._gathering += self._sent({spec: one for spec, one in self._shards.items() if spec in wanted})
 
     def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """A parameter that backward asks for, if it was gathered ahead; until it has asked as often as
-        noted."""
+        """Return a parameter that backward asks for, if it was gathered ahead; it is kept until backward has
+        asked as often as noted."""
         if (whole := self._whole.get(spec)) is None:
             if (whole := self.take(spec)) is None:
                 return None
@@ -239,8 +240,8 @@ class CallAhead:
         return whole
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
-        """Take over the gradient of a use until backward has left the first block that uses the parameter
-        so."""
+        """Take over the gradient of a use until backward has left the first block that uses the parameter in
+        this way."""
         assert spec.behind is not None
         self._register()
         sums, key = self._gradients.setdefault(spec.behind, {}), (spec.name, spec.target)
@@ -249,12 +250,12 @@ class CallAhead:
         elif known.own:
             known.value.add_(gradient)
         else:
-            # Autograd may have given the first one to others, too.
+            # Autograd may have given the first gradient to others, too.
             sums[key] = Sum(spec, known.value + gradient, own=True)
         return True
 
     def collect_last(self, spec: EdgeSpec, gradient: torch.Tensor) -> None:
-        """Take over a gradient to which all micro-batches have added, likewise."""
+        """Take over a gradient to which all micro-batches have added, in the same way."""
         assert spec.block is not None
         self._register()
         self._last.setdefault(spec.block, []).append(Sum(spec, gradient, own=False))
@@ -265,7 +266,7 @@ class CallAhead:
 
     @torch.no_grad()
     def leave(self) -> None:
-        """Backward is over: what is left of its gradients is on its way, until :meth:`finish`."""
+        """End backward: send what is left of its gradients, which is under way until :meth:`finish`."""
         # As at the beginning of a block: what has arrived completes buckets first.
         self._arrive()
         self._scatter_behind(-1)
@@ -274,14 +275,14 @@ class CallAhead:
         self._whole.clear()
 
     def finish(self) -> None:
-        """Backward is over, and its gradients are where they belong."""
+        """Complete backward, so that its gradients are where they belong."""
         self.leave()
         self.arrive()
 
     # -- collectives ------------------------------------------------------------------------------
 
     def _sent(self, shards: Mapping[EdgeSpec, torch.Tensor]) -> list[UnderWay]:
-        """Parameters that are gathered from now on, from their shards."""
+        """Begin to gather parameters from their shards."""
         self._runtime.micro_batch = self.micro_batch
         sent = [
             (spec, route := packed_gather(self._runtime, spec), route.pack(shard))
@@ -290,7 +291,7 @@ class CallAhead:
         return _coalesced(sent, gather)
 
     def _scatter_behind(self, block: int) -> None:
-        """Scatter the gradients of all blocks behind one, whose backward is over."""
+        """Scatter the gradients of all blocks after one, whose backward is over."""
         for behind in _above(block, self._gradients):
             self._scatter(list(self._gradients.pop(behind).values()))
         for behind in _above(block, self._last):
@@ -302,7 +303,7 @@ class CallAhead:
             spec, gradient = gradients.pop(0)[:2]
             route = packed_scatter(self._runtime, spec)
             sent.append((spec, route, route.pack(gradient)))
-            # What was packed into pieces is not needed whole beside them.
+            # What was packed into pieces is no longer needed as a whole.
             del gradient
         self._scattering += _coalesced(sent, scatter)
 
@@ -330,7 +331,7 @@ class CallAhead:
 
 
 def _above(block: int, waiting: Mapping[int, object]) -> list[int]:
-    """The blocks behind one, in the order of backward."""
+    """Return the blocks after one, in the order of backward."""
     return [number for number in sorted(waiting, reverse=True) if number > block]
 
 
@@ -342,7 +343,7 @@ def _coalesced(
     sent: list[tuple[EdgeSpec, Packed, torch.Tensor]],
     collective: Callable[[list[torch.Tensor], dist.ProcessGroup], list[torch.Tensor]],
 ) -> list[UnderWay]:
-    """One collective for all that is sent among the same ranks in the same type, in the order of the
+    """Issue one collective for all that is sent among the same ranks in the same type, in the order of the
     first; takes over what is sent."""
     together: dict[tuple[int, torch.dtype], tuple[list[EdgeSpec], list[Packed], list[torch.Tensor]]] = {}
     while sent:

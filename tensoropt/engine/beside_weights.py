@@ -1,12 +1,12 @@
-"""Gradients of activations that are reduced beside the product of a weight's gradient.
+"""Gradients of activations that are reduced during the product for a weight's gradient.
 
-Which edges these are is said by :mod:`tensoropt.sharding.beside_weights`. Their values move forward where
-they would move anyway (:func:`bring`), but autograd does not see that: it sees one function of the linear
-operator and of its edge (:func:`linear_beside`), whose backward knows both products and the collective
-between them.
+:mod:`tensoropt.sharding.beside_weights` says which edges these are. Their values move forward where they
+would move anyway (:func:`bring`), but autograd does not see that: it sees one function for the linear
+operator and its edge (:func:`linear_beside`), whose backward knows both products and the collective between
+them.
 
-Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication`` (Narayanan et al., SC 2021; Korthikanti et
-al., arXiv 2205.05198, section 4.2.2).
+Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication`` does the same (Narayanan et al., SC 2021;
+Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def bring(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> Pair:
-    """(``x`` moved along its edge, which no gradient comes to; what takes the gradient back to ``x`` for
-    it)."""
+    """Return (``x`` moved along its edge, to which no gradient comes; a link that takes the gradient back to
+    ``x`` in its place)."""
     # A compiler orders kernels itself: it is given the edge and the product as they are.
     if torch.compiler.is_compiling():
         moved = redistribute(runtime, spec, x)
@@ -47,11 +47,11 @@ def linear_beside(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> Pair:
-    """(``value`` for its further readers, the linear operator's result).
+    """Return (``value`` for its further readers, the linear operator's result).
 
     Args:
-        spec: of the edge that ``value`` came along.
-        transposed: the weight lies as (outputs, inputs).
+        spec: the edge that ``value`` came along.
+        transposed: whether the weight is stored as (outputs, inputs).
         link: takes the gradient of ``value`` back along the edge.
     """
     if torch.compiler.is_compiling():
@@ -77,7 +77,7 @@ class _Bring(torch.autograd.Function):
         value = travel(runtime, x, spec)
         value = value.view_as(value) if value is x else value
         ctx.mark_non_differentiable(value)
-        # It only looks like `x`, which need not be there any more until backward.
+        # It only has the look of `x`, which need not stay alive until backward.
         return value, x.new_empty(()).expand(x.shape)
 
     @staticmethod
@@ -109,14 +109,14 @@ class _LinearBeside(torch.autograd.Function):
         result = flat.view(*value.shape[:-1], flat.shape[-1])
         ctx.shape = value.shape
         needs_value, needs_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
-        # As PyTorch's own product: each factor is kept for the gradient of the other one.
+        # As in PyTorch's own product, each factor is kept for the gradient of the other one.
         ctx.save_for_backward(rows if needs_weight else None, weight if needs_value else None)
         return value.view_as(value), result
 
     @staticmethod
     def backward(ctx: Any, passed: torch.Tensor | None, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
         needs_value, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        # Once: a gathered weight is gathered again as it is asked for.
+        # Only once, as each access to a gathered weight regathers it.
         rows, weight = ctx.saved_tensors
         # As in `_Redistribute`: backward may run after the counter has moved on.
         ctx.runtime.micro_batch = ctx.micro_batch
@@ -136,7 +136,8 @@ class _LinearBeside(torch.autograd.Function):
 def _gradient(
     ctx: Any, incoming: torch.Tensor | None, weight: torch.Tensor, passed: torch.Tensor | None
 ) -> torch.Tensor:
-    """The whole gradient of the value, in a tensor that nobody else has: it is reduced in place."""
+    """Return the whole gradient of the value, in a tensor that nothing else refers to, as it is reduced in
+    place."""
     if incoming is None:
         assert passed is not None, "autograd calls for some gradient"
         return passed.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""Calls of a captured model: from a user's arguments to the graph's inputs, and back."""
+"""Conversion of calls of a captured model: from a user's arguments to the graph's inputs, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REMEDY = "call it with the arguments that it was explored with, or explore it wi
 
 @dataclass(frozen=True)
 class _Given:
-    """Stands for a value of the captured call: its number among the leaves of that call."""
+    """A placeholder for a value of the captured call: its number among the leaves of that call."""
 
     index: int
 
@@ -26,12 +26,12 @@ class _Given:
 class CallingConvention:
     """Flattens calls of ``forward`` as the capture did, however the arguments are passed.
 
-    Arguments are compared by name, and what lies inside of containers by its place in them. An argument
-    that was left out has its default's value; None is passed through ``**kwargs`` as if it were left out.
+    Arguments are compared by name, and what lies inside containers by its place in them. An argument that was
+    left out has its default's value; None passed through ``**kwargs`` counts as left out.
 
     Args:
         forward: the model's own forward, for its signature.
-        captured: knows the example call.
+        captured: the capture, which knows the example call.
     """
 
     def __init__(self, forward: Callable[..., Any], captured: Capture):
@@ -40,7 +40,7 @@ class CallingConvention:
         slots = [_Given(index) for index in range(len(self.example))]
         args, kwargs = pytree.tree_unflatten(slots, captured.in_spec)
         bound = self._bound(args, kwargs)
-        # A place in the captured call -> a value of it, or the default's that it left out.
+        # A place in the captured call -> its value, or the default's if it was left out.
         self.wanted = dict(_places(bound))
         self.order, self.spec = pytree.tree_flatten(bound)
         self.labels = {
@@ -48,7 +48,7 @@ class CallingConvention:
         }
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Every argument by name, defaults included, in the order of names."""
+        """Return every argument by name, defaults included, in the order of names."""
         try:
             arguments = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -64,23 +64,23 @@ class CallingConvention:
         return {name: found[name] for name in sorted(found)}
 
     def _is_none(self, value: Any) -> bool:
-        """Whether a value is None, or stood for None when the model was captured."""
+        """Return whether a value is None, or stood for None when the model was captured."""
         return value is None or (isinstance(value, _Given) and self.example[value.index] is None)
 
     def _is_for(self) -> str:
-        """What the plan is for, to go on with in a sentence; nothing while that is being worked out."""
+        """Say what call the plan is for, as the end of a sentence; empty until that is known."""
         return f"; the plan is for a call with {self._names()}" if hasattr(self, "labels") else ""
 
     def _names(self) -> str:
-        """The arguments of the captured call that are not None."""
+        """Name the arguments of the captured call that are not None."""
         return _listed(self.labels[i] for i, value in enumerate(self.example) if value is not None)
 
     def input_names(self) -> list[str]:
-        """How a person writes the graph's inputs, in their order."""
+        """Return the graph's inputs as a person writes them, in order."""
         return [self.labels[i] for i, value in enumerate(self.example) if isinstance(value, torch.Tensor)]
 
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The graph's inputs of a call.
+        """Return the graph's inputs for a call.
 
         Raises:
             PlanError: the call differs from the captured one in more than the values of its tensors.
@@ -103,8 +103,8 @@ class CallingConvention:
         return tensors
 
     def _by_place(self, bound: dict[str, Any]) -> list[tuple[Any, Any]]:
-        """(what is wanted, what is given) in every place of a call whose containers are other ones: a dict in
-        another order, a list in the place of a tuple, one without what is None."""
+        """Return (what is wanted, what is given) for every place of a call whose containers differ: a dict in
+        another order, a list in place of a tuple, a container without what is None."""
         given = {place: value for place, value in _places(bound) if value is not None}
         for place in given.keys() ^ self.wanted.keys():
             if place in given or not self._is_none(self.wanted[place]):
@@ -112,12 +112,13 @@ class CallingConvention:
         return [(wanted, given.get(place)) for place, wanted in self.wanted.items()]
 
     def _other_arguments(self, bound: dict[str, Any]) -> PlanError:
-        """The refusal of a call that has other arguments than the captured one, with the names of both."""
+        """Return the refusal of a call that has other arguments than the captured one, with the names of
+        both."""
         found: list[tuple[int, str]] = []
         for place, value in _places(bound):
             wanted = self.wanted.get(place)
             known = isinstance(wanted, _Given)
-            # A default that the captured call left out as well says nothing.
+            # A default that the captured call also left out makes no difference.
             if value is None or (place in self.wanted and not known and _equal(value, wanted)):
                 continue
             tells = place in self.wanted and not known and not isinstance(value, torch.Tensor)
@@ -129,10 +130,11 @@ class CallingConvention:
         )
 
     def _checked(self, index: int, value: Any, example: Any) -> bool:
-        """Whether it is a tensor; refuses one of another shape or type, and other constants."""
+        """Return whether a value is a tensor; refuse tensors of another shape or type, and other
+        constants."""
         name = self.labels[index]
         if not isinstance(example, torch.Tensor):
-            # Constants are compiled into the graph: another value would be left out without a word.
+            # Constants are compiled into the graph: another value would be silently ignored.
             if not _equal(value, example):
                 what = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
                 raise PlanError(
@@ -162,7 +164,7 @@ def _shape_remedy(value: torch.Tensor, example: torch.Tensor) -> str:
 
 
 def _equal(value: Any, example: Any) -> bool:
-    """Whether two constants of a call are the same; never asks tensors and arrays, which compare by
+    """Return whether two constants of a call are the same; never compare tensors and arrays, which compare by
     element."""
     if value is example:
         return True
@@ -172,19 +174,19 @@ def _equal(value: Any, example: Any) -> bool:
     if type(value) is not type(example):
         return False
     try:
-        # NaN is the one value that is not itself.
+        # NaN is the one value that does not equal itself.
         return bool(value == example) or bool(value != value and example != example)
     except Exception:
         return False
 
 
 def _places(bound: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """(place, value) of all leaves; a place is a path of keys, which hash."""
+    """Return (place, value) of all leaves; a place is a path of keys, which can be hashed."""
     return [(tuple(path), leaf) for path, leaf in pytree.tree_flatten_with_path(dict(bound))[0]]
 
 
 def _label(place: Any) -> str:
-    """A place as a person writes it: ``batch['x']``."""
+    """Return a place as a person writes it: ``batch['x']``."""
     return str(place[0].key) + pytree.keystr(place[1:])
 
 

@@ -12,7 +12,7 @@ from torch.distributed import _functional_collectives as _  # noqa: F401
 
 
 def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """The flat values of all ranks, one after the other, of each that is given; under way."""
+    """Return, for each of the given flat values, those of all ranks one after another; under way."""
     found: list[torch.Tensor] = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
         list(values), group.size(), group.group_name
     )
@@ -20,10 +20,10 @@ def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[tor
 
 
 def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """This rank's part of the sums of flat values over all ranks, of each that is given; under way.
+    """Return, for each of the given flat values, this rank's part of the sum over all ranks; under way.
 
     Args:
-        values: afterwards it holds what has to stay until then.
+        values: the list of values; afterwards it holds what must stay alive until then.
     """
     # Gloo reduces what is coalesced one value after the other; NCCL does it together, without a copy.
     if len(values) == 1 or values[0].device.type != "cpu":
@@ -32,12 +32,12 @@ def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.
     packed = _packed(values, sizes, group.size())
     values.append(packed)
     (found,) = _scatter([packed], group)
-    # All lie in one storage, which is what is waited for.
+    # All values lie in one storage, for which it waits.
     return list(found.split(sizes))
 
 
 def _packed(values: list[torch.Tensor], sizes: Sequence[int], ranks: int) -> torch.Tensor:
-    """Values side by side, rank after rank; each is let go of as it is packed."""
+    """Pack values side by side, rank after rank; each is released as it is packed."""
     packed = values[0].new_empty(ranks, sum(sizes))
     for place in packed.split(list(sizes), 1):
         place.copy_(values.pop(0).view(place.shape))
@@ -52,6 +52,6 @@ def _scatter(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[t
 
 
 def wait(value: torch.Tensor) -> torch.Tensor:
-    """A value that has arrived."""
+    """Wait for a value, and return it."""
     arrived: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
     return arrived

@@ -25,7 +25,7 @@ from tensoropt.sharding.strategy import Strategy
 
 
 def unsplit_strategy(graph: GroupGraph) -> Strategy:
-    """The strategy of the unsplit model: everything whole, on no mesh at all."""
+    """Return the strategy of the unsplit model: everything whole, on no mesh at all."""
     return Strategy(
         graph=graph,
         mesh=(1,),
@@ -36,10 +36,10 @@ def unsplit_strategy(graph: GroupGraph) -> Strategy:
 
 
 class TargetCounts:
-    """Counts the targets of every mean loss of a graph, where its inputs are.
+    """Counts the targets of every mean loss of a graph, on the device of its inputs.
 
     Args:
-        device: of the inputs and buffers.
+        device: the device of the inputs and buffers.
 
     Raises:
         PlanError: targets depend on parameters, so that they are not known beforehand.
@@ -51,7 +51,7 @@ class TargetCounts:
         self.module = self._targets(graph, device) if self.losses else None
 
     def _targets(self, graph: GroupGraph, device: torch.device) -> torch.fx.GraphModule:
-        # Lowered whole and then cut down to the targets: what makes them runs by the very calls of the model.
+        # Lowered whole and then reduced to the targets, which are thus made by the very calls of the model.
         lowered = lower(unsplit_strategy(graph), Runtime((1,), device=device))
         module = lowered.module
         wanted = {op.name for op in self.losses}
@@ -85,7 +85,7 @@ class TargetCounts:
     def count(
         self, inputs: Sequence[torch.Tensor], buffers: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Per loss how many targets of the batch count, or what they weigh together."""
+        """Return, for each loss, how many targets of the batch count, or their total weight."""
         if self.module is None:
             return {}
         # The kept part reads no parameter (_targets refuses it), but keeps their places among the arguments.
@@ -97,10 +97,10 @@ class TargetCounts:
 
 
 def weight_of(call: torch.fx.Node) -> Any:
-    """The classes' weights of a cross entropy or negative log likelihood; None without."""
+    """Return the classes' weights of a cross entropy or negative log likelihood; None without."""
     return call.args[2] if len(call.args) > 2 else call.kwargs.get("weight")
 
 
 def ignore_index(op: Operator) -> Any:
-    """The target value a cross entropy or negative log likelihood leaves out."""
+    """Return the target value that a cross entropy or negative log likelihood leaves out."""
     return op.args[4] if len(op.args) > 4 else op.kwargs.get("ignore_index", -100)

@@ -1,7 +1,7 @@
-"""A loss whose backward has been run already, or is run by the plan and not by autograd.
+"""A loss whose backward has already run, or is run by the plan and not by autograd.
 
-Micro-batches run forward and backward inside the model's call, and a placed plan orders its backward
-itself. Both hand out a loss all the same, so that a script's ``loss.backward()`` stays what it was.
+Micro-batches run forward and backward inside the model's call, and a placed plan orders its backward itself.
+Both still hand out a loss, so that a script's ``loss.backward()`` works as before.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 
 
 class DeferredStep:
-    """What a step keeps from its forward until the script calls ``loss.backward()``.
+    """The state that a step keeps from its forward until the script calls ``loss.backward()``.
 
     Attributes:
-        done: whether that call has come. It comes once: what the step kept is used up.
+        done: whether that call has happened. It happens once, as it uses up what the step kept.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,8 @@ S = TypeVar("S", bound=DeferredStep)
 
 
 def whole_gradient(gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient of a loss as a plain tensor: a DTensor where the script added one to the loss."""
+    """Return the gradient of a loss as a plain tensor; it is a DTensor if the script added one to the
+    loss."""
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
@@ -47,8 +48,8 @@ class _DeferredBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        # Autograd would call this once more for a kept graph; the gradients were added to `.grad` the first
-        # time.
+        # Autograd would call this once more for a retained graph; the gradients were added to `.grad` the
+        # first time.
         if ctx.step.done:
             raise RuntimeError("this loss was already used for backward(); run the model again")
         ctx.step.done = True
@@ -59,11 +60,11 @@ class _DeferredBackward(torch.autograd.Function):
 def defer_backward(
     anchor: torch.Tensor, loss: torch.Tensor, step: S, finish: Callable[[S, torch.Tensor], None]
 ) -> torch.Tensor:
-    """The loss as the script gets it; its backward calls ``finish(step, gradient of the loss)``, once.
+    """Return the loss that the script gets; its backward calls ``finish(step, gradient of the loss)``, once.
 
     Args:
-        anchor: any tensor that requires a gradient. Autograd leaves out functions without such an input,
-            and the loss itself has no history left.
+        anchor: any tensor that requires a gradient. Autograd skips functions without such an input, and the
+            loss itself has no history left.
     """
     result: torch.Tensor = _DeferredBackward.apply(anchor, loss, step, finish)
     return result

@@ -1,4 +1,4 @@
-"""What runs a plan on a rank, whichever kind of plan it is."""
+"""The engine that runs a plan on a rank, for every kind of plan."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ class Engine(ABC, Generic[L, S]):
     """Runs a plan on this rank: calls of the model, their backward, its parameters and buffers.
 
     Each kind of plan is a subclass. It lowers its strategy to a module (:meth:`_lower`), calls the module
-    as the plan says (:meth:`_call`), and sets the attributes that are listed as its own. Everything that
-    scripts, checkpoints and checks ask of a running plan is asked here.
+    as the plan says (:meth:`_call`), and sets the attributes that are listed as its own. Scripts, checkpoints
+    and checks use a running plan only through this class.
 
     Args:
         source: the captured graph.
-        runtime: where this rank stands.
+        runtime: this rank's position in the job.
 
     Attributes:
-        training: whether the graph is one of training.
+        training: whether the graph is a training graph.
         regathered: keeps autograd from saving gathered and cast parameters.
-        shards: the parameters of this rank and their gradients; the subclass's.
-        buffers: every rank has all of them, up to date at least where it reads them; the subclass's.
-        counts: of mean losses, where the step needs them before it begins; the subclass's.
+        shards: the parameters of this rank and their gradients; set by the subclass.
+        buffers: the buffers; every rank has all of them, up to date at least where it reads them; set by the
+            subclass.
+        counts: the counts of mean losses, if the step needs them before it begins; set by the subclass.
     """
 
     shards: LocalParameters
@@ -55,30 +56,32 @@ class Engine(ABC, Generic[L, S]):
         self.regathered = RegatheredParameters(runtime)
         runtime.gathered, runtime.kept = self.regathered.note, self.regathered.keep
         self._anchor = torch.zeros((), requires_grad=True, device=runtime.device)
-        # Lowered when first asked for: most jobs never evaluate, and subclasses need their strategy for it.
+        # Lowered at its first use: most jobs never evaluate, and subclasses need their strategy for it.
         self._lowered: dict[bool, L] = {}
 
     # -- what kinds of plans differ in -------------------------------------------------------------
 
     @abstractmethod
     def _lower(self, *, evaluating: bool) -> L:
-        """The plan as a module for this rank; with ``evaluating`` as ``model.eval()`` computes."""
+        """Return the plan as a module for this rank; with ``evaluating``, one that computes as
+        ``model.eval()`` does."""
 
     @abstractmethod
     def _call(
         self, inputs: Sequence[torch.Tensor], *, training: bool, evaluating: bool
     ) -> tuple[torch.Tensor, ...]:
-        """The model's results on a global batch, with a backward where ``training``."""
+        """Return the model's results on a global batch, with a backward if ``training``."""
 
     def sync_buffers(self) -> None:
-        """Bring buffers up to date on every rank. All ranks call it; many plans have nothing to do."""
+        """Bring buffers up to date on every rank. All ranks must call it; many plans have nothing to do."""
 
     def lowered_modules(self) -> list[torch.fx.GraphModule]:
-        """Everything that runs on this rank, each called with all of the model's inputs first."""
+        """Return every module that runs on this rank, each called with all of the model's inputs first."""
         return [self.module]
 
     def reads(self) -> list[bool]:
-        """Whether this rank reads each of the model's inputs, for operators or for counts beforehand."""
+        """Return whether this rank reads each of the model's inputs, for operators or for counts
+        beforehand."""
         modules = self.lowered_modules()
         if self.counts is not None and self.counts.module is not None:
             modules.append(self.counts.module)
@@ -91,7 +94,8 @@ class Engine(ABC, Generic[L, S]):
     # -- calls ------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: torch.Tensor, evaluating: bool = False) -> tuple[torch.Tensor, ...]:
-        """Results of the model on the global batch; every rank passes the same, and gets the same.
+        """Return the results of the model on the global batch; every rank passes the same batch, and gets the
+        same results.
 
         Args:
             inputs: the graph's inputs, whole.
@@ -109,7 +113,8 @@ class Engine(ABC, Generic[L, S]):
     def _run_lowered(
         self, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor], *, evaluating: bool
     ) -> tuple[torch.Tensor, ...]:
-        """What the lowered module gives for the inputs, with these parameters and the buffers as they are."""
+        """Run the lowered module on the inputs, with these parameters and the current buffers, and return its
+        results."""
         lowered = self._lowered_for(evaluating)
         arguments = [parameters[name] for name in lowered.parameters]
         arguments += [self.buffers[name] for name in lowered.buffers]
@@ -117,15 +122,15 @@ class Engine(ABC, Generic[L, S]):
         return results
 
     def _defer(self, loss: torch.Tensor, step: S) -> torch.Tensor:
-        """The loss as the script gets it, whose backward is :meth:`_finish_backward`."""
+        """Return the loss that the script gets, whose backward is :meth:`_finish_backward`."""
         return defer_backward(self._anchor, loss, step, self._finish_backward)
 
     @abstractmethod
     def _finish_backward(self, step: S, gradient: torch.Tensor) -> None:
-        """Make the gradients of a step that handed out its loss by :meth:`_defer`.
+        """Make the gradients of a step that returned its loss by :meth:`_defer`.
 
         Args:
-            gradient: of the loss, from whatever the script did with it.
+            gradient: the gradient of the loss, from whatever the script did with it.
         """
 
     # -- lowered modules ---------------------------------------------------------------------------
@@ -139,7 +144,7 @@ class Engine(ABC, Generic[L, S]):
 
     @property
     def lowered(self) -> L:
-        """The plan as it runs in training, or in inference where the graph is for that."""
+        """The plan as it runs in training, or in inference if the graph is for that."""
         return self._lowered_for(False)
 
     @property
@@ -156,14 +161,14 @@ class Engine(ABC, Generic[L, S]):
             buffer.copy_(values[name])
 
     def parameter_tensors(self) -> list[torch.Tensor]:
-        """All tensors in which parameters lie on this rank between two steps."""
+        """Return all tensors in which parameters lie on this rank between two steps."""
         return [leaf.detach() for leaf in self.shards.leaves.values()]
 
     def gradient_tensors(self) -> list[torch.Tensor]:
-        """All tensors in which gradients lie on this rank between two steps."""
+        """Return all tensors in which gradients lie on this rank between two steps."""
         return self.shards.accumulated.tensors
 
 
 def device_of(values: Mapping[str, torch.Tensor]) -> torch.device:
-    """The device that a model's parameters and buffers are on; the CPU for a model without any."""
+    """Return the device of a model's parameters and buffers; the CPU for a model without any."""
     return next((value.device for value in values.values()), torch.device("cpu"))

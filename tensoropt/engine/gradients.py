@@ -1,15 +1,15 @@
 """Gradients of a running plan: flat, persistent buckets, reduced once per backward.
 
-A gradient that is to be reduced is copied into its view of a bucket as soon as autograd has made it, those
-of later micro-batches are added there by autograd itself. They are partial sums until the last backward of a
-step, in which each bucket is all-reduced over its axes as soon as its last gradient is there. One with
-nothing to reduce stays in the tensor that autograd made, which takes the place of the last step's: as many
-bytes at every moment, and no copy. Nothing is cleared first: a parameter without a gradient gets its zeros at
-the end, which spares two passes over the memory of all others. What a user sees as ``.grad`` is such a view,
-and a user may accumulate over several backward calls, clear some gradients, or run further forward passes in
-between; so a bucket that holds something is set aside before it is used again. In the usual loop (clear,
-forward, backward, step) nothing ever is. What autograd adds to ``.grad`` from elsewhere (a penalty on the
-parameters, computed by the script) is set aside likewise, and added at the end.
+A gradient that is to be reduced is copied into its view of a bucket as soon as autograd has made it; autograd
+itself adds those of later micro-batches there. They are partial sums until the last backward of a step, in
+which each bucket is all-reduced over its axes as soon as its last gradient is there. A gradient with nothing
+to reduce stays in the tensor that autograd made, which replaces the last step's: as many bytes at every
+moment, and no copy. Nothing is cleared first: a parameter without a gradient gets its zeros at the end, which
+spares two passes over the memory of all others. What a user sees as ``.grad`` is such a view, and a user may
+accumulate over several backward calls, clear some gradients, or run further forward passes in between; so a
+bucket that holds something is set aside before it is reused. In the usual loop (clear, forward, backward,
+step) nothing ever is. What autograd adds to ``.grad`` from elsewhere (a penalty on the parameters, computed
+by the script) is also set aside, and added at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tensoropt.sharding.strategy import Scattered
 
 
 def storage_key(value: torch.Tensor) -> int:
-    """A key of the memory that a tensor shares with its views."""
+    """Return a key of the memory that a tensor shares with its views."""
     return value.untyped_storage()._cdata
 
 
@@ -48,20 +48,21 @@ class Pending(DeferredStep):
 
 
 class Gradients:
-    """Buckets and who owns their contents.
+    """The buckets of gradients, and the owners of their contents.
 
     Attributes:
-        buckets: in the order in which backward completes them.
-        flats: per bucket its flat buffer; None for one that needs no reduction.
-        views: per trained parameter its gradient, in the shard's shape: a piece of a flat buffer, or a tensor
-            of its own.
-        owners: per trained parameter the tensor whose ``.grad`` a user sees: the leaf itself, or the
-            DTensor parameter that stands for it.
-        delivered: parameters whose gradients, or parts of them, come by :meth:`add_late` in each call of the
-            model.
-        one_call: the backward that runs is one call's, so that what is delivered is complete; that of
-            several calls starts its buckets when it is over.
-        shown: per trained parameter what is put into ``owners[name].grad``; shares the view's storage.
+        buckets: the buckets, in the order in which backward completes them.
+        flats: the flat buffer of each bucket; None for one that needs no reduction.
+        views: the gradient of each trained parameter, in the shard's shape: a piece of a flat buffer, or a
+            tensor of its own.
+        owners: for each trained parameter, the tensor whose ``.grad`` a user sees: the leaf itself, or the
+            DTensor parameter that represents it.
+        delivered: the parameters whose gradients, or parts of them, come by :meth:`add_late` in each call of
+            the model.
+        one_call: whether the running backward belongs to one call, so that what is delivered is complete; a
+            backward of several calls starts its buckets when it is over.
+        shown: for each trained parameter, what is put into ``owners[name].grad``; it shares the view's
+            storage.
     """
 
     def __init__(self, runtime: Runtime, buckets: tuple[Bucket, ...], leaves: Mapping[str, torch.Tensor]):
@@ -93,33 +94,34 @@ class Gradients:
         # Weak: a loss that the script drops without a backward frees its step, whose gradients nobody needs.
         self._holder: weakref.ref[Pending] | None = None
         self._stash: list[list[torch.Tensor] | None] = [None] * len(buckets)
-        # What users see of the stash while a step waits for its backward.
+        # The part of the stash that users see while a step waits for its backward.
         self._hidden: dict[str, torch.Tensor] = {}
-        # What others than this plan's backward have put into `.grad`, to be added to what that gives.
+        # What others than this plan's backward have put into `.grad`, to be added to its result.
         self._outside: dict[str, torch.Tensor] = {}
         self._committed = False
         self._eager = False
         self._absent: set[str] = set()
         self._missing = [0] * len(buckets)
-        # Of a gradient that comes in several parts how many are still to come.
+        # How many parts are still to come of a gradient that comes in several parts.
         self._parts: dict[str, int] = {}
         self._works: list[Any] = []
         self._started: set[int] = set()
         for name in self.views:
-            # Called each time that autograd is through with a leaf, after it wrote or added to ``.grad``.
+            # Called each time that autograd has finished a leaf, after it wrote or added to ``.grad``.
             leaves[name].register_post_accumulate_grad_hook(functools.partial(self._arrived, name))
 
     def show_as(
         self, owners: Mapping[str, torch.Tensor], wrap: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> None:
-        """Show gradients on ``owners`` from now on, as ``wrap(name, view)``."""
+        """Show gradients on ``owners`` from now on, each as ``wrap(name, view)``."""
         self.wrap = wrap
         self.owners = {name: owners[name] for name in self.views}
         self.shown = {name: wrap(name, view) for name, view in self.views.items()}
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """What holds the gradients: flat buffers, and tensors of those that need no reduction."""
+        """Return the tensors that hold the gradients: flat buffers, and those of gradients that need no
+        reduction."""
         return [tensor for index in range(len(self.buckets)) for tensor in self._contents(index)]
 
     def _contents(self, index: int) -> list[torch.Tensor]:
@@ -134,11 +136,11 @@ class Gradients:
             owner.grad = None
 
     def _visible(self, name: str) -> bool:
-        """Whether the script has not cleared a gradient."""
+        """Return whether the script has left a gradient uncleared."""
         return self.owners[name].grad is not None
 
     def _adopt(self) -> None:
-        """Bring the views up to what the user left in ``.grad``: cleared, kept or replaced."""
+        """Bring the views in line with what the user left in ``.grad``: cleared, kept or replaced."""
         for name, view in self.views.items():
             grad = self.owners[name].grad
             if grad is None:
@@ -151,8 +153,8 @@ class Gradients:
                     view.copy_(local.reshape(view.shape))
 
     def _collect(self) -> None:
-        """Set aside what is in ``.grad`` and not of this plan: the gradient of a penalty that the script adds
-        to the loss, or a tensor that it put there itself."""
+        """Set aside what is in ``.grad`` but not from this plan: the gradient of a penalty that the script
+        adds to the loss, or a tensor that it put there itself."""
         for name, owner in self.owners.items():
             grad = owner.grad
             if grad is None or grad is self.shown[name] or grad is self._hidden.get(name):
@@ -164,7 +166,7 @@ class Gradients:
             owner.grad = None
 
     def _local(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a gradient of any placement, in the shape of its view."""
+        """Return this rank's part of a gradient of any placement, in the shape of its view."""
         shown = self.shown[name]
         if isinstance(gradient, DTensor):
             if isinstance(shown, DTensor) and gradient.placements != shown.placements:
@@ -179,7 +181,8 @@ class Gradients:
         """Make room for a new accumulation; what the buckets held is set aside.
 
         Args:
-            pending: whose gradients these will be, if they have to wait for the user's ``backward()``.
+            pending: the step to which these gradients will belong, if they have to wait for the user's
+                ``backward()``.
         """
         # A loss that the script drops without a backward leaves reductions under way.
         self._wait()
@@ -197,7 +200,8 @@ class Gradients:
             self._set_aside(keep_local=pending is None)
         self._committed = False
         if pending is None:
-            # What comes to `.grad` from elsewhere during this backward must not get among what is reduced.
+            # What comes to `.grad` from elsewhere during this backward must not be mixed with what is
+            # reduced.
             for name, owner in self.owners.items():
                 if owner is not self.leaves[name]:
                     owner.grad = None
@@ -212,18 +216,18 @@ class Gradients:
         self._parts = {name: one.sums + one.others for name, one in self.delivered.items()}
 
     def begin_last(self) -> None:
-        """The backward of the last micro-batch comes: from now on a bucket starts with its last gradient.
+        """Begin the backward of the last micro-batch: from now on a bucket starts with its last gradient.
 
-        Backward is the same graph on all ranks, so all start the same buckets in the same order, as a
-        group's collectives have to be.
+        Backward is the same graph on all ranks, so all start the same buckets in the same order, as a group's
+        collectives require.
         """
         self._eager = True
 
     def _set_aside(self, *, keep_local: bool) -> None:
-        """Stash committed buckets; one that needs no reduction simply goes on adding up."""
+        """Stash committed buckets; one that needs no reduction simply continues to accumulate."""
         for index, bucket in enumerate(self.buckets):
             if keep_local and self.flats[index] is None:
-                # Nothing reduces it, so that autograd may go on adding to the same tensor.
+                # Nothing reduces it, so autograd may continue adding to the same tensor.
                 self._absent.difference_update(bucket.parameters)
             else:
                 # These sums are reduced already. Added to before the all-reduce they would count once per
@@ -231,8 +235,8 @@ class Gradients:
                 self._stash[index] = [tensor.clone() for tensor in self._contents(index)]
 
     def _arrived(self, name: str, leaf: torch.Tensor) -> None:
-        """Autograd is through with a leaf: its gradient goes to its bucket, and a bucket that has all of its
-        own on its way."""
+        """Take the gradient of a leaf that autograd has finished: put it into its bucket, and send the bucket
+        if it is complete."""
         if leaf.grad is None:  # of one that is delivered otherwise
             return
         if name in self._absent:
@@ -253,13 +257,13 @@ class Gradients:
         self._arrived(name, self.leaves[name])
 
     def wait(self) -> None:
-        """Reduce what is not reduced yet, and wait until all is."""
+        """Reduce what is not reduced yet, and wait until everything is."""
         self.start_rest()
         self._wait()
 
     def _may_stay(self, name: str, gradient: torch.Tensor) -> bool:
-        """Whether a gradient can stay where autograd put it: nothing reduces it, and its memory is all its
-        own (those of two parameters that are added up may share theirs, some are slices of larger ones)."""
+        """Return whether a gradient can stay where autograd put it: nothing reduces it, and its memory is all
+        its own (those of two parameters that are summed may share theirs, some are slices of larger ones)."""
         if self.flats[self._bucket_of[name]] is not None or gradient.layout is not torch.strided:
             return False
         # A slice of a larger tensor would keep all of that alive until the next step.
@@ -278,7 +282,7 @@ class Gradients:
             local = shown.to_local()
             local.data = gradient.view(local.shape)
         else:
-            # With other memory it would still be a view of the old one, and keep that for good.
+            # With other memory it would still be a view of the old one, and keep that forever.
             self.shown[name] = self.wrap(name, gradient)
 
     def _count(self, name: str) -> None:
@@ -293,7 +297,7 @@ class Gradients:
 
     @torch.no_grad()
     def add_late(self, name: str, gradient: torch.Tensor) -> None:
-        """Take a gradient that was reduced beside autograd, as if that had just added it."""
+        """Take a gradient that was reduced outside of autograd, as if autograd had just added it."""
         if name in self._absent:
             self.views[name].copy_(gradient)
             self._absent.remove(name)
@@ -305,7 +309,8 @@ class Gradients:
 
     @contextmanager
     def of_earlier(self) -> Iterator[None]:
-        """What is added meanwhile is of a micro-batch before the last one, and completes no bucket."""
+        """Treat what is added meanwhile as belonging to a micro-batch before the last one, so that it
+        completes no bucket."""
         eager, self._eager = self._eager, False
         try:
             yield
@@ -313,14 +318,15 @@ class Gradients:
             self._eager = eager
 
     def complete(self) -> None:
-        """Those that have not come are zero: none comes any more, or what comes is added to it."""
+        """Set the gradients that have not come to zero: none comes any more, or what comes is added to the
+        zeros."""
         for name in self._absent:
             self.views[name].zero_()
             self.leaves[name].grad = self.views[name]
         self._absent = set()
 
     def hide(self) -> None:
-        """While micro-batches wait for ``backward()``, users see what was there before the step."""
+        """Show users what was there before the step, while micro-batches wait for ``backward()``."""
         self.start_rest()
         hidden = {}
         for index, bucket in enumerate(self.buckets):
@@ -336,7 +342,7 @@ class Gradients:
         self._hidden = hidden
 
     def _stashed(self, index: int) -> dict[str, torch.Tensor]:
-        """Per parameter of a bucket what of its gradient was set aside; empty where nothing was."""
+        """Return what was set aside of the gradient of each parameter in a bucket; empty if nothing was."""
         stash, names = self._stash[index], self.buckets[index].parameters
         if stash is None:
             return {}
@@ -350,7 +356,7 @@ class Gradients:
         self._started.add(index)
         if flat is not None:
             group = self.runtime.group(self.buckets[index].axes)
-            # Not waited for: the rest of backward runs meanwhile, and `finish` waits for all.
+            # This does not wait: the rest of backward runs meanwhile, and `finish` waits for all.
             self._works.append(dist.all_reduce(flat, group=group, async_op=True))
 
     def start_rest(self) -> None:
@@ -368,7 +374,7 @@ class Gradients:
         self._works = []
 
     def recall(self, pending: Pending) -> None:
-        """Make the buckets hold the gradients of this step again."""
+        """Make the buckets hold the gradients of this step once more."""
         self._collect()
         holder = self._holder() if self._holder is not None else None
         if not self._committed:
@@ -397,7 +403,7 @@ class Gradients:
         """Reduce what is not reduced yet, add what was set aside, and show the result.
 
         Args:
-            factor: by which this step's gradients are multiplied once they are reduced.
+            factor: the factor by which this step's gradients are multiplied once they are reduced.
         """
         self._collect()
         self.start_rest()
@@ -415,7 +421,7 @@ class Gradients:
                 self.views[name].add_(self._local(name, gradient))
         self._outside, self._hidden = {}, {}
         for name, owner in self.owners.items():
-            # One that the script has frozen since is to have none, or optimizers would step it.
+            # A parameter that the script has frozen since must have none, or optimizers would step it.
             owner.grad = self.shown[name] if owner.requires_grad else None
         self._holder = None
         self._committed = True

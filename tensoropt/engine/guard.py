@@ -1,16 +1,14 @@
-"""Notices what a script changed of a parallelized model that its plan does not follow.
+"""The guard that notices when a script changes a parallelized model in ways that its plan does not follow.
 
-A plan runs the model as it was captured, on parameters that the engine holds. What changes afterwards would
-train something else without a word: another parameter, another module, a hook, a mode. All of it is refused
-by name at the next call. Writing *into* parameters and buffers is fine: they are the engine's own.
+A plan runs the model as it was captured, on parameters that the engine holds. Later changes would silently
+train something else: another parameter, another module, a hook, a mode. All of them are refused by name at
+the next call. Writing *into* parameters and buffers is fine: they are the engine's own.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +16,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from tensoropt.engine.settings_read import (
+    objects_of,
+    of_class,
+    plain_tensors,
+    reads,
+    same,
+    settings_of,
+    shown,
+)
 from tensoropt.errors import PlanError
 
 BEFORE = "do it before parallelize"
-PLANNED = frozenset({*vars(nn.Module()), "gradient_checkpointing", "_gradient_checkpointing_func"})
-"""Attributes that forward reads and that are not compared: the mode and what else every module has are, by
-themselves; the plan says what is recomputed."""
-_PLAIN = (bool, int, float, str, type(None), torch.dtype)
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,11 @@ class _Part:
         settings: numbers, texts, functions and lists of such that its forward reads, by name.
         tensors: plain tensors that its forward reads, neither buffers nor parameters, by name, with how often
             they had been written.
+        objects: numbers and the like that its forward reads of an object (a config), by the object's name.
+        classes: the same of its class; none of them may become its own.
         read: gives all of them of the module's attributes; None for none.
         sensitive: whether its forward depends on its mode.
-        training: the mode that it was captured in.
+        training: the mode in which it was captured.
     """
 
     name: str
@@ -51,23 +55,25 @@ class _Part:
     forward: Any
     settings: Mapping[str, Any]
     tensors: tuple[tuple[str, torch.Tensor, int], ...]
+    objects: Mapping[str, tuple[Any, Mapping[str, Any]]]
+    classes: Mapping[str, Any]
     read: Callable[[Mapping[str, Any]], Any] | None
     sensitive: bool
     training: bool
 
 
 class Guard:
-    """What of a model has to stay as it was when it was parallelized.
+    """The check that a model stays as it was when it was parallelized.
 
     Args:
-        model: as it was captured.
+        model: the model as it was captured.
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
-        # Modes as they were captured; all else is looked at when the engine's parameters are in place.
+        # The modes as captured; everything else is recorded when the engine's parameters are in place.
         self._training = _modes(model)
-        # Beside each part the dicts of its module, which stay the same: this is gone through in every call.
+        # Each part with the dicts of its module, which stay the same: every call goes through this list.
         self._parts: list[tuple[_Part, Any, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._parameters: list[tuple[str, nn.Parameter, int, torch.Tensor, int, bool, int]] = []
         self._storages: list[Any] = []
@@ -76,13 +82,13 @@ class Guard:
     # -- how it was ---------------------------------------------------------------------------------
 
     def watch_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """From now on the model has to be as it is.
+        """Require from now on that the model stays as it is.
 
         Args:
-            parameters: those that stand for the engine's, by state-dict key.
+            parameters: the parameters that represent the engine's, by state-dict key.
         """
         for name, module in self.model.named_modules():
-            settings = _settings(module)
+            settings = settings_of(module)
             part = _Part(
                 name,
                 module,
@@ -91,33 +97,40 @@ class Guard:
                 sum(map(len, _hooks(module))),
                 module.__dict__.get("forward"),
                 settings,
-                _plain_tensors(module),
+                plain_tensors(module),
+                objects_of(module),
+                of_class(module),
                 operator.itemgetter(*settings) if settings else None,
-                _reads(module, "training") and bool(name),
+                reads(module, "training") and bool(name),
                 self._training[name],
             )
             dicts = module._modules, module._parameters, _hooks(module), module.__dict__
             self._parts.append((part, *dicts))
         for key, parameter in parameters.items():
             local = getattr(parameter, "_local_tensor", parameter)
-            # The storage is kept, so that no other one can get its address.
+            # The storage is kept, so that no other storage can get its address.
             storage = parameter.untyped_storage()
             self._storages.append(storage)
             trained, hooks = parameter.requires_grad, _of(parameter)
             self._parameters.append((key, parameter, storage._cdata, local, local.data_ptr(), trained, hooks))
 
     def watch_buffer(self, key: str, owner: dict[str, Any], attribute: str, buffers: Any, name: str) -> None:
-        """A buffer of the model has to be the engine's, ``buffers[name]``, which may change."""
+        """Require that a buffer of the model is the engine's, ``buffers[name]``, which may change."""
         self._buffers.append((key, owner, attribute, buffers, name))
 
     # -- what has changed -----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse what the plan would not follow.
+        """Refuse changes that the plan would not follow.
 
         Raises:
             PlanError: the model is no longer the one that was parallelized.
         """
+        # Parameters of a class of their own would be asked for each of their attributes in Python.
+        with torch._C.DisableTorchFunctionSubclass():
+            self._check()
+
+    def _check(self) -> None:
         mode = self.model.training
         for part, children, parameters, hooks, attributes in self._parts:
             if (*children.values(),) != part.children:
@@ -139,6 +152,13 @@ class Guard:
             for attribute, tensor, version in part.tensors:
                 if attributes.get(attribute) is not tensor or tensor._version != version:
                     raise self._of_tensor(part, attribute)
+            for holder, (value, settings) in part.objects.items():
+                if attributes.get(holder) is not value or any(
+                    not same(value.__dict__.get(name, self), was) for name, was in settings.items()
+                ):
+                    raise self._of_object(part, holder)
+            if part.classes:
+                self._check_class(part)
             if part.sensitive and attributes["training"] is not self._mode_of(part, mode):
                 raise self._of_mode(part)
         for key, parameter, storage, local, address, trained, hooked in self._parameters:
@@ -176,7 +196,7 @@ class Guard:
 
     @staticmethod
     def _mode_of(part: _Part, mode: bool) -> bool:
-        """The mode that a plan runs a module in while the whole model is in ``mode``."""
+        """Return the mode in which a plan runs a module while the whole model is in ``mode``."""
         return mode and part.training
 
     def _of_children(self, part: _Part) -> PlanError:
@@ -206,13 +226,41 @@ class Guard:
 
     def _of_settings(self, part: _Part) -> PlanError:
         found = part.module.__dict__
-        name = next(n for n in part.settings if n not in found or not _same(found[n], part.settings[n]))
-        now, was = _shown(found.get(name)), _shown(part.settings[name])
+        name = next(n for n in part.settings if n not in found or not same(found[n], part.settings[n]))
+        now, was = shown(found.get(name)), shown(part.settings[name])
         return PlanError(
             f"{part.name + '.' if part.name else ''}{name} is {now} now, but was {was} when the model "
             f"was parallelized, and the plan would go on with that; {BEFORE}, or pass what changes as an "
             "argument of the call"
         )
+
+    def _of_object(self, part: _Part, owner: str) -> PlanError:
+        value, settings = part.objects[owner]
+        path = f"{part.name + '.' if part.name else ''}{owner}"
+        found = part.module.__dict__.get(owner)
+        if found is not value:
+            return PlanError(
+                f"{path} is another {type(value).__name__} than when the model was parallelized, and the "
+                f"plan would go on with that; {BEFORE}"
+            )
+        name = next(n for n, was in settings.items() if not same(value.__dict__.get(n, self), was))
+        now, was = shown(value.__dict__.get(name)), shown(settings[name])
+        return PlanError(
+            f"{path}.{name} is {now} now, but was {was} when the model was parallelized, and the plan would "
+            f"go on with that; {BEFORE}, or pass what changes as an argument of the call"
+        )
+
+    @staticmethod
+    def _check_class(part: _Part) -> None:
+        for name, was in part.classes.items():
+            now = getattr(part.module, name, None)
+            if not same(now, was):
+                kind = type(part.module).__name__
+                raise PlanError(
+                    f"{part.name + '.' if part.name else ''}{name} is {shown(now)} now, but was {shown(was)} "
+                    f"(an attribute of {kind}) when the model was parallelized, and the plan would go on "
+                    f"with that; {BEFORE}, or pass what changes as an argument of the call"
+                )
 
     def _of_tensor(self, part: _Part, name: str) -> PlanError:
         return PlanError(
@@ -235,7 +283,7 @@ class Guard:
 
 
 def _modes(model: nn.Module) -> dict[str, bool]:
-    """The mode of each module while the model as a whole is in training."""
+    """Return the mode of each module while the model as a whole is in training."""
     before = {module: module.training for module in model.modules()}
     if not model.training:
         model.train()  # some modules stay in evaluation by themselves
@@ -255,103 +303,16 @@ def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
 
 
 def _of(parameter: torch.Tensor) -> int:
-    """How many hooks a parameter's gradient has."""
+    """Return the number of hooks on a parameter's gradient."""
     return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _names_in(kind: type[nn.Module]) -> frozenset[str]:
-    """The names of attributes that the forward of a kind of module reads, in methods that it calls too."""
-    found: set[str] = set()
-    waiting: list[Any] = [kind.forward]
-    looked_at: set[Any] = set()
-    while waiting:
-        function = waiting.pop()
-        for wrapped in ("fget", "func", "__func__"):  # properties, kept ones, class and static methods
-            function = getattr(function, wrapped, function)
-        code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
-        if code is None or code in looked_at:
-            continue
-        looked_at.add(code)
-        names = {name for part in _codes(code) for name in part.co_names}
-        found |= names
-        # Of every class: a method may call its parents'.
-        own = [vars(base) for base in kind.__mro__ if base not in nn.Module.__mro__]
-        waiting += [members[name] for members in own for name in names & members.keys()]
-    return frozenset(found)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of comprehensions and functions inside it."""
-    yield code
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            yield from _codes(part)
-
-
-def _names(module: nn.Module) -> frozenset[str]:
-    cls: Any = type(module)  # a key of the cache, which mypy does not take a class for
-    return _names_in(cls)
-
-
-def _reads(module: nn.Module, name: str) -> bool:
-    return name in _names(module)
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    """What a module's forward reads of it and no tensor is: constants of the plan."""
-    names = _names(module) - PLANNED
-    # NaN is no value that could be compared.
-    return {n: _copied(v) for n, v in module.__dict__.items() if n in names and _comparable(v) and v == v}
-
-
-def _plain_tensors(module: nn.Module) -> tuple[tuple[str, torch.Tensor, int], ...]:
-    names = _names(module) - PLANNED
-    found = ((n, v) for n, v in module.__dict__.items() if n in names and isinstance(v, torch.Tensor))
-    # Tensors of inference mode count no writes.
-    return tuple((n, v, v._version) for n, v in found if not v.is_inference())
-
-
-def _comparable(value: Any) -> bool:
-    """Whether a value is a number, a text, a function, or made of such."""
-    if type(value) is dict:
-        return all(_comparable(part) for pair in value.items() for part in pair)
-    if type(value) in (list, tuple, set, frozenset):
-        return all(map(_comparable, value))
-    return type(value) in _PLAIN or (
-        isinstance(value, _FUNCTIONS) and not isinstance(getattr(value, "__self__", None), nn.Module)
-    )
-
-
-def _copied(value: Any) -> Any:
-    """A value that stays as it is when the containers in it are written to; functions are themselves."""
-    if type(value) is dict:
-        return {key: _copied(part) for key, part in value.items()}
-    if type(value) in (list, tuple, set, frozenset):
-        return type(value)(map(_copied, value))
-    return value
-
-
-def _same(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except RuntimeError:  # a tensor
-        return False
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    name = getattr(value, "__name__", None)
-    return str(name) if name else repr(value)
 
 
 # -- what would move -------------------------------------------------------------------------------------
 
 
 def keep_in_place(model: nn.Module, owned: frozenset[str]) -> None:
-    """Let ``.to``, ``.cuda``, ``.half`` and the like of a model and of its modules refuse what they would
-    convert or move of these parameters and buffers, and do nothing where they would change nothing."""
+    """Let ``.to``, ``.cuda``, ``.half`` and the like of a model and of its modules refuse to convert or move
+    these parameters and buffers, and do nothing if they would change nothing."""
     for path, module in model.named_modules():
         module.__dict__["_apply"] = functools.partial(_apply, module, path, owned)
 
@@ -359,7 +320,7 @@ def keep_in_place(model: nn.Module, owned: frozenset[str]) -> None:
 def _apply(
     module: nn.Module, path: str, owned: frozenset[str], fn: Callable[..., Any], recurse: bool = True
 ) -> nn.Module:
-    """``nn.Module._apply`` of a parallelized model."""
+    """Replace ``nn.Module._apply`` for a parallelized model."""
     tensors = list(_tensors(module, path, recurse))
     looked_at: set[tuple[Any, ...]] = set()
     for key, value, _ in tensors:
@@ -381,7 +342,7 @@ def _apply(
 def _tensors(
     module: nn.Module, path: str, recurse: bool
 ) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
-    """(key in the whole model, tensor, where it is registered)."""
+    """Yield (key in the whole model, tensor, where it is registered)."""
     for name, part in module.named_modules() if recurse else [("", module)]:
         prefix = ".".join(piece for piece in (path, name) if piece)
         for place in (part._parameters, part._buffers):
@@ -394,10 +355,10 @@ def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> Non
     """Try a conversion on a small tensor of the same kind.
 
     Raises:
-        PlanError: it would change the parameter or buffer ``key``.
+        PlanError: the conversion would change the parameter or buffer ``key``.
     """
     probe = torch.zeros((2,) * min(value.dim(), 5), dtype=value.dtype, device=value.device)
-    # A small tensor would keep its layout whatever it is asked: two of everything do not.
+    # A tensor with dims of 1 would keep its layout in any conversion; one with dims of 2 does not.
     found = fn(probe)
     if found.dtype != probe.dtype:
         raise PlanError(
@@ -416,7 +377,7 @@ def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> Non
 
 
 def _device(device: torch.device) -> torch.device:
-    """A device with its number: ``cpu`` and ``cpu:0`` are the same."""
+    """Return a device with its number: ``cpu`` and ``cpu:0`` are the same."""
     if device.index is not None or device.type == "meta":
         return device
     return torch.device(device.type, torch.cuda.current_device() if device.type == "cuda" else 0)

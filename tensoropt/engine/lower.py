@@ -1,8 +1,8 @@
 """Lowering: operator graph + strategy -> an fx GraphModule of plain local calls.
 
-Every operator becomes its rule's ``local`` call; only edges know about devices. A recomputed region
-becomes a submodule that is checkpointed. The module takes the model's inputs, then its stored
-parameters, then its buffers, all as this rank holds them.
+Every operator becomes its rule's ``local`` call; only edges know about devices. A recomputed region becomes a
+submodule that is checkpointed. The module takes the model's inputs, then its stored parameters, then its
+buffers, all in the form in which this rank holds them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class LoweredStrategy(Lowered):
     """A sharded plan as this rank runs it.
 
     Attributes:
-        inputs: names of the arguments before the parameters.
-        outputs: names of the model outputs among the results, and of what departs for the next stage of a
+        inputs: the names of the arguments before the parameters.
+        outputs: the names of the model outputs among the results, and of what departs for the next stage of a
             pipeline; the mutated buffers follow.
-        mutations: buffers whose new values follow the outputs.
-        ahead: per block the edges of its parameters that are gathered ahead in its forward's order, and
-            whether their groups are recomputed.
+        mutations: the buffers whose new values follow the outputs.
+        ahead: for each block, the edges of its parameters that are gathered ahead, in its forward's order,
+            and whether their groups are recomputed.
     """
 
     inputs: tuple[str, ...]
@@ -65,7 +65,7 @@ class LoweredStrategy(Lowered):
 
 @dataclass
 class _Scope:
-    """Nodes by (tensor, layout) that one group, or everybody, can use."""
+    """The nodes by (tensor, layout) that one group, or every group, can use."""
 
     nodes: dict[tuple[str, Layout], fx.Node] = field(default_factory=dict)
 
@@ -74,10 +74,10 @@ class _Lowering:
     """One lowering of a strategy.
 
     Attributes:
-        everywhere: shards of inputs and values of hubs, which all groups can read.
-        places: placeholders and constants, as this rank has them.
-        made: values as their operators give them.
-        region: the recomputed region of the operator that is lowered at the moment.
+        everywhere: the shards of inputs and the values of hubs, which all groups can read.
+        places: the placeholders and constants, as this rank has them.
+        made: the values as their operators return them.
+        region: the recomputed region of the operator that is being lowered.
     """
 
     def __init__(self, strategy: Strategy, runtime: Runtime, evaluating: bool = False):
@@ -94,10 +94,10 @@ class _Lowering:
         self.places: dict[str, fx.Node] = {}
         self.made: dict[str, fx.Node] = {}
         self.region: Region | None = None
-        # Of parameters that are gathered ahead: by block, and by who reads it.
+        # The edges of parameters that are gathered ahead: by block, and by reader.
         self.ahead: dict[int, list[tuple[EdgeSpec, bool]]] = {}
         self.ahead_of: dict[tuple[str, str], EdgeSpec] = {}
-        # Those of unsharded copies that are gathered ahead, too, and of gradients that are scattered behind.
+        # Also those of unsharded copies that are gathered ahead, and of gradients that are scattered behind.
         self.blocks = {edge.block for edge in strategy.unsharded.values()}
         self.begun = -1
         # Of activations whose gradients are reduced beside a weight's: the product by the operator's name; by
@@ -108,11 +108,11 @@ class _Lowering:
         self.left_as_views: dict[str, Mapping[str, Sequence[str]]] = {}
 
     def lowered(self) -> LoweredStrategy:
-        """The module and its signature."""
+        """Return the module and its signature."""
         source = self.source
         buffers = tuple(t.name for t in source.tensors.values() if t.kind == "buffer")
         parameters = tuple(t.name for t in source.parameters)
-        # All of them, used or not: the signature does not depend on the strategy.
+        # All of them, used or not, as the signature does not depend on the strategy.
         for name in (*source.inputs, *parameters, *buffers):
             self.places[name] = self.graph.placeholder(name)
         scopes: dict[str, _Scope] = {}
@@ -126,7 +126,7 @@ class _Lowering:
         departing = tuple(op.outputs[0] for op in source.operators if op.target == DEPART)
         outputs = [self._output(name) for name in source.outputs]
         changed = [self._output(name) for name in source.mutations.values()]
-        # What departs stays as it lies: the next stage takes it up so.
+        # What departs keeps its layout: the next stage takes it over as it is.
         results = [*outputs, *(self.made[name] for name in departing), *changed]
         self.graph.output(tuple(results))
         graph = extract_regions(self.root, self.graph, self.runtime)
@@ -143,7 +143,8 @@ class _Lowering:
         )
 
     def _mark(self, node: fx.Node) -> fx.Node:
-        """Say in which recomputed region a node runs; shards of inputs serve many groups and run in none."""
+        """Record in which recomputed region a node runs; shards of inputs serve many groups and run in
+        none."""
         if self.region is not None:
             node.meta[REGION] = self.region.name
         return node
@@ -162,7 +163,7 @@ class _Lowering:
             return self._operand(name, configuration.layout(name), group, scope)
 
         if op.target == ARRIVE:
-            # It is received as it lies here, whatever the whole of it is.
+            # It is received in the layout it has here, whatever the whole of it is.
             values = {op.outputs[0]: self.places[op.inputs()[0]]}
         elif product := self.products.get(op.name):
             values = {op.outputs[0]: self._linear_beside(op, product, operand)}
@@ -182,12 +183,12 @@ class _Lowering:
             self.made[name] = value
             if name in self.strategy.hubs:
                 edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
-                # At once, where it is made: every reader then starts from this one copy, as it was priced.
+                # At once, where it is made: every reader then starts from this one copy, as priced.
                 self.everywhere.nodes[name, edge.target] = self._redistribute(value, edge)
 
     def _left_as_views(self, group: Group) -> Mapping[str, Sequence[str]]:
-        """By operator the parameters of which a group has read all that it reads itself, but whose parts
-        (split, transposed) it leaves to other groups."""
+        """Return, for each operator, the parameters that the group itself has finished reading but whose
+        parts (split, transposed) it leaves to other groups."""
         if group.name not in self.left_as_views:
             found: dict[str, list[str]] = {}
             for name in (*group.parameters, *group.shared):
@@ -205,8 +206,8 @@ class _Lowering:
     def _linear_beside(
         self, op: Operator, product: LinearProduct, operand: Callable[[str], fx.Node]
     ) -> fx.Node:
-        """A linear operator in whose backward the gradient of what it reads is reduced; further readers of
-        that find it as this one passes it on."""
+        """Add a linear operator in whose backward the gradient of its operand is reduced; further readers of
+        the operand use it as this operator passes it on."""
         # In the order of the arguments, in which parameters are gathered.
         nodes = {name: operand(name) for name in op.inputs()}
         spec, link = self.links[product.read]
@@ -222,8 +223,8 @@ class _Lowering:
     # -- parameters gathered ahead ------------------------------------------------------------------
 
     def _gather_ahead(self) -> None:
-        """Find what is gathered ahead: once for all groups of a block that read a parameter alike, but for
-        those of a recomputed region, which read it twice."""
+        """Find what is gathered ahead: once for all groups of a block that read a parameter in the same way,
+        except for those of a recomputed region, which read it twice."""
         uses: dict[tuple[int, str, Layout, bool, bool], list[Edge]] = {}
         for group in self.strategy.graph.groups:
             again = group.name in self.strategy.region_of
@@ -241,20 +242,21 @@ class _Lowering:
             self.ahead_of.update(((name, edge.reader), spec) for edge in edges)
 
     def _begin(self, block: int) -> None:
-        """As a block begins its successor's parameters are gathered."""
+        """Gather the parameters of a block's successor as the block begins."""
         for number in range(self.begun + 1, block + 1):
-            # Nothing comes before the first block, whose own are gathered as it begins.
+            # Nothing precedes the first block, whose own parameters are gathered as it begins.
             own = tuple(spec for spec, _ in self.ahead.get(number, ())) if number == 0 else ()
             following = tuple(spec for spec, _ in self.ahead.get(number + 1, ()))
             if {number, number + 1} & self.blocks:
                 shards = tuple(self.places[spec.name] for spec in (*own, *following))
                 begin = functools.partial(begin_block, self.runtime, number, own, following)
-                # In no recomputed region: it is not for the second forward to gather ahead.
+                # In no recomputed region, as the second forward must not gather ahead.
                 add_function(self.graph, begin, "begin_block", shards)
         self.begun = max(self.begun, block)
 
     def _begin_backward(self, op: Operator, group: Group) -> None:
-        """Autograd begins a block where it comes to the last operator of the group that backward enters."""
+        """Begin a block's backward when autograd reaches the last operator of the group by which backward
+        enters the block."""
         block = self.strategy.blocks.of[group.name]
         if group.name != self.strategy.blocks.last[block] or op is not group.operators[-1]:
             return
@@ -268,7 +270,7 @@ class _Lowering:
 
     def _operand(self, name: str, layout: Layout, group: Group, scope: _Scope) -> fx.Node:
         tensor = self.source.tensors[name]
-        # Made inside the group, which passes it on as it is.
+        # Made inside the group, which passes it on unchanged.
         if tensor.kind == "activation" and name not in group.reads:
             return self.made[name]
         key = (name, layout)
@@ -278,13 +280,14 @@ class _Lowering:
                 return known.nodes[key]
         if tensor.kind in ("input", "constant", "buffer"):
             node = self._shard(name, layout)
-            # Slicing what every rank has is free, so that all groups may share it.
+            # Slicing what every rank has is free, so all groups may share it.
             self.everywhere.nodes[key] = node
             return node
         if tensor.kind == "parameter":
             origin, edge = self.places[name], self.strategy.use(name, group)
             if self.source.training and not self.strategy.graph.learns(name, group.name):
-                # It may be trained elsewhere: here autograd would keep what no gradient comes back for.
+                # It may be trained elsewhere: here autograd would keep tensors for which no gradient comes
+                # back.
                 origin = self._mark(
                     add_function(
                         self.graph, functools.partial(torch.Tensor.detach), f"{name}_idle", (origin,)
@@ -298,7 +301,7 @@ class _Lowering:
         return scope.nodes[key]
 
     def _shard(self, name: str, layout: Layout) -> fx.Node:
-        """The shard of something every rank has whole; constants live on the module."""
+        """Return the shard of something that every rank has whole; constants live on the module."""
         if name not in self.places:
             self.places[name] = add_constant(self.graph, self.root, self.source, name)
         origin = self.places[name]
@@ -310,7 +313,7 @@ class _Lowering:
         )
         if whole and not expanded:
             return origin
-        # No steps: `take_shard` cuts what is there, which no collective is needed for.
+        # No steps: `take_shard` cuts what is there, without any collective.
         spec = EdgeSpec(name, self.strategy.atoms(name), self.strategy.mesh, layout, layout, (), ())
         return add_function(
             self.graph, functools.partial(take_shard, self.runtime, spec), "take_shard", (origin,)
@@ -335,7 +338,7 @@ class _Lowering:
         return node
 
     def _bring(self, value: fx.Node, edge: Edge, spec: EdgeSpec) -> fx.Node:
-        """The value that came along an edge whose gradient is reduced beside a weight's."""
+        """Return the value that came along an edge whose gradient is reduced beside a weight's."""
         link = value
         if spec.forward:
             node = add_function(self.graph, functools.partial(bring, self.runtime, spec), "bring", (value,))
@@ -376,9 +379,9 @@ class _Lowering:
 
 
 def lower(strategy: Strategy, runtime: Runtime, *, evaluating: bool = False) -> LoweredStrategy:
-    """Lower a strategy for the rank that ``runtime`` stands for.
+    """Lower a strategy for the rank that ``runtime`` represents.
 
     Args:
-        evaluating: as ``model.eval()`` computes, though the graph was captured for training.
+        evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
     """
     return _Lowering(strategy, runtime, evaluating).lowered()

@@ -1,4 +1,4 @@
-"""Models by reference: what a rank needs to build the same model as every other rank."""
+"""References to models: what a rank needs to build the same model as every other rank."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class ModelSpec:
     """A model as picklable data: what every rank needs to build the same one.
 
     Attributes:
-        source: as :func:`tensoropt.plan.load_model` opens it.
-        seed: of weights and example inputs.
-        dtype: ``float64``: the graph of the model as it is, computed in double precision; or None.
+        source: the source, as :func:`tensoropt.plan.load_model` opens it.
+        seed: the seed of weights and example inputs.
+        dtype: ``float64`` for the graph of the model as it is, computed in double precision; or None.
         settings: overrides of a zoo model, ``batch`` among them.
-        compute_dtype: ``bfloat16`` for mixed precision: what :func:`tensoropt.capture.capture` calls dtype.
+        compute_dtype: ``bfloat16`` for mixed precision; :func:`tensoropt.capture.capture` calls it dtype.
         onnx: what an ONNX file leaves open.
-        mode: what its graph is captured for.
-        device: ``cpu``; ``cuda`` for the current GPU; ``meta`` for models too big to hold, where their code
+        mode: the mode that its graph is captured for.
+        device: ``cpu``; ``cuda`` for the current GPU; ``meta`` for models too big to hold, if their code
             allows it.
     """
 
@@ -50,7 +50,7 @@ class ModelSpec:
 
     @classmethod
     def of(cls, plan: Plan) -> ModelSpec:
-        """The model that a plan was made for."""
+        """Return the spec of the model that a plan was made for."""
         model = plan.model
         return cls(
             model.source,
@@ -62,7 +62,7 @@ class ModelSpec:
         )
 
     def build(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-        """(model, args, kwargs), equal in every process; on the CPU or the meta device."""
+        """Return (model, args, kwargs), equal in every process; on the CPU or the meta device."""
         # A tuple of pairs in the spec, as specs are hashed; the batch is no setting of the model's own.
         settings = dict(self.settings)
         batch = settings.pop("batch", None)
@@ -92,7 +92,7 @@ class ModelSpec:
 
 
 def model_values(captured: Capture) -> dict[str, torch.Tensor]:
-    """The model's values of the graph's parameters and buffers, by graph name; nothing is copied.
+    """Return the model's values of the graph's parameters and buffers, by graph name; nothing is copied.
 
     Raises:
         PlanError: the model lacks one.
@@ -114,10 +114,10 @@ class CapturedModel:
     """A model built and captured in this process.
 
     Attributes:
-        device: that a rank of the model computes on.
+        device: the device that a rank of the model computes on.
         inputs: the tensors of the example call, flattened, on that device.
         values: parameters and buffers by graph name; unchanged by any run, and never on a GPU.
-        results: what depends on the model only and is computed once.
+        results: results that depend only on the model and are computed once.
     """
 
     spec: ModelSpec
@@ -142,17 +142,17 @@ class _Opened:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> _Opened:
-        """The model of a spec, whatever precision the spec asks for."""
+        """Return the model of a spec, whatever precision the spec asks for."""
         model, args, kwargs = spec.build()
         # Every rank does so, and verify compares the graph with the module itself.
         captured = capture(model, args, kwargs, mode=spec.mode, compare=False)
-        # Copied: every run starts from these, whatever becomes of the model. Not on the GPU, where a rank has
-        # its shards only.
+        # Copied, as every run starts from these, whatever happens to the model. Not on the GPU, where a rank
+        # has its shards only.
         values = {name: value.clone() for name, value in model_values(captured).items()}
         return cls(captured, args, kwargs, values)
 
     def in_precision(self, spec: ModelSpec) -> CapturedModel:
-        """The model in the precision of a spec."""
+        """Return the model in the precision of a spec."""
         graph = with_compute_dtype(self.captured.graph, spec.compute_dtype)
         args, kwargs, values = self.args, self.kwargs, self.values
         if spec.dtype == "float64":
@@ -161,7 +161,7 @@ class _Opened:
             graph = in_double(graph)
             args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
             values = {name: doubled(value) for name, value in values.items()}
-        # What computes in another precision has constants of its own.
+        # A graph in another precision has constants of its own.
         graph = replace(graph, kept_constants=kept_constants(graph.constants))
         captured = replace(self.captured, graph=graph)
         leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
@@ -184,7 +184,7 @@ _loaded: dict[ModelSpec, CapturedModel] = {}
 
 
 def load_model(spec: ModelSpec) -> CapturedModel:
-    """Build and capture a model; the last one asked for is kept for further calls, in every precision."""
+    """Build and capture a model; the last one loaded is kept for further calls, in every precision."""
     key = _as_it_is(spec)
     if key not in _opened:
         forget_models()
@@ -201,6 +201,6 @@ def open_model(spec: ModelSpec) -> CapturedModel:
 
 
 def forget_models() -> None:
-    """Let go of the model :func:`load_model` keeps."""
+    """Release the model that :func:`load_model` keeps."""
     _opened.clear()
     _loaded.clear()

@@ -1,5 +1,5 @@
-"""Nodes that every kind of plan puts into the fx graph it is lowered to: local calls, their results,
-constants."""
+"""The nodes that every kind of plan puts into the fx graph to which it is lowered: local calls, their
+results, constants."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Lowered:
     """A lowered module, and which arguments it takes after the model's inputs.
 
     Attributes:
-        module: called with inputs, parameters, buffers in this order, as this rank has them.
-        parameters, buffers: names of these arguments.
+        module: takes inputs, parameters and buffers in this order, as this rank has them.
+        parameters, buffers: the names of these arguments.
     """
 
     module: fx.GraphModule
@@ -36,7 +36,7 @@ class Lowered:
 def add_function(
     graph: fx.Graph, function: functools.partial[Any], name: str, args: tuple[Any, ...]
 ) -> fx.Node:
-    """A call of a bound function; ``name`` says in the printed graph what it does."""
+    """Add a call of a bound function; ``name`` says in the printed graph what it does."""
     function.__name__ = name  # type: ignore[attr-defined]  # fx names the node after its target
     return graph.call_function(function, args)
 
@@ -49,11 +49,11 @@ def add_call(
     context: ShardContext,
     device: torch.device,
 ) -> fx.Node:
-    """An operator's local call on ``device``.
+    """Add an operator's local call on ``device``.
 
     Args:
-        operand: the node of a tensor that the call reads, by its name.
-        context: where the shard stands, for kernels that ask.
+        operand: returns the node of a tensor that the call reads, given its name.
+        context: the position of the shard, for kernels that need it.
     """
     args = tuple(literal(map_refs(a, operand)) for a in call.args)
     kwargs = {k: literal(map_refs(v, operand)) for k, v in call.kwargs.items()}
@@ -65,7 +65,7 @@ def add_call(
 
 
 def _device_argument(call: LocalCall, device: torch.device) -> dict[str, Any]:
-    """Where a call that makes a tensor from nothing puts it; capture leaves devices out."""
+    """Return the device argument for a call that makes a tensor from nothing; capture leaves devices out."""
     function = resolve_function(call.function)
     if device.type == "cpu" or not isinstance(function, torch._ops.OpOverload):
         return {}
@@ -74,7 +74,7 @@ def _device_argument(call: LocalCall, device: torch.device) -> dict[str, Any]:
 
 
 def add_results(graph: fx.Graph, op: Operator, node: fx.Node) -> dict[str, fx.Node]:
-    """The nodes of an operator's outputs by name, given the node of its call."""
+    """Return the nodes of an operator's outputs by name, given the node of its call."""
     # An operator with one result that is a tuple has a numbered output too ("split.0").
     if len(op.outputs) == 1 and "." not in op.outputs[0].removeprefix(op.name):
         return {op.outputs[0]: node}
@@ -86,14 +86,15 @@ def add_results(graph: fx.Graph, op: Operator, node: fx.Node) -> dict[str, fx.No
 
 
 def item(graph: fx.Graph, node: fx.Node, number: int) -> fx.Node:
-    """One of the results of a call that gives several."""
+    """Return one of the results of a call that has several."""
     return graph.call_function(operator.getitem, (node, number))
 
 
 def add_constant(graph: fx.Graph, root: torch.nn.Module, source: OperatorGraph, name: str) -> fx.Node:
-    """A constant of the captured graph as a buffer of the lowered module, so that it moves with it."""
+    """Add a constant of the captured graph as a buffer of the lowered module, so that it moves with the
+    module."""
     value = constant_value(source, name)
-    # Equal ones share their memory, which they would not keep on another device under two names.
+    # Equal constants share their memory; under two names they would not do so on another device.
     same = (known for known, kept in root.named_buffers(recurse=False) if kept is value)
     attribute = next(same, None)
     if attribute is None:
@@ -104,7 +105,7 @@ def add_constant(graph: fx.Graph, root: torch.nn.Module, source: OperatorGraph, 
 
 
 def constant_value(source: OperatorGraph, name: str) -> torch.Tensor:
-    """The folded value of a constant; without data where the graph was captured without (fake ranks)."""
+    """Return the folded value of a constant; without data if the graph was captured without (fake ranks)."""
     if name in source.constants:
         value: torch.Tensor = source.constants[name]
         return value

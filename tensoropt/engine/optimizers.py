@@ -1,4 +1,4 @@
-"""Optimizers that were made before a model's parameters were replaced by its plan's."""
+"""Handing over optimizers that were made before a model's parameters were replaced by its plan's."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import torch
 from torch import nn
 
 LISTED = 3
-"""How many names a warning lists."""
+"""The most names that a warning lists."""
 
 
 def hand_over(
     parameters: Mapping[nn.Parameter, nn.Parameter],
     stored: Callable[[nn.Parameter, torch.Tensor], torch.Tensor],
 ) -> None:
-    """Let every optimizer of this process go on with the new parameters, in its groups as they are.
+    """Let every optimizer of this process continue with the new parameters, in its groups as they are.
 
-    A plain parameter cannot become a DTensor itself (they differ in their memory, so that
-    ``torch.utils.swap_tensors`` refuses them), and an optimizer does not say what it was made for: those
-    that are alive are found among the objects of the process.
+    A plain parameter cannot itself become a DTensor (they differ in their memory, so
+    ``torch.utils.swap_tensors`` refuses them), and an optimizer does not record the model that it was made
+    for: those that are alive are found among the objects of the process.
 
     Args:
-        parameters: a model's old ones, and the new one of each.
-        stored: gives a value of an optimizer's state, whole and laid out like an old parameter, as the new
-            one is.
+        parameters: a model's old parameters, with the new one for each.
+        stored: converts a value of an optimizer's state, which is whole and laid out like an old parameter,
+            to the layout of the new one.
     """
     new = {id(old): value for old, value in parameters.items()}
     for optimizer in _alive():
@@ -44,28 +44,28 @@ def hand_over(
 
 
 def is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
-    """Whether a field of an optimizer's state is laid out like its parameter; a step counter has the shape of
-    a scalar one."""
+    """Return whether a field of an optimizer's state is laid out like its parameter; a step counter has the
+    shape of a scalar parameter."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and field != "step"
 
 
 def _alive() -> list[torch.optim.Optimizer]:
-    # By type: `isinstance` would ask proxies, which may do anything.
+    # By type, as `isinstance` would call proxies, which may do anything.
     return [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
 
 
 class Forgotten:
-    """Old parameters that something may still refer to: a list for clipping, an average of weights.
+    """Old parameters to which something may still refer: a list for clipping, an average of weights.
 
     Args:
-        parameters: by state-dict key.
+        parameters: the old parameters by state-dict key.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]):
         self._of = {key: weakref.ref(parameter) for key, parameter in parameters.items()}
 
     def warn(self) -> None:
-        """Say once what is still referred to."""
+        """Warn once about those that are still referred to."""
         of, self._of = self._of, {}
         if not any(ref() is not None for ref in of.values()):
             return

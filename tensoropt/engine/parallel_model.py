@@ -1,9 +1,11 @@
-"""A user's model and the engine that runs it: calls, parameters and state dicts, for plans of any kind."""
+"""The connection of a user's model with the engine that runs it: calls, parameters and state dicts, for plans
+of any kind."""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,6 +20,8 @@ from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.guard import Guard, keep_in_place
 from tensoropt.engine.optimizers import Forgotten, hand_over, is_state_of
+from tensoropt.engine.spread_values import SpreadValue
+from tensoropt.engine.together import Together
 from tensoropt.errors import PlanError
 
 ATTRIBUTE = "_tensoropt"
@@ -27,18 +31,18 @@ E = TypeVar("E", bound=Engine)
 
 
 class ParallelModel(ABC, Generic[E]):
-    """What ties a user's model to its engine; found at ``model._tensoropt``.
+    """The connection between a user's model and its engine; found at ``model._tensoropt``.
 
     The model stays the object it was. Its parameters, buffers and forward are replaced by the engine's
     (:meth:`install`). A subclass says how this rank's part of a parameter is shown to optimizers and
     checkpoints.
 
     Attributes:
-        engine: runs the plan.
-        mesh: of the job's ranks; None for one process.
-        device: where a call's inputs go.
-        names, shapes: state-dict key -> the graph's name; the model's own shape.
-        parameters: graph name -> what stands in the model for it.
+        engine: the engine, which runs the plan.
+        mesh: the mesh of the job's ranks; None for one process.
+        device: the device to which a call's inputs are moved.
+        names, shapes: state-dict key -> the graph's name, and the model's own shape.
+        parameters: graph name -> the parameter that represents it in the model.
     """
 
     def __init__(self, model: nn.Module, captured: Capture, engine: E, mesh: DeviceMesh | None):
@@ -52,6 +56,7 @@ class ParallelModel(ABC, Generic[E]):
         if captured.returned is not None:  # refused here, and not by the first call
             captured.returned.rebuild(torch.zeros(()))
         self.guard = Guard(model)
+        self.together = Together() if engine.runtime.distributed else None
         self.names: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.parameters: dict[str, nn.Parameter] = {}
@@ -60,12 +65,13 @@ class ParallelModel(ABC, Generic[E]):
         """Make the model run by the engine, in place.
 
         Args:
-            compare_ranks: compare what the ranks pass to the model, in the first calls and every so often.
+            compare_ranks: whether to compare what the ranks pass to the model, in the first calls and every
+                so often.
         """
         compare = compare_ranks and self.engine.runtime.distributed
         names = self.convention.input_names()
         self._same = SameCalls(names, self.engine.reads(), self.device) if compare else None
-        # Checks are no part of what a compiler is given; they break its graph in front of the model's.
+        # Checks are not part of what a compiler compiles; they break its graph before the model's.
         self._inputs_of_call = torch.compiler.disable(self._checked_inputs)
         # Before gradients are shown, which need the new parameters as owners.
         self._replace_parameters()
@@ -73,9 +79,12 @@ class ParallelModel(ABC, Generic[E]):
         self._replace_buffers()
         # On the instance, so that hooks of the module and torch.compile(model) still go around it.
         self.model.forward = self.forward
+        self.model.register_state_dict_pre_hook(lambda *_: self._meet_for_state())
         self.model.register_state_dict_post_hook(lambda *given: self._to_own_shapes(*given))
+        # PyTorch's public hooks cannot replace the dict.
+        self.model._register_state_dict_hook(lambda _, state, prefix, __: self._told_of_parts(state, prefix))
         self.model.register_load_state_dict_pre_hook(lambda *given: self._to_stored(*given))
-        # Past nn.Module's own __setattr__, which is for parameters, modules and buffers.
+        # Bypasses nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
         self._watch()
         if (words := self.shown_otherwise()) and (not dist.is_initialized() or dist.get_rank() == 0):
@@ -85,31 +94,31 @@ class ParallelModel(ABC, Generic[E]):
 
     @abstractmethod
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a parameter as a script sees it."""
+        """Return this rank's part of a parameter as a script sees it."""
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a gradient as a script sees it."""
+        """Return this rank's part of a gradient as a script sees it."""
         return self.shown(name, local)
 
     def local(self, name: str) -> torch.Tensor:
-        """This rank's part of a parameter."""
+        """Return this rank's part of a parameter."""
         return self.engine.shards.leaves[name].detach()
 
     @abstractmethod
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """A value that is laid out like the parameter ``key``, in the model's own shape."""
+        """Return a value that is laid out like the parameter ``key``, in the model's own shape."""
 
     @abstractmethod
     def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """A whole value, or any DTensor of it, laid out like the parameter ``key``."""
+        """Return a whole value, or any DTensor of it, laid out like the parameter ``key``."""
 
     @abstractmethod
     def lies_right(self, key: str, value: torch.Tensor) -> bool:
-        """Whether a value in a state dict is laid out like the parameter ``key`` already."""
+        """Return whether a value in a state dict is already laid out like the parameter ``key``."""
 
     def shown_otherwise(self) -> str:
-        """What a script is to know of parameters that are shown in another shape than the model's; nothing
-        where none is."""
+        """Return a note for scripts about parameters that are shown in another shape than the model's; empty
+        if there are none."""
         other = [k for k, p in self.parameter_keys().items() if tuple(p.shape) != self.shapes[k]]
         if not other:
             return ""
@@ -121,27 +130,28 @@ class ParallelModel(ABC, Generic[E]):
         )
 
     def has_local(self, key: str) -> bool:
-        """Whether this rank's state dict has a parameter; every rank's has all of them, but for plans in
-        which ranks have different ones."""
+        """Return whether this rank's state dict has a parameter; every rank's has all of them, except for
+        plans in which ranks have different ones."""
         return True
 
     def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
-        """Whether a field of an optimizer's state is laid out like its parameter."""
+        """Return whether a field of an optimizer's state is laid out like its parameter."""
         return is_state_of(parameter, field, value)
 
     def _whole(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """A value of a state dict, whole and in the model's own shape."""
+        """Return a value of a state dict, whole and in the model's own shape."""
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         return whole.detach().reshape(self.shapes[key])
 
     @staticmethod
     def _replicated(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-        """A value that every rank has, as distributed checkpoints want it: one rank writes it."""
+        """Return a value that every rank has in the form that distributed checkpoints need: one rank writes
+        it."""
         # run_check would broadcast what is the same everywhere.
         return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
     def _absent(self, name: str) -> torch.Tensor:
-        """What stands for a parameter of other ranks: nothing, in as many dims."""
+        """Return the stand-in for a parameter of other ranks: an empty tensor with as many dims."""
         tensor = self.source.tensors[name]
         shape = (0, *tensor.shape[1:])
         return torch.empty(shape, dtype=getattr(torch, tensor.stored_dtype), device=self.device)
@@ -156,7 +166,7 @@ class ParallelModel(ABC, Generic[E]):
             if (parameter := owner._parameters[attribute]) is not None:
                 old[key] = parameter
             shown = self.shown(tensor.name, self.local(tensor.name))
-            new = self.parameters[tensor.name] = nn.Parameter(shown, tensor.requires_grad)
+            new = self.parameters[tensor.name] = _as_parameter(shown, tensor.requires_grad)
             object.__setattr__(new, SHAPE, torch.Size(tensor.shape))
             # Tied parameters have one `nn.Parameter` under all their names, or an optimizer would step it
             # twice.
@@ -171,7 +181,7 @@ class ParallelModel(ABC, Generic[E]):
         self._forgotten = Forgotten(old)
 
     def _watch(self) -> None:
-        """From now on, refuse changes of the model that the plan would not follow."""
+        """Refuse, from now on, changes of the model that the plan would not follow."""
         keys = self.parameter_keys()
         self.guard.watch_parameters(keys)
         owned = set(self.names)
@@ -186,7 +196,7 @@ class ParallelModel(ABC, Generic[E]):
         self.model.__dict__["__deepcopy__"] = self.model.__dict__["__reduce_ex__"] = _refuse_copy
 
     def _replace_buffers(self) -> None:
-        """Buffers of the model and of the engine are the same tensors."""
+        """Make buffers of the model and of the engine the same tensors."""
         for name, value in self.engine.buffers.items():
             owner, attribute = _owner(self.model, str(self.source.tensors[name].key))
             if attribute in owner._buffers:
@@ -195,7 +205,7 @@ class ParallelModel(ABC, Generic[E]):
     # -- calls ------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns; in training its loss, with None in the place of all else."""
+        """Return what the model returns; in training its loss, with None in place of all else."""
         inputs = self._inputs_of_call(args, kwargs)
         # A script whose model began on the meta device need not know where it went. Only then: a call of `to`
         # would be a compiled graph of its own, which does nothing.
@@ -210,15 +220,18 @@ class ParallelModel(ABC, Generic[E]):
         return torch.utils._pytree.tree_unflatten(list(outputs), self.captured.out_spec)
 
     def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The graph's inputs of a call that the plan follows, and that is the same on all ranks."""
+        """Return the graph's inputs for a call that the plan follows, and that is the same on all ranks."""
         self._forgotten.warn()
+        if self.together is not None:
+            self.together.went_on()
         compared = self._same if self._same is not None and self._same.due() else None
         mode = mode_of(self.model.training, torch.is_grad_enabled())
         try:
             self.guard.check()
             inputs = self.convention.inputs(args, kwargs)
         except Exception:
-            # Told before it is raised: the others would wait for this rank in the call that it refuses.
+            # The others are told before it is raised: they would wait for this rank in the call that it
+            # refuses.
             if compared is not None:
                 compared.compare(None, mode)
             raise
@@ -229,8 +242,19 @@ class ParallelModel(ABC, Generic[E]):
     # -- state dicts ------------------------------------------------------------------------------
 
     def parameter_keys(self) -> dict[str, nn.Parameter]:
-        """State-dict keys of the trained parameters, without aliases."""
+        """Return the trained parameters by state-dict key, without aliases."""
         return {str(tensor.key): self.parameters[tensor.name] for tensor in self.source.parameters}
+
+    def gathers_state(self) -> bool:
+        """Whether a state dict takes all ranks, as parts of it come from others."""
+        return any(tuple(p.shape) != self.shapes[k] for k, p in self.parameter_keys().items())
+
+    def _meet_for_state(self) -> None:
+        if self.together is not None and self.gathers_state():
+            self.together.meet(
+                "model.state_dict(), which under this plan sends parts from rank to rank; call it on every "
+                "rank, and write on one what it gives (or use tensoropt.save_checkpoint on every rank)"
+            )
 
     def _to_own_shapes(
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
@@ -239,14 +263,61 @@ class ParallelModel(ABC, Generic[E]):
             if prefix + key in state:
                 state[prefix + key] = self.own_shape(key, state[prefix + key])
 
+    def _told_of_parts(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
+        """A state dict that has parts only, as one that says so when it is written to a file."""
+        own = [key for key in self.names if prefix + key in state]
+        values = [state[prefix + key] for key in own]
+        split = sum(
+            isinstance(v, DTensor) and not all(p.is_replicate() for p in v.placements) for v in values
+        )
+        missing = len(self.names) - len(own)
+        # A model around this one has the dict, and goes on with it.
+        if self.together is None or prefix or not (split or missing):
+            return None
+        found = PartOfState(state)
+        found.__dict__ |= state.__dict__
+        found.lacks = (
+            f"{missing} of {len(self.names)} parameters" if missing else f"parts of {split} parameters"
+        )
+        return found
+
     def _to_stored(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for key in self.names:
             value = state.get(prefix + key)
-            # Left alone, so that `load_state_dict` itself refuses it with its own words.
+            # Left alone, so that `load_state_dict` itself refuses it in its own words.
             if not isinstance(value, torch.Tensor) or tuple(value.shape) != self.shapes[key]:
                 continue
             if not self.lies_right(key, value):
                 state[prefix + key] = self.stored(key, value)
+
+
+class PartOfState(OrderedDict[str, Any]):
+    """A state dict of which other ranks have the rest; written like any other, with a warning.
+
+    Attributes:
+        lacks: what of the model it lacks.
+    """
+
+    lacks: str
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        warnings.warn(
+            f"what is written of model.state_dict() lacks {self.lacks}, which lie on other ranks: use "
+            "tensoropt.save_checkpoint on every rank, or write what get_model_state_dict(model, options="
+            "StateDictOptions(full_state_dict=True, cpu_offload=True)) gives on every rank",
+            stacklevel=2,
+        )
+        plain = OrderedDict(self)
+        plain.__dict__ |= {name: value for name, value in self.__dict__.items() if name != "lacks"}
+        return plain.__reduce_ex__(protocol)
+
+
+def _as_parameter(value: torch.Tensor, trained: bool) -> nn.Parameter:
+    if not isinstance(value, SpreadValue):
+        return nn.Parameter(value, trained)
+    value.requires_grad_(trained)
+    value._is_param = True  # how PyTorch marks parameters of a class of their own
+    return value  # type: ignore[return-value]
 
 
 def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
@@ -255,7 +326,8 @@ def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
 
 
 def original_shape(parameter: torch.Tensor) -> torch.Size:
-    """The shape that a parameter has in the model, whatever its plan shows of it; else a tensor's own."""
+    """Return the shape that a parameter has in the model, whatever its plan shows of it; for any other
+    tensor, its own."""
     found: torch.Size = getattr(parameter, SHAPE, parameter.shape)
     return found
 
@@ -269,7 +341,7 @@ def _refuse_copy(*_: Any) -> Any:
 
 
 def parallel_of(model: nn.Module) -> ParallelModel:
-    """What :func:`tensoropt.parallelize` attached to a model.
+    """Return what :func:`tensoropt.parallelize` attached to a model.
 
     Raises:
         PlanError: the model is not parallelized.

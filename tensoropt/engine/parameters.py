@@ -1,9 +1,8 @@
-"""Parameters of a running plan: local shards for the graph, DTensors for everybody else.
+"""Parameters of a running plan: local shards for the graph, DTensors for everything else.
 
-The lowered graph differentiates with respect to plain local leaves. Their gradients are views into
-flat, persistent buckets; a gradient that is a partial sum stays one over all micro-batches and is
-reduced once per step, bucket by bucket. The same storage is shown to optimizers and checkpoints as
-DTensors.
+The lowered graph differentiates with respect to plain local leaves. Their gradients are views into flat,
+persistent buckets; a gradient that is a partial sum remains so over all micro-batches and is reduced once per
+step, bucket by bucket. The same storage is shown to optimizers and checkpoints as DTensors.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from tensoropt.sharding.strategy import Strategy
 
 
 def shard_of(runtime: Runtime, name: str, atoms: Atoms, layout: Layout, value: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a whole tensor, as a copy of its own on this rank's device."""
+    """Return this rank's shard of a whole tensor, as a separate copy on this rank's device."""
     spec = EdgeSpec(name, atoms, runtime.mesh, layout, layout, (), ())
     shard = take_shard(runtime, spec, value)
-    # What cutting had to copy (an inner atom) is a copy already.
+    # If cutting had to copy (an inner atom), this is a copy already.
     own = storage_key(shard) != storage_key(value)
     if own and shard.is_contiguous() and shard.device == runtime.device:
         return shard
@@ -46,18 +45,18 @@ class ParameterShards(LocalParameters):
         super().__init__(runtime, strategy.graph.atoms.graph.parameters, values)
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """A copy of this rank's shard of a whole parameter, in the type it is stored in."""
+        """Return a copy of this rank's shard of a whole parameter, in the type in which it is stored."""
         layout = self.strategy.stored[name]
         shard = shard_of(self.runtime, name, self.strategy.atoms(name), layout, value)
         return shard.to(getattr(torch, self.strategy.tensor(name).stored_dtype))
 
     def shard_index(self, name: str) -> tuple[int, ...]:
-        """This rank's coordinates on the axes that shard a parameter."""
+        """Return this rank's coordinates on the axes that shard a parameter."""
         place, stored = self.runtime.place, self.strategy.stored[name]
         return tuple(place[a] for a, code in enumerate(stored) if a > 0 and code > REPLICATE)
 
     def replica_axes(self, name: str) -> tuple[int, ...]:
-        """The mesh axes that do not shard a parameter."""
+        """Return the mesh axes that do not shard a parameter."""
         return tuple(a for a, code in enumerate(self.strategy.stored[name]) if a > 0 and code <= REPLICATE)
 
     def _buckets(self) -> tuple[Bucket, ...]:
@@ -65,21 +64,21 @@ class ParameterShards(LocalParameters):
 
 
 def view_shape(atoms: Atoms, layout: Layout) -> tuple[int, ...]:
-    """Shape in which DTensor can express a layout that it cannot express in the tensor's own shape
+    """Return a shape in which DTensor can express a layout that it cannot express in the tensor's own shape
     (:func:`~tensoropt.engine.strided.own_placements`): every dim with an inner sharded atom is unflattened
     into its atoms."""
     shape: list[int] = []
     position = 0
     for dim in atoms:
         sharded = {code - position for code in layout if position <= code < position + len(dim)}
-        # An outermost atom that is cut makes contiguous slices, which `Shard` of the whole dim says as well.
+        # Cutting an outermost atom makes contiguous slices, which `Shard` of the whole dim also expresses.
         shape += dim if sharded - {0} else (prod(dim),)
         position += len(dim)
     return tuple(shape)
 
 
 def dtensor_placements(atoms: Atoms, layout: Layout) -> tuple[Placement, ...]:
-    """PyTorch placements of the real axes for a tensor shown in :func:`view_shape`."""
+    """Return PyTorch placements on the real axes for a tensor shown in :func:`view_shape`."""
     dims: dict[int, int] = {}
     position = shown = 0
     for dim in atoms:
@@ -96,8 +95,8 @@ def dtensor_placements(atoms: Atoms, layout: Layout) -> tuple[Placement, ...]:
 def as_dtensor(
     local: torch.Tensor, atoms: Atoms, layout: Layout, mesh: DeviceMesh, runtime: Runtime
 ) -> DTensor:
-    """A local shard as the DTensor it is part of, in the tensor's own shape wherever PyTorch can say so; the
-    storage is shared."""
+    """Return the DTensor of which a local shard is a part, in the tensor's own shape wherever PyTorch can
+    express it; the storage is shared."""
     shape = tuple(map(prod, atoms))
     placements = own_placements(atoms, layout, runtime.mesh)
     local_view = local_shape(atoms, layout, runtime.mesh, runtime.place)
@@ -109,7 +108,8 @@ def as_dtensor(
         local.view(local_view),
         mesh,
         placements,
-        # The check would send; shape and stride are given, as uneven shards do not tell the whole.
+        # The check would communicate; shape and stride are given, as uneven shards do not determine the
+        # whole.
         run_check=False,
         shape=torch.Size(shape),
         stride=stride,
@@ -120,7 +120,7 @@ def as_dtensor(
 
 
 def _local_view(atoms: Atoms, layout: Layout, runtime: Runtime) -> tuple[int, ...]:
-    """This rank's part of :func:`view_shape`."""
+    """Return this rank's part of :func:`view_shape`."""
     shape: list[int] = []
     position = 0
     for dim, local in zip(atoms, local_atoms(atoms, layout, runtime.mesh, runtime.place), strict=True):

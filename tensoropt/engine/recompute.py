@@ -1,8 +1,8 @@
-"""Recomputed regions of a lowered graph: their nodes become a module of their own that runs twice.
+"""Recomputed regions of a lowered graph: their nodes become a module that runs twice.
 
-The first time in forward, without keeping its inside, and again in backward, reshardings and gathers
-included, just before its own backward (:mod:`tensoropt.sharding.recomputing`), and always to its end, so that
-every rank issues the collectives the plan counts.
+It runs first in forward, without keeping its intermediate tensors, and a second time in backward, including
+reshardings and gathers, just before its own backward (:mod:`tensoropt.sharding.recomputing`), and always to
+its end, so that every rank issues the collectives that the plan counts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tensoropt.engine.runtime import Runtime
 from tensoropt.sharding.recomputing import recomputed
 
 REGION = "region"
-"""Key in a node's ``meta``: the name of the recomputed region it runs in."""
+"""The key in a node's ``meta`` for the name of the recomputed region in which it runs."""
 
 
 class Recomputed(torch.nn.Module):
-    """Runs a region's graph so that backward computes its inside again."""
+    """Runs a region's graph so that backward recomputes its intermediate tensors."""
 
     def __init__(self, body: fx.GraphModule, runtime: Runtime):
         super().__init__()
@@ -31,8 +31,8 @@ class Recomputed(torch.nn.Module):
         self.runtime = runtime
 
     def forward(self, *inputs: Any) -> Any:
-        """The region's results; backward makes its inside again."""
-        # No backward will come; running the body directly spares the hooks.
+        """Return the region's results; backward recomputes its intermediate tensors."""
+        # There will be no backward; running the body directly avoids the hooks.
         if not torch.is_grad_enabled():
             return self.body(*inputs)
         # Dropout's masks and shards of the batch depend on where the step was when forward ran.
@@ -45,7 +45,7 @@ class Recomputed(torch.nn.Module):
             try:
                 return self.body(*values)
             finally:
-                # Backward of what lies behind the region goes on with its own counters.
+                # Backward of what follows the region continues with its own counters.
                 runtime.step, runtime.micro_batch, runtime.ahead = now
 
         if torch.compiler.is_compiling():  # a compiler knows PyTorch's own way, and makes it its own
@@ -54,7 +54,7 @@ class Recomputed(torch.nn.Module):
 
 
 def extract_regions(root: torch.nn.Module, graph: fx.Graph, runtime: Runtime) -> fx.Graph:
-    """The graph with every region's nodes replaced by a call of one submodule of ``root``."""
+    """Return the graph with every region's nodes replaced by a call of one submodule of ``root``."""
     # The common case, and the graph is then left untouched.
     if not any(REGION in node.meta for node in graph.nodes):
         return graph
@@ -76,7 +76,7 @@ def extract_regions(root: torch.nn.Module, graph: fx.Graph, runtime: Runtime) ->
 
 
 def _in_order(graph: fx.Graph) -> Iterable[tuple[fx.Node, ...]]:
-    """Nodes, and regions as one, each after what it needs; otherwise in the graph's order."""
+    """Return nodes, and each region as a unit, each after what it needs; otherwise in the graph's order."""
     regions: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
         if REGION in node.meta:
@@ -85,7 +85,7 @@ def _in_order(graph: fx.Graph) -> Iterable[tuple[fx.Node, ...]]:
     for members in regions.values():
         units.update(dict.fromkeys(members, tuple(members)))
     done: set[fx.Node] = set()
-    # Depth first with a list of its own: a graph's chains are longer than Python's recursion goes.
+    # Depth first with an explicit stack: a graph's chains are longer than Python's recursion limit.
     for node in graph.nodes:
         waiting = [units[node]]
         while waiting:
@@ -108,9 +108,9 @@ def _in_order(graph: fx.Graph) -> Iterable[tuple[fx.Node, ...]]:
 def _body(
     root: torch.nn.Module, nodes: tuple[fx.Node, ...]
 ) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
-    """(what the region needs, what others need of it, its graph)."""
+    """Return (what the region needs, what others need from it, its graph)."""
     inside = set(nodes)
-    # Parameters' shards come in as inputs: gathers are inside the region and run again with it.
+    # Parameters' shards come in as inputs: gathers are inside the region and are repeated with it.
     inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     graph = fx.Graph()

@@ -1,4 +1,4 @@
-"""Gathered or cast parameters that autograd does not keep: backward makes them again (ZeRO, stage 3).
+"""Gathered or cast parameters that autograd does not keep: backward makes them anew (ZeRO, stage 3).
 
 Rajbhandari et al., SC 2020, section 5: parameters are gathered for a layer's forward, dropped, and gathered
 once more for its backward.
@@ -17,7 +17,7 @@ from tensoropt.sharding.reshard.redistribute import Ahead, EdgeSpec, travel
 
 
 class _Note(NamedTuple):
-    """What autograd saves in the place of a view of a gathered parameter: how to make it again."""
+    """A note that autograd saves in place of a view of a gathered parameter: how to make it anew."""
 
     shard: torch.Tensor
     spec: EdgeSpec
@@ -29,14 +29,13 @@ class _Note(NamedTuple):
 
 
 def keep_gathered(runtime: Runtime, gathered: torch.Tensor) -> None:
-    """A node of the lowered graph: see :meth:`RegatheredParameters.keep`."""
+    """Node of the lowered graph: see :meth:`RegatheredParameters.keep`."""
     if not torch.compiler.is_compiling():
         runtime.kept(gathered)
 
 
 class RegatheredParameters:
-    """Saved-tensor hooks that put a note in the place of each gathered or cast parameter that autograd
-    would save.
+    """Saved-tensor hooks that replace each gathered or cast parameter that autograd would save by a note.
 
     Backward unpacks the note by casting the stored shard and issuing the edge's gather once more.
     """
@@ -51,14 +50,14 @@ class RegatheredParameters:
         """Remember that ``gathered`` was made from ``shard`` along an edge."""
         key, readers = gathered.untyped_storage()._cdata, [weakref.ref(gathered)]
         known = self._known.get(key)
-        # Groups that read one gathered parameter have tensors of their own with the same storage.
+        # Groups that read one gathered parameter have separate tensors with the same storage.
         if known is not None and known[2] is spec:
             readers += [reader for reader in known[0] if reader() is not None]
         self._known[key] = (readers, shard.detach(), spec)
 
     def keep(self, gathered: torch.Tensor) -> None:
-        """What autograd saves of ``gathered`` from now on stays: its views have left for other groups, whose
-        backward does not know that there is something to gather."""
+        """Let autograd keep what it saves of ``gathered`` from now on: views of it have left for other
+        groups, whose backward does not know that there is something to gather."""
         key = gathered.untyped_storage()._cdata
         if (known := self._known.get(key)) is None:
             return
@@ -69,7 +68,7 @@ class RegatheredParameters:
             del self._known[key]
 
     def hooks(self) -> AbstractContextManager[None]:
-        """The context in which a forward has to run for its gathered parameters to be dropped."""
+        """Return the context in which a forward has to run for its gathered parameters to be dropped."""
         hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
             self._pack, self._unpack
         )
@@ -77,7 +76,7 @@ class RegatheredParameters:
 
     def _pack(self, value: torch.Tensor) -> torch.Tensor | _Note:
         known = self._known.get(value.untyped_storage()._cdata) if self._known else None
-        # A stored parameter that is used whole shares the storage of what was "gathered": it is there anyway.
+        # A stored parameter that is used whole shares the storage of what was "gathered": it exists anyway.
         if known is None or isinstance(value, torch.nn.Parameter):
             return value
         if not any(reader() is not None for reader in known[0]):

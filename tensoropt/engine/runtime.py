@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tensoropt.errors import PlanError
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, Route
 
-# Groups are made once per job and mesh; a job of its own (as tests begin) is told by its world group.
+# Groups are made once per job and mesh; a new job (as tests begin) is recognised by its world group.
 _made_for: list[object] = []
 _made_groups: dict[tuple[int, ...], dict[tuple[int, ...], dist.ProcessGroup]] = {}
 # Those that may still refer to groups when the job is left (leave_job).
@@ -23,10 +23,10 @@ _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
 
 def leave_job() -> None:
-    """Let go of every process group, then end this rank's part in the job.
+    """Release every process group, then end this rank's part in the job.
 
-    A group that something still refers to outlives ``destroy_process_group``, and is destroyed while the
-    interpreter is: gloo's threads then abort a process that has done its work ("terminate called without an
+    A group to which something still refers outlives ``destroy_process_group``, and is destroyed together with
+    the interpreter: gloo's threads then abort a process that has done its work ("terminate called without an
     active exception").
     """
     for runtime in list(_runtimes):
@@ -44,30 +44,30 @@ def leave_job() -> None:
 
 
 class Runtime:
-    """One rank's view of the mesh; the :class:`~tensoropt.ops.context.ShardContext` of its kernels.
+    """A rank's view of the mesh; the :class:`~tensoropt.ops.context.ShardContext` of its kernels.
 
-    Axis 0 is the micro-batch axis: its coordinate changes in time. The other axes are row-major over
-    ranks. Process groups exist for every subset of axes, so that several axes act as one group.
+    Axis 0 is the micro-batch axis: its coordinate changes over time. The other axes are row-major over ranks.
+    Process groups exist for every subset of axes, so that several axes can act as one group.
 
     Args:
         mesh: micro-batches, then the axis sizes.
-        rank: this process's; by default as the job says, 0 without one.
-        seed: of dropout.
-        device: that this rank computes on; the CPU by default.
-        job: of a mesh that is one place of a pipeline: the whole job's, whose first axis after the
+        rank: this process's rank; by default the job's, 0 without a job.
+        seed: the seed of dropout.
+        device: the device that this rank computes on; the CPU by default.
+        job: for a mesh that is one place of a pipeline, the whole job's mesh, whose first axis after the
             micro-batches is the pipeline.
 
     Attributes:
-        step, micro_batch: where the run is; dropout and shards of the batch depend on them.
-        counts: of mean losses over the whole batch, by operator.
-        gathered, kept: told of each gathered parameter that backward can gather again, and of those of which
-            autograd is to keep what it saves from then on.
-        unsharded: parameters that are gathered once per step, by name.
-        routes: of edges, worked out so far.
-        ahead: what is gathered ahead in the call that runs.
+        step, micro_batch: the current position of the run; dropout and shards of the batch depend on them.
+        counts: the counts of mean losses over the whole batch, by operator.
+        gathered, kept: called with each gathered parameter that backward can regather, and with those of
+            which autograd is to keep what it saves from then on.
+        unsharded: the parameters that are gathered once per step, by name.
+        routes: the routes of edges determined so far.
+        ahead: what is gathered ahead in the running call.
 
     Raises:
-        PlanError: the job has other ranks than the mesh needs.
+        PlanError: the job has a different number of ranks than the mesh needs.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class Runtime:
         _runtimes.add(self)
 
     def _make_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """A process group per subset of real axes with more than one member; every rank makes all.
+        """Make a process group for every subset of real axes with more than one member; every rank makes all.
 
-        Groups are costly to make and never freed by PyTorch, so a mesh's are made once per job.
+        Groups are costly to make and are never freed by PyTorch, so those of a mesh are made once per job.
         """
         world = dist.group.WORLD
-        # Groups of a job that was left are dead; a new job has another world group.
+        # Groups of a job that has ended are dead; a new job has another world group.
         if _made_for[:1] != [world]:
             _made_for[:] = [world]
             _made_groups.clear()
@@ -149,7 +149,7 @@ class Runtime:
         # All subsets, whether the plan uses them or not: 2^axes - 1, few for the axes that meshes have.
         for count in range(1, len(axes) + 1):
             for subset in itertools.combinations(axes, count):
-                # All ranks are a group already, with its connections open.
+                # All ranks already form a group, with its connections open.
                 if prod(self.mesh[a] for a in subset) == prod(self.mesh[1:]):
                     assert dist.group.WORLD is not None
                     own[subset] = dist.group.WORLD
@@ -163,7 +163,7 @@ class Runtime:
         return own
 
     def _partitions(self, subset: tuple[int, ...]) -> list[list[int]]:
-        """The ranks that differ along the axes of ``subset`` only, group by group."""
+        """Return the ranks that differ only along the axes of ``subset``, group by group."""
         members: dict[tuple[int, ...], list[int]] = {}
         sizes = self.mesh[1:]
         for rank, place in enumerate(itertools.product(*(range(n) for n in sizes))):
@@ -175,35 +175,35 @@ class Runtime:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Coordinate on all axes, the micro-batch first."""
+        """The coordinates on all axes, the micro-batch first."""
         return (self.micro_batch, *self.position)
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
-        """This rank's index within the flattened group of ``axes``, the first axis outermost."""
+        """Return this rank's index within the flattened group of ``axes``, the first axis outermost."""
         index = 0
         for axis in axes:
             index = index * self.mesh[axis] + self.place[axis]
         return index
 
     def parts(self, axes: tuple[int, ...]) -> int:
-        """In how many shards ``axes`` cut an atom."""
+        """Return the number of shards into which ``axes`` cut an atom."""
         return prod(self.mesh[axis] for axis in axes)
 
     def group(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """The process group over ``axes``; None when it has one member."""
+        """Return the process group over ``axes``; None if it has one member."""
         # Kernels and steps name axes as the strategy does, those of one part and the micro-batches included.
         real = tuple(a for a in axes if a > 0 and self.mesh[a] > 1)
         return self._groups[real] if real else None
 
     def synchronize(self) -> None:
-        """Wait until the device has done what it was told."""
+        """Wait until the device has done what was issued."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     # -- what kernels need ------------------------------------------------------------------------
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
-        """``value`` reduced over ``axes``; itself where no other rank takes part."""
+        """Return ``value`` reduced over ``axes``; itself if no other rank takes part."""
         group = self.group(axes)
         if group is None:
             return value
@@ -212,7 +212,7 @@ class Runtime:
         return value
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """A count over the whole batch; with micro-batches it was taken beforehand (``counts``)."""
+        """Return a count over the whole batch; with micro-batches it was taken beforehand (``counts``)."""
         if self.mesh[0] == 1 or 0 not in axes:
             return self.all_reduce(value, axes)
         return self.counts[name]

@@ -1,8 +1,8 @@
 """One training step of a sharded plan: micro-batches, unsharded parameters, gradients, buffers.
 
-With one micro-batch a call builds an ordinary autograd graph. With several, forward *and* backward of each
+With one micro-batch, a call builds an ordinary autograd graph. With several, forward *and* backward of each
 happen inside the call (that is what saves the memory), the last backward starts the reductions, and the
-script's ``loss.backward()`` waits for them and scales what they give: the calling convention is kept.
+script's ``loss.backward()`` waits for them and scales their results: the calling convention is kept.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class ShardedEngine(Engine[LoweredStrategy, Pending]):
-    """Runs a strategy on this rank; every rank has all buffers, and they are the same after every step.
+    """Runs a strategy on this rank; every rank has all buffers, and they are the same everywhere after every
+    step.
 
     Args:
         strategy: the plan.
         values: the model's parameters and buffers by graph name, whole, on any device.
-        runtime: where this rank stands; by default its place in the ``torch.distributed`` job.
-        seed: of dropout.
-        device: that this rank computes on, where no runtime says; by default that of the values.
+        runtime: this rank's position; by default its place in the ``torch.distributed`` job.
+        seed: the seed of dropout.
+        device: the device that this rank computes on, if no runtime says; by default that of the values.
 
     Attributes:
         unsharded: parameters that are gathered once per step.
@@ -54,7 +55,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         )
         self.strategy = strategy
         edges = [node.meta["edge"] for node in self.module.graph.nodes if "edge" in node.meta]
-        # Without an edge of a parameter there is nothing to gather again, and hooks cost time for every saved
+        # Without an edge of a parameter there is nothing to regather, and hooks cost time for every saved
         # tensor.
         self._gathers = any(edge.kind == "parameter" for edge in edges)
         self.shards = ParameterShards(strategy, self.runtime, values)
@@ -63,7 +64,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self.buffers = {
             name: values[name].detach().to(self.runtime.device, copy=True) for name in self.lowered.buffers
         }
-        # What the last micro-batch has made of them, until the step is over.
+        # The new values from the last micro-batch, until the step is over.
         self._new_buffers: dict[str, torch.Tensor] = {}
         self.counts = self._make_counts()
         self._in_backward = False
@@ -106,7 +107,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         return outputs
 
     def _gather_ahead(self, evaluating: bool) -> None:
-        """Begin a call in which parameters are gathered ahead, where any are."""
+        """Begin a call in which parameters are gathered ahead, if any are."""
         ahead = self._lowered_for(evaluating).ahead
         if not ahead and not self.unsharded.goes_ahead and not self.strategy.scattered:
             return
@@ -118,7 +119,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self._waiting += torch.is_grad_enabled()
 
     def _copies_to_make(self) -> UnshardedParameters | None:
-        """The unsharded copies that are made in the forward to come: those of a step in its first."""
+        """Return the unsharded copies that the next forward makes: those of a step in its first forward."""
         return self.unsharded if self.runtime.micro_batch == 0 else None
 
     def _deliver(self, name: str, gradient: torch.Tensor) -> None:
@@ -132,10 +133,10 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self._waiting = 0
 
     def _micro_batch(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
-        """Results of one micro-batch.
+        """Return the results of one micro-batch.
 
-        All micro-batches of a step read the buffers as the step before left them, and make the same new
-        values of them (``micro_batch_strategies``): those of the last one are put aside for
+        All micro-batches of a step read the buffers as the previous step left them, and make the same new
+        values of them (``micro_batch_strategies``): those of the last one are set aside for
         :meth:`_take_buffers`, unless ``evaluating``.
         """
         self._gather_ahead(evaluating)
@@ -151,7 +152,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         return (*map(_in_own_memory, results[:own]), *results[own:count])
 
     def _take_buffers(self) -> None:
-        """Buffers take the values that the step has made of them."""
+        """Set the buffers to the values that the step has made."""
         for name, value in self._new_buffers.items():
             # Not written in place, as autograd may have saved the old value; and not copied, as the new one
             # has memory of its own.
@@ -197,13 +198,13 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
     # -- backward ---------------------------------------------------------------------------------
 
     def _begin_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        # Several losses of one backward each call this; the buckets are made room in once.
+        # Several losses of one backward each call this; room in the buckets is made once.
         if not self._in_backward:
             self._in_backward = True
             self.shards.accumulated.one_call = self._waiting == 1
             self.shards.accumulated.occupy()
             self.unsharded.clear()
-            # Gradients arrive in whatever order autograd likes; this is called when the last one has.
+            # Gradients arrive in whatever order autograd chooses; this is called when the last one has.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
         return whole_gradient(grad)
 
@@ -216,13 +217,14 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
     def _finish_backward(self, step: Pending, gradient: torch.Tensor) -> None:
         """Wait for the sums of what the micro-batches accumulated, and scale them by the loss's gradient."""
         self.shards.accumulated.recall(step)
-        # The usual `loss.backward()`: multiplying by 1 would pass over all gradients for nothing.
+        # In the usual `loss.backward()`, multiplying by 1 would go over all gradients for nothing.
         self.shards.accumulated.finish(None if _is_one(gradient) else gradient)
 
 
 def _in_own_memory(value: torch.Tensor) -> torch.Tensor:
-    """A loss without the memory that its kernel made it in (PyTorch's mse_loss that of all terms), as the
-    script holds it through backward; a compiler makes it in memory of its own, and knows no storages."""
+    """Return a loss without the memory in which its kernel made it (PyTorch's mse_loss keeps that of all
+    terms), as the script holds the loss through backward; a compiler makes it in memory of its own, and knows
+    no storages."""
     if torch.compiler.is_compiling():
         return value
     if value.numel() == 1 and value.untyped_storage().nbytes() > value.element_size():
@@ -231,5 +233,6 @@ def _in_own_memory(value: torch.Tensor) -> torch.Tensor:
 
 
 def _is_one(grad: torch.Tensor) -> bool:
-    """Whether a loss's gradient is 1; a fake one has no value, and only checks make it, without a scale."""
+    """Return whether a loss's gradient is 1; a fake one has no value, and occurs only in checks, which do not
+    scale it."""
     return isinstance(grad, FakeTensor) or float(grad) == 1.0

@@ -12,12 +12,13 @@ from torch.distributed.tensor import DTensor
 from tensoropt.capture import Capture
 from tensoropt.engine.parallel_model import ParallelModel
 from tensoropt.engine.parameters import as_dtensor
+from tensoropt.engine.partial_values import read_whole
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.strategy import Strategy
 
 
 class ShardedModel(ParallelModel[ShardedEngine]):
-    """What ties a model to its sharded plan."""
+    """The connection between a model and its sharded plan."""
 
     def __init__(
         self,
@@ -35,6 +36,8 @@ class ShardedModel(ParallelModel[ShardedEngine]):
             names = tuple(f"axis{i}" for i in range(1, len(strategy.mesh)))
             mesh = init_device_mesh(engine.runtime.device.type, strategy.mesh[1:], mesh_dim_names=names)
         super().__init__(model, captured, engine, mesh)
+        if mesh is not None and self.together is not None:
+            read_whole(mesh, self.together)
 
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
         # One process: plain tensors, so that scripts without a job need nothing of `torch.distributed`.
@@ -44,9 +47,9 @@ class ShardedModel(ParallelModel[ShardedEngine]):
         return as_dtensor(local, self.strategy.atoms(name), layout, self.mesh, self.engine.runtime)
 
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """A value that is laid out like the parameter ``key``, in the model's own shape.
+        """Return a value that is laid out like the parameter ``key``, in the model's own shape.
 
-        It has that already, unless PyTorch cannot say the layout in it; then it is gathered.
+        It already has that shape, unless PyTorch cannot express the layout in it; then it is gathered.
         """
         shape = self.shapes[key]
         if tuple(value.shape) == shape or not isinstance(value, DTensor):

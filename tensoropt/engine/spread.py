@@ -1,7 +1,7 @@
-"""Gradients of plans in which ranks have different parameters: this rank's part, empty where it has none.
+"""Gradients in plans whose ranks have different parameters: this rank's part, empty if it has none.
 
-``torch.nn.utils.clip_grad_norm_`` sees the gradients of its own rank only. Norms of these gradients remember
-that, and the norm of norms is one over all ranks.
+``torch.nn.utils.clip_grad_norm_`` sees only the gradients of its own rank. Norms of these gradients remember
+that, and the norm of norms is taken over all ranks.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ def _order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
 
 
 def _norm(value: torch.Tensor, order: float) -> SpreadNorm:
-    """This rank's share of a norm; nothing where the gradient is elsewhere."""
+    """Return this rank's share of a norm; nothing if the gradient is elsewhere."""
     found = torch.linalg.vector_norm(value, order) if value.numel() else value.new_zeros(())
     copies = getattr(value, "copies", 1)
-    # All ranks' powers are added up, so that each of several copies gives its part of one.
+    # The powers of all ranks are summed, so each of several copies contributes its fraction.
     if copies > 1 and order != float("inf"):
         found = found / copies ** (1.0 / order)
     return found.as_subclass(SpreadNorm)
 
 
 def spread(value: torch.Tensor, copies: int = 1) -> SpreadGradient:
-    """A gradient as :class:`SpreadGradient`, of which so many ranks have the same."""
+    """Return a gradient as :class:`SpreadGradient`, given the number of ranks that have the same one."""
     found = value.as_subclass(SpreadGradient)
     found.copies = copies
     return found
 
 
 class SpreadGradient(torch.Tensor):
-    """A gradient, or a part of one, that is here, or elsewhere and empty here.
+    """A gradient, or a part of one, that is on this rank, or elsewhere and empty here.
 
     Attributes:
-        copies: ranks that have the same.
+        copies: the number of ranks that have the same one.
     """
 
     copies: int = 1
@@ -54,18 +54,18 @@ class SpreadGradient(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # Else the call would come back to this very function, without end.
+        # Otherwise the call would come back to this very function, endlessly.
         with torch._C.DisableTorchFunctionSubclass():
             if func in _NORMS:
                 return _norm(args[0], _order(args, kwargs))
-            # What clip_grad_norm_ calls where it can.
+            # clip_grad_norm_ calls this where it can.
             if func is torch._foreach_norm:
                 return [_norm(value, _order(args, kwargs)) for value in args[0]]
             return func(*args, **kwargs)
 
 
 class SpreadNorm(torch.Tensor):
-    """Norms of gradients that this rank has; their norm is that of all ranks' together."""
+    """Norms of this rank's gradients; their norm is that of all ranks' gradients together."""
 
     @classmethod
     def __torch_function__(
@@ -85,7 +85,7 @@ def _over_ranks(own: torch.Tensor, order: float) -> torch.Tensor:
     if order == float("inf"):
         dist.all_reduce(own, op=dist.ReduceOp.MAX)
         return own
-    # Powers of many elements are added up in float64: a narrow type overflows or loses the small ones.
+    # Powers of many elements are summed in float64: a narrow type overflows or loses the small ones.
     total = own.double() ** order
     dist.all_reduce(total)
     return (total ** (1.0 / order)).to(own.dtype)

@@ -1,10 +1,10 @@
-"""Parameters that are split inside of a dim, as DTensors of their own shape, and in checkpoints.
+"""Parameters that are split inside a dim, as DTensors of their own shape, and in checkpoints.
 
-A fused projection that is split on heads is no slice of its matrix: every rank has some rows of each of
-q, k and v. PyTorch's strided shards say this of a DTensor (they were made for FSDP over tensor parallelism),
-and its operators, optimizers and redistribution understand them. Distributed checkpoints do not: they take
-such a shard for one block, and refuse to save blocks that overlap. Here a shard is told as the blocks that it
-is.
+A fused projection that is split by heads is not split into slices of its matrix: every rank has some rows of
+each of q, k and v. PyTorch's strided shards express this for a DTensor (they were made for FSDP over tensor
+parallelism), and its operators, optimizers and redistribution understand them. Distributed checkpoints do
+not: they take such a shard for one block, and refuse to save blocks that overlap. This module describes a
+shard as the blocks that it consists of.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from tensoropt.ops.layouts import Atoms, Layout
 
 Block = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Where a block begins in the whole tensor, how large it is, where it begins in the shard."""
+"""The start of a block in the whole tensor, its size, and its start in the shard."""
 
 
 def own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[Placement, ...] | None:
-    """PyTorch's placements, on the real axes, of a tensor in its own shape; None where it has none that say
-    this layout: an atom inside of a dim is divided unevenly.
+    """Return PyTorch's placements, on the real axes, of a tensor in its own shape; None if none of them
+    express this layout, as an atom inside a dim is divided unevenly.
 
     Args:
-        mesh: micro-batches, then the axis sizes, as of a strategy.
+        mesh: micro-batches, then the axis sizes, as in a strategy.
     """
     sizes = [size for dim in atoms for size in dim]
     ends = list(itertools.accumulate(len(dim) for dim in atoms))
     found: list[Placement] = [Replicate() for _ in layout[1:]]
-    # Left to right, as DTensors are read: each axis cuts what those before have left.
+    # Left to right, as DTensors are read: each axis cuts what the previous axes have left.
     for axis, code in enumerate(layout):
         if axis == 0 or code < 0:
             continue
@@ -50,7 +50,7 @@ def own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[P
         for size in sizes[code + 1 : end]:
             inner *= size
         if sizes[code] % mesh[axis]:
-            # Cut unevenly, pieces are whole atoms here and any number of rows in a DTensor.
+            # In an uneven cut, pieces are whole atoms here but any number of rows in a DTensor.
             if outer > 1 or inner > 1:
                 return None
             found[axis - 1] = Shard(dim)
@@ -61,7 +61,7 @@ def own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[P
 
 
 def blocks(value: DTensor) -> list[Block]:
-    """The blocks of the whole tensor that this rank's part of it is made of, in order."""
+    """Return the blocks of the whole tensor that this rank's part consists of, in order."""
     coordinate = value.device_mesh.get_coordinate()
     if coordinate is None:
         return []
@@ -79,14 +79,14 @@ def blocks(value: DTensor) -> list[Block]:
 
 
 def _part(rows: torch.Tensor, placement: Placement, parts: int, index: int) -> torch.Tensor:
-    """The rows that one of ``parts`` ranks has of those that are there."""
+    """Return the rows that one of ``parts`` ranks gets of the given rows."""
     pieces = rows.chunk(int(placement.split_factor)) if isinstance(placement, _StridedShard) else (rows,)
     chunks = [piece.chunk(parts) for piece in pieces]
     return torch.cat([of[index] if index < len(of) else rows[:0] for of in chunks])
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(first row, number, position in the shard) of each run of neighbouring rows."""
+    """Return (first row, number, position in the shard) of each run of neighbouring rows."""
     found: list[tuple[int, int, int]] = []
     for position, row in enumerate(rows):
         if found and found[-1][0] + found[-1][1] == row:
@@ -101,14 +101,14 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def is_strided(value: DTensor) -> bool:
-    """Whether a rank's part may be more than one block."""
+    """Return whether a rank's part may be more than one block."""
     return any(isinstance(placement, _StridedShard) for placement in value.placements)
 
 
 def teach_checkpoints() -> None:
     """Let ``torch.distributed.checkpoint`` save and load strided shards of any tensor: parameters, and the
     optimizer state that PyTorch makes like them; and fill them from whole tensors of another rank
-    (``broadcast_from_rank0``). Others it goes on treating as it does."""
+    (``broadcast_from_rank0``). Other tensors are treated as before."""
     if getattr(DTensor, "_tells_blocks", False):
         return
     write, chunks, shard = (
@@ -159,7 +159,8 @@ def teach_checkpoints() -> None:
 def _fill_strided(
     others: Callable[..., None], state: dict[str, Any], keys: Sequence[str], *rest: Any, **named: Any
 ) -> None:
-    """``_distribute_tensors`` of PyTorch: of each (place, whole tensor) the place, filled with its part."""
+    """Replace PyTorch's ``_distribute_tensors``: given (place, whole tensor) pairs, fill each place with its
+    part."""
     for key in keys:
         pair = state.get(key)
         if isinstance(pair, tuple) and isinstance(pair[0], DTensor) and is_strided(pair[0]):
@@ -170,7 +171,7 @@ def _fill_strided(
             for start, size, at in blocks(place):
                 _narrowed(local, at, size).copy_(_narrowed(whole, start, size))
             state[key] = place
-    # It leaves alone what is a tensor already.
+    # It leaves alone what is already a tensor.
     others(state, keys, *rest, **named)
 
 

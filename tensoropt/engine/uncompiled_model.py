@@ -1,4 +1,4 @@
-"""Models whose plan says itself when what runs, so that a compiler is kept out."""
+"""Models whose plan itself decides what runs when, so that a compiler is kept out."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class UncompiledModel(ParallelModel[E]):
     """A user's model whose plan orders more than a compiler would keep.
 
     Attributes:
-        uncompiled: why, for people.
+        uncompiled: the reason, for people.
     """
 
     uncompiled: ClassVar[str]
 
     def install(self, *, compare_ranks: bool = True) -> None:
         super().install(compare_ranks=compare_ranks)
-        # A compiler would reorder what the plan orders, so it is kept out; and the script is told, once.
+        # A compiler would reorder what the plan orders, so it is kept out; the script gets a warning, once.
         self._compiled = self._told = False
         self._run = torch.compiler.disable(self._uncompiled, reason=self._words)
         self.model.register_state_dict_pre_hook(lambda *_: self.engine.sync_buffers())
@@ -35,7 +35,7 @@ class UncompiledModel(ParallelModel[E]):
         return f"{self.uncompiled}, {rest}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        # Asked outside of the part that the compiler leaves alone, in which it is always False.
+        # Checked outside of the part that the compiler leaves alone, in which it is always False.
         self._compiled = torch.compiler.is_compiling()
         return self._run(*args, **kwargs)
 

@@ -1,14 +1,14 @@
 """Unsharded parameters: stored sharded, gathered once per step, and read whole by all its micro-batches.
 
-ZeRO's stages 1 and 2 (Rajbhandari et al., SC 2020, section 5): a gradient leaves in every micro-batch
-(reduced to the shard, stage 2), or adds up unreduced beside the unsharded parameter until the last one
-(stage 1). Copies are made block by block in the first micro-batch's forward, and the gradients of stage 1
-reduced block by block in the last one's backward (:mod:`tensoropt.engine.ahead`); what cannot be put
-together with others is brought before the first and after the last.
+These are ZeRO's stages 1 and 2 (Rajbhandari et al., SC 2020, section 5): a gradient leaves in every
+micro-batch (reduced to the shard, stage 2), or accumulates unreduced beside the unsharded parameter until the
+last one (stage 1). Copies are made block by block in the first micro-batch's forward, and the gradients of
+stage 1 are reduced block by block in the last one's backward (:mod:`tensoropt.engine.ahead`); what cannot be
+combined with others is moved before the first and after the last.
 
-An unsharded parameter stays from one step to the next, where it is made anew: whatever changed the shards in
-between, an optimizer or a checkpoint, is seen. It is never written in place, so a step whose backward is
-still to come keeps the one it saw.
+An unsharded parameter stays until the next step, which makes it anew: any change of the shards in between, by
+an optimizer or a checkpoint, takes effect. It is never written in place, so a step whose backward is still to
+come keeps the one it saw.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class UnshardedParameters:
     """The unsharded parameters of a strategy on this rank, which edges find at ``runtime.unsharded``.
 
     Attributes:
-        unreduced: the gradients that are reduced last, per parameter, in the shape of the unsharded one and
-            the type in which the parameter is stored, so that micro-batches add up in it.
-        last: the micro-batch that runs is the last of several.
+        unreduced: the gradients that are reduced last, by parameter, in the shape of the unsharded one and
+            the type in which the parameter is stored, so that micro-batches accumulate in that type.
+        last: whether the running micro-batch is the last of several.
     """
 
     def __init__(self, strategy: Strategy, runtime: Runtime, leaves: Mapping[str, torch.Tensor]):
@@ -69,34 +69,34 @@ class UnshardedParameters:
 
     @property
     def blocks(self) -> list[int]:
-        """Those that use copies, in their order."""
+        """Return the blocks that use copies, in order."""
         return sorted(self._of_block)
 
     # -- copies -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Make unsharded parameters from the shards as they are now, but those that forward is going to
-        make block by block."""
+        """Make unsharded parameters from the current shards, except those that forward is going to make block
+        by block."""
         # A compiled module has no blocks, see engine/ahead.py.
         at_once = torch.compiler.is_compiling()
         for name, spec in self.specs.items():
-            # The old one goes first: both at once would be one parameter more than the plan counts.
+            # The old one is freed first: both at once would be one parameter more than the plan counts.
             self.runtime.unsharded.pop(name, None)
             if spec.block is None or at_once:
                 self.put(name, travel(self.runtime, self.leaves[name].detach(), spec))
             elif name in self.unreduced:
-                # A place for what will be there before it is read: the lowered module is given it now.
+                # A buffer that will be filled before it is read: the lowered module takes it now.
                 narrow = spec.dtype or self.leaves[name].dtype
                 self.runtime.unsharded[name] = torch.empty(0, dtype=narrow, device=self.leaves[name].device)
 
     def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]:
-        """The copies that a block uses and that are made for it, each with its shard."""
+        """Return the copies that a block uses and that are made for it, each with its shard."""
         return {spec: self.leaves[spec.name].detach() for spec in self._of_block.get(block, ())}
 
     @torch.no_grad()
     def put(self, name: str, whole: torch.Tensor) -> None:
-        """A copy is there."""
+        """Store a copy that has arrived."""
         place = self.runtime.unsharded.setdefault(name, whole)
         if place is not whole:
             place.data = whole
@@ -111,28 +111,28 @@ class UnshardedParameters:
 
     @torch.no_grad()
     def _arrived(self, name: str, leaf: torch.Tensor) -> None:
-        """Autograd has added a micro-batch's gradient to a copy's."""
+        """Handle the gradient that autograd has added to a copy's in a micro-batch."""
         waiting, spec = self.unreduced[name], self.specs[name]
         if leaf.grad is not waiting and leaf.grad is not None:
-            # Of a narrow copy: sums over micro-batches are not narrow.
+            # For a narrow copy: sums over micro-batches are not narrow.
             waiting.add_(leaf.grad)
             leaf.grad = None
         if self.last and spec.block is not None and isinstance(self.runtime.ahead, CallAhead):
             self.runtime.ahead.collect_last(spec, waiting if spec.dtype is None else waiting.to(spec.dtype))
 
     def clear(self) -> None:
-        """Forget gradients of a backward that did not end."""
+        """Forget the gradients of a backward that did not end."""
         for gradient in self.unreduced.values():
             gradient.zero_()
 
     def scattered(self, name: str) -> None:
-        """The gradient of a parameter has been reduced."""
+        """Clear the unreduced gradient of a parameter, which has been reduced."""
         if name in self.unreduced:
             self.unreduced[name].zero_()
 
     @torch.no_grad()
     def reduce_last(self, accumulated: Gradients) -> None:
-        """Reduce the gradients that were not yet, and add them to those of the shards."""
+        """Reduce the gradients that are not reduced yet, and add them to those of the shards."""
         for name, gradient in self.unreduced.items():
             spec = self.specs[name]
             if self.last and spec.block is not None and not torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""What the ranks of a job start from: the same weights, the same model, the same plan."""
+"""The common start of a job's ranks: the same weights, the same model, the same plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensoropt.execute.resolve import Prepared
 from tensoropt.execute.weights import WeightSource
 
 FACTS = ("model", "plan", "seed", "sync_weights")
-"""What is compared of ranks before their weights."""
+"""What ranks compare before their weights."""
 
 
 def made_alike(
@@ -27,16 +27,16 @@ def made_alike(
     *,
     sync: bool,
 ) -> Prepared:
-    """The model of this rank, with the weights that every rank has; all ranks of a job call it.
+    """Return the model of this rank, with the weights that every rank has; all ranks of a job must call it.
 
-    Weights that files or a function give are the same on every rank, and are not read for this.
+    Weights from files or from a function are the same on every rank, and are not read for this.
 
     Args:
-        prepare: captures the model once more.
-        sync: give all ranks rank 0's weights, where they differ.
+        prepare: captures the model anew.
+        sync: whether to give all ranks rank 0's weights if they differ.
 
     Raises:
-        PlanError: ranks have other weights, another model or another plan than rank 0.
+        PlanError: ranks have different weights, another model or another plan than rank 0.
     """
     own = weights.own()
     plan = json.dumps(prepared.executable.to_dict(), sort_keys=True, default=str)
@@ -52,7 +52,7 @@ def made_alike(
         )
     if differing is not None:
         _send(own, device)
-        # Buffers are folded into constants of the graph: of rank 0's they are others.
+        # Buffers are folded into constants of the graph: with rank 0's buffers these change.
         prepared = prepare()
     constants = prepared.captured.graph.constants
     differing = first_differing(_hashes(constants.items()), device)
@@ -66,17 +66,17 @@ def made_alike(
 
 
 def tell_of_refusal(model: nn.Module, device: torch.device) -> None:
-    """Let the other ranks know that this one refuses its model, plan or weights: they would wait for it in
-    :func:`made_alike`. The caller raises what this rank says of it.
+    """Tell the other ranks that this one refuses its model, plan or weights: they would wait for it in
+    :func:`made_alike`. The caller raises this rank's error.
 
     Raises:
-        PlanError: ranks have other models, which says more.
+        PlanError: ranks have different models, which is the more informative error.
     """
     _compare_facts([_tensors_of(model)], device)
 
 
 def _tensors_of(model: nn.Module) -> str:
-    """The names, shapes and types of a model's parameters and buffers."""
+    """Return the names, shapes and types of a model's parameters and buffers."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     return json.dumps([[name, *map(str, (value.shape, value.dtype))] for name, value in tensors])
 
@@ -85,13 +85,13 @@ def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
     """Refuse ranks that do not even have the same tensors to compare.
 
     Args:
-        texts: of :data:`FACTS`; the model's alone from a rank that refuses it.
+        texts: the texts for :data:`FACTS`; only the model's on a rank that refuses it.
     """
     hashes = [text_hash(text) for text in texts] + [0] * (len(FACTS) - len(texts))
     refuses = len(texts) < len(FACTS)
     rows = gathered(torch.tensor([refuses, *hashes], dtype=torch.int64, device=device)).tolist()
     refused = [rank for rank, row in enumerate(rows) if row[0]]
-    # Of a rank that refuses there is nothing else to compare.
+    # A rank that refuses has nothing else to compare.
     for column, what in enumerate(FACTS[:1] if refused else FACTS, start=1):
         for rank, row in enumerate(rows):
             if row[column] != rows[0][column]:
@@ -109,7 +109,8 @@ def _hashes(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tens
 
 @torch.no_grad()
 def _send(own: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Write rank 0's values into those of all ranks; no more than one is on the device beside them."""
+    """Write rank 0's values into those of all ranks; no more than one additional value is on the device at a
+    time."""
     for value in own.values():
         # Collectives take contiguous tensors on the job's device.
         sent = value.detach().to(device).contiguous()

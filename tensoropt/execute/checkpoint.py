@@ -1,7 +1,8 @@
 """Checkpoints that outlive their plan: saved under one, loaded under another.
 
-Built on ``torch.distributed.checkpoint``: parameters and optimizer state are written under the model's own
-names and shapes, whatever plan lays them out, so the point on the frontier can change in mid-training.
+They are built on ``torch.distributed.checkpoint``: parameters and optimizer state are written under the
+model's own names and shapes, whatever plan lays them out, so the point on the frontier can change in
+mid-training.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from tensoropt.execute.resuming import SETTINGS, load_settings, saved_settings
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state by parameter name, in the model's own shapes.
+    """Return the optimizer's state by parameter name, in the model's own shapes.
 
     Returns:
-        ``{"KEY.FIELD": value}`` with DTensors where the parameter is one; the settings of groups are apart
+        ``{"KEY.FIELD": value}``, with DTensors if the parameter is one; the settings of groups are separate
         (:mod:`~tensoropt.execute.resuming`).
     """
     parallel = parallel_of(model)
@@ -37,14 +38,14 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
             continue
         for field, value in optimizer.state.get(parameter, {}).items():
             like = parallel.is_state_of(parameter, field, value)
-            # What is not laid out like its parameter (Adam's step count) is the same on every rank and saved
-            # as it is.
+            # State that is not laid out like its parameter (Adam's step count) is the same on every rank and
+            # saved as it is.
             found[f"{key}.{field}"] = parallel.own_shape(key, value) if like else value
     return found
 
 
 def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Inverse of :func:`optimizer_state`, under this model's plan."""
+    """Load the state from :func:`optimizer_state`, under this model's plan."""
     parallel = parallel_of(model)
     for key, parameter in parallel.parameter_keys().items():
         if not parallel.has_local(key):
@@ -66,27 +67,28 @@ def save_checkpoint(
     scheduler: Any = None,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint folder; every rank calls it. An older one is replaced once the new one is whole.
+    """Write a checkpoint folder; every rank must call it. An older one is replaced once the new one is
+    complete.
 
     Args:
-        optimizer: its state and the settings of its groups (learning rates, weight decay).
-        scheduler: of learning rates; anything with ``state_dict()``.
-        extra: what else the script goes on from (an epoch, a sampler's position): numbers, texts, tensors,
-            and lists and dicts of them. Rank 0's are written.
+        optimizer: the optimizer, whose state and groups' settings (learning rates, weight decay) are saved.
+        scheduler: the scheduler of learning rates; anything with ``state_dict()``.
+        extra: what else the script needs to continue (an epoch, a sampler's position): numbers, texts,
+            tensors, and lists and dicts of them. Rank 0's are written.
 
     Raises:
         PlanError: the folder cannot be written, or ``extra`` holds something else.
     """
     target = Path(path)
-    # Before anything is written: what cannot be saved is refused on all ranks.
+    # Before anything is written, what cannot be saved is refused on all ranks.
     settings = saved_settings(model, optimizer, scheduler, extra)
-    # Beside the target, so that the rename at the end stays within one file system.
+    # Next to the target, so that the rename at the end stays within one file system.
     partial = target.with_name(target.name + ".partial")
     state: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
         state["optimizer"] = optimizer_state(model, optimizer)
     if _first():
-        # What a save left that died: its files would be mixed with those of this one.
+        # Remains of a save that died: its files would be mixed with those of this one.
         shutil.rmtree(partial, ignore_errors=True)
     _wait()
     try:
@@ -116,17 +118,17 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer | None = None,
     scheduler: Any = None,
 ) -> dict[str, Any]:
-    """Load a checkpoint saved under any plan of the same model; every rank calls it.
+    """Load a checkpoint saved under any plan of the same model; every rank must call it.
 
     Args:
-        optimizer: gets its state, and the settings of its groups, which have to hold the same parameters.
-        scheduler: of its learning rates; anything with ``load_state_dict()``.
+        optimizer: receives its state, and the settings of its groups, which must hold the same parameters.
+        scheduler: the scheduler of its learning rates; anything with ``load_state_dict()``.
 
     Returns:
         What was saved as ``extra``.
 
     Raises:
-        PlanError: there is no checkpoint, or it was saved of an optimizer with other groups or without a
+        PlanError: there is no checkpoint, or it was saved from an optimizer with other groups or without a
             scheduler.
     """
     source = Path(path)

@@ -1,4 +1,4 @@
-"""Strategies as something that runs. This is the only place that tells the kinds of strategies apart."""
+"""Executable forms of strategies. This is the only place that distinguishes the kinds of strategies."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ AnyStrategy = Strategy | PlacedStrategy | PipelinedStrategy
 
 
 class Executable(ABC):
-    """A strategy for a captured model, and how it is run. A kind of strategy is a subclass.
+    """A strategy for a captured model, and the way to run it. Each kind of strategy is a subclass.
 
     Attributes:
-        spmd: whether all ranks run the same program, so that what one rank sends and keeps stands for all.
-        strategy: what it runs.
+        spmd: whether all ranks run the same program, so that what one rank sends and keeps represents all of
+            them.
+        strategy: the strategy that it runs.
     """
 
     spmd: ClassVar[bool]
@@ -51,12 +52,12 @@ class Executable(ABC):
     @property
     @abstractmethod
     def devices(self) -> int:
-        """How many ranks it takes."""
+        """The number of ranks that it takes."""
 
     @property
     @abstractmethod
     def micro_batches(self) -> int:
-        """In how many pieces the global batch is run, one after another."""
+        """The number of pieces in which the global batch is run, one after another."""
 
     @property
     @abstractmethod
@@ -65,19 +66,19 @@ class Executable(ABC):
 
     @property
     def schedule(self) -> str | None:
-        """In which order a pipeline runs its micro-batches; None of other kinds."""
+        """The order in which a pipeline runs its micro-batches; None for other kinds."""
         return None
 
     @abstractmethod
     def engine(
         self, values: Mapping[str, torch.Tensor], *, seed: int = 0, device: torch.device | None = None
     ) -> Engine:
-        """The engine of this rank.
+        """Return the engine of this rank.
 
         Args:
             values: the model's parameters and buffers by graph name, whole, on any device.
-            seed: of dropout.
-            device: that this rank computes on; by default that of the values.
+            seed: the seed of dropout.
+            device: the device that this rank computes on; by default that of the values.
         """
 
     @abstractmethod
@@ -89,18 +90,18 @@ class Executable(ABC):
         device: torch.device,
         seed: int,
     ) -> ParallelModel:
-        """The tie between a user's model and its engine on this rank, not yet installed; as
-        :meth:`engine`."""
+        """Return the connection between a user's model and its engine on this rank, not yet installed;
+        arguments as in :meth:`engine`."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """The strategy as plain data, for other processes; :func:`executable_from_dict` reads it."""
+        """Return the strategy as plain data, for other processes; :func:`executable_from_dict` reads it."""
 
     def for_graph(self, graph: GroupGraph) -> Executable:
-        """The same strategy for another capture of the same model.
+        """Return the same strategy for another capture of the same model.
 
         Raises:
-            PlanError: it is another model.
+            PlanError: the graph is of another model.
         """
         return executable_from_dict(self.to_dict(), graph)
 
@@ -240,7 +241,7 @@ class PipelinedExecutable(Executable):
 
 
 def executable_of(strategy: AnyStrategy) -> Executable:
-    """A strategy of any kind as something that runs."""
+    """Return a strategy of any kind in executable form."""
     if isinstance(strategy, PlacedStrategy):
         return PlacedExecutable(strategy)
     if isinstance(strategy, PipelinedStrategy):
@@ -249,7 +250,7 @@ def executable_of(strategy: AnyStrategy) -> Executable:
 
 
 def executable_of_plan(plan: Plan, graph: GroupGraph) -> Executable:
-    """The strategy of a plan, for the grouped graph of its model.
+    """Return the strategy of a plan in executable form, for the grouped graph of its model.
 
     Raises:
         PlanError: the plan is for another model.
@@ -262,13 +263,13 @@ def executable_of_plan(plan: Plan, graph: GroupGraph) -> Executable:
 
 
 def executable_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Executable:
-    """Inverse of :meth:`Executable.to_dict`.
+    """Return what :meth:`Executable.to_dict` wrote; its inverse.
 
     Raises:
         PlanError: the data are for another model.
     """
     if "placed" in data:
-        # The one key that tells the kinds apart in plain data; `PlacedExecutable.to_dict` writes it.
+        # The one key that distinguishes the kinds in plain data; `PlacedExecutable.to_dict` writes it.
         return PlacedExecutable(placed_from_dict(data["placed"], graph))
     if "pipeline" in data:
         return PipelinedExecutable(pipelined_from_dict(data["pipeline"], graph))
@@ -276,14 +277,14 @@ def executable_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Executab
 
 
 def is_spmd(data: Mapping[str, Any]) -> bool:
-    """:attr:`Executable.spmd` of a strategy, from its plain data alone."""
+    """Return :attr:`Executable.spmd` of a strategy, from its plain data alone."""
     if "pipeline" in data:
         return PipelinedExecutable.spmd
     return (PlacedExecutable if "placed" in data else ShardedExecutable).spmd
 
 
 def devices_in(data: Mapping[str, Any]) -> int:
-    """How many ranks a strategy takes, from its plain data alone.
+    """Return the number of ranks that a strategy takes, from its plain data alone.
 
     Raises:
         PlanError: the data do not say.

@@ -1,8 +1,8 @@
-"""Weights that a function draws, one layer at a time.
+"""Initial weights that a function draws, one layer at a time.
 
 ``init_weights(module)`` is called for each module, as ``model.apply(init_weights)`` calls it, and with the
-same random numbers; but only what a call touches is in memory, and all else is on the meta device. What each
-call touches is found by calls that are made on the meta device beforehand, where they cost nothing.
+same random numbers; but only what a call touches is in memory, and all else is on the meta device. Calls on
+the meta device beforehand, which cost nothing, find out what each call touches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OVERWRITES = frozenset(
         torch.ops.aten.copy_.default,
     }
 )
-"""Calls after which nothing is left of what a tensor held."""
+"""Operators that overwrite everything that a tensor held."""
 
 
 @dataclass(eq=False)
@@ -40,10 +40,10 @@ class _Cell:
 
     Attributes:
         own: the model's own tensor.
-        names: in the state dict's spelling, the first being the main one.
-        slots: (dict of a module, key) where it stands.
-        visits: numbers of the calls that touch it, in order.
-        rewritten: those of them that begin by overwriting all of it.
+        names: its names as in the state dict, the main one first.
+        slots: the places (dict of a module, key) where it is registered.
+        visits: the numbers of the calls that touch it, in order.
+        rewritten: those of these calls that begin by overwriting all of it.
     """
 
     own: torch.Tensor
@@ -53,7 +53,8 @@ class _Cell:
     rewritten: set[int] = field(default_factory=set)
 
     def make(self, device: str) -> torch.Tensor:
-        """A tensor like it: with its value where it has one and the device can hold it, else without."""
+        """Return a tensor like it: with its value if it has one and the device can hold it, otherwise
+        without."""
         own = self.own.detach()
         if device == "meta" or own.is_meta:
             value = torch.empty_like(own, device=device)
@@ -62,17 +63,17 @@ class _Cell:
         return nn.Parameter(value, self.own.requires_grad) if isinstance(self.own, nn.Parameter) else value
 
     def kept_after(self, visit: int, made: Collection[int]) -> bool:
-        """Whether a later call, of those that are made, reads what this one leaves."""
+        """Return whether a later call, among those that are made, reads what this one leaves."""
         later = next((v for v in self.visits if v > visit and v in made), None)
         return later is not None and later not in self.rewritten
 
 
 class _Watch(TorchDispatchMode):
-    """Notes which of some tensors operators touch, and which they overwrite before anything else.
+    """Records which of some tensors operators touch, and which they overwrite before anything else.
 
     Attributes:
-        touched: per cell whether the first operator overwrote all of it.
-        draws: whether an operator drew random numbers.
+        touched: for each touched cell, whether the first operator overwrote all of it.
+        draws: whether any operator drew random numbers.
     """
 
     def __init__(self, cells: dict[int, _Cell]):
@@ -97,18 +98,18 @@ def _key(value: torch.Tensor) -> int:
 
 
 class Initialisation:
-    """What ``init_weights`` makes of a model, without the model ever being whole in memory.
+    """The values that ``init_weights`` gives a model, without the model ever being whole in memory.
 
     Attributes:
-        drawing: numbers of the calls that draw random numbers.
+        drawing: the numbers of the calls that draw random numbers.
 
     Args:
-        model: on any device; it is left as it is. Where it has values the function finds them there.
+        model: the model, on any device; it is left as it is. If it has values, the function finds them there.
         init_weights: called with each module, under ``torch.no_grad()``.
-        seed: of PyTorch's generator at the first call.
+        seed: the seed of PyTorch's generator at the first call.
 
     Raises:
-        PlanError: the function fails on the meta device, where tensors have no values to look at.
+        PlanError: the function fails on the meta device, where tensors have no values to read.
     """
 
     def __init__(self, model: nn.Module, init_weights: InitWeights, seed: int):
@@ -123,21 +124,21 @@ class Initialisation:
         self._look()
 
     def __contains__(self, name: str) -> bool:
-        """Whether a tensor gets a value, or a change, from the function."""
+        """Return whether a tensor gets a value, or a change, from the function."""
         return name in self._by_name and bool(self._by_name[name].visits)
 
     def order(self, names: Collection[str]) -> list[str]:
-        """``names`` in the order in which :meth:`stream` gives them."""
+        """Return ``names`` in the order in which :meth:`stream` yields them."""
         found = {self._by_name[name]: name for name in names}
         # `cells` has one order, and sorting keeps it among those that one call finishes.
         known = [cell for cell in self.cells if cell in found]
         return [found[cell] for cell in sorted(known, key=lambda cell: cell.visits[-1])]
 
     def stream(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, value) of tensors on the CPU, each as soon as no further call changes it.
+        """Yield (name, value) of tensors on the CPU, each as soon as no further call changes it.
 
-        Every run gives the same values. Calls that touch none of ``names`` are left out, unless they draw
-        numbers before one that draws some of them: random numbers follow one another.
+        Every run yields the same values. Calls that touch none of ``names`` are left out, unless they draw
+        numbers before a call that draws some of them: random numbers follow one another.
         """
         wanted = {self._by_name[name]: name for name in names}
         needed = {visit for cell in wanted for visit in cell.visits}
@@ -162,7 +163,7 @@ class Initialisation:
                 if cell.kept_after(visit, touched):
                     continue
                 if cell in wanted and visit == cell.visits[-1]:
-                    # In one expression: a name of this frame would keep the value while the next one is made.
+                    # In one expression: a local name would keep the value alive while the next one is made.
                     yield wanted[cell], alive.pop(cell).detach()
                 else:
                     del alive[cell]
@@ -181,14 +182,14 @@ class Initialisation:
     def _call(self, visit: int, alive: dict[_Cell, torch.Tensor]) -> tuple[dict[_Cell, bool], bool]:
         """Call the function for one module, with ``alive`` in memory and all else on the meta device.
 
-        Updates ``alive`` where the function puts other tensors into the module. Returns what it touched, and
+        Updates ``alive`` if the function puts other tensors into the module. Returns what it touched, and
         whether it drew random numbers.
         """
         module = self.modules[visit]
         with self._standing(alive) as standing, torch.no_grad():
             watch = _Watch({_key(value): cell for cell, value in standing.items()})
             try:
-                # What the function makes itself is on the meta device while all else is.
+                # What the function creates itself is on the meta device, like all else.
                 with watch, nullcontext() if alive else torch.device("meta"):
                     self.init_weights(module)
             except Exception as error:
@@ -216,7 +217,7 @@ class Initialisation:
                     alive[cell] = now
                 else:
                     self._shadows[cell] = cell.make("meta")
-            # Not seen on the meta device: what was written there is lost.
+            # This was not seen on the meta device: what was written there is lost.
             unseen = [cell.names[0] for cell in touched if alive and cell not in alive]
             if unseen:
                 raise PlanError(
@@ -227,7 +228,7 @@ class Initialisation:
 
     @contextmanager
     def _standing(self, alive: dict[_Cell, torch.Tensor]) -> Iterator[dict[_Cell, torch.Tensor]]:
-        """Put ``alive`` into the model, and meta tensors in all other places, for a while."""
+        """Put ``alive`` into the model, and meta tensors in all other places, temporarily."""
         standing = {cell: alive.get(cell, shadow) for cell, shadow in self._shadows.items()}
         before = [(holder, key, holder[key]) for cell in self.cells for holder, key in cell.slots]
         try:
@@ -241,7 +242,7 @@ class Initialisation:
 
 
 def _children_first(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules that ``module.apply`` visits, in its order."""
+    """Yield the modules that ``module.apply`` visits, in its order."""
     for child in module.children():
         yield from _children_first(child)
     yield module

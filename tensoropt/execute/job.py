@@ -1,4 +1,4 @@
-"""The job that a process is a rank of: its device, and its process group."""
+"""The job of which a process is a rank: its device, and its process group."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ DEVICE_TYPES = ("cpu", "cuda")
 
 
 def rank_device(device: str | torch.device) -> torch.device:
-    """``device`` as this rank's: ``cuda`` without a number is the GPU of torchrun's ``LOCAL_RANK``.
+    """Return ``device`` as this rank's: ``cuda`` without a number is the GPU of torchrun's ``LOCAL_RANK``.
 
-    A GPU becomes the current one of the process, so that what asks for "the GPU" (NCCL, the script) gets it.
+    A GPU becomes the current one of the process, so that code that asks for "the GPU" (NCCL, the script) gets
+    it.
 
     Raises:
-        PlanError: it is neither a CPU nor a GPU that is here.
+        PlanError: the device is neither a CPU nor a GPU of this machine.
     """
     try:
         found = torch.device(device)
@@ -50,19 +51,19 @@ def rank_device(device: str | torch.device) -> torch.device:
 
 
 def in_torchrun() -> bool:
-    """Whether this process is a rank of a torchrun job."""
+    """Return whether this process is a rank of a torchrun job."""
     return "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
 def start_group(device: torch.device, timeout_s: float | None = None) -> None:
-    """Initialise the process group of a torchrun job: NCCL, bound to the device, for GPUs, else gloo.
+    """Initialise the process group of a torchrun job: NCCL, bound to the device, for GPUs, otherwise gloo.
 
     Args:
-        device: of this rank.
-        timeout_s: how long a collective waits for another rank; by default as PyTorch does.
+        device: this rank's device.
+        timeout_s: how long a collective waits for another rank; PyTorch's default unless given.
 
     Raises:
-        PlanError: GPUs cannot talk with this build of PyTorch.
+        PlanError: GPUs cannot communicate with this build of PyTorch.
     """
     timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     if device.type == "cuda":

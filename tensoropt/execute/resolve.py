@@ -1,4 +1,4 @@
-"""Plans as people pass them, resolved once to what running them takes."""
+"""Resolution of plans, as people pass them, to what running them takes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Prepared:
 
     Attributes:
         captured: the model.
-        executable: the plan, for its graph.
-        values: of its parameters and buffers by graph name, read as they are asked for.
+        executable: the plan in executable form, for the model's graph.
+        values: the values of its parameters and buffers by graph name, read when they are needed.
     """
 
     captured: Capture
@@ -41,15 +41,15 @@ class Prepared:
 
 @dataclass(frozen=True)
 class ResolvedPlan:
-    """What running a plan takes, in whatever form it was passed.
+    """What running a plan takes, in whatever form the plan was passed.
 
     Attributes:
-        devices: how many it takes.
-        mode: what the model has to be captured for.
+        devices: the number of devices that it takes.
+        mode: the mode that the model has to be captured for.
         compute_dtype: the precision that it has to be captured in.
-        bind: gives the executable for a grouped graph; raises :class:`PlanError` where the plan is for
-            another model.
-        plan: where all this comes from; None for a bare strategy, which says neither how the model is
+        bind: returns the executable for a grouped graph; raises :class:`PlanError` if the plan is for another
+            model.
+        plan: the plan that all this comes from; None for a bare strategy, which says neither how the model is
             called nor what devices it is for.
     """
 
@@ -61,18 +61,18 @@ class ResolvedPlan:
 
     @property
     def cluster(self) -> Cluster | None:
-        """What the plan was made for; None where it does not say."""
+        """The cluster that the plan was made for; None if it does not say."""
         return None if self.plan is None else made_for(self.plan.cluster)
 
     def example_call(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """(args, kwargs) of a call of the model at the global batch size.
+        """Return (args, kwargs) of a call of the model at the global batch size.
 
         Raises:
             PlanError: the plan does not say.
         """
         if self.plan is None:
             raise PlanError("a strategy does not say how the model is called; pass args=... and kwargs=...")
-        # The recorded call first: building the model once more only for its inputs takes time and memory.
+        # Try the recorded call first: building the model once more only for its inputs takes time and memory.
         if self.plan.model.call is not None:
             return example_call(self.plan.model.call)
         if not self.plan.model_source:
@@ -90,9 +90,9 @@ class ResolvedPlan:
         """Capture the model of ``weights`` for the plan.
 
         Args:
-            weights: give the model's buffers their values, which the capture folds into constants.
+            weights: the source of values for the model's buffers, which the capture folds into constants.
             args, kwargs: an example call at the global batch size.
-            loss: maps the model's output to the loss, where the model does not return it.
+            loss: maps the model's output to the loss, if the model does not return it.
 
         Raises:
             PlanError: the plan is for another model, or something of the model has no value.
@@ -108,7 +108,8 @@ class ResolvedPlan:
         try:
             executable = self.bind(group_operators(refine_graph(captured.graph)))
         except PlanError:
-            # A plan made on the meta device knows no mask that the model stores, and has it as it is.
+            # A plan made on the meta device does not know masks that the model stores, and takes them as they
+            # are.
             unread = again(read_stored=False)
             if unread.graph.operators == captured.graph.operators:
                 raise
@@ -116,7 +117,7 @@ class ResolvedPlan:
         return Prepared(captured, executable, GraphValues(captured, weights))
 
     def warn_of_other_devices(self, device: torch.device) -> None:
-        """Warn on rank 0 where the plan was made for GPUs and ``device`` is a CPU, or the other way round."""
+        """Warn on rank 0 if the plan was made for GPUs and ``device`` is a CPU, or the other way round."""
         cluster = self.cluster
         if cluster is None or device.type not in ("cpu", "cuda") or cluster.device_type == device.type:
             return
@@ -133,13 +134,13 @@ class ResolvedPlan:
 
 
 def resolve_plan(plan: str | os.PathLike[str] | Plan | AnyStrategy) -> ResolvedPlan:
-    """What running ``plan`` takes.
+    """Return what running ``plan`` takes.
 
     Args:
         plan: a plan, its file, or a strategy of any kind.
 
     Raises:
-        PlanError: the file is none of a plan.
+        PlanError: the file is not a plan's.
     """
     if isinstance(plan, (str, os.PathLike)):
         plan = load_plan(plan)

@@ -1,7 +1,7 @@
-"""What a checkpoint holds beside tensors of the model: where the script's training stands.
+"""The part of a checkpoint beside the model's tensors: the state of the script's training.
 
-Settings of an optimizer's groups, by the names of the parameters in them; a scheduler; how many steps were
-made, which dropout depends on; and whatever the script adds.
+It holds the settings of an optimizer's groups, by the names of the parameters in them; a scheduler; the
+number of steps made, on which dropout depends; and whatever the script adds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.errors import PlanError
 
 SETTINGS = "settings.pt"
-"""The file of a checkpoint's folder that holds them."""
+"""The file in a checkpoint's folder that holds them."""
 HOW = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
-"""Settings of a group that say by which kernels it is stepped: the script's, which may run elsewhere."""
+"""Settings of a group that select its kernels: these stay the script's, which may run elsewhere."""
 
 
 def saved_settings(
@@ -30,10 +30,10 @@ def saved_settings(
     scheduler: Any,
     extra: Mapping[str, Any] | None,
 ) -> bytes:
-    """What :func:`load_settings` reads.
+    """Return the bytes that :func:`load_settings` reads.
 
     Raises:
-        PlanError: something of it cannot be saved, or the optimizer has parameters of no name.
+        PlanError: something cannot be saved, or the optimizer has parameters without a name in the model.
     """
     found: dict[str, Any] = {"step": parallel_of(model).engine.runtime.step, "extra": dict(extra or {})}
     if optimizer is not None:
@@ -60,7 +60,7 @@ def _written(value: Any) -> bytes:
 
 
 def _can_be_read(value: Any) -> bool:
-    """Whether it can be read again without running anybody's code, as only PyTorch can say."""
+    """Return whether a value can be read back without running anybody's code, which only PyTorch can say."""
     try:
         torch.load(io.BytesIO(_written(value)), weights_only=True)
     except Exception:
@@ -71,7 +71,7 @@ def _can_be_read(value: Any) -> bool:
 def load_settings(
     file: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Any
 ) -> dict[str, Any]:
-    """Go on as saved; returns what the script added.
+    """Continue as saved; return what the script added.
 
     Raises:
         PlanError: the optimizer has other groups than the saved one, or no scheduler was saved.
@@ -133,7 +133,7 @@ def _load_groups(
 
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-    """Per group of an optimizer the names of its parameters."""
+    """Return the names of the parameters in each group of an optimizer."""
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     found = []
     for number, group in enumerate(optimizer.param_groups):

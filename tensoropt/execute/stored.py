@@ -1,4 +1,4 @@
-"""Weights that lie in files, read one tensor at a time."""
+"""Weights in files, read one tensor at a time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tensoropt.errors import PlanError, import_extra
 
 _ENDING = ".safetensors"
 _MODEL = "model"
-"""Under what a checkpoint that has an optimizer as well keeps the model."""
+"""The key of the model in a checkpoint that has an optimizer as well."""
 
 
 class StoredWeights(ABC):
     """Tensors in files, by state-dict key.
 
     Attributes:
-        path: as it was given.
+        path: the path as it was given.
     """
 
     def __init__(self, path: Path):
@@ -34,15 +34,15 @@ class StoredWeights(ABC):
     @property
     @abstractmethod
     def names(self) -> Collection[str]:
-        """The keys of all tensors."""
+        """Return the keys of all tensors."""
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
-        """A whole tensor, on the CPU, in memory of its own."""
+        """Return a whole tensor, on the CPU, in memory of its own."""
 
 
 class DistributedCheckpoint(StoredWeights):
-    """A folder of ``torch.distributed.checkpoint``, of a model's state dict or of a dict that has it as
+    """A folder of ``torch.distributed.checkpoint`` with a model's state dict, or with a dict that has it as
     ``model``."""
 
     def __init__(self, path: Path):
@@ -76,7 +76,7 @@ class DistributedCheckpoint(StoredWeights):
 
 
 class Safetensors(StoredWeights):
-    """A file ``*.safetensors``, or a folder of them, of which each has some of the tensors."""
+    """A file ``*.safetensors``, or a folder of such files, each with some of the tensors."""
 
     def __init__(self, path: Path):
         super().__init__(path)
@@ -109,10 +109,11 @@ class Safetensors(StoredWeights):
 
 
 def open_weights(path: str | os.PathLike[str]) -> StoredWeights:
-    """The weights of a checkpoint folder, a safetensors file or a folder of those; nothing is read yet.
+    """Return the weights of a checkpoint folder, a safetensors file or a folder of those; nothing is read
+    yet.
 
     Raises:
-        PlanError: there are none.
+        PlanError: there are no weights.
         MissingExtraError: safetensors files need a package that is not installed.
     """
     source = Path(path)

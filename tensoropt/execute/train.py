@@ -1,7 +1,7 @@
 """Run a plan without a script: ``torchrun --nproc-per-node N -m tensoropt.execute plan.json --steps 20``.
 
-The model comes from the plan's source, the data is its example batch at every step: this shows that a plan
-runs, how fast, and that the loss falls. Training on real data is what ``parallelize`` is for.
+The model comes from the plan's source, and the data is its example batch at every step: this shows that a
+plan runs, how fast, and that the loss falls. To train on real data, use ``parallelize``.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from tensoropt.ranks.pinning import pin, pin_gpu_rank
 from tensoropt.units import format_bytes
 
 ALIKE_GRACE_S = 60.0
-"""Seconds a rank waits where every rank refuses the same: rank 0 says it, however late it started."""
+"""Seconds that a rank waits if every rank refuses the same thing: rank 0 says it, however late it started."""
 GRACE_S = 2.0
-"""Seconds a rank waits before it repeats another one's failure; torchrun looks ten times a second."""
+"""Seconds that a rank waits before it repeats another one's failure; torchrun looks ten times a second."""
 WARM_UP_STEPS = 1
 """Steps left out of the median: the first one fills caches and allocates the optimizer's state."""
 
 
 class OtherDevicesError(PlanError):
-    """The plan is for devices that are not here; every rank of a host says the same."""
+    """The plan is for devices that this machine lacks; every rank of a host says the same."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Where weights come from; without either the model's source makes them, whole, in every rank's memory.
+    """The source of weights; without either, the model's source makes them, whole, in every rank's memory.
 
     Attributes:
-        checkpoint, init_weights: as of :func:`tensoropt.execute.parallelize`.
+        checkpoint, init_weights: as in :func:`tensoropt.execute.parallelize`.
     """
 
     checkpoint: str | None = None
@@ -64,14 +64,14 @@ class Weights:
 
     @property
     def given(self) -> bool:
-        """Whether the model's own are not needed."""
+        """Whether weights are given, so that the model's own are not needed."""
         return self.checkpoint is not None or self.init_weights is not None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code. Errors are one sentence on standard error, and code 2.
+    """Run the command and return the exit code. Errors are one sentence on standard error, with code 2.
 
-    Without arguments it takes those of this process, whose standard output it keeps for itself.
+    Without arguments it takes those of this process, and reserves the standard output for itself.
     """
     options = _parser().parse_args(arguments)
     with reserved_stdout(for_good=arguments is None) as answers:
@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
         line = lost_rank(error, rank, options.timeout) or out_of_memory(error, rank)
         if line is None or options.debug:
             raise
-        # Not after running out of memory: this rank is the one whose words tell why.
+        # Not after running out of memory: this rank is the one whose message says why.
         if "memory" not in line:
             time.sleep(GRACE_S)  # the rank that was lost reports first, and torchrun ends this one
         print(f"error: {line}", file=sys.stderr)
@@ -112,7 +112,7 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
 
 
 def check_trainable(plan: Plan) -> None:
-    """Raises PlanError for a plan that cannot be trained without a script, however many ranks there are."""
+    """Raise PlanError for a plan that cannot be trained without a script, however many ranks there are."""
     if plan.model.mode != "train":
         raise PlanError(
             "the plan is for inference, but this command trains; explore with --mode train, or run the plan "
@@ -123,10 +123,11 @@ def check_trainable(plan: Plan) -> None:
 
 
 def device_type(plan: Plan, cpu: bool) -> str:
-    """What a plan runs on: what it is for, or CPU ranks with ``cpu``, or where it does not say.
+    """Return the type of device that a plan runs on: the one that it is for, or CPU ranks with ``cpu`` or if
+    it does not say.
 
     Raises:
-        OtherDevicesError: the plan is for GPUs, and this host has not one for each of its ranks.
+        OtherDevicesError: the plan is for GPUs, and this host does not have one for each of its ranks.
     """
     cluster = made_for(plan.cluster)
     if cluster is None or cluster.device_type == "cpu" or cpu:
@@ -147,7 +148,7 @@ def device_type(plan: Plan, cpu: bool) -> str:
 
 
 def lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
-    """A sentence for an error that only says that another rank is gone, else None."""
+    """Return a sentence for an error that only says that another rank is gone, otherwise None."""
     text = str(error)
     if "Timed out waiting" in text:
         return (
@@ -168,7 +169,7 @@ def lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
 
 
 def out_of_memory(error: Exception, rank: int) -> str | None:
-    """A sentence for an allocation that failed, else None."""
+    """Return a sentence for an allocation that failed, otherwise None."""
     signs = ("not enough memory", "can't allocate memory", "out of memory")
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in signs):
         first = (str(error) or "no memory left").splitlines()[0]
@@ -211,8 +212,8 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device]:
-    """The process group of this torchrun job, and this rank's device; a CPU rank has its threads and cores
-    set as under measurement."""
+    """Set up the process group of this torchrun job, and yield this rank's device; a CPU rank has its threads
+    and cores set as under measurement."""
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if world != plan.devices:
         raise PlanError(
@@ -237,11 +238,11 @@ def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device
 def start(
     plan: Plan, device: torch.device, weights: Weights
 ) -> tuple[Engine, tuple[torch.Tensor, ...], bool]:
-    """(engine, example inputs on the device, whether the inputs had to be made up) of this rank.
+    """Return (engine, example inputs on the device, whether the inputs had to be made up) of this rank.
 
-    Only the rank's shards are put on the device. Where weights are given, the model is built on the meta
-    device if its code allows it, and so are its example inputs: then floating-point inputs are drawn and the
-    others are zeros.
+    Only the rank's shards are put on the device. If weights are given, the model is built on the meta device
+    if its code allows it, and so are its example inputs: then floating-point inputs are drawn and the others
+    are zeros.
     """
     spec = replace(ModelSpec.of(plan), device="meta" if weights.given else "cpu")
     model, args, kwargs = spec.build()
@@ -271,21 +272,21 @@ def train(
     lr: float = 1e-3,
     say: TextIO | None = None,
 ) -> dict[str, Any]:
-    """Train the model of a plan that :func:`check_trainable` lets pass, on its example batch.
+    """Train the model of a plan that :func:`check_trainable` accepts, on its example batch.
 
     Args:
-        steps: how many.
-        device: of this rank; the CPU by default.
-        weights: to start from.
-        lr: learning rate.
-        say: where rank 0 writes a line per step, and what they took in the end; None for nowhere.
+        steps: the number of steps.
+        device: this rank's device; the CPU by default.
+        weights: the weights to start from.
+        lr: the learning rate.
+        say: where rank 0 writes a line per step, and finally their times; None for nowhere.
 
     Returns:
-        ``losses``, ``times_s`` per step (the slowest rank's), ``time_s`` their median after warm-up, what
-        the plan predicted, for which type of device (``predicted_for``; None where the plan does not say),
-        on which it ran (``run_on``), on GPUs of which kind (``run_on_kind``) and with what peak of PyTorch's
-        allocator on the fullest (``memory_allocated_bytes``; both None on CPU ranks), and whether the example
-        inputs were made up (``inputs_made_up``).
+        ``losses``; ``times_s`` per step (the slowest rank's); ``time_s``, their median after warm-up; what
+        the plan predicted; the type of device it was predicted for (``predicted_for``; None if the plan does
+        not say) and the type it ran on (``run_on``); the kind of GPUs (``run_on_kind``) and the peak of
+        PyTorch's allocator on the fullest (``memory_allocated_bytes``; both None on CPU ranks); and whether
+        the example inputs were made up (``inputs_made_up``).
     """
     device = device or torch.device("cpu")
     engine, inputs, made_up = start(plan, device, weights or Weights())
@@ -313,7 +314,7 @@ def train(
         times.append(seconds)
         if leader and say is not None:
             print(f"step {step + 1:4d}  loss {losses[-1]:.6f}  {seconds * 1e3:.1f} ms", file=say, flush=True)
-    # With `--steps 1` there is nothing behind the warm-up: a cold figure is better than none.
+    # With `--steps 1` there is nothing after the warm-up: a cold figure is better than none.
     kept = times[WARM_UP_STEPS:] or times
     median = statistics.median(kept)
     cluster = made_for(plan.cluster)
@@ -348,10 +349,11 @@ def train(
 
 
 def beside_prediction(plan: Plan, kind: str | None = None) -> str:
-    """What the plan predicts, after what was measured; says so where it is for other devices.
+    """Return the words that follow a measurement: what the plan predicts, and whether that is for other
+    devices.
 
     Args:
-        kind: of the GPUs that it ran on; None for CPU ranks.
+        kind: the kind of GPUs that it ran on; None for CPU ranks.
     """
     predicted, cluster = f"{plan.predicted.time_s * 1e3:.1f} ms", made_for(plan.cluster)
     same = cluster is not None and (
@@ -364,7 +366,7 @@ def beside_prediction(plan: Plan, kind: str | None = None) -> str:
 
 
 def _largest(value: float, engine: Engine) -> float:
-    """The largest of the ranks' values, on every rank."""
+    """Return the largest of the ranks' values, on every rank."""
     if not engine.runtime.distributed:
         return value
     found = torch.tensor(value, dtype=torch.float64, device=engine.runtime.device)

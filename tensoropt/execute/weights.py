@@ -1,4 +1,4 @@
-"""Where a rank's weights come from: the model itself, files, or a function that draws them.
+"""The sources of a rank's weights: the model itself, files, or a function that draws them.
 
 A rank reads one whole parameter at a time, on the CPU, and keeps its shard of it: starting takes the memory
 of its shards and of one layer, whatever the size of the model.
@@ -21,16 +21,17 @@ REMEDY = "pass checkpoint= or init_weights=, or build the model on the CPU"
 
 
 class WeightSource:
-    """Values of a model's tensors by state-dict key: from files, else drawn, else the model's own.
+    """The values of a model's tensors by state-dict key: from files, otherwise drawn, otherwise the model's
+    own.
 
     Args:
-        model: on any device; tensors on the meta device have no value of their own.
+        model: the model, on any device; tensors on the meta device have no value of their own.
         checkpoint: a folder of ``torch.distributed.checkpoint``, a safetensors file or a folder of those.
         init_weights: draws what the checkpoint does not have; called with each module as ``model.apply``
-            does. seed: of what is drawn.
+            does. seed: the seed of what is drawn.
 
     Raises:
-        PlanError: the checkpoint is none, or lacks something of the model that nothing else gives.
+        PlanError: the checkpoint is not one, or lacks something of the model that nothing else gives.
     """
 
     def __init__(
@@ -47,7 +48,8 @@ class WeightSource:
         self._check()
 
     def _check(self) -> None:
-        """Before anything large is read: every tensor has a value, and those in files the right shape."""
+        """Check, before anything large is read, that every tensor has a value, and that those in files have
+        the right shape."""
         own = dict(_tensors(self.model))
         not_saved = _not_saved(self.model)
         for names in self.names:
@@ -82,24 +84,26 @@ class WeightSource:
                     self.model.get_submodule(owner)._buffers[attribute] = value
 
     def own(self) -> dict[str, torch.Tensor]:
-        """The tensors whose values are the model's own, by their first name: nothing else gives them."""
+        """Return the tensors whose values are the model's own, as nothing else gives them, by their first
+        name."""
         tensors = dict(_tensors(self.model))
         mine = [n for n in self.names if self._stored_as(n) is None and not self._is_drawn(n)]
         return {names[0]: tensors[names[0]].detach() for names in mine}
 
     def buffers(self) -> set[str]:
-        """The names of the model's buffers."""
+        """Return the names of the model's buffers."""
         return {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
 
     def values(self, names: Iterable[str]) -> Values:
-        """The values of these tensors, made as they are asked for."""
+        """Return the values of these tensors, made when they are needed."""
         return Values(self, names)
 
 
 class Values(Mapping[str, torch.Tensor]):
     """Whole tensors by state-dict key, on the CPU unless they are the model's own.
 
-    Read in the mapping's own order, drawn tensors are drawn once, and no more than one layer is in memory.
+    If they are read in the mapping's own order, drawn tensors are drawn once, and no more than one layer is
+    in memory.
     """
 
     def __init__(self, source: WeightSource, names: Iterable[str]):
@@ -134,7 +138,7 @@ class Values(Mapping[str, torch.Tensor]):
         return name in self._own or name in self._stored or name in self._drawn
 
     def origin(self, name: str) -> str:
-        """``own``, ``stored`` or ``drawn``."""
+        """Return ``own``, ``stored`` or ``drawn``."""
         if name in self._own:
             return "own"
         return "stored" if name in self._stored else "drawn"
@@ -165,7 +169,8 @@ class Values(Mapping[str, torch.Tensor]):
             if found == name:
                 return value
             del value
-        # Asked for in another order than their own: from the beginning, which gives the same values.
+        # Read in another order than their own, they are drawn from the beginning, which gives the same
+        # values.
         self._stream = self.source.drawn.stream(self._drawn)
         return next(value for found, value in self._stream if found == name)
 
@@ -211,7 +216,7 @@ class GraphValues(Mapping[str, torch.Tensor]):
 
 
 def fill_unused(source: WeightSource, used: Iterable[str]) -> None:
-    """Give parameters that the graph does not read their values where they are on the meta device: whole, and
+    """Give parameters that the graph does not read their values, if they are on the meta device: whole, and
     on the CPU, as no step needs them."""
     model = source.model
     used, own = set(used), dict(_tensors(model))
@@ -231,7 +236,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _names(model: nn.Module) -> list[tuple[str, ...]]:
-    """The names of each tensor; tied ones have several."""
+    """Return the names of each tensor; tied ones have several."""
     found: dict[int, list[str]] = {}
     for name, value in _tensors(model):
         found.setdefault(id(value), []).append(name)
@@ -239,7 +244,7 @@ def _names(model: nn.Module) -> list[tuple[str, ...]]:
 
 
 def _not_saved(model: nn.Module) -> set[str]:
-    """Names of buffers that state dicts leave out."""
+    """Return the names of buffers that state dicts leave out."""
     return {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()

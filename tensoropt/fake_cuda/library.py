@@ -1,9 +1,9 @@
-"""A library that gives a process CUDA devices which do nothing, so that fake tensors live there.
+"""A library that gives a process CUDA devices that do nothing, so that fake tensors can live there.
 
-``FakeTensorMode`` makes tensors on ``cuda`` in a PyTorch that was built without CUDA, but autograd ends the
-process at them, as it has no device guard for them. With one, forward and backward of a program run, and
-dispatch modes see CUDA's own operators: where a tensor was made on the CPU by mistake is an error, and what
-attention's kernels save is what they save on a GPU. There are no numbers and no streams.
+``FakeTensorMode`` makes tensors on ``cuda`` in a PyTorch that was built without CUDA, but autograd aborts the
+process on them, as it has no device guard for them. With a guard, forward and backward of a program run, and
+dispatch modes see CUDA's own operators: a tensor made on the CPU by mistake is an error, and attention
+kernels save what they save on a GPU. There are no numbers and no streams.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMIT_S = 600
 
 
 def why_not() -> str:
-    """Why this machine cannot have fake CUDA devices; nothing where it can."""
+    """Say why this machine cannot have fake CUDA devices; empty if it can."""
     if not sys.platform.startswith("linux"):
         return f"fake CUDA devices are compiled for Linux only, and this is {sys.platform}"
     if shutil.which("g++") is None:
@@ -36,10 +36,10 @@ def why_not() -> str:
 
 
 def compiled(folder: Path) -> Path:
-    """The library, compiled into a folder unless it is there already.
+    """Return the path of the library, compiled into a folder unless it is already there.
 
     Args:
-        folder: made where it is missing.
+        folder: the folder, which is made if it is missing.
 
     Raises:
         TensorOptError: there is no compiler, or it fails.

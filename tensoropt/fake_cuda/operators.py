@@ -1,4 +1,4 @@
-"""What PyTorch asks of CUDA itself, for a PyTorch that has none."""
+"""The parts of CUDA that PyTorch itself asks for, for a PyTorch without CUDA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 CAPABILITY = (8, 0)
-"""The compute capability of fake devices: that of an A100, whose attention kernels they take."""
+"""The compute capability of fake devices: that of an A100, whose attention kernels they use."""
 
 _KEPT_WHOLE = ("silu_backward",)
 """Composites with a kernel of their own on CUDA: without it they come apart into operators that make more
@@ -19,7 +19,8 @@ tensors than the kernel does. Recurrent layers, which cuDNN runs whole, still co
 
 @contextmanager
 def cuda_operators() -> Iterator[None]:
-    """For a block, operators stay whole that CUDA has kernels of, and fake devices say what they are."""
+    """For the duration of a block, keep operators whole that have CUDA kernels, and let fake devices report
+    their capability."""
     library = torch.library.Library("aten", "IMPL")
     for name in _KEPT_WHOLE:
         library.impl(name, _computed, "CUDA")

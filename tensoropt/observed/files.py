@@ -1,4 +1,5 @@
-"""Which file is what, and how much of it is read: snapshots, traces (also gzip'd), results of verify."""
+"""The kinds of observed files, and how much of them is read: snapshots, traces (also gzip'd), results of
+verify."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from tensoropt.observed.snapshot import read_snapshot
 from tensoropt.plan.verified import SCHEMA, verified_from
 
 MOST_BYTES = 2**30
-"""Of a file as it is read, unpacked."""
+"""The most bytes of a file as it is read, unpacked."""
 MOST_MEMBERS = 64
-"""Of a gzip file."""
+"""The most members of a gzip file."""
 ENDINGS = (".pickle", ".pkl", ".json", ".json.gz")
 KINDS = (
     "a memory snapshot (.pickle, .pkl), a trace of torch.profiler (.json, .json.gz) or verified.json of "
@@ -27,14 +28,15 @@ KINDS = (
 
 
 class ObservationError(TensorOptError):
-    """A file that is not taken; says why."""
+    """A file that is refused; the message says why."""
 
 
 def read_observation(path: str | os.PathLike[str]) -> Observation:
-    """What a file tells of real steps.
+    """Return what a file says about real steps.
 
     Raises:
-        TensorOptError: it cannot be read, is larger than :data:`MOST_BYTES`, or is none of :data:`KINDS`.
+        TensorOptError: the file cannot be read, is larger than :data:`MOST_BYTES`, or is none of
+            :data:`KINDS`.
     """
     file = Path(path)
     try:
@@ -60,14 +62,14 @@ def check_name(name: str) -> None:
 def parse_observation(
     name: str, content: bytes, *, most_bytes: int = MOST_BYTES, most_opcodes: int = MOST_OPCODES
 ) -> Observation:
-    """What a file's content tells.
+    """Return what a file's content says about real steps.
 
     Args:
-        most_bytes: that it may have, unpacked.
-        most_opcodes: that a pickle may have.
+        most_bytes: the most bytes that it may have, unpacked.
+        most_opcodes: the most instructions that a pickle may have.
 
     Raises:
-        TensorOptError: as of :func:`read_observation`; it begins with the file's name.
+        TensorOptError: as in :func:`read_observation`; the message begins with the file's name.
     """
     check_name(name)
     if len(content) > most_bytes:
@@ -94,10 +96,10 @@ def _from_json(data: Any) -> Observation:
 
 
 def unzipped(name: str, content: bytes, most_bytes: int) -> bytes:
-    """The content of a gzip'd file, of which no more than ``most_bytes`` are ever unpacked.
+    """Return the content of a gzip'd file; no more than ``most_bytes`` are ever unpacked.
 
     Raises:
-        ObservationError: it is larger, or damaged.
+        ObservationError: the content is larger, or damaged.
     """
     parts: list[bytes] = []
     room = most_bytes + 1

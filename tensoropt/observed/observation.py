@@ -1,4 +1,4 @@
-"""What was observed of real steps: memory in time, what devices did when, and where steps begin and end."""
+"""Observations of real steps: memory over time, what devices did when, and where steps begin and end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ObservedMemory:
     """Bytes allocated on a device.
 
     Attributes:
-        times_s: (n,) ascending; where there was no clock the numbers of the events.
-        bytes: (n,) from then on.
+        times_s: (n,) ascending; without a clock, the numbers of the events.
+        bytes: (n,) the bytes from then on.
     """
 
     device: str
@@ -28,13 +28,13 @@ class ObservedMemory:
 
     @property
     def peak_bytes(self) -> float:
-        """The most at once."""
+        """The most bytes allocated at once."""
         return float(self.bytes.max(initial=0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedEvent:
-    """Something that a device did; ``lane`` says where, a stream of a device or a thread."""
+    """An action of a device; ``lane`` says where, a stream of a device or a thread."""
 
     name: str
     lane: str
@@ -44,7 +44,7 @@ class ObservedEvent:
 
     @property
     def end_s(self) -> float:
-        """When it was over."""
+        """The end of the event."""
         return self.start_s + self.duration_s
 
 
@@ -59,15 +59,15 @@ class StepMark:
 
 @dataclass(frozen=True)
 class Observation:
-    """One file, read.
+    """The contents of one file.
 
     Attributes:
-        kind: in words.
-        memory: per device.
-        events: by start.
-        steps: by start.
-        clocked: the times are seconds; else they only count events.
-        notes: what a reader must know, in sentences.
+        kind: the kind of file, in words.
+        memory: the memory of each device.
+        events: the events, ordered by start.
+        steps: the steps, ordered by start.
+        clocked: whether the times are seconds; otherwise they only count events.
+        notes: what a reader must know, as sentences.
         verified: what ``tensoropt verify --save`` kept.
     """
 
@@ -86,7 +86,7 @@ class Observation:
 
     @property
     def span(self) -> tuple[float, float]:
-        """From when to when anything was observed."""
+        """The first and the last time of anything observed."""
         times = [t for one in self.memory for t in (one.times_s[:1], one.times_s[-1:])]
         ends = np.array([e.end_s for e in self.events])
         starts = np.array([e.start_s for e in self.events])

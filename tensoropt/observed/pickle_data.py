@@ -1,9 +1,9 @@
 """Pickles read as data: containers, texts and numbers, and nothing that is looked up or called.
 
-Python's own unpickler runs what a pickle tells it to: a file from elsewhere could do anything. It also sets
-memory aside for sizes that a file only claims. This reader knows the opcodes of plain data alone (those of
-protocols 2 to 5, :mod:`pickletools` describes them), refuses every other one by its name, and reads no more
-than is there. Keys of dicts are texts: no choice of keys makes a dict slow.
+Python's own unpickler runs what a pickle tells it to run: a file from elsewhere could do anything. It also
+allocates memory for sizes that a file merely claims. This reader knows only the opcodes of plain data (those
+of protocols 2 to 5; :mod:`pickletools` describes them), refuses every other one by its name, and reads no
+more than is there. Keys of dicts are texts: no choice of keys makes a dict slow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 
 MOST_OPCODES = 200_000_000
-"""More than a snapshot of a million events with their stacks has."""
+"""More instructions than a snapshot of a million events with their stacks has."""
 MOST_INTEGER_BYTES = 16
 NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 CODES = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
@@ -26,11 +26,11 @@ class PickleDataError(TensorOptError):
 
 
 def read_pickle(content: bytes, *, most_opcodes: int = MOST_OPCODES) -> Any:
-    """What a pickle of plain data holds.
+    """Return the contents of a pickle of plain data.
 
     Raises:
-        PickleDataError: it asks for anything but containers, texts and numbers, is damaged, or has more than
-            ``most_opcodes`` instructions.
+        PickleDataError: the pickle contains anything but containers, texts and numbers, is damaged, or has
+            more than ``most_opcodes`` instructions.
     """
     reader = _Reader(content)
     try:
@@ -62,12 +62,12 @@ SIZED = {
         ("LONG1", 1, "integer"), ("LONG4", 4, "integer"),
     )
 }  # fmt: skip
-"""Code -> (bytes of its length, what follows)."""
+"""Code -> (bytes of the length, what follows it)."""
 SKIPPED = {CODES["PROTO"]: 1, CODES["FRAME"]: 8}
 
 
 class _Reader:
-    """A stack and a memo, as the format has them; where reading stands, for errors."""
+    """A stack and a memo, as the format defines them, and the position of reading, for errors."""
 
     def __init__(self, content: bytes):
         self.content, self.at = content, 0
@@ -76,8 +76,8 @@ class _Reader:
         self.memo: dict[int, Any] = {}
 
     def read(self, most: int) -> Any:
-        """Go through all instructions. Their usual kinds are done here, as there are millions of them; a
-        number that breaks off is found as what follows is looked for."""
+        """Execute all instructions. The usual kinds are handled here, as there are millions of them; a number
+        that breaks off is noticed when the next instruction is looked for."""
         content, stack, marks, memo = self.content, self.stack, self.marks, self.memo
         at = 0
         for _ in range(most):
@@ -132,7 +132,7 @@ class _Reader:
         )
 
     def _rare(self, code: int, at: int) -> int:
-        """All other instructions; where the next one begins."""
+        """Execute any other instruction; return where the next one begins."""
         content, stack = self.content, self.stack
         if code in CONSTANTS:
             stack.append(CONSTANTS[code])
@@ -164,7 +164,7 @@ class _Reader:
         return at
 
     def _sized(self, size: int, kind: str, at: int) -> int:
-        """What has its length in front; no more is set aside than is there."""
+        """Read data that follows its length; no more is allocated than is there."""
         begin = at + size
         end = begin + int.from_bytes(self.content[at:begin], "little")
         if kind == "integer" and end - begin > MOST_INTEGER_BYTES:

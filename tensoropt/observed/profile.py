@@ -2,8 +2,8 @@
 
 The format is Kineto's Chrome trace, as ``torch.profiler.profile.export_chrome_trace`` writes it: ``X`` events
 in microseconds; ``kernel``, ``gpu_memcpy`` and ``gpu_memset`` with their stream in ``args``; marks
-``ProfilerStep#N``; instants ``[memory]`` where memory was profiled. Of a run without a GPU the outermost
-operators of every thread stand for kernels.
+``ProfilerStep#N``; instants ``[memory]`` if memory was profiled. For a run without a GPU, the outermost
+operators of every thread take the place of kernels.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ NO_KERNELS = "the trace has no kernels of a GPU: the outermost operators of each
 
 
 class ProfileError(TensorOptError):
-    """A JSON file that is no trace of PyTorch's profiler."""
+    """A JSON file that is not a trace of PyTorch's profiler."""
 
 
 def parse_json(content: bytes) -> Any:
-    """JSON, strictly: no NaN or infinity.
+    """Parse JSON strictly, without NaN or infinity.
 
     Raises:
-        ProfileError: it is none.
+        ProfileError: the content is not such JSON.
     """
 
     def refuse(word: str) -> Any:
@@ -48,10 +48,10 @@ def parse_json(content: bytes) -> Any:
 
 
 def read_profile(data: Any) -> Observation:
-    """What a trace tells of devices, memory and steps.
+    """Return what a trace says about devices, memory and steps.
 
     Raises:
-        ProfileError: it is no trace, or nothing in it is of use here.
+        ProfileError: the data are not a trace, or contain nothing of use here.
     """
     events = data.get("traceEvents") if isinstance(data, Mapping) else data
     if not isinstance(events, list) or not all(isinstance(e, Mapping) for e in events):
@@ -68,7 +68,7 @@ def read_profile(data: Any) -> Observation:
     start_us = min(times)
     kernels = [e for e in timed if e.get("cat") in KERNELS]
     found = [_kernel(e, start_us) for e in kernels] or _outermost(timed, start_us)
-    # As the GPU came to a step, where that is told: kernels run behind what issues them.
+    # When the GPU reached a step, if the trace says so: kernels run later than the host issues them.
     marks = _marks(timed, "gpu_user_annotation", start_us) or _marks(timed, "user_annotation", start_us)
     memory = _memory(instants, start_us)
     if not found and not memory:
@@ -111,10 +111,10 @@ def _kernel(event: Mapping[str, Any], start_us: float) -> ObservedEvent:
 
 
 def _outermost(timed: Sequence[Mapping[str, Any]], start_us: float) -> list[ObservedEvent]:
-    """Operators on the host that lie in no other one."""
+    """Return the operators on the host that lie within no other one."""
     ends: dict[str, float] = {}
     found = []
-    # Of those that begin together the longest is outermost.
+    # Of operators that begin together, the longest is outermost.
     operators = [e for e in timed if e.get("cat") == "cpu_op"]
     for event in sorted(operators, key=lambda e: (e["ts"], -e.get("dur", 0))):
         lane, end_us = f"thread {_text(event.get('tid'))}", float(event["ts"]) + float(event.get("dur", 0))
@@ -133,7 +133,7 @@ def _marks(timed: Sequence[Mapping[str, Any]], category: str, start_us: float) -
         if event.get("cat") == category and name.startswith("ProfilerStep#"):
             start_s, duration_s = _seconds(event, start_us)
             before = found.get(name)
-            # A GPU's marks come once per stream.
+            # A GPU's marks occur once per stream.
             start_s, end_s = (
                 (start_s, start_s + duration_s)
                 if before is None
@@ -144,7 +144,7 @@ def _marks(timed: Sequence[Mapping[str, Any]], category: str, start_us: float) -
 
 
 def _memory(instants: Sequence[Mapping[str, Any]], start_us: float) -> tuple[ObservedMemory, ...]:
-    """What the profiler says is allocated on each device, a GPU's where it tells of any."""
+    """Return what the profiler says is allocated on each device, a GPU's if it reports any."""
     by_device: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in instants:
         args = event.get("args")

@@ -1,8 +1,8 @@
 """PyTorch's memory snapshots: what is allocated on each device, event by event.
 
 The format is that of ``torch.cuda.memory._snapshot`` (its docstring, and ``torch/cuda/_memory_viz.py``). A
-block counts from ``alloc`` to ``free_completed``. What was there before the recording began is told by the
-blocks that are freed without having been taken, and by those that are still there at its end.
+block counts from ``alloc`` to ``free_completed``. What was there before the recording began follows from the
+blocks that are freed without having been allocated, and from those that are still there at its end.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tensoropt.observed.observation import Observation, ObservedMemory, StepMark
 
 _MICRO = 1e-6
 MOST_BYTES = 2**53
-"""Up to here sums of bytes are exact."""
+"""The limit up to which sums of bytes are exact."""
 ACTIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
 NO_CLOCK = "the snapshot has no times: its events are evenly spaced"
 
 
 class SnapshotError(TensorOptError):
-    """A pickle that is no memory snapshot."""
+    """A pickle that is not a memory snapshot."""
 
 
 def read_snapshot(data: Any) -> Observation:
-    """The memory of all devices in a snapshot.
+    """Return the memory of all devices in a snapshot.
 
     Args:
-        data: what the pickle holds.
+        data: the contents of the pickle.
 
     Raises:
-        SnapshotError: it is no snapshot, or no history was recorded.
+        SnapshotError: the data are not a snapshot, or no history was recorded.
     """
     try:
         traces, segments = data["device_traces"], data["segments"]
@@ -73,7 +73,7 @@ _Entry = tuple[str, int, int, int | None]
 
 
 def _entry(entry: Mapping[str, Any]) -> _Entry:
-    """(action, address, bytes, microseconds) of an entry of a trace."""
+    """Return (action, address, bytes, microseconds) of an entry of a trace."""
     action = entry["action"]
     if type(action) is not str:
         raise TypeError("an action that is no text")
@@ -86,7 +86,7 @@ def _entry(entry: Mapping[str, Any]) -> _Entry:
 def _memory(
     device: int, entries: Sequence[_Entry], at_end: Mapping[int, int], start_us: int | None
 ) -> ObservedMemory:
-    """What is allocated on one device after every event of its trace."""
+    """Return what is allocated on one device after every event of its trace."""
     alive: dict[int, int] = {}
     before: dict[int, int] = {}
     changes: list[int] = []
@@ -99,20 +99,21 @@ def _memory(
             if address in alive:
                 size = alive.pop(address)
             else:
-                # Taken before the recording began: it has been there all the while.
+                # Allocated before the recording began: it has been there all the time.
                 before[number] = size
             changes.append(-size)
         else:
             continue
         times.append(number if start_us is None or time_us is None else (time_us - start_us) * _MICRO)
     there = sum(before.values()) + sum(size for at, size in at_end.items() if at not in alive)
-    # A clock that was set back must not fold the curve.
+    # A clock that was set back must not make the curve turn back.
     ordered = np.maximum.accumulate(np.array([0.0, *times]))
     return ObservedMemory(f"cuda:{device}", ordered, np.cumsum(np.array([there, *changes], dtype=float)))
 
 
 def _blocks(segments: Sequence[Any]) -> dict[int, dict[int, int]]:
-    """Per device the address and bytes of every block that is in use as the snapshot is taken."""
+    """Return, for each device, the address and bytes of every block that is in use when the snapshot is
+    taken."""
     found: dict[int, dict[int, int]] = {}
     for segment in segments:
         of_device = found.setdefault(_count(segment.get("device", 0), 2**16), {})
@@ -127,7 +128,7 @@ def _blocks(segments: Sequence[Any]) -> dict[int, dict[int, int]]:
 
 
 def _steps(data: Mapping[str, Any]) -> list[tuple[str, int, int]]:
-    """Steps of the profiler among the annotations that newer snapshots have."""
+    """Return the profiler's steps among the annotations that newer snapshots have."""
     begun: dict[str, int] = {}
     found = []
     for note in _list(data.get("external_annotations", [])):

@@ -1,1 +1,1 @@
-"""Pipelines: a model cut into stages, each a sharded strategy of its own on its own devices."""
+"""Pipelines: a model cut into stages, each with a sharded strategy and devices of its own."""

@@ -1,4 +1,4 @@
-"""What stages make for themselves, and what they are sent: whichever takes less."""
+"""The choice between making a tensor again in each stage and sending it: whichever takes less time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tensoropt.sharding.configurations import Configuration
 
 
 def cheaper_again(cutter: Cutter, costs: CostSource) -> frozenset[str]:
-    """Of the tensors that any stage can make for itself those that take less to make than to be sent once.
+    """Return the tensors that any stage can make for itself in less time than it takes to send them once.
 
-    Making takes as long as its FLOP at the device's peak or its bytes at the memory's bandwidth, whichever is
-    longer; sending as long as the bytes over the outermost link. Both are of the whole batch, as splitting it
-    divides both, and neither counts launches and latencies, of which each has as many as there are
-    micro-batches.
+    Making a tensor takes as long as its FLOP at the device's peak or its bytes at the memory's bandwidth,
+    whichever is longer; sending it takes as long as its bytes over the outermost link. Both are for the whole
+    batch, as splitting it divides both. Neither counts launches and latencies, which occur once per
+    micro-batch in both cases.
     """
     device, levels = costs.cluster.device, costs.cluster.levels
     if not levels:

@@ -1,12 +1,12 @@
-"""Which stages may have their backward taken apart: first gradients of what arrived, later those of
+"""Which stages can have their backward taken apart: first the gradients of what arrived, later those of the
 parameters.
 
 PyTorch's split backward (``torch.distributed.pipelining._backward``, 2.13) knows the nodes of autograd's
-graph on a way from what arrived to what departs. For each parameter it looks for the first of these above it,
-keeps the gradients that come to them, and goes on from there later. It finds a gradient whole where there is
-exactly one such node. Where there are several it gave wrong ones, and it never sees what goes to the results
-beside all of them, such as a transposed weight that departs for a later stage: that gradient is lost. Neither
-is an error there, so that it is decided here, by the stage's graph.
+graph on a path from what arrived to what departs. For each parameter it looks for the first of these nodes
+above it, keeps the gradients that reach them, and continues from there later. It finds the whole gradient if
+there is exactly one such node. With several nodes it gave wrong gradients, and it never sees what reaches the
+results without passing any of them, such as a transposed weight that departs for a later stage: that gradient
+is lost. PyTorch raises no error in either case, so the decision is made here, from the stage's graph.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tensoropt.sharding.groups import GroupGraph
 
 @dataclass(frozen=True)
 class Unfit:
-    """A parameter whose gradient a backward that is taken apart does not find.
+    """A parameter whose gradient is not found by a backward that is taken apart.
 
     Attributes:
         why: what happens to it, in words that follow its name.
@@ -44,11 +44,11 @@ def check_apart(schedule: str, number: int, graph: GroupGraph) -> None:
     """Refuse a stage whose backward cannot be taken apart.
 
     Args:
-        number: of the stage. The first one's backward is not taken apart, as nobody waits for what it would
-            give back.
+        number: the stage's number. The first stage's backward is not taken apart, as nobody waits for the
+            gradients that it would return.
 
     Raises:
-        PlanError: says which parameter is in the way.
+        PlanError: a parameter prevents it; the message names the parameter.
     """
     if number and (unfit := unfit_parameter(graph)) is not None:
         raise PlanError(
@@ -59,11 +59,12 @@ def check_apart(schedule: str, number: int, graph: GroupGraph) -> None:
 
 
 def unfit_parameter(graph: GroupGraph) -> Unfit | None:
-    """A parameter of a stage, any but the first, that cannot have its gradient apart; None of most stages."""
+    """Return a parameter of a stage (any but the first) whose gradient cannot be made apart; None for most
+    stages."""
     number = id(graph)
     known = _KNOWN.get(number)
     if known is None or known[0]() is not graph:
-        # An id may be used again after the graph is gone.
+        # An id may be reused after the graph is gone.
         found = _Ways(graph).unfit()
         known = weakref.ref(graph, lambda _: _KNOWN.pop(number, None)), found
         _KNOWN[number] = known
@@ -72,17 +73,17 @@ def unfit_parameter(graph: GroupGraph) -> Unfit | None:
 
 _KNOWN: dict[int, tuple[weakref.ref[GroupGraph], Unfit | None]] = {}
 _MEETINGS: dict[Hashable, int] = {}
-"""By what an operator computes how many of its nodes meet its operands (:func:`_meetings`)."""
+"""How many of an operator's nodes meet its operands (:func:`_meetings`), by what the operator computes."""
 
 
 class _Ways:
-    """The ways of gradients through one stage."""
+    """The paths that gradients take through one stage."""
 
     def __init__(self, graph: GroupGraph):
         self.graph, self.source = graph, graph.atoms.graph
         self.tensors = self.source.tensors
         self.readers: dict[str, list[Operator]] = {}
-        # What depends on something that arrived and takes a gradient back to it.
+        # Tensors that depend on something that arrived and carry a gradient back to it.
         self.carried = set[str]()
         for op in self.source.operators:
             for name in dict.fromkeys(op.inputs()):
@@ -92,18 +93,18 @@ class _Ways:
                 self.carried.update(grown)
 
     def _grown(self, op: Operator) -> list[str]:
-        """Results of an operator that have a gradient."""
+        """Return the results of an operator that have a gradient."""
         return [name for name in op.outputs if self.tensors[name].requires_grad]
 
     def unfit(self) -> Unfit | None:
-        """The first parameter that is no good."""
+        """Return the first parameter whose gradient cannot be made apart."""
         for tensor in self.source.parameters:
             if tensor.requires_grad and (why := self._why_not(tensor.name)):
                 return Unfit(tensor.name, why)
         return None
 
     def _why_not(self, parameter: str) -> str:
-        """What is wrong with a parameter; empty of one that is fine."""
+        """Say why a parameter's gradient cannot be made apart; empty if it can."""
         made, waiting, meeting = {parameter}, [parameter], dict[str, Operator]()
         while waiting:
             for op in self.readers.get(waiting.pop(), ()):
@@ -127,10 +128,11 @@ class _Ways:
         return ""
 
     def _meetings(self, op: Operator, made: Collection[str]) -> int:
-        """How many nodes that autograd makes of an operator are the first to meet something of ``made``."""
+        """Count the nodes that autograd makes for an operator and that are the first to meet something of
+        ``made``."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(op.inputs()))}
         looks = [(n in made, n in self.carried, self.tensors[n]) for n in numbers]
-        # By number instead of name, so that alike operators of all layers are one.
+        # By number instead of name, so that equal operators of all layers share an entry.
         given = [repr(map_refs(each, numbers.__getitem__)) for each in (op.args, *op.kwargs.values())]
         of_operands = tuple((m, c, t.shape, t.dtype, t.requires_grad) for m, c, t in looks)
         key = op.target, *given, *op.kwargs, of_operands
@@ -139,7 +141,8 @@ class _Ways:
         return _MEETINGS[key]
 
     def _probed(self, op: Operator, made: Collection[str]) -> int:
-        """The same, counted in autograd's graph of the operator's call on tensors without memory."""
+        """Return the same count, taken from autograd's graph of the operator's call on tensors without
+        memory."""
         group = self.graph.group_of[op.name]
         choices = (group.unsplit.choices[op.name],)
         call = localise(OperatorShard(op, self.graph.atoms, choices, (1,)))
@@ -151,7 +154,7 @@ class _Ways:
                 for name in dict.fromkeys(op.inputs())
                 for tensor in (self.tensors[name],)
             }
-            # A node of its own for each operand, which everything that reads it is behind.
+            # Each operand gets a node of its own, which comes before everything that reads it.
             given = {name: leaf.view_as(leaf) for name, leaf in leaves.items()}
             args, kwargs = call.arguments(given.__getitem__)
             result = bind(call, SingleDevice())(*args, **kwargs)
@@ -163,7 +166,8 @@ class _Ways:
 
 
 def _first_to_meet(roots: Sequence[object], own: Sequence[object], carried: Sequence[object]) -> int:
-    """How many nodes on the ways up from ``carried`` are the first on ways up from ``own``."""
+    """Count the nodes on the paths up from ``carried`` that are also the first on the paths up from
+    ``own``."""
     above: dict[object, list[object]] = {}
     waiting, seen = list(roots), set(roots)
     while waiting:

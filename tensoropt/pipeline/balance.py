@@ -1,4 +1,4 @@
-"""Where a model may be cut, and cuts that even out what stages have."""
+"""The places where a model may be cut, and cuts that balance the stages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tensoropt.sharding.regions import find_regions
 
 
 def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
-    """(groups,) FLOP of each, forward and backward, unsplit; at least a little for everything."""
+    """Return (groups,) FLOP of each group, forward and backward, unsplit; every group counts at least a
+    little."""
     found = []
     for group in graph.groups:
         facts = costs.facts_of(workload(graph, Configuration(group, (group.unsplit,)), (1,)))
@@ -26,46 +27,47 @@ def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
 
 
 def parameter_bytes_of(graph: GroupGraph) -> np.ndarray:
-    """(groups,) bytes of the parameters that each uses."""
+    """Return (groups,) bytes of the parameters that each group uses."""
     tensors = graph.atoms.graph.tensors
     return np.array([float(sum(tensors[n].bytes for n in (*g.parameters, *g.shared))) for g in graph.groups])
 
 
 def block_cuts(cutter: Cutter) -> list[int]:
-    """The cuts before repeated blocks."""
+    """Return the cuts before repeated blocks."""
     starts = {cutter.place[region.groups[0]] for region in find_regions(cutter.graph)}
     return [cut for cut in cutter.cuts if cut in starts]
 
 
 def dealt(blocks: int, stages: int, *, ends: bool = True) -> list[int]:
-    """Of how many repeated blocks each stage is made.
+    """Return how many repeated blocks each stage gets.
 
-    Where these do not divide, what is before the first block counts as one, and so does what is behind the
-    last (Llama 3, arXiv 2407.21783, section 3.3.2); where neither does, earlier stages have one more.
+    If the blocks do not divide evenly, what precedes the first block counts as a block, and so does what
+    follows the last (Llama 3, arXiv 2407.21783, section 3.3.2); if that does not divide either, earlier
+    stages get one more.
 
     Args:
-        ends: whether a model has both of these.
+        ends: whether the model has both of these ends.
     """
     each, over = divmod(blocks + 2 * (ends and _ends_count(blocks, stages)), stages)
     return [each + (stage < over) for stage in range(stages)]
 
 
 def _ends_count(blocks: int, stages: int) -> bool:
-    """Whether the ends of a model count as blocks."""
+    """Return whether the ends of a model count as blocks."""
     return blocks % stages != 0 and (blocks + 2) % stages == 0
 
 
 def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
-    """The cuts that give each stage as many repeated blocks, as :func:`dealt` has it.
+    """Return the cuts that give each stage the number of repeated blocks that :func:`dealt` says.
 
     Raises:
-        PlanError: there are fewer blocks, or the model cannot be cut between them.
+        PlanError: there are fewer blocks than stages, or the model cannot be cut between them.
     """
     blocks = find_regions(cutter.graph)
     ends = bool(blocks) and has_ends(cutter)
     if not blocks or len(blocks) + 2 * ends < stages:
         raise PlanError(f"{len(blocks)} repeated blocks are fewer than {stages} stages; give fewer stages")
-    # Before each block, and behind the last one.
+    # Before each block, and after the last one.
     starts = [cutter.place[region.groups[0]] for region in blocks]
     starts.append(cutter.place[blocks[-1].groups[-1]] + 1)
     sizes = dealt(len(blocks), stages, ends=ends)
@@ -79,8 +81,8 @@ def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
 
 
 def has_ends(cutter: Cutter) -> bool:
-    """Whether a model of repeated blocks has something before the first and behind the last one that can be
-    stages of their own."""
+    """Return whether a model of repeated blocks has parts before the first and after the last block that can
+    be stages of their own."""
     blocks = find_regions(cutter.graph)
     if not blocks:
         return False
@@ -89,14 +91,15 @@ def has_ends(cutter: Cutter) -> bool:
 
 
 def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int, *, ends: bool = True) -> int:
-    """How many stages a place should have, from two on, by the bubble and by how evenly blocks are dealt; 1
-    where there are too few blocks for two.
+    """Return how many stages a place should have, two or more, by the bubble and by how evenly the blocks are
+    dealt; 1 if there are too few blocks for two.
 
-    A step of equal stages takes :math:`1 + (p - 1) / (v m)` of what computing takes, with :math:`v` stages to
-    each of :math:`p` places (Narayanan et al., SC 2021, section 2.2), the fullest place its share of blocks.
+    A step of equal stages takes :math:`1 + (p - 1) / (v m)` times as long as the computation, with :math:`v`
+    stages on each of :math:`p` places (Narayanan et al., SC 2021, section 2.2); the fullest place takes its
+    share of the blocks.
 
     Args:
-        ends: whether what is before and behind the blocks may count as one each (:func:`has_ends`).
+        ends: whether what precedes and what follows the blocks may count as a block each (:func:`has_ends`).
     """
     known = [(1.0, 1)]
     for count in range(2, most + 1):
@@ -110,7 +113,7 @@ def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int, *
 
 
 def narrow_cuts(cutter: Cutter, least: int) -> list[int]:
-    """The cuts that least crosses: a quarter of all, and no fewer than ``least``."""
+    """Return the cuts that the fewest bytes cross: a quarter of all cuts, and at least ``least``."""
     sizes = {cut: cutter.crossing_bytes(cut) for cut in cutter.cuts}
     if not sizes:
         return []
@@ -119,7 +122,7 @@ def narrow_cuts(cutter: Cutter, least: int) -> list[int]:
 
 
 def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, ...]:
-    """Per source how fast its devices compute the whole model, unsplit: models per second."""
+    """Return, for each source, how fast its devices compute the whole model, unsplit: models per second."""
     works = [workload(graph, Configuration(group, (group.unsplit,)), (1,)) for group in graph.groups]
     known: dict[int, float] = {}
     for source in sources:
@@ -132,16 +135,17 @@ def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, 
 def balanced(
     weights: np.ndarray, positions: Sequence[int], stages: int, strengths: Sequence[float] = ()
 ) -> tuple[int, ...]:
-    """The cuts at which the heaviest stage is lightest; of equals the first. Empty where there are too few.
+    """Return the cuts that make the heaviest stage lightest; the first of equals. Empty if there are too few.
 
     Args:
-        weights: (groups,) of what is evened out.
+        weights: (groups,) of the quantity to balance.
         positions: where stages may begin, ascending.
-        strengths: per stage what its weight is divided by, as the speed of its devices; 1 by default.
+        strengths: for each stage, the number that divides its weight, such as the speed of its devices; 1 by
+            default.
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])
     ends = [*positions, len(weights)]
-    # best[e]: (heaviest, cuts) of the first stages that end at position e.
+    # best[e]: (heaviest, cuts) of the first stages, which end at position e.
     strength = strengths or [1.0] * stages
     best: dict[int, tuple[float, tuple[int, ...]]] = {
         end: (float(total[end]) / strength[0], ()) for end in ends

@@ -1,15 +1,16 @@
-"""Stages put together: for every amount of memory the cuts, and the stages' strategies, with which a
-pipeline's step is shortest.
+"""Composing stages: for every amount of memory, the cuts and the stages' strategies that give the fastest
+pipeline.
 
-The step of :math:`p` stages and :math:`m` micro-batches is taken for
-:math:`\\sum_s f_s + (m - 1) \\max_s t_s + \\max_s e_s`: the first micro-batch passes all stages, each
-further one takes what the slowest stage takes, and behind the last a stage has what is left of reducing
-gradients and the optimizer (GPipe and 1F1B; Narayanan et al., SC 2021, section 2.2; Zheng et al., Alpa, OSDI
-2022, section 5.2). Its memory is that of the fullest stage.
+The step of :math:`p` stages and :math:`m` micro-batches is assumed to take :math:`\\sum_s f_s + (m - 1)
+\\max_s t_s + \\max_s e_s`: the first micro-batch passes all stages, each further one takes as long as the
+slowest stage, and after the last one a stage does the rest of its gradient reduction and its optimizer step
+(GPipe and 1F1B; Narayanan et al., SC 2021, section 2.2; Zheng et al., Alpa, OSDI 2022, section 5.2). Its
+memory is that of the fullest stage.
 
-The search is a shortest path over cuts whose costs are three numbers: labels that no other label of a cut
-beats in all of them go on (Martins, "On a multicriteria shortest path problem", 1984). Memory is bounded
-instead: the next pipeline is the fastest in which every stage needs less than the fullest of the one before.
+The search is for a shortest path over cuts, with three numbers as its cost: a label is kept if no other label
+of the same cut beats it in all three (Martins, "On a multicriteria shortest path problem", 1984). Memory is a
+bound instead: the next pipeline is the fastest one in which every stage needs less than the fullest stage of
+the previous one.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ import numpy as np
 from numba import njit
 
 MOST_LABELS = 4096
-"""Labels of one cut that go on; beyond, those with the least sum of seconds. None of the models tried has had
-so many."""
+"""The most labels kept at one cut; beyond it, those with the least sum of seconds stay. No model tried so far
+had that many."""
 
 
 Cut = TypeVar("Cut", bound=Hashable)
-"""Where a stage begins or ends: a position, and how what crosses it lies."""
+"""Where a stage begins or ends: a position, and the layout of what crosses it."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What one stage may be: a row per strategy.
+    """The strategies that one stage may have, one row each.
 
     Attributes:
-        memory: (n,) bytes of a rank, with the stage's micro-batches in flight.
-        first_s: (n,) of the first micro-batch, forward and backward, with the messages that it waits for.
-        further_s: (n,) by which one more micro-batch makes the step longer if this stage is the slowest.
-        end_s: (n,) behind the last micro-batch.
+        memory: (n,) bytes on a rank, with the stage's micro-batches in flight.
+        first_s: (n,) seconds of the first micro-batch, forward and backward, with the messages it waits for.
+        further_s: (n,) seconds that one more micro-batch adds to the step if this stage is the slowest.
+        end_s: (n,) seconds after the last micro-batch.
     """
 
     memory: np.ndarray
@@ -48,7 +49,7 @@ class Offer:
     end_s: np.ndarray
 
     def within(self, cap: float) -> np.ndarray:
-        """The strategies that need no more than ``cap`` bytes and that none of these beats."""
+        """Return the strategies that need no more than ``cap`` bytes and that none of these beats."""
         (rows,) = np.nonzero(self.memory <= cap)
         costs = np.stack([self.first_s, self.further_s, self.end_s], axis=1)
         return rows[unbeaten(costs[rows])]
@@ -56,12 +57,12 @@ class Offer:
 
 @dataclass(frozen=True)
 class Composition(Generic[Cut]):
-    """Stages that make a pipeline.
+    """Stages that form a pipeline.
 
     Attributes:
-        stages: per stage where it begins and ends, and the row of its offer.
-        memory_bytes: of the fullest stage. time_s: of the step, as the formula above has it.
-        exact: whether no label was left out.
+        stages: for each stage, where it begins and ends, and the row of its offer.
+        memory_bytes: the fullest stage's memory. time_s: seconds of the step by the formula above.
+        exact: whether no label was dropped.
     """
 
     stages: tuple[tuple[tuple[Cut, Cut], int], ...]
@@ -71,16 +72,16 @@ class Composition(Generic[Cut]):
 
 
 def unbeaten(costs: np.ndarray) -> np.ndarray:
-    """(k,) the rows of ``costs`` (n, d) that no other row is at most equal to in every column; of equal rows
-    the first."""
+    """Return (k,) the rows of ``costs`` (n, d) that no other row beats or equals in every column; the first
+    of equal rows."""
     order = np.lexsort(costs.T[::-1])
     return order[_unbeaten_of_sorted(np.ascontiguousarray(costs[order], dtype=float))]
 
 
 @njit(cache=True, nogil=True)
 def _unbeaten_of_sorted(costs):  # type: ignore[no-untyped-def]
-    """The rows of sorted ``costs`` that no row before them is at most equal to in every column."""
-    # Sorted by the first column: nothing that follows can beat what is kept.
+    """Return the rows of sorted ``costs`` that no earlier row beats or equals in every column."""
+    # Rows are sorted by the first column: no later row can beat those kept.
     kept = np.empty(costs.shape[0], np.int64)
     count = 0
     for row in range(costs.shape[0]):
@@ -102,16 +103,17 @@ def _unbeaten_of_sorted(costs):  # type: ignore[no-untyped-def]
 def compose(
     offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int, *, step: float = 0.0
 ) -> Iterator[Composition[Cut]]:
-    """The compositions that none beats in memory and time, the fastest first.
+    """Yield the compositions that no other beats in both memory and time, the fastest first.
 
     Args:
-        offers: per stage what it may be between its ends; stages follow one another where ends are equal.
-        step: by which share the memory of the next composition is at least less; 0 finds all.
+        offers: for each stage, the offer between each pair of ends; stages connect where their ends are
+            equal.
+        step: the least share by which the memory of the next composition is smaller; 0 finds all.
     """
     cap, before = inf, None
     while (found := _fastest(offers, micro_batches, cap)) is not None:
         memory = max(float(offers[s][ends].memory[row]) for s, (ends, row) in enumerate(found.stages))
-        # As fast with less memory: the one before is beaten.
+        # As fast with less memory: this beats the previous one.
         if before is not None and found.time_s > before.time_s:
             yield before
         before = replace(found, memory_bytes=memory)
@@ -122,7 +124,8 @@ def compose(
 
 @dataclass(frozen=True)
 class _Labels(Generic[Cut]):
-    """Ways to come to one cut: (n, 3) seconds of first, slowest and longest end, and what they came by."""
+    """The partial pipelines that reach one cut: (n, 3) seconds of first, slowest and longest end, and their
+    predecessors."""
 
     costs: np.ndarray
     came: tuple[tuple[tuple[Cut, Cut], int, int], ...]
@@ -131,7 +134,7 @@ class _Labels(Generic[Cut]):
 def _fastest(
     offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int, cap: float
 ) -> Composition[Cut] | None:
-    """The fastest composition in which every stage keeps within ``cap`` bytes."""
+    """Return the fastest composition in which every stage keeps within ``cap`` bytes."""
     exact = True
     starts = dict.fromkeys(start for start, _ in offers[0])
     reached: list[dict[Cut, _Labels[Cut]]] = [{start: _Labels(np.zeros((1, 3)), ()) for start in starts}]
@@ -175,5 +178,5 @@ def _fastest(
 
 
 def _step_s(costs: np.ndarray, micro_batches: int) -> np.ndarray:
-    """(n,) seconds of steps of so many micro-batches."""
+    """Return (n,) seconds of steps with so many micro-batches."""
     return costs[:, 0] + (micro_batches - 1) * costs[:, 1] + costs[:, 2]

@@ -1,4 +1,5 @@
-"""Pipelines of one mesh and schedule: ranges wanted, searched, composed to stages, and simulated."""
+"""Pipelines of one mesh and schedule: chooses ranges, searches them, composes them to stages and simulates
+the result."""
 
 from __future__ import annotations
 
@@ -27,21 +28,21 @@ from tensoropt.pipeline.stage_frontiers import (
 from tensoropt.pipeline.strategy import PipelinedStrategy
 
 Cut = tuple[int, CrossingWays | None]
-"""A position, and how tensors cross it."""
+"""A position, and the way in which tensors cross it."""
 Offers = Sequence[Mapping[tuple[Cut, Cut], StageOffer]]
-"""Per stage what it may be between its ends."""
+"""For each stage, its offer between each pair of ends."""
 Composing = Callable[[Sequence[Mapping[tuple[Cut, Cut], Offer]], int], Iterator[Composition[Cut]]]
-"""Puts stages together, given the micro-batches; :func:`~tensoropt.pipeline.compose.compose` by default."""
+"""Composes stages, given the micro-batches; :func:`~tensoropt.pipeline.compose.compose` by default."""
 
 
 @dataclass(frozen=True)
 class Crossings:
-    """How tensors may cross cuts.
+    """The ways in which tensors may cross cuts.
 
     Attributes:
-        ways: per axis of a place, alike for all axes.
-        outer: of all axes but the last one, where these have ways of their own.
-        everywhere_alike: whether all cuts are crossed alike, which takes fewer searches.
+        ways: for each axis of a place; the same for all axes.
+        outer: the ways of all axes but the last, if these have ways of their own.
+        everywhere_alike: whether tensors cross all cuts in the same way, which takes fewer searches.
     """
 
     ways: Sequence[str] = CROSSINGS
@@ -49,11 +50,11 @@ class Crossings:
     everywhere_alike: bool = False
 
     def placements(self, axes: int) -> list[CrossingWays]:
-        """All of a mesh of so many axes."""
+        """Return all the ways on a mesh with so many axes."""
         return list(itertools.product(*[self.outer] * (axes - 1), *[self.ways] * min(axes, 1)))
 
     def ends(self, axes: int, *, first: bool, last: bool) -> list[Ends]:
-        """How tensors come into a stage and leave it."""
+        """Return the ways in which tensors come into a stage and leave it."""
         ways = self.placements(axes)
         pairs: list[Ends] = [
             (before, behind)
@@ -66,18 +67,18 @@ class Crossings:
 
 
 class Composer:
-    """Makes pipelines of one mesh and number of micro-batches in one schedule.
+    """Makes pipelines for one mesh, number of micro-batches and schedule.
 
     Args:
-        frontiers: of the ranges at the places of that mesh.
-        composing: how stages are put together.
-        notes: is told what was left out.
-        per_place: stages of a place; by default as many as are looked for with the schedule.
-        refused: is told why stages, or what was composed of them, cannot be run in the schedule; by default a
-            note is made.
+        frontiers: the frontiers of ranges at the places of that mesh.
+        composing: the function that composes stages.
+        notes: collects remarks on what was left out.
+        per_place: stages at each place; by default the number that the search uses with this schedule.
+        refused: is called with the reason why stages, or a pipeline composed of them, cannot run in the
+            schedule; by default it makes a note.
 
     Raises:
-        PlanError: the schedule does not go with the mesh and the micro-batches.
+        PlanError: the schedule does not fit the mesh and the micro-batches.
     """
 
     def __init__(
@@ -102,10 +103,10 @@ class Composer:
         self.place_of = [stage_place(schedule, self.places, stage) for stage in range(self.stages)]
 
     def pipelines(self, positions: Sequence[Sequence[int]]) -> Iterator[PipelineEvaluation]:
-        """The pipelines composed, simulated.
+        """Yield the composed pipelines, simulated.
 
         Args:
-            positions: per stage where it may begin, and behind the last where it ends.
+            positions: for each stage, where it may begin; then where the last one ends.
         """
         offers = self._offers(self._wanted(positions))
         for alike in self._storing_alike(offers):
@@ -116,7 +117,7 @@ class Composer:
                     yield pipeline
 
     def _wanted(self, positions: Sequence[Sequence[int]]) -> list[dict[Range, list[Ends]]]:
-        """Per stage the ranges that it may be, and how tensors may cross their ends."""
+        """Return, for each stage, the ranges that it may be and how tensors may cross their ends."""
         axes, learns = len(self.mesh.shape) - 1, self.frontiers.search.cutter.learns
         found = []
         for stage in range(self.stages):
@@ -128,7 +129,7 @@ class Composer:
         return found
 
     def _runs(self, stage: int, start: int, stop: int) -> bool:
-        """Whether the schedule can run a range as a stage, whatever its strategy."""
+        """Return whether the schedule can run a range as a stage, whatever its strategy."""
         if not schedule_named(self.schedule).apart:
             return True
         try:
@@ -143,8 +144,9 @@ class Composer:
         self.notes[f"some pipelines were left out: {refusal}"] = None
 
     def _offers(self, wanted: Sequence[Mapping[Range, Sequence[Ends]]]) -> Offers:
-        """What each stage may be; ranges are searched here."""
-        # Places of one kind of devices share their frontiers: what all of them ask for is searched together.
+        """Return the offers of each stage; this searches the ranges."""
+        # Places with the same kind of devices share their frontiers, so all that they need is searched in one
+        # go.
         asked: dict[StageFrontiers, dict[Range, dict[Ends, set[int]]]] = {}
         for place, flights, of_stage in zip(self.place_of, self.in_flight, wanted, strict=True):
             of_kind = asked.setdefault(self.frontiers.at(place), {})
@@ -170,7 +172,8 @@ class Composer:
         return offers
 
     def _storing_alike(self, offers: Offers) -> Iterator[Offers]:
-        """The offers by how parameters are stored that several stages use: all of these store them alike."""
+        """Yield the offers, grouped by how the stages store shared parameters: within a group all stages
+        store them alike."""
         shared = self.frontiers.search.cutter.graph.shared
         stored = [
             {
@@ -220,12 +223,12 @@ class Composer:
 
 
 def stages_per_place(schedule: str) -> int:
-    """How many stages a place has in pipelines that are looked for."""
+    """Return how many stages a place has in the pipelines that the search looks for."""
     return 2 if schedule_named(schedule).several else 1
 
 
 def _within(offer: StageOffer, room: float) -> StageOffer | None:
-    """The strategies that need at most so many bytes; None where none does."""
+    """Return the strategies that need at most so many bytes; None if there are none."""
     at = np.nonzero(offer.memory <= room)[0].tolist()
     if len(at) == len(offer.rows):
         return offer
@@ -233,10 +236,11 @@ def _within(offer: StageOffer, room: float) -> StageOffer | None:
 
 
 def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:
-    """How parameters that several stages use may be stored, so that each of them has a strategy that does.
+    """Return the ways to store the parameters that several stages use for which each of these stages has a
+    strategy.
 
     Args:
-        of_stages: per stage and strategy where it stores which parameters.
+        of_stages: for each stage and strategy, which parameters it stores where.
     """
     found: list[dict[str, Layout]] = [{}]
     for name in dict.fromkeys(n for rows in of_stages for of in rows for n in of):

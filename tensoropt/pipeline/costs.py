@@ -1,4 +1,4 @@
-"""Prices of the stages of a pipeline: one place of a job's mesh, whose other places do the same meanwhile."""
+"""Costs of the stages of a pipeline at one place of a job's mesh, while the other places do the same."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tensoropt.simulate.overlap import Overlap, overlap_of
 
 
 class PlaceCommunication:
-    """Collectives among the ranks of one place of a pipeline, while those of the other places have theirs.
+    """Collectives among the ranks of one place of a pipeline, while the other places run theirs.
 
     Args:
-        job: of the mesh of the whole job, whose first axis is the pipeline.
+        job: the communication costs on the whole job's mesh, whose first axis is the pipeline.
     """
 
     def __init__(self, job: CommunicationModel):
@@ -31,7 +31,7 @@ class PlaceCommunication:
 
     @property
     def described(self) -> str:
-        """All that predictions follow from."""
+        """Describe everything that the predictions depend on."""
         return f"a place of {self.job.described}"
 
     @staticmethod
@@ -39,38 +39,39 @@ class PlaceCommunication:
         return tuple(axis + 1 for axis in axes)
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Seconds of one collective over axes of the stage's mesh."""
+        """Return the seconds of one collective over axes of the stage's mesh."""
         return self.job.time_s(kind, self._axes(axes), num_bytes)
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
-        """``measured``, ``fitted`` or ``data sheet``."""
+        """Return the source of the figures: ``measured``, ``fitted`` or ``data sheet``."""
         return self.job.source(kind, self._axes(axes))
 
     def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Seconds longer when ranks come from ``work_s`` of work."""
+        """Return the additional seconds when ranks come from ``work_s`` of work."""
         return self.job.arriving_s(self._axes(axes), work_s, num_bytes)
 
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Seconds that ``work_s`` of work afterwards takes longer."""
+        """Return the additional seconds that ``work_s`` of work takes afterwards."""
         return self.job.leaving_s(self._axes(axes), work_s, num_bytes)
 
 
 def sources_at(costs: CostSource, places: int) -> list[CostSource]:
-    """Per place of a pipeline the costs of its own kinds of devices."""
+    """Return, for each place of a pipeline, the costs of its own kinds of devices."""
     return [costs.on(kinds) for kinds in kinds_at(costs.cluster, places)]
 
 
 class PipelinePrices:
-    """Prices of a pipeline on one mesh of a cluster.
+    """The costs of a pipeline on one mesh of a cluster.
 
     Args:
-        mesh: of the whole job; its first axis is the pipeline.
-        compute, overheads: of ranks that all compute at once, on a cluster of several kinds of devices at the
-            pace of the slowest.
-        of_places: per place the prices of its own kinds of devices; none where all places have the same.
+        mesh: the whole job's mesh; its first axis is the pipeline.
+        compute, overheads: costs on ranks that all compute at once; on a cluster with several kinds of
+            devices, at the pace of the slowest.
+        of_places: for each place, the costs of its own kinds of devices; none if all places have the same
+            kinds.
 
     Attributes:
-        beside: whether communication that nobody waits for runs beside computation.
+        beside: whether communication that nobody waits for overlaps computation.
     """
 
     def __init__(
@@ -93,7 +94,8 @@ class PipelinePrices:
 
     @classmethod
     def of(cls, costs: CostSource, mesh: Mesh) -> PipelinePrices:
-        """The prices that a cost source gives; what is to be priced was measured before."""
+        """Return the prices that a cost source gives; everything to be priced must have been measured
+        before."""
         communication = costs.communication(mesh, pairs=True)
 
         def made(source: CostSource, of_places: Sequence[PipelinePrices] = ()) -> PipelinePrices:
@@ -115,28 +117,28 @@ class PipelinePrices:
         return made(costs, [known[id(source)] for source in sources])
 
     def at(self, place: int) -> PipelinePrices:
-        """The prices of one place: those of its own kinds of devices."""
+        """Return the prices at one place: those of its own kinds of devices."""
         return self.of_places[place] if self.of_places else self
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Per place the names of its kinds of devices; empty where all places have the same."""
+        """The names of the kinds of devices at each place; empty if all places have the same kinds."""
         if not self.of_places:
             return ()
         places = (one.cluster.device_kinds for one in self.of_places)
         return tuple(" + ".join(kind.name for kind in kinds) for kinds in places)
 
     def room(self, place: int) -> float:
-        """Bytes that a device of a place has, the least of its kinds; without limit where all places have the
-        same kinds: one budget then speaks of all."""
+        """Return the bytes of memory of a place's device, the least of its kinds; unlimited if all places
+        have the same kinds, as one budget then covers all of them."""
         return float(self.at(place).cluster.memory_bytes) if self.of_places else inf
 
     def of_stage(self, graph: GroupGraph, sizes: AxisSizes, in_flight: int = 1) -> Prices:
-        """Prices of a stage's graph.
+        """Return the prices of a stage's graph.
 
         Args:
             sizes: micro-batches, then the axes of a place.
-            in_flight: micro-batches that the stage keeps something of at once.
+            in_flight: micro-batches from which the stage keeps something at the same time.
         """
         return Prices(
             graph,
@@ -153,7 +155,7 @@ class PipelinePrices:
 
     @cached_property
     def overlap(self) -> Overlap:
-        """What runs beside what at a place, and the links that it occupies."""
+        """What overlaps what at a place, and the links that it occupies."""
         whole = overlap_of(self.cluster, self.mesh, beside=self.beside)
         of_place = {
             tuple(axis - 1 for axis in axes): links for axes, links in whole.by_axes.items() if 0 not in axes
@@ -162,12 +164,12 @@ class PipelinePrices:
 
     @property
     def devices_per_place(self) -> int:
-        """How many devices compute a stage together."""
+        """The number of devices that compute a stage together."""
         return self.mesh.size // self.mesh.shape[0]
 
     def message_s(self, source: int, target: int, size: float) -> float:
-        """Seconds of a message of each rank at one place to its like at another, all at once; 0 at one
-        place."""
+        """Return the seconds of a message from each rank at one place to its counterpart at another, all sent
+        at once; 0 within a place."""
         if source == target or not size:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place
@@ -180,12 +182,13 @@ class PipelinePrices:
         return self.cluster.link(first, second).bandwidth_bytes_per_s
 
     def _sharing(self, first: int, second: int) -> float:
-        """How many ranks share a link of the level that a message crosses."""
+        """Return how many ranks share a link of the level that a message crosses."""
         level = self.cluster.crossing_level(first, second)
         inner = 1
         for one in reversed(self.cluster.levels):
             if one.name == level.name:
                 break
             inner *= one.size
-        # Ranks of a place that leave one child of the level together, over as many links as that has.
+        # Ranks of a place that leave one child of the level together, divided by that child's number of
+        # links.
         return max(min(self.devices_per_place, inner) / level.link_count, 1.0)

@@ -1,4 +1,4 @@
-"""What a pipelined strategy takes: each stage's step simulated, then the schedule that runs their
+"""The simulation of a pipelined strategy: first the step of each stage, then the schedule that runs their
 micro-batches."""
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import Owned
 
 TOO_LARGE = "pipelines: some whose places need more than their devices have were left out"
-"""What is noted of them."""
+"""The note about them."""
 
 
 @dataclass(frozen=True)
 class PlaceLoad:
-    """What a rank of one place does in a step, in seconds.
+    """The seconds that a rank of one place spends in a step, by kind.
 
     Attributes:
         communication_s: collectives and messages.
-        exposed_s: what of these it waits for.
-        host_s: what issuing its stages' steps takes its host; 0 where that is the device.
+        exposed_s: the part of communication that it waits for.
+        host_s: the host's time to issue the stages' steps; 0 if the host is the device.
     """
 
     compute_s: float
@@ -49,16 +49,16 @@ class PlaceLoad:
 
 @dataclass(frozen=True)
 class PipelineEvaluation:
-    """A pipelined strategy with the simulator's figures.
+    """A pipelined strategy with its simulated figures.
 
     Attributes:
-        stages: each stage's own step, as if its micro-batches followed one another.
-        times: of the schedule.
-        memory: (places, 5) the peak of tensors of a rank of each place by kind, as in
+        stages: each stage's own step, as if its micro-batches ran one after another.
+        times: the times of the schedule.
+        memory: (places, 5) the peak of tensors on a rank of each place, by kind as in
             :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
-        total_s: the step.
-        loads: what each place does in it.
-        kinds: per place the names of its kinds of devices, where places differ in them.
+        total_s: seconds of the step.
+        loads: how each place spends the step.
+        kinds: the names of the kinds of devices at each place, if places differ in them.
     """
 
     strategy: PipelinedStrategy
@@ -71,23 +71,23 @@ class PipelineEvaluation:
 
     @property
     def busiest(self) -> PlaceLoad:
-        """The load of the place that computes and waits for communication longest."""
+        """The load of the place that computes and waits for communication the longest."""
         return self.loads[self.busiest_place]
 
     @property
     def busiest_place(self) -> int:
-        """Its number; of equals the first."""
+        """The number of the busiest place; the first of equals."""
         busy = [load.compute_s + load.exposed_s for load in self.loads]
         return busy.index(max(busy))
 
     @property
     def idle_s(self) -> float:
-        """What the busiest place waits for others, the bubble, and for its host."""
+        """The seconds that the busiest place waits for others (the bubble) and for its host."""
         return max(self.total_s - self.busiest.compute_s - self.busiest.exposed_s, 0.0)
 
     @property
     def memory_bytes(self) -> float:
-        """Tensors and constants of the fullest rank."""
+        """Bytes of tensors and constants on the fullest rank."""
         return float(self.peaks.max())
 
     @property
@@ -100,37 +100,39 @@ class PipelineEvaluation:
 
     @property
     def peaks(self) -> np.ndarray:
-        """(places,) tensors and constants of a rank of each place."""
+        """(places,) bytes of tensors and constants on a rank of each place."""
         return np.asarray(self.memory.sum(axis=1) + self.constants)
 
     @property
     def fullest(self) -> int:
-        """The place whose ranks need most memory."""
+        """The place whose ranks need the most memory."""
         return int(self.peaks.argmax())
 
     def owners(self) -> list[Owned]:
-        """Whose the bytes of :meth:`memory_curve` are."""
+        """Return the owners of the bytes of :meth:`memory_curve`."""
         return owned_by_place(self.strategy, self.stages, self.fullest, self._fullest_actions()[0])
 
     def _fullest_actions(self) -> tuple[list[Action], list[float]]:
-        """What a rank of the fullest place does, and when each begins and the last one ends."""
+        """Return the actions of a rank of the fullest place, and the times at which each begins and the last
+        one ends."""
         own = [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"]
         actions = [Action(h.kind, h.stage, h.micro_batch) for h in own]
         return actions, [*(h.start_s for h in own), own[-1].end_s]
 
     def memory_curve(self) -> list[tuple[float, np.ndarray]]:
-        """Of a rank of the fullest place when what begins, and (5,) bytes by kind from then on."""
+        """Return the memory curve of a rank of the fullest place: when each action begins, and (5,) bytes by
+        kind from then on."""
         place, (actions, starts) = self.fullest, self._fullest_actions()
         found = memory_of_actions(self.strategy, self.stages, place, actions)
         return [(start, kinds) for start, (_, kinds) in zip(starts, found, strict=True)]
 
     def sent_by(self, rank: int) -> Counter[Collective]:
-        """What one rank issues in a step."""
+        """Return the collectives that one rank issues in a step."""
         return sent_by_rank(self.strategy, rank, [stage.collectives(0) for stage in self.stages])
 
 
 def stage_works(strategy: PipelinedStrategy) -> list[dict[str, Workload]]:
-    """Per stage the workload of each group's configuration."""
+    """Return, for each stage, the workload of each group's configuration."""
     return [
         {
             name: workload(one.graph, configuration, one.mesh)
@@ -149,7 +151,7 @@ def evaluate_pipeline(
     """Simulate a pipelined strategy.
 
     Args:
-        works, facts: per stage those of its groups' configurations.
+        works, facts: for each stage, those of its groups' configurations.
     """
     stages = []
     for number, (one, of_stage, known) in enumerate(zip(strategy.stages, works, facts, strict=True)):
@@ -160,7 +162,8 @@ def evaluate_pipeline(
 
 
 def fits(found: PipelineEvaluation, prices: PipelinePrices) -> bool:
-    """Whether each place keeps within the memory of its own kinds of devices, where places differ in them."""
+    """Return whether each place keeps within the memory of its own kinds of devices, if places differ in
+    them."""
     return all(peak <= prices.room(place) for place, peak in enumerate(found.peaks.tolist()))
 
 
@@ -171,11 +174,11 @@ def assemble(
     *,
     communicating_apart: bool = False,
 ) -> PipelineEvaluation:
-    """A pipelined strategy of stages whose own steps were simulated.
+    """Return the evaluation of a pipelined strategy, given the simulated steps of its stages.
 
     Args:
-        communicating_apart: all gathers and reductions beside other stages' work, as other systems have them
-            (:meth:`~tensoropt.pipeline.timing.StageSeconds.communicating_apart`), not as plans are run here.
+        communicating_apart: whether all gathers and reductions overlap other stages' work, as other systems
+            do it (:meth:`~tensoropt.pipeline.timing.StageSeconds.communicating_apart`) but plans here do not.
     """
     per_place = len(strategy.stages) // strategy.places
     actions = place_actions(strategy.schedule, strategy.places, per_place, strategy.micro_batches)
@@ -194,7 +197,7 @@ def assemble(
     for number, of_stage in enumerate(seconds):
         place = strategy.place_of(number)
         slower, beside_s = prices.at(place).overlap.slower, (strategy.micro_batches - 1) * of_stage.scatter_s
-        # What the place waits for of these, the schedule tells.
+        # The schedule says how long the place waits for these.
         communication[place, 1] -= of_stage.begin_s + beside_s + of_stage.reduce_s
         compute[place] += beside_s * slower / (1.0 + slower)
     communication[:, 1] = np.maximum(communication[:, 1], 0.0) + times.waiting_s
@@ -251,7 +254,7 @@ def _three(seconds: np.ndarray) -> tuple[float, float, float]:
 
 
 def _split(strategy: PipelinedStrategy, stages: Sequence[Evaluation]) -> tuple[np.ndarray, np.ndarray]:
-    """(places, 2) seconds of collectives, all and exposed; (places,) of computation."""
+    """Return (places, 2) seconds of collectives, all and exposed, and (places,) seconds of computation."""
     communication, compute = np.zeros((strategy.places, 2)), np.zeros(strategy.places)
     for number, stage in enumerate(stages):
         place, metrics = strategy.place_of(number), stage.metrics
@@ -261,20 +264,22 @@ def _split(strategy: PipelinedStrategy, stages: Sequence[Evaluation]) -> tuple[n
 
 
 def _tied_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
-    """Seconds of adding up the gradients of parameters that several stages use, when all is over."""
+    """Return the seconds to sum the gradients of parameters that several stages use, after all else is
+    done."""
     seconds = 0.0
     for name in strategy.tied:
         if strategy.graph.atoms.graph.tensors[name].requires_grad:
             holders = [strategy.place_of(stage) for stage in strategy.holders(name)]
             size = stored_bytes(strategy.stages[strategy.holders(name)[0]], name)
-            # A ring among few ranks: each sends its part on as often as there are others, twice.
+            # A ring among few ranks: each sends its part on twice for every other rank.
             share = 2.0 * (len(holders) - 1) / len(holders)
             seconds += prices.message_s(holders[0], holders[-1], share * size)
     return seconds
 
 
 def _results_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
-    """Seconds in which all ranks get the model's results, and new values of buffers that they read."""
+    """Return the seconds until all ranks have the model's results and the new values of buffers that they
+    read."""
     tensors = strategy.graph.atoms.graph.tensors
     names = (*strategy.sent_buffers, *strategy.graph.atoms.graph.outputs)
     sizes = [tensors[name].bytes for name in names]

@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline have alive: what micro-batches keep, what is on its way, what actions need."""
+"""The memory of a pipeline's ranks: what micro-batches keep, what messages hold, what actions need."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.plan.evaluate import Evaluation
 
 MemoryLedger = list[dict[tuple[str, str, str, str], float]]
-"""Per action the bytes beside what lasts, by (stage, its micro-batch, what, kind)."""
+"""For each action, the bytes beside what lasts, by (stage, its micro-batch, what, kind)."""
 
 
 def memory_of_places(
     strategy: PipelinedStrategy, stages: Sequence[Evaluation], actions: Sequence[Sequence[Action]]
 ) -> np.ndarray:
-    """(places, 5) the peak of a rank of each place by kind, the first of several."""
+    """Return (places, 5) the peak on a rank of each place by kind; the first of several peaks."""
     found = []
     for place, own in enumerate(actions):
         curve = np.array([kinds for _, kinds in memory_of_actions(strategy, stages, place, own)])
@@ -36,16 +36,16 @@ def memory_of_actions(
     actions: Sequence[Action],
     ledger: MemoryLedger | None = None,
 ) -> Iterator[tuple[Action | None, np.ndarray]]:
-    """(5,) what a rank of a place has alive at most, by kind, in each of its actions, and behind the last
-    one.
+    """Yield (5,) the most bytes alive on a rank of a place, by kind, in each of its actions and after the
+    last one.
 
-    Parameters, gradients and optimizer state of its stages last; what micro-batches keep between their
-    forward and their backward comes and goes; and an action has what it needs itself, beside room for what is
-    to come and what was sent and has not surely come.
+    The parameters, gradients and optimizer state of its stages last; what micro-batches keep between their
+    forward and their backward comes and goes; an action needs memory of its own, beside the buffers for what
+    is to be received and for what was sent and may not have arrived yet.
 
     Args:
-        actions: all of the place, in order.
-        ledger: gets an entry for everything that is given.
+        actions: all actions of the place, in order.
+        ledger: receives an entry for everything that is yielded.
     """
     numbers = strategy.stages_at(place)
     lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
@@ -66,7 +66,7 @@ def memory_of_actions(
         if ledger is not None:
             kept[of] += alive.kept - before
             if not kept[of]:
-                # A step may have thousands of micro-batches, of which few are in flight.
+                # A step may have thousands of micro-batches, but few are in flight.
                 del kept[of]
     end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
     if ledger is not None:
@@ -79,7 +79,7 @@ def memory_of_actions(
 def _entries(
     kept: dict[tuple[int, int], float], action: Action, needed: float, alive: _Alive
 ) -> dict[tuple[str, str, str, str], float]:
-    """What is alive in an action beside what lasts."""
+    """Return what is alive in an action beside what lasts."""
     found = {
         (f"stage {stage}", f"micro-batch {micro_batch}", "kept for backward", "kept"): size
         for (stage, micro_batch), size in kept.items()
@@ -93,13 +93,13 @@ def _entries(
 
 
 class _Alive:
-    """What of a rank's step comes and goes.
+    """The memory of a rank that comes and goes during a step.
 
     Attributes:
-        kept: of micro-batches between their actions.
-        on_the_way: room for what is to come, and what was sent; new values of buffers, which take their
-            places when the step is over.
-        trailing: of gradients of the last backward, until the next one is over.
+        kept: bytes that micro-batches keep between their actions.
+        on_the_way: bytes of buffers for what is to be received, of what was sent, and of the new values of
+            buffers, which replace the old ones when the step is over.
+        trailing: bytes of gradients of the last backward, until the next one is over.
     """
 
     def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int):
@@ -108,13 +108,13 @@ class _Alive:
         self.kept = self.on_the_way = self.trailing = 0.0
         self._micro_batches = strategy.micro_batches
         self._buffers = {n: new_buffer_bytes(strategy.stages[n]) for n in self.at_place}
-        # What a schedule that waits has sent last.
+        # The last bytes that a schedule that waits has sent.
         self._sent = 0.0
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
         self._asked = receipts(strategy.schedule, *shape)[place]
         self._taken = _taken(strategy.schedule, *shape)
         self._arriving = {n: arriving_bytes(strategy, n) for n in self.at_place}
-        # Some gradients of what arrived may lie in one storage, which is sent several times.
+        # Some gradients of what arrived may share a storage, which is then sent several times.
         self._back = {
             n: min(
                 arriving_bytes(strategy, n, learning=True),
@@ -129,8 +129,8 @@ class _Alive:
             self._split = {n: split_backward(strategy.stages[n], stages[n]) for n in self.at_place if n}
 
     def begin(self, number: int, action: Action) -> float:
-        """Bytes that an action needs itself, which is the ``number``-th of its place; what it takes over is
-        not counted otherwise any more."""
+        """Begin an action, the ``number``-th of its place, and return the bytes that it needs itself; what it
+        takes over is not counted elsewhere any more."""
         kind, stage, micro_batch = action
         self.on_the_way += sum(map(self._room, self._asked[number]))
         parts, shared = self._parts[stage], self._shared(stage)
@@ -141,7 +141,7 @@ class _Alive:
             self._let_go(stage, micro_batch)
             return float(parts.forward_bytes[0]) - shared
         if kind in "BI" and stage < self.last:
-            # Asked for, or given by the next stage of this place.
+            # Received by message, or taken from the next stage at this place.
             self.on_the_way -= self._coming_back[stage]
         if kind == "B" or stage == 0:
             if kind == "I":
@@ -156,7 +156,7 @@ class _Alive:
         return split.weights_bytes
 
     def end(self, action: Action) -> None:
-        """An action is over."""
+        """End an action."""
         kind, stage, micro_batch = action
         if kind == "F":
             self.kept += float(self._parts[stage].between_bytes[0]) - self._shared(stage)
@@ -178,15 +178,17 @@ class _Alive:
         return self._coming_back[receipt.stage] if receipt.back else self._arriving[receipt.stage]
 
     def _with_gradients(self, stage: int, needed: float) -> float:
-        """Bytes of a backward, which begins with all gradients that come back beside all that was kept."""
+        """Return the bytes of a backward, which begins with all gradients that come back beside all that was
+        kept."""
         return max(needed, float(self._parts[stage].between_bytes[0]) + self._coming_back[stage])
 
     def _shared(self, stage: int) -> float:
-        """What a stage is given by one of the same place, which has it as long."""
+        """Return the bytes of a stage's input that come from a stage at the same place, which holds it just
+        as long."""
         return self._arriving[stage] if stage - 1 in self.at_place else 0.0
 
     def _let_go(self, stage: int, micro_batch: int) -> None:
-        """What was sent and has come by now."""
+        """Release what was sent and has arrived by now."""
         if self.schedule.waits:
             self.on_the_way -= self._sent
             self._sent = 0.0
@@ -198,6 +200,6 @@ class _Alive:
 def _taken(
     name: str, places: int, per_place: int, micro_batches: int
 ) -> tuple[dict[int, tuple[int, ...]], ...]:
-    """Per stage what :func:`taken_back` finds."""
+    """Return what :func:`taken_back` finds for each stage."""
     actions = place_actions(name, places, per_place, micro_batches)
     return tuple(taken_back(name, actions, stage) for stage in range(places * per_place))

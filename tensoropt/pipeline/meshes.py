@@ -1,4 +1,4 @@
-"""A cluster in equal parts, one behind the other: the places of a pipeline."""
+"""The places of a pipeline: a cluster in equal parts, one after another."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tensoropt.plan.plan import STAGE_AXIS
 
 
 def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...]:
-    """The meshes of a cluster whose first axis is a pipeline: its places follow one another over the
-    outermost links, and each is one of the meshes of such a part of the cluster.
+    """Return the meshes of a cluster whose first axis is a pipeline: the places are connected by the
+    outermost links, and each place has one of the meshes of such a part of the cluster.
 
     Args:
-        most_axes: of a place.
+        most_axes: the most axes of a place's mesh.
 
     Raises:
-        ClusterError: the devices are not in so many equal parts of whole link levels.
+        ClusterError: the devices do not divide into so many equal parts of whole link levels.
     """
     found = []
     for inner in _place_of(cluster, places).meshes(most_axes):
@@ -27,7 +27,7 @@ def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...
 
 
 def degrees_of(cluster: Cluster) -> tuple[int, ...]:
-    """The numbers of places in which a cluster can be put."""
+    """Return the numbers of places into which a cluster can be divided."""
     found = []
     for places in range(2, cluster.device_count + 1):
         if cluster.device_count % places == 0:
@@ -40,14 +40,14 @@ def degrees_of(cluster: Cluster) -> tuple[int, ...]:
 
 
 def kinds_at(cluster: Cluster, places: int) -> tuple[tuple[DeviceKind, ...], ...]:
-    """Per place of a pipeline the kinds of its devices; places hold the ranks in order."""
+    """Return the kinds of devices at each place of a pipeline; places hold the ranks in order."""
     size = cluster.device_count // places
     parts = (cluster.devices[place * size : (place + 1) * size] for place in range(places))
     return tuple(tuple({kind.name: kind for kind in part}.values()) for part in parts)
 
 
 def _place_of(cluster: Cluster, places: int) -> Cluster:
-    """One of the equal parts, the first.
+    """Return the first of the equal parts.
 
     Raises:
         ClusterError: there are no such parts.
@@ -59,7 +59,7 @@ def _place_of(cluster: Cluster, places: int) -> Cluster:
             "of devices that is at least 2"
         )
     part = cluster.subset(devices // places)
-    # The first part of a level can be one that the next does not fit into: 3 devices of a node of 4.
+    # A level may not divide into parts of this size, such as 3 devices of a node of 4.
     if part.levels:
         level, within = part.levels[0], cluster.levels[-len(part.levels)]
         if within.size % level.size:

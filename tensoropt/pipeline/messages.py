@@ -1,4 +1,4 @@
-"""What passes between the ranks of a pipeline in a step, besides what a stage's ranks say to each other."""
+"""The messages between the ranks of a pipeline in a step, beside those among the ranks of one stage."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective
 
 PIPELINE = 0
-"""The axis of a job's mesh along which its stages lie, counted as people do, without that of the
-micro-batches."""
+"""The axis of a job's mesh along which its stages lie, counted as people do, without the micro-batch axis."""
 
 
 def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
-    """Where a rank of a stage stands on the stage's mesh, micro-batches included."""
+    """Return the coordinates of a stage's rank on the stage's mesh, micro-batches included."""
     place: list[int] = []
     for size in reversed(strategy.mesh[1:]):
         place.insert(0, inner % size)
@@ -28,8 +27,8 @@ def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
 
 
 def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None = None) -> int:
-    """Bytes of one micro-batch of what arrives or departs by a group, on one rank of the stage; on the
-    fullest without."""
+    """Return the bytes of one micro-batch of what arrives or departs by a group, on one rank of the stage;
+    without ``inner`` on the fullest rank."""
     layout = strategy.configurations[group].layout(name)
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), layout, strategy.mesh, where)
@@ -37,7 +36,8 @@ def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None 
 
 
 def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Bytes that a rank of a stage sends on for each micro-batch, and with ``learning`` that come back."""
+    """Return the bytes that a rank of a stage sends on for each micro-batch; with ``learning`` those that
+    come back."""
     tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
     return sum(
         crossing_bytes(own, departing_group(name), name)
@@ -47,7 +47,8 @@ def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool =
 
 
 def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Bytes that a rank of a stage receives for each micro-batch, or with ``learning`` sends back."""
+    """Return the bytes that a rank of a stage receives for each micro-batch; with ``learning`` those it sends
+    back."""
     tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
     return sum(
         crossing_bytes(own, arriving_group(name), name)
@@ -57,13 +58,15 @@ def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = 
 
 
 def new_buffer_bytes(strategy: Strategy) -> int:
-    """Bytes of the new values that a stage gives to buffers, which every rank of it has whole."""
+    """Return the bytes of the new values that a stage gives to buffers; every rank of the stage has them
+    whole."""
     graph = strategy.graph.atoms.graph
     return sum(graph.tensors[name].bytes for name in graph.mutations) if graph.training else 0
 
 
 def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
-    """Bytes of a parameter's gradient on one rank of the stage; on the fullest without."""
+    """Return the bytes of a parameter's gradient on one rank of the stage; without ``inner`` on the fullest
+    rank."""
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), strategy.stored[name], strategy.mesh, where)
     return prod(shape) * DTYPE_BYTES[strategy.tensor(name).stored_dtype]
@@ -72,10 +75,10 @@ def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int
 def sent_by_rank(
     strategy: PipelinedStrategy, rank: int, of_stage: Sequence[Mapping[Collective, int]]
 ) -> Counter[Collective]:
-    """What one rank issues in a training step, or a call for inference.
+    """Return the collectives that one rank issues in a training step, or in a call for inference.
 
     Args:
-        of_stage: per stage the collectives of its ranks among each other, axes as of its own mesh from 0.
+        of_stage: for each stage, the collectives among its ranks; axes are those of its own mesh, from 0.
     """
     inner, found = rank % strategy.devices_per_place, Counter[Collective]()
     place, source = rank // strategy.devices_per_place, strategy.graph.atoms.graph
@@ -95,7 +98,7 @@ def sent_by_rank(
 
 
 def _messages(strategy: PipelinedStrategy, stage: int, rank: int, inner: int) -> Counter[Collective]:
-    """Messages from one stage to its neighbours; none between stages of one rank."""
+    """Return the messages from one stage to its neighbours; none between stages on the same rank."""
     found, own, part = Counter[Collective](), strategy.stages[stage], strategy.parts[stage]
     tensors, size = strategy.graph.atoms.graph.tensors, strategy.devices_per_place
     place, training = strategy.place_of(stage), strategy.graph.atoms.graph.training

@@ -1,7 +1,7 @@
-"""Whose the bytes on the fullest rank of a pipeline are, action by action.
+"""The owners of the bytes on the fullest rank of a pipeline, action by action.
 
-They are told apart by stage and micro-batch: the memory of a pipeline is composed of its stages' own figures,
-which do not say what of a stage is alive tensor by tensor.
+Bytes are attributed to a stage and a micro-batch: the memory of a pipeline is composed of its stages' own
+figures, which do not say what is alive tensor by tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ LASTING = ("parameters", "gradients", "optimizer state")
 def owned_by_place(
     strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int, actions: Sequence[Action]
 ) -> list[Owned]:
-    """All that a rank of a place has alive, each with the points of its memory curve between which it is."""
+    """Return everything that a rank of a place has alive, each with the points of its memory curve between
+    which it is alive."""
     ledger: MemoryLedger = []
     points = len(list(memory_of_actions(strategy, stages, place, actions, ledger)))
     words = [f"{WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in actions]
@@ -34,7 +35,7 @@ def owned_by_place(
                 found.append((f"stage {number}", f"stage {number}", what, kind, size, 0, points, "", ""))
     alive: dict[tuple[str, str, str, str], tuple[int, float]] = {}
     for point, sizes_at in enumerate([*ledger, {}]):
-        # What has another size from now on is another row.
+        # A change of size starts another row.
         for key, (first, size) in list(alive.items()):
             if sizes_at.get(key, 0.0) != size:
                 del alive[key]

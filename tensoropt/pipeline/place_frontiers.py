@@ -8,16 +8,16 @@ from tensoropt.pipeline.stage_frontiers import StageFrontiers, StageSearch
 
 
 class PlaceFrontiers:
-    """The frontiers of ranges by place.
+    """The frontiers of ranges, by place.
 
-    Places of one kind of devices share them, so that a range is searched once per kind.
+    Places with the same kind of devices share them, so that a range is searched once per kind.
 
     Args:
-        costs: of all of the cluster's kinds.
+        costs: the costs of all kinds of devices in the cluster.
 
     Attributes:
-        search: what is the same at all places.
-        prices: of the whole job.
+        search: the part that is the same at all places.
+        prices: the prices of the whole job.
     """
 
     def __init__(self, search: StageSearch, costs: CostSource):
@@ -29,5 +29,5 @@ class PlaceFrontiers:
         self.prices = self._places[0].prices if uniform else PipelinePrices.of(costs, search.mesh)
 
     def at(self, place: int) -> StageFrontiers:
-        """The frontiers at one place."""
+        """Return the frontiers at one place."""
         return self._places[place]

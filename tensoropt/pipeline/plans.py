@@ -1,4 +1,4 @@
-"""Pipelined strategies as plan files hold them, and back."""
+"""Conversion of pipelined strategies to plan files and back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class PipelinedPart:
     """The part of a plan file that a pipeline fills.
 
     Attributes:
-        operators, parameters: of all stages; of what several of them have, as the first one has it.
-        recomputed: blocks, of all stages.
+        operators, parameters: of all stages; what several stages have is listed as in the first of them.
+        recomputed: the recomputed blocks of all stages.
     """
 
     operators: dict[str, OperatorPlan]
@@ -35,12 +35,12 @@ def plan_part(
     peak_bytes: tuple[float, ...] = (),
     kinds: tuple[str, ...] = (),
 ) -> PipelinedPart:
-    """A pipelined strategy as a plan file holds it.
+    """Return the part of a plan file that describes a pipelined strategy.
 
     Args:
         axes: names of the axes of a place's mesh.
-        peak_bytes: per place.
-        kinds: per place the names of its kinds of devices, where places differ in them.
+        peak_bytes: the peak of each place.
+        kinds: the names of the kinds of devices at each place, if places differ in them.
     """
     tensors = strategy.graph.atoms.graph.tensors
     begins = ["", *(strategy.graph.groups[cut].name for cut in strategy.cuts)]
@@ -79,10 +79,10 @@ def plan_part(
 
 
 def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
-    """The pipelined strategy of a plan, for the grouped graph of its model.
+    """Return the pipelined strategy of a plan, for the grouped graph of its model.
 
     Raises:
-        PlanError: the plan has no pipeline, or is for another model; names the first difference.
+        PlanError: the plan has no pipeline, or is for another model; the message names the first difference.
     """
     info = plan.pipeline
     if info is None:
@@ -99,7 +99,8 @@ def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
         "begins": [stage.begins for stage in info.stages[1:]],
         "stages": stages,
     }
-    # Before the fingerprint: its errors name what differs, a fingerprint only says that something does.
+    # This comes before the fingerprint check: its errors name what differs; a fingerprint only says that
+    # something does.
     strategy = pipelined_from_dict(data, graph)
     plan.check_model(graph)
     return strategy

@@ -1,8 +1,8 @@
-"""Pipelined strategies as points of a frontier: figures, what a plan file says, and the timeline of all
-stages.
+"""Pipelined strategies as points of a frontier: their figures, their part of a plan file, and the timeline of
+all stages.
 
-A pipeline has no place in the tables of one mesh, so that a point carries its own plan, and what the
-simulator saw, as plain data.
+A pipeline has no place in the tables of one mesh, so its point carries its own plan and the simulation's
+results as plain data.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tensoropt.pipeline.timing import NO_MICRO_BATCH
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
+from tensoropt.simulate.collectives import sent_bytes
 from tensoropt.simulate.effect_tables import SOURCES
 from tensoropt.simulate.recording import OperatorRow
 
@@ -41,7 +42,7 @@ PHASES = {
 def pipelined_space(
     mesh: Mesh, micro_batches: int, keys: Mapping[str, str], notes: Sequence[str] = ()
 ) -> Space:
-    """The space that pipelines on one mesh belong to.
+    """Return the space of the pipelines on one mesh.
 
     Args:
         keys: parameter name in the graph -> the model's own name.
@@ -66,10 +67,10 @@ def pipelined_point(
     additive: tuple[float, float] | None = None,
     planner: str = "frontier",
 ) -> Point:
-    """A simulated pipeline as a point of space ``space``; nothing is proven of it.
+    """Return a simulated pipeline as a point of space ``space``, with nothing proven about it.
 
     Args:
-        additive: memory and time as a search added them up; by default as simulated.
+        additive: memory and time as a search summed them; by default as simulated.
     """
     fullest = found.memory[found.fullest]
     constants = float(found.constants[found.fullest])
@@ -78,7 +79,7 @@ def pipelined_point(
     sent = found.sent_by(found.fullest * found.strategy.devices_per_place)
     busiest = found.busiest
     memory, time_s = additive or (found.memory_bytes, found.total_s)
-    return Point(
+    return Point.of(
         memory_bytes=found.memory_bytes,
         time_s=found.total_s,
         compute_s=busiest.compute_s,
@@ -87,6 +88,7 @@ def pipelined_point(
         hidden_s=max(busiest.communication_s - busiest.exposed_s, 0.0),
         idle_s=found.idle_s,
         host_s=busiest.host_s,
+        sent_bytes=max(sent_bytes(found.sent_by(rank), mesh.shape) for rank in range(found.strategy.devices)),
         additive_memory_bytes=memory,
         additive_time_s=time_s,
         memory=tuple(float(size) for size in fullest),
@@ -125,10 +127,10 @@ def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
 
 
 def _computed(found: PipelineEvaluation) -> dict[str, Any]:
-    """What a rank of the busiest place computes in a step: (group, module, target, seconds) of each group of
-    operators, and the seconds of recomputation and of the optimizer.
+    """Return what a rank of the busiest place computes in a step: (group, module, target, seconds) of each
+    group of operators, and the seconds of recomputation and of the optimizer.
 
-    What these leave of the place's computation are copies, additions, and what it takes longer beside
+    The rest of the place's computation time is copies, additions, and the slow-down of computation during
     communication.
     """
     groups: list[tuple[str, str, str, float]] = []
@@ -147,7 +149,7 @@ def _computed(found: PipelineEvaluation) -> dict[str, Any]:
                         again_s += taken
                     else:
                         seconds[owner.name] = seconds.get(owner.name, 0.0) + taken
-        # The step may have been simulated of a stage that looks alike, whose groups have other names.
+        # The simulated step may be that of an equal stage, whose groups have other names.
         for simulated, group in zip(stage.batch.graph.groups, one.graph.groups, strict=True):
             taken, anchor = seconds.get(simulated.name, 0.0), group.anchor
             if taken and not is_crossing(group):
@@ -160,7 +162,8 @@ Event = tuple[str, str, float, float, str, str]
 
 
 def _events(found: PipelineEvaluation) -> Iterator[Event]:
-    """All actions and messages, what closes the step at each place, and what follows when all are done."""
+    """Yield all actions and messages, the end of the step at each place, and what follows when all are
+    done."""
     for h in (*found.times.happenings, *found.times.closing):
         phase, stage = PHASES[h.kind], f"stage {h.stage}"
         whose = stage if h.micro_batch == NO_MICRO_BATCH else f"micro-batch {h.micro_batch}, {stage}"
@@ -175,7 +178,7 @@ def _events(found: PipelineEvaluation) -> Iterator[Event]:
 
 
 def _rows(found: PipelineEvaluation) -> list[OperatorRow]:
-    """A row for every stage: what it stores, and its seconds in the schedule of all micro-batches."""
+    """Return a row for every stage: what it stores, and its seconds in the schedule of all micro-batches."""
     rows = []
     for number, (stage, one) in enumerate(zip(found.stages, found.strategy.stages, strict=True)):
         parts, memory = stage.metrics.parts, stage.metrics.memory[0]
@@ -202,6 +205,6 @@ def _rows(found: PipelineEvaluation) -> list[OperatorRow]:
 
 
 def _of_all(seconds: np.ndarray, micro_batches: int) -> float:
-    """Seconds of all micro-batches: of the first, of those between and of the last."""
+    """Return the seconds of all micro-batches, given those of the first, of those between and of the last."""
     first, between, last = (float(x) for x in seconds)
     return last if micro_batches == 1 else first + (micro_batches - 2) * between + last

@@ -1,8 +1,10 @@
-"""When the places of a pipeline make room for what they receive, and when what they sent has surely come.
+"""When the places of a pipeline allocate buffers for what they receive, and when what they sent has surely
+arrived.
 
-PyTorch's schedules of one stage to a place ask for a message just before they need it. Those of several ask
-as soon as the message is on its way by a count of turns, places taking turns, so that room for it may be
-taken long before. These are lowered by what PyTorch lowers them by.
+PyTorch's schedules with one stage per place ask for a message just before they need it. Those with several
+ask for it as soon as it is under way by a count of turns, which the places take in order, so the buffer may
+be allocated long before it is used. The same PyTorch code that lowers such schedules for a run lowers them
+here.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ class Receipt(NamedTuple):
     """A message that a stage waits for.
 
     Attributes:
-        back: it brings a gradient, from the stage behind.
-        stage: that gets it.
-        micro_batch: that it is of.
+        back: whether it brings a gradient, from the next stage.
+        stage: the stage that receives it.
+        micro_batch: the micro-batch that it belongs to.
     """
 
     back: bool
@@ -32,10 +34,10 @@ class Receipt(NamedTuple):
 def receipts(
     name: str, places: int, per_place: int, micro_batches: int
 ) -> tuple[tuple[tuple[Receipt, ...], ...], ...]:
-    """Per place and action the messages that are asked for behind the action before it.
+    """Return, for each place and action, the messages that are asked for after the previous action.
 
     Raises:
-        PlanError: such a pipeline is not run.
+        PlanError: such a pipeline cannot be run.
     """
     actions = place_actions(name, places, per_place, micro_batches)
     if not schedule_named(name).several:
@@ -44,7 +46,7 @@ def receipts(
 
 
 def _needed(name: str, places: int, per_place: int, action: Action) -> tuple[Receipt, ...]:
-    """What an action has to wait for, if another place sends it."""
+    """Return what an action has to wait for, if another place sends it."""
     kind, stage, micro_batch = action
     sender = stage - 1 if kind == "F" else stage + 1
     if kind == "W" or not 0 <= sender < places * per_place:
@@ -56,7 +58,7 @@ def _needed(name: str, places: int, per_place: int, action: Action) -> tuple[Rec
 def _early(
     name: str, places: int, per_place: int, actions: Sequence[Sequence[Action]]
 ) -> tuple[tuple[tuple[Receipt, ...], ...], ...]:
-    # Only here, as importing PyTorch's distributed part takes a while.
+    # Imported only here, as importing PyTorch's distributed part takes a while.
     from torch.distributed.pipelining.schedules import (
         _Action,
         _add_reduce_grad,
@@ -99,15 +101,15 @@ def _early(
 
 
 def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> dict[int, tuple[int, ...]]:
-    """Per micro-batch of a stage those whose gradients, sent back by the stage, have surely reached the stage
-    before once what the forward of this one takes has come from there.
+    """Return, for each micro-batch of a stage, the micro-batches whose gradients, sent back by the stage,
+    have surely reached the previous stage once the input of this forward has arrived from there.
 
-    What a stage sends behind a backward tells that it had what this backward took. A schedule that waits for
-    what it sends has waited for all.
+    What a stage sends after a backward proves that it had received the input of this backward. A schedule
+    that waits for what it sends has waited for all of it.
     """
     if not stage:
         return {}
-    # The stage that tells: who has sent the gradient, or who has taken it.
+    # The stage whose messages prove it: the sender of the gradient, or its receiver.
     told = stage if schedule_named(name).waits else stage - 1
     own = next(of for of in actions if any(action.stage == told for action in of))
     found, taken, reported = {}, list[int](), 0

@@ -1,12 +1,11 @@
 """The orders in which the places of a pipeline compute: GPipe, 1F1B, interleaved 1F1B, and two zero-bubble
-ones.
+schedules.
 
-They are those of ``torch.distributed.pipelining``, whose schedules run them; here they are plain data, from
+These are the schedules of ``torch.distributed.pipelining``, which runs them; here they are plain data, from
 which times and peaks of memory follow without a job. GPipe: Huang et al., NeurIPS 2019. 1F1B: Narayanan et
 al., SOSP 2019 (PipeDream), with a flush at the end of a step. Interleaved 1F1B: Narayanan et al., SC 2021,
-section 2.2. Zero
-bubble: Qi et al., ICLR 2024 (arXiv 2401.10241), ZB-H1 interleaved; the V shape: Qi et al., NeurIPS 2024
-(arXiv 2405.15362), ZB-V.
+section 2.2. Zero bubble: Qi et al., ICLR 2024 (arXiv 2401.10241), ZB-H1 interleaved; the V shape: Qi et al.,
+NeurIPS 2024 (arXiv 2405.15362), ZB-V.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from tensoropt.errors import PlanError
 
 
 class Action(NamedTuple):
-    """What a place of a pipeline computes at once.
+    """One piece of work of a pipeline's place.
 
     Attributes:
-        kind: ``F`` forward; ``B`` backward; ``I`` the part of backward that the stage before waits for, ``W``
-            the gradients of parameters, where a schedule takes these apart.
+        kind: ``F`` forward; ``B`` backward; if a schedule takes backward apart, ``I`` the part that the
+            previous stage waits for and ``W`` the gradients of parameters.
     """
 
     kind: str
@@ -37,13 +36,13 @@ class Schedule:
     """A way to bring micro-batches through a pipeline.
 
     Attributes:
-        words: for people.
-        several: a place has several stages.
-        apart: gradients of parameters are made apart from those of what a stage was given.
-        back_and_forth: the second half of the stages comes back from the last place to the first.
-        waits: for what is sent, before it asks for the next forward or for the next gradient to be sent; the
-            others wait at the end of a step.
-        order: (place, places, stages of a place, micro-batches) -> what the place computes, in order.
+        words: a description for people.
+        several: whether a place has several stages.
+        apart: whether gradients of parameters are made apart from those of the stage's inputs.
+        back_and_forth: whether the second half of the stages runs back from the last place to the first.
+        waits: whether it waits for what it sends before it asks for the next forward or sends the next
+            gradient; the other schedules wait at the end of a step.
+        order: (place, places, stages of a place, micro-batches) -> the actions of the place, in order.
     """
 
     words: str
@@ -71,20 +70,20 @@ def _one_forward_one_backward(
 
 
 class _Rounds:
-    """Rounds of micro-batches that a place's stages pass one after the other (Narayanan et al., section
+    """Rounds of micro-batches that pass a place's stages one after another (Narayanan et al., section
     2.2)."""
 
     def __init__(self, place: int, places: int, per_place: int, micro_batches: int, hops: int):
         self.place, self.places, self.per_place = place, places, per_place
         self.round = micro_batches // max(1, micro_batches // places)
         self.count = per_place * micro_batches
-        # Forwards before the first backward: of all stages but the last once, and some for every place
-        # behind.
+        # Forwards before the first backward: one round of all stages but the last, and some for every later
+        # place.
         self.ahead = min((per_place - 1) * self.round + hops * (places - 1 - place), self.count)
         self._next: dict[tuple[str, int], int] = {}
 
     def action(self, kind: str, number: int) -> Action:
-        """The ``number``-th forward or backward of the place."""
+        """Return the ``number``-th forward or backward of the place."""
         own = (number // self.round) % self.per_place
         stage = (own if kind == "F" else self.per_place - 1 - own) * self.places + self.place
         micro_batch = self._next.get((kind, stage), 0)
@@ -109,7 +108,7 @@ def _zero_bubble(place: int, places: int, per_place: int, micro_batches: int) ->
         if rounds.ahead + i < rounds.count:
             yield rounds.action("F", rounds.ahead + i)
         yield rounds.action("I", i)
-        # The places at the end have nothing to wait for, and leave no gradient for later.
+        # The last places have nothing to wait for, so they postpone no gradient.
         if i >= place:
             yield rounds.action("W", done)
             done += 1
@@ -121,7 +120,7 @@ def _v_shaped(place: int, places: int, per_place: int, micro_batches: int) -> It
 
 
 def _v(place: int, places: int, micro_batches: int) -> Iterator[Action]:
-    """The whole pattern, which takes at least 2 p - 1 micro-batches."""
+    """Yield the whole pattern, which takes at least 2 p - 1 micro-batches."""
     down, up = place, 2 * places - 1 - place
     count = max(2 * places - 1, micro_batches)
     done: dict[tuple[str, int], int] = {}
@@ -169,14 +168,14 @@ SCHEDULES: dict[str, Schedule] = {
         back_and_forth=True,
     ),
 }
-"""By the names that plans and constraints use."""
+"""The schedules by the names that plans and constraints use."""
 
 
 def schedule_named(name: str) -> Schedule:
-    """The schedule of this name.
+    """Return the schedule of this name.
 
     Raises:
-        PlanError: there is none.
+        PlanError: there is no such schedule.
     """
     if name not in SCHEDULES:
         raise PlanError(f"there is no pipeline schedule called {name}; there are {', '.join(SCHEDULES)}")
@@ -184,10 +183,10 @@ def schedule_named(name: str) -> Schedule:
 
 
 def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -> None:
-    """Refuse what PyTorch's schedule of this name does not run.
+    """Refuse a pipeline that PyTorch's schedule of this name does not run.
 
     Raises:
-        PlanError: says what would be right.
+        PlanError: the message says what would be right.
     """
     schedule = schedule_named(name)
     if places < 2:
@@ -213,8 +212,8 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
 
 
 def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
-    """The most micro-batches of which a stage keeps something: whose forward is over or runs, and whose
-    backward is not over."""
+    """Return the most micro-batches from which a stage keeps something at once: those whose forward is over
+    or running, and whose backward is not over."""
     own = next(of for of in actions if any(action.stage == stage for action in of))
     ends = "W" if any(action.kind == "W" for action in own) else "B"
     now = most = 0
@@ -226,7 +225,7 @@ def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
 
 
 def stage_place(name: str, places: int, stage: int) -> int:
-    """The place that has a stage."""
+    """Return the place that has a stage."""
     if schedule_named(name).back_and_forth:
         return stage if stage < places else 2 * places - 1 - stage
     return stage % places
@@ -236,10 +235,10 @@ def stage_place(name: str, places: int, stage: int) -> int:
 def place_actions(
     name: str, places: int, per_place: int, micro_batches: int
 ) -> tuple[tuple[Action, ...], ...]:
-    """Per place what it computes in a step, in order.
+    """Return the actions of each place in a step, in order.
 
     Raises:
-        PlanError: such a pipeline is not run.
+        PlanError: such a pipeline cannot be run.
     """
     check_schedule(name, places, per_place, micro_batches)
     order = schedule_named(name).order

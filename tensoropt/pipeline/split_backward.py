@@ -1,9 +1,9 @@
-"""What a backward has alive that is taken apart: first the gradients of what a stage was given, later those
-of its parameters.
+"""The memory of a backward that is taken apart: first the gradients of a stage's inputs, later those of its
+parameters.
 
 PyTorch's schedules of that kind run autograd's graph twice. The first run keeps all that the second needs:
-what forward kept, and the gradients of the results of operators that read parameters. What comes behind the
-last of these operators is not needed again.
+what forward kept, and the gradients of the results of operators that read parameters. What comes after the
+last of these operators is not needed a second time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tensoropt.simulate.simulator import StepSimulator
 
 @dataclass(frozen=True)
 class SplitBackward:
-    """Bytes of one micro-batch of a stage on one rank.
+    """The bytes of one micro-batch of a stage on one rank during a split backward.
 
     Attributes:
-        inputs_bytes: the most alive while the gradients of what arrived are made.
-        between_bytes: kept until those of parameters are made.
-        weights_bytes: the most alive while these are made.
+        inputs_bytes: the most bytes alive while the gradients of what arrived are made.
+        between_bytes: the bytes kept until the gradients of parameters are made.
+        weights_bytes: the most bytes alive while these are made.
     """
 
     inputs_bytes: float
@@ -37,10 +37,10 @@ class SplitBackward:
 
 
 def split_backward(strategy: Strategy, evaluation: Evaluation) -> SplitBackward:
-    """What the two parts of a stage's backward have alive; the stage is any but the first.
+    """Return the bytes alive in the two parts of the backward of a stage, which is any but the first.
 
     Args:
-        evaluation: of the strategy alone.
+        evaluation: the evaluation of this strategy alone.
     """
     schedule = evaluation.batch.schedule
     simulator = StepSimulator(evaluation.batch)
@@ -55,7 +55,7 @@ def split_backward(strategy: Strategy, evaluation: Evaluation) -> SplitBackward:
         group = groups.get(moment.group)
         work = float(simulator.workspace[at, 0])
         if moment.kind == "compute" and group is not None:
-            # The gradients of its parameters are not made now.
+            # The gradients of its parameters are made later.
             work = max(work - sum(weights_of.get(group.name, ())), 0.0)
         if group is not None and group.name in of_parameters:
             continue  # it has no part in the gradients of what arrived
@@ -65,7 +65,7 @@ def split_backward(strategy: Strategy, evaluation: Evaluation) -> SplitBackward:
                 needed = float(kept[at]) - _kept_behind(strategy, evaluation, group)
             waiting += size
     left = needed + waiting
-    # Operator by operator: the gradient that waited goes once those of its parameters are made and added.
+    # Operator by operator: a waiting gradient is freed once those of its parameters are made and added.
     gone, weights = 0.0, left
     for name, size in of_group.items():
         weights = max(weights, left - gone + max(weights_of[name]))
@@ -74,7 +74,7 @@ def split_backward(strategy: Strategy, evaluation: Evaluation) -> SplitBackward:
 
 
 def _kept_behind(strategy: Strategy, evaluation: Evaluation, group: Group) -> int:
-    """Bytes that a group keeps for those of its operators alone that come behind the last one with a
+    """Return the bytes that a group keeps only for operators that come after the last one with a
     parameter."""
     number = int(evaluation.choices[group.name][0])
     facts = evaluation.batch.candidates.facts(group)[number]
@@ -83,14 +83,15 @@ def _kept_behind(strategy: Strategy, evaluation: Evaluation, group: Group) -> in
     if len(facts.calls) != len(group.operators) or last == len(group.operators) - 1:
         return 0
     before = facts.calls[last - 1].kept_bytes if last else 0
-    # Of what it made itself its results are for the others, the rest (statistics) for its own backward.
+    # Of the tensors it made, its results are for the other operators, the rest (statistics) for its own
+    # backward.
     own = min(facts.calls[last].kept_bytes - before, _written(strategy, group, group.operators[last]))
     return facts.kept_bytes - facts.calls[last].kept_bytes + own
 
 
 def _weights(strategy: Strategy) -> dict[str, list[float]]:
-    """Per group the bytes of the gradients that operators give to parameters, or to what is made of
-    parameters alone."""
+    """Return, for each group, the bytes of the gradients that operators give to parameters, or to what is
+    made from parameters alone."""
     learning, with_parameters = _learning(strategy)
     found: dict[str, list[float]] = {}
     for op in with_parameters:
@@ -105,16 +106,17 @@ def _weights(strategy: Strategy) -> dict[str, list[float]]:
 
 
 def _of_parameters_alone(strategy: Strategy) -> frozenset[str]:
-    """The groups that read nothing but parameters and what is made of them."""
+    """Return the groups that read only parameters and what is made from them."""
     learning, _ = _learning(strategy)
     return frozenset(g.name for g in strategy.graph.groups if g.writes and learning.issuperset(g.writes))
 
 
 def waiting_bytes(strategy: Strategy) -> dict[str, int]:
-    """Per group the bytes of the gradients of results that wait for those of parameters to be made of them.
+    """Return, for each group, the bytes of the gradients of results that wait until parameter gradients are
+    made from them.
 
-    They are those of every operator that reads a parameter, or what is made of parameters alone, beside
-    something else.
+    These are the gradients of every operator that reads a parameter, or something made from parameters alone,
+    beside something else.
     """
     found: dict[str, int] = {}
     for op in _learning(strategy)[1]:
@@ -124,7 +126,8 @@ def waiting_bytes(strategy: Strategy) -> dict[str, int]:
 
 
 def _learning(strategy: Strategy) -> tuple[frozenset[str], tuple[Operator, ...]]:
-    """(trained parameters and what is made of them alone; the operators where these meet something else)."""
+    """Return (trained parameters and what is made from them alone; the operators where these meet something
+    else)."""
     graph, found = strategy.graph.atoms.graph, list[Operator]()
     fixed = {tensor.name for tensor in graph.tensors.values() if tensor.kind in ("buffer", "constant")}
     learning = {tensor.name for tensor in graph.parameters if tensor.requires_grad}
@@ -138,7 +141,7 @@ def _learning(strategy: Strategy) -> tuple[frozenset[str], tuple[Operator, ...]]
 
 
 def _written(strategy: Strategy, group: Group, op: Operator) -> int:
-    """Bytes of what an operator of a group makes."""
+    """Return the bytes of what an operator of a group makes."""
     layouts = strategy.configurations[group.name].placed(op.name, strategy.graph.atoms, strategy.mesh, None)
     return sum(
         prod(layouts.write_shape(number)) * strategy.tensor(name).element_bytes

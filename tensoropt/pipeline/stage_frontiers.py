@@ -1,9 +1,9 @@
-"""Frontiers of stages: what each range of a model may cost on one mesh of a pipeline's place, each kind of
-range searched once.
+"""Frontiers of stages: the possible costs of each range of a model on the mesh of a pipeline's place, each
+kind of range searched once.
 
-Ranges that look alike (as many equal blocks, holding the same ends of the model) share their tables, their
-searches and the simulated strategies. How a tensor lies where it crosses a cut is an end of a range's search;
-micro-batches in flight make what is kept count several times, and nothing else.
+Ranges that look alike (as many equal blocks, with the same ends of the model) share their tables, their
+searches and the simulated strategies. The layout of a tensor that crosses a cut is a boundary condition of a
+range's search; micro-batches in flight multiply what is kept, and change nothing else.
 """
 
 from __future__ import annotations
@@ -45,30 +45,32 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy
 
 CrossingWays = tuple[str, ...]
-"""How tensors cross a cut: per axis of a place one of :data:`CROSSINGS`."""
+"""How tensors cross a cut: one of :data:`CROSSINGS` for each axis of a place."""
 CROSSINGS = ("batch", "second", "whole")
-"""Split along the batch, split along the dim behind it (the sequence of a language model), or whole."""
+"""Split along the batch, split along the next dim (the sequence of a language model), or whole."""
 Range = tuple[int, int]
-"""The groups of a stage: the first, and the first of the next stage."""
+"""The groups of a stage: its first group, and the first group of the next stage."""
 Ends = tuple[CrossingWays | None, CrossingWays | None]
-"""How tensors come into a range and leave it; None at an end of the model."""
+"""How tensors enter a range and leave it; None at an end of the model."""
 
 GraphOf = Callable[[CostTables], CostGraph]
-"""The tables of a stage as the search takes them."""
+"""Turns the tables of a stage into what the search takes."""
 
 LOSS = 3e-3
-"""Of a frontier's hypervolume, what those of its strategies that are simulated may lose; an assumption."""
+"""The share of a frontier's hypervolume that may be lost by simulating only some strategies; an
+assumption."""
 
 
 @dataclass(frozen=True)
 class Thoroughness:
-    """How much is looked at.
+    """How thoroughly to search.
 
     Attributes:
-        gap: up to which whole frontiers are tracked; None for outlines of them, a few scalar problems each.
-        candidates: of each frontier, strategies that are simulated, if these lose little.
-        in_flight: whether frontiers are tracked for every number of micro-batches in flight; else for powers
-            of two, and the strategies found serve the numbers between.
+        gap: the gap up to which whole frontiers are tracked; None for outlines of them, a few scalar problems
+            each.
+        candidates: how many strategies of each frontier are simulated, if these lose little.
+        in_flight: whether frontiers are tracked for every number of micro-batches in flight; otherwise for
+            powers of two, whose strategies also serve the numbers between.
     """
 
     gap: float | None
@@ -76,20 +78,20 @@ class Thoroughness:
     in_flight: bool
 
     def flights(self, in_flight: Iterable[int]) -> tuple[int, ...]:
-        """The numbers for which frontiers are tracked."""
+        """Return the numbers of micro-batches in flight for which frontiers are tracked."""
         found = set(in_flight)
         return tuple(sorted(found if self.in_flight else {1 << (k - 1).bit_length() for k in found}))
 
 
 @dataclass(frozen=True)
 class StageFrontier:
-    """Simulated strategies of ranges that look alike.
+    """The simulated strategies of ranges that look alike.
 
     Attributes:
-        tables: of the first of these ranges.
-        evaluations: of all strategies, part by part in their order.
-        ends: per strategy how tensors come and leave.
-        sent: by how they do the bytes that a rank sends on for each micro-batch, and those that it sends
+        tables: the cost tables of the first of these ranges.
+        evaluations: the evaluations of all strategies, part by part, in order.
+        ends: for each strategy, how tensors come and leave.
+        sent: by these ends, the bytes that a rank sends on for each micro-batch, and those that it sends
             back.
     """
 
@@ -99,7 +101,7 @@ class StageFrontier:
     sent: Mapping[Ends, tuple[float, float]]
 
     def memory(self, in_flight: int) -> np.ndarray:
-        """(n,) bytes of a rank that keeps something of so many micro-batches at once."""
+        """Return (n,) bytes on a rank that keeps something of so many micro-batches at once."""
         parts = (one.metrics.parts for one in self.evaluations)
         return np.concatenate(
             [
@@ -110,7 +112,7 @@ class StageFrontier:
         )
 
     def seconds(self, slower: float) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) of a micro-batch, forward and backward, and of what is behind the last one.
+        """Return (n,) seconds of a micro-batch, forward and backward, and (n,) seconds after the last one.
 
         Args:
             slower: how much longer computing takes beside communication, as a share.
@@ -123,7 +125,7 @@ class StageFrontier:
         return between_s, np.concatenate([of.end_s for of in parts]) + last_s - between_s
 
     def at(self, row: int) -> tuple[Evaluation, int]:
-        """The part that has a strategy, and its row there."""
+        """Return the part that has a strategy, and the strategy's row there."""
         for one in self.evaluations:
             if row < one.batch.count:
                 return one, row
@@ -133,12 +135,12 @@ class StageFrontier:
 
 @dataclass(frozen=True)
 class StageOffer(Offer):
-    """What a stage may be, with the rows of its range's frontier."""
+    """The strategies that a stage may have, with the rows of its range's frontier."""
 
     rows: np.ndarray
 
     def part(self, chosen: Sequence[int]) -> StageOffer:
-        """Some of the strategies."""
+        """Return an offer of some of the strategies."""
         at = list(chosen)
         return StageOffer(
             self.memory[at], self.first_s[at], self.further_s[at], self.end_s[at], self.rows[at]
@@ -146,12 +148,12 @@ class StageOffer(Offer):
 
 
 class Stand(NamedTuple):
-    """Where a stage stands in a schedule.
+    """The position of a stage in a schedule.
 
     Attributes:
-        before, place, behind: the places of the stage before, of this one and of the one behind.
-        per_place: stages that a place has.
-        blocking: whether ranks stand still while messages pass.
+        before, place, behind: the places of the previous stage, of this one and of the next one.
+        per_place: how many stages a place has.
+        blocking: whether ranks stand still while messages are under way.
     """
 
     before: int | None
@@ -163,13 +165,13 @@ class Stand(NamedTuple):
 
 @dataclass(frozen=True)
 class StageSearch:
-    """What the stages of a model's pipelines are searched for, on the places of one mesh.
+    """The search for the stages of a model's pipelines, on the places of one mesh.
 
     Attributes:
-        again: activations that stages make for themselves.
-        mesh: of the whole job; its first axis is the pipeline.
-        restriction: of the whole model's groups on a place.
-        graph_of: what a search may choose from of a stage's tables.
+        again: activations that stages make themselves.
+        mesh: the whole job's mesh; its first axis is the pipeline.
+        restriction: the restriction of the whole model's groups on a place.
+        graph_of: makes the cost graph that a search works on from a stage's tables.
     """
 
     problem: Problem
@@ -190,7 +192,7 @@ class StageFrontiers:
         self.search, self.costs = search, costs
         self.prices = PipelinePrices.of(costs, search.mesh)
         self.sizes = (search.micro_batches, *search.mesh.shape[1:])
-        # By look: of the ranges that have it, the first, its templates and frontier.
+        # By look: the first of the ranges that have it, its templates and its frontier.
         self.first: dict[str, tuple[Stage, Mapping[str, AxisStrategy], Mapping[str, Template]]] = {}
         self.frontier: dict[str, StageFrontier | None] = {}
         self.look: dict[Range, str] = {}
@@ -201,7 +203,8 @@ class StageFrontiers:
         """Search ranges.
 
         Args:
-            wanted: per range the ends that it may have, each with the numbers of micro-batches in flight.
+            wanted: for each range, the ends that it may have, each with the numbers of micro-batches in
+                flight.
         """
         asked: dict[str, dict[Ends, set[int]]] = {}
         for (start, stop), of_range in wanted.items():
@@ -220,10 +223,10 @@ class StageFrontiers:
             self.frontier[look] = self._search(look, of_look)
 
     def offer(self, where: Range, ends: Ends, in_flight: int, stand: Stand) -> StageOffer | None:
-        """What a stage may be that is this range; None where it can be nothing.
+        """Return the offer of a stage that consists of this range; None if it has no strategy.
 
         Args:
-            in_flight: micro-batches that it keeps something of at once.
+            in_flight: micro-batches from which it keeps something at the same time.
         """
         found = self.frontier[self.look[where]]
         if found is None:
@@ -238,7 +241,7 @@ class StageFrontiers:
             if to is not None
         )
         waiting_s = messages_s if stand.blocking else 0.0
-        # A place's stages take turns, and share its memory: each is taken for as large as the other.
+        # A place's stages take turns and share its memory: all are assumed to be equally large.
         return StageOffer(
             found.memory(in_flight)[rows] * stand.per_place,
             each_s[rows] + messages_s,
@@ -248,11 +251,11 @@ class StageFrontiers:
         )
 
     def stage(self, where: Range) -> Stage:
-        """The graph of a range."""
+        """Return the stage of a range."""
         return self.search.cutter.stage(*where, self.search.again)
 
     def strategy(self, where: Range, row: int) -> Strategy:
-        """A row of a range's frontier as the range's own strategy."""
+        """Return a row of a range's frontier as a strategy of that range."""
         if (where, row) not in self._strategies:
             self._strategies[where, row] = self._strategy(where, row)
         return self._strategies[where, row]
@@ -270,7 +273,8 @@ class StageFrontiers:
         return tables.strategy(choice, options)
 
     def stored(self, where: Range, rows: Iterable[int], names: Iterable[str]) -> list[dict[str, Layout]]:
-        """Per row of a range's frontier how it stores those of some parameters that it uses."""
+        """Return, for each row of a range's frontier, how it stores those of the named parameters that the
+        range uses."""
         used = {n for group in self.stage(where).graph.groups for n in (*group.parameters, *group.shared)}
         asked = [name for name in names if name in used]
         if not asked:
@@ -279,7 +283,7 @@ class StageFrontiers:
         return [{name: one.stored[name] for name in asked} for one in strategies]
 
     def evaluation(self, where: Range, row: int) -> Evaluation:
-        """The simulated figures of a row."""
+        """Return the simulated figures of a row."""
         found = self.frontier[self.look[where]]
         assert found is not None
         return only(*found.at(row))
@@ -307,7 +311,7 @@ class StageFrontiers:
         templates = with_facts(outlined, self.costs.facts_of)
         offered = {region.name for region in offered_regions(self.search.problem, self.search.settings)}
         regions = [region for region in find_regions(part.graph) if region.name in offered]
-        # What is kept counts as often as micro-batches are in flight: two tables tell those of any number.
+        # What is kept counts once per micro-batch in flight, so two tables give those for any number.
         one, two = (
             TableBuilder(
                 part.graph,
@@ -344,7 +348,7 @@ class StageFrontiers:
     def _tracked(
         self, tables: CostTables, allowed: Mapping[str, int]
     ) -> list[tuple[Mapping[str, int], Mapping[object, int]]]:
-        """Strategies of a stage that stand for its frontier."""
+        """Return strategies of a stage that represent its frontier."""
         graph = self.search.graph_of(_allowing(tables, allowed))
         try:
             gap = self.search.thoroughness.gap
@@ -358,8 +362,8 @@ class StageFrontiers:
     def _crossing_so(
         self, part: Stage, micro: Mapping[str, AxisStrategy], tables: CostTables, ends: Ends
     ) -> dict[str, int]:
-        """Per group by which a tensor crosses its configuration: on every axis as is asked for, where the
-        tensor has a dim of that which divides, else whole."""
+        """Return the configuration of each group by which a tensor crosses: the requested way on every axis
+        where the tensor has a dim that divides evenly, otherwise whole."""
         found = {}
         before, behind = ends
         for names, group_named, placement in (
@@ -384,7 +388,8 @@ class StageFrontiers:
         return found
 
     def _sent(self, part: Stage, strategy: Strategy) -> tuple[float, float]:
-        """Bytes that a rank sends on for each micro-batch, and those of the gradients that it sends back."""
+        """Return the bytes that a rank sends on for each micro-batch, and those of the gradients that it
+        sends back."""
         tensors = self.search.cutter.source.tensors
         on = sum(crossing_bytes(strategy, departing_group(name), name) for name in part.departing)
         back = sum(
@@ -396,7 +401,7 @@ class StageFrontiers:
 
 
 def renamed(old: GroupGraph, new: GroupGraph) -> dict[Variable, Variable]:
-    """Of the variables of a graph those of another one that looks alike."""
+    """Map the variables of one graph to those of another graph that looks alike."""
     pairs = [
         (make(a), make(b))
         for make, ours, theirs in (
@@ -412,8 +417,8 @@ def renamed(old: GroupGraph, new: GroupGraph) -> dict[Variable, Variable]:
 def _of_other(
     tables: CostTables, part: Stage, names: Mapping[Variable, Variable], micro: Mapping[str, AxisStrategy]
 ) -> CostTables:
-    """The tables of a stage under the names of one that looks alike; without edges, which only searches
-    need."""
+    """Return the tables of a stage under the names of one that looks alike; without edges, which only
+    searches need."""
     regions = {region.name: region for region in find_regions(part.graph)}
     group_of = {region.groups[0]: region for region in regions.values()}
     return replace(
@@ -428,7 +433,7 @@ def _of_other(
 
 
 def only(evaluation: Evaluation, row: int) -> Evaluation:
-    """One strategy of an evaluation by itself."""
+    """Return the evaluation of one strategy by itself."""
     rows = slice(row, row + 1)
     metrics = evaluation.metrics
     parts = type(metrics.parts)(**{name: value[rows] for name, value in vars(metrics.parts).items()})
@@ -442,7 +447,8 @@ def only(evaluation: Evaluation, row: int) -> Evaluation:
 
 
 def _look(part: Stage, keys: Mapping[str, str], restriction: Restriction) -> str:
-    """Equal for ranges that look alike: groups that do, tensors between them, blocks, restrictions."""
+    """Return a key that is equal for ranges that look alike: equal groups, tensors between them, blocks and
+    restrictions."""
     numbers: dict[str, int] = {}
     position = {group.name: number for number, group in enumerate(part.graph.groups)}
     found: list[object] = []
@@ -458,7 +464,7 @@ def _look(part: Stage, keys: Mapping[str, str], restriction: Restriction) -> str
 
 
 def _of_stage(restriction: Restriction, part: Stage) -> Restriction:
-    """What a restriction of the whole model says of a stage."""
+    """Return the part of a whole model's restriction that applies to a stage."""
     names = {group.name for group in part.graph.groups}
     together = (tuple(name for name in one if name in names) for one in restriction.together)
     return replace(
@@ -470,13 +476,13 @@ def _of_stage(restriction: Restriction, part: Stage) -> Restriction:
 
 
 def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTables:
-    """The tables with so many micro-batches in flight, given those of one and of two."""
+    """Return the tables for so many micro-batches in flight, given those for one and for two."""
     if in_flight == 1:
         return one
     known: dict[int, tuple[np.ndarray, ...]] = {}
 
     def memory(of: VariableTable, with_two: VariableTable) -> tuple[np.ndarray, ...]:
-        # Groups that look alike keep sharing their arrays.
+        # Groups that look alike still share their arrays.
         if id(of.memory) not in known:
             columns = zip(of.memory, with_two.memory, strict=True)
             known[id(of.memory)] = tuple(_extended(x, y, in_flight) for x, y in columns)
@@ -497,13 +503,13 @@ def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTab
 
 
 def _extended(one: np.ndarray, two: np.ndarray, in_flight: int) -> np.ndarray:
-    """The line through the values of one and of two; what is impossible stays so."""
+    """Extend the line through the values for one and for two; what is impossible stays impossible."""
     each = np.subtract(two, one, out=np.zeros_like(one), where=np.isfinite(one))
     return one + (in_flight - 1) * each
 
 
 def _allowing(tables: CostTables, allowed: Mapping[str, int]) -> CostTables:
-    """The tables with one configuration left of some groups."""
+    """Return the tables with one configuration left for some groups."""
     variables = tuple(
         replace(
             v,

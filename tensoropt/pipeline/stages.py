@@ -1,11 +1,10 @@
-"""Cutting a model into stages: positions where few bytes live, and the graph of each stage.
+"""Cutting a model into stages: positions where few bytes are alive, and the graph of each stage.
 
-A stage is a range of groups. What an earlier stage has made arrives in it, and what later ones need departs
+A stage is a range of groups. What an earlier stage has made arrives in it, and what later stages need departs
 from it, both through operators of its graph (:mod:`tensoropt.ops.families.stages`); a tensor that a later
-stage needs passes through all stages between. Groups, their atoms and the ways in which they split are those
-of the
-whole graph, so that a stage is a graph like any other: configured, priced, searched, simulated and lowered by
-what does that for models.
+stage needs passes through all stages between. The groups, their atoms and the ways in which they split are
+those of the whole graph, so that a stage is a graph like any other: the code that configures, prices,
+searches, simulates and lowers models handles it.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Stage:
     """A part of a model that one part of the devices computes.
 
     Attributes:
-        graph: of the stage alone.
-        arriving, departing: the tensors that come from the stage before and go to the one behind, in the
+        graph: the graph of the stage alone.
+        arriving, departing: the tensors that come from the previous stage and go to the next one, in the
             order in which they are sent.
     """
 
@@ -42,7 +41,8 @@ class Stage:
     departing: tuple[str, ...]
 
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
-        """Per group of the stage the strategy that follows the batch, given those of the whole graph."""
+        """Return the strategy by which each group of the stage follows the batch, given those of the whole
+        graph."""
         crossed = {crossing_tensor(group) for group in self.graph.groups if group.name not in whole}
         # Passing all tensors of a large model for each of its stages would take longer than all else here.
         places = {
@@ -61,30 +61,30 @@ class Stage:
 
 
 def crossing_tensor(group: Group) -> str:
-    """The tensor that a group brings into a stage, or takes out of it."""
+    """Return the tensor that a group brings into a stage, or takes out of it."""
     op = group.anchor
     return op.outputs[0] if op.target == ARRIVE else op.inputs()[0]
 
 
 def is_crossing(group: Group) -> bool:
-    """Whether a group computes nothing, and stands for what is received or sent."""
+    """Return whether a group computes nothing, and stands for what is received or sent."""
     return group.anchor.target in (ARRIVE, DEPART)
 
 
 def arriving_group(tensor: str) -> str:
-    """The name of the group by which a tensor comes into a stage."""
+    """Return the name of the group by which a tensor enters a stage."""
     return f"arrive.{tensor}"
 
 
 def departing_group(tensor: str) -> str:
-    """The name of the group by which a tensor leaves a stage."""
+    """Return the name of the group by which a tensor leaves a stage."""
     return f"depart.{tensor}"
 
 
 class Cutter:
     """All ways to cut a graph into stages.
 
-    A cut is a position among the graph's groups: that of the first group behind it.
+    A cut is a position among the graph's groups: that of the first group after it.
     """
 
     def __init__(self, graph: GroupGraph):
@@ -106,8 +106,8 @@ class Cutter:
 
     @cached_property
     def can_be_made_again(self) -> frozenset[str]:
-        """Activations that any stage can make for itself: of inputs, buffers and constants only, without a
-        gradient or random numbers (masks, tables of positions)."""
+        """Activations that any stage can make itself: those that depend only on inputs, buffers and
+        constants, without a gradient or random numbers (masks, tables of positions)."""
         tensors, found = self.source.tensors, set[str]()
         changed = set(self.source.mutations.values())
         for group in self.graph.groups:
@@ -123,7 +123,7 @@ class Cutter:
         return frozenset(found)
 
     def made_again_bytes(self, name: str) -> int:
-        """Bytes that are read and written, unsplit, to make a tensor in another stage."""
+        """Return the bytes read and written, unsplit, to make a tensor in another stage."""
         return sum(
             self.source.tensors[n].bytes
             for group in self.makers_of([name])
@@ -132,7 +132,7 @@ class Cutter:
         )
 
     def makers_of(self, names: Iterable[str]) -> list[Group]:
-        """The groups that make tensors of inputs alone, in execution order."""
+        """Return the groups that make tensors from inputs alone, in execution order."""
         found: dict[str, Group] = {}
         waiting = list(names)
         while waiting:
@@ -143,7 +143,8 @@ class Cutter:
         return sorted(found.values(), key=lambda group: self.place[group.name])
 
     def _with_makers(self, again: frozenset[str]) -> frozenset[str]:
-        """What stages have that make some tensors again: these, and all that is made on the way there.
+        """Return the tensors of a stage that makes some tensors again: these, and all that is made on the way
+        to them.
 
         A stage that is sent a tensor cannot make it a second time.
         """
@@ -155,10 +156,10 @@ class Cutter:
         return self._whole_again[again]
 
     def crossing(self, cut: int, again: frozenset[str] = frozenset()) -> tuple[str, ...]:
-        """The activations that are made before a cut and read behind it.
+        """Return the activations that are made before a cut and read after it.
 
         Args:
-            again: those that stages make for themselves, with what these are made of.
+            again: the activations that stages make themselves, with those that these are made from.
         """
         again = self._with_makers(again)
         return tuple(
@@ -168,12 +169,12 @@ class Cutter:
         )
 
     def crossing_bytes(self, cut: int) -> int:
-        """Bytes of the whole batch that cross a cut, if stages make for themselves what they can."""
+        """Return the bytes of the whole batch that cross a cut, if stages make what they can themselves."""
         return sum(self.source.tensors[n].bytes for n in self.crossing(cut, self.can_be_made_again))
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """The positions at which the graph can be cut into two stages that both learn."""
+        """The positions at which the graph can be cut into two stages that both have trained parameters."""
         learning = [
             number
             for number, group in enumerate(self.graph.groups)
@@ -183,7 +184,7 @@ class Cutter:
             return tuple(range(1, len(self.graph.groups)))
         if not learning:
             return ()
-        # The loss is made behind every cut, and each stage hands a gradient to the one before it.
+        # The loss is made after every cut, and each stage hands a gradient to the previous one.
         last = min(learning[-1], self.place[self.maker[self.source.outputs[0]].name])
         return tuple(
             cut
@@ -192,7 +193,7 @@ class Cutter:
         )
 
     def learns(self, start: int, stop: int) -> bool:
-        """Whether a range of groups has parameters that are trained."""
+        """Return whether a range of groups has parameters that are trained."""
         return not self.source.training or any(
             self.graph.learns(n, group.name)
             for group in self.graph.groups[start:stop]
@@ -200,15 +201,15 @@ class Cutter:
         )
 
     def beginning(self, name: str) -> int:
-        """The cut before a group, or before the first group of a module, by its name.
+        """Return the cut before a group, or before the first group of a module, by its name.
 
         Raises:
-            PlanError: the model has neither.
+            PlanError: the model has no group and no module of that name.
         """
         if name in self.place:
             return self.place[name]
         for number, group in enumerate(self.graph.groups):
-            # The model's own operators, in no module, are not what an empty name means.
+            # An empty name does not stand for the model's own operators, which are in no module.
             if name and f"{group.anchor.module}.".startswith(f"{name}."):
                 return number
         raise PlanError(f"there is no operator or module called {name} that a stage could begin with")
@@ -216,14 +217,14 @@ class Cutter:
     # -- stages -------------------------------------------------------------------------------------
 
     def stages(self, cuts: Sequence[int], again: frozenset[str] = frozenset()) -> tuple[Stage, ...]:
-        """The stages between cuts, in order.
+        """Return the stages between cuts, in order.
 
         Args:
             cuts: ascending.
-            again: activations that stages make for themselves instead of receiving them.
+            again: activations that stages make themselves instead of receiving them.
 
         Raises:
-            PlanError: the graph cannot be cut so; names the cut.
+            PlanError: the graph cannot be cut so; the message names the cut.
         """
         for name in again - self.can_be_made_again:
             raise PlanError(
@@ -244,7 +245,7 @@ class Cutter:
         return tuple(self.stage(start, stop, again) for start, stop in pairwise(ends))
 
     def stage(self, start: int, stop: int, again: frozenset[str] = frozenset()) -> Stage:
-        """The stage of the groups from ``start`` up to ``stop``; made once."""
+        """Return the stage of the groups from ``start`` up to ``stop``; it is made once."""
         key = start, stop, again
         if key not in self._made:
             self._made[key] = self._stage(start, stop, again)
@@ -261,7 +262,7 @@ class Cutter:
 
 
 class _StageBuilder:
-    """The graph of one stage, of some groups of the whole graph."""
+    """Builds the graph of one stage from some groups of the whole graph."""
 
     def __init__(
         self, graph: GroupGraph, groups: Sequence[Group], arriving: Sequence[str], departing: Sequence[str]
@@ -271,7 +272,7 @@ class _StageBuilder:
         self.arriving, self.departing = tuple(arriving), tuple(departing)
 
     def build(self) -> Stage:
-        """The stage."""
+        """Return the stage."""
         graph = self._operators()
         crossing = [op for op in graph.operators if op.target in (ARRIVE, DEPART)]
         known = self.whole.atoms
@@ -306,8 +307,8 @@ class _StageBuilder:
         mutations = {n: new for n, new in source.mutations.items() if new in made}
         for name in mutations:
             tensors[name] = source.tensors[name]
-        # In the whole graph's order, whatever is read first here: parameters and buffers are arguments by
-        # place.
+        # In the whole graph's order, whatever is read first here: parameters and buffers are positional
+        # arguments.
         tensors = {n: tensors[n] for n in (*(n for n in source.tensors if n in tensors), *tensors)}
         return replace(
             source,
@@ -320,7 +321,7 @@ class _StageBuilder:
         )
 
     def _space(self, op: Operator) -> IndexSpace:
-        """A loop for each atom of what crosses."""
+        """Return an index space with a loop for each atom of the crossing tensor."""
         name = op.outputs[0] if op.target == ARRIVE else op.inputs()[0]
         dims: list[LoopDim] = []
         labels: list[tuple[int, ...]] = []
@@ -373,12 +374,12 @@ class _StageBuilder:
 
     @staticmethod
     def _parameters(group: Group) -> tuple[str, ...]:
-        """All parameters of a group in the order in which its operators read them."""
+        """Return all parameters of a group in the order in which its operators read them."""
         own = {*group.parameters, *group.shared}
         return tuple(dict.fromkeys(n for op in group.operators for n in op.inputs() if n in own))
 
     def _crossing(self, op: Operator, atoms: AtomGraph) -> Group:
-        """The group of what arrives or departs: in any placement."""
+        """Return the group of what arrives or departs: in any placement."""
         (outer,), (made,) = op.inputs(), op.outputs
         space, learns = atoms.spaces[op.name], atoms.graph.tensors[made].requires_grad
         choices: list[tuple[Label, int, int]] = [(WHOLE, REPLICATE, REPLICATE)]

@@ -21,22 +21,22 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass(frozen=True)
 class PipelinedStrategy:
-    """Stages of a model on parts of the devices that are alike.
+    """The stages of a model on equal parts of the devices.
 
-    Rank ``r`` of a job lies at place ``r // k`` of the pipeline, ``k`` devices to a place, and has the stages
-    that the schedule gives to that place.
+    Rank ``r`` of a job is at place ``r // k`` of the pipeline, with ``k`` devices per place, and has the
+    stages that the schedule assigns to that place.
 
     Attributes:
         graph: the whole model.
-        cuts: positions among its groups at which stages after the first begin.
-        again: activations that stages make for themselves instead of receiving them.
-        stages: per stage its strategy, all on equal meshes with as many micro-batches.
+        cuts: positions among the graph's groups at which the stages after the first begin.
+        again: activations that stages make themselves instead of receiving them.
+        stages: the strategy of each stage, all on equal meshes with the same number of micro-batches.
         schedule: one of :data:`tensoropt.pipeline.schedules.SCHEDULES`.
-        places: how many parts the devices are in; a multiple of it are the stages.
-        cutter: of the graph, where there is one: it knows the stages that it has made.
+        places: the number of parts of the devices; the number of stages is a multiple of it.
+        cutter: the graph's cutter, if there is one: it remembers the stages that it has made.
 
     Raises:
-        PlanError: the strategies do not make one step; says where.
+        PlanError: the strategies do not form one step; the message says where.
     """
 
     graph: GroupGraph
@@ -51,7 +51,8 @@ class PipelinedStrategy:
         meshes = {strategy.mesh for strategy in self.stages}
         if len(meshes) != 1:
             raise PlanError(f"the stages of a pipeline have one mesh, but these have {sorted(meshes)}")
-        # Fewer than one place, which a file may say, is refused with all that the schedule does not run.
+        # Fewer than one place, which a file may contain, is refused like everything that the schedule does
+        # not run.
         per_place, over = divmod(len(self.stages), max(self.places, 1))
         if over:
             raise PlanError(
@@ -83,7 +84,8 @@ class PipelinedStrategy:
                 )
 
     def _check_apart(self) -> None:
-        """What takes a backward apart runs its nodes twice, each time for a part of their results."""
+        """Refuse strategies that a split backward cannot run: it runs its nodes twice, each time for a part
+        of their results."""
         for number, strategy in enumerate(self.stages):
             moves = any(any(strategy.steps(edge)) for edge in strategy.edges() if edge.kind != "output")
             if moves or strategy.recomputed:
@@ -97,7 +99,7 @@ class PipelinedStrategy:
                     f"within a micro-batch and recompute nothing, but stage {number} {what}; use 1f1b or "
                     "interleaved_1f1b"
                 )
-            # Of the stages' own graphs, which plans of the same cuts share, so that each is looked at once.
+            # Kept for the stages' own graphs, which plans with the same cuts share, so each is checked once.
             check_apart(self.schedule, number, self.parts[number].graph)
 
     @cached_property
@@ -113,25 +115,25 @@ class PipelinedStrategy:
 
     @property
     def micro_batches(self) -> int:
-        """How many pieces the batch is run in."""
+        """The number of pieces in which the batch is run."""
         return self.stages[0].mesh[0]
 
     @property
     def devices_per_place(self) -> int:
-        """How many devices compute a stage together."""
+        """The number of devices that compute a stage together."""
         return prod(self.stages[0].mesh[1:])
 
     @property
     def devices(self) -> int:
-        """How many devices there are altogether."""
+        """The number of devices altogether."""
         return self.places * self.devices_per_place
 
     def place_of(self, stage: int) -> int:
-        """The part of the devices on which a stage lies."""
+        """Return the part of the devices that has a stage."""
         return stage_place(self.schedule, self.places, stage)
 
     def stages_at(self, place: int) -> tuple[int, ...]:
-        """The stages that a part of the devices has, in order."""
+        """Return the stages that a part of the devices has, in order."""
         return tuple(s for s in range(len(self.stages)) if self.place_of(s) == place)
 
     @cached_property
@@ -143,7 +145,7 @@ class PipelinedStrategy:
     @cached_property
     def sent_buffers(self) -> Mapping[str, int]:
         """The buffers that a step changes at one place and other places read, each with the place that makes
-        its new value, which the step's end sends to all."""
+        its new value, which it sends to all at the end of the step."""
         found = {}
         for name, new in self.graph.atoms.graph.mutations.items():
             graphs = [part.graph.atoms.graph for part in self.parts]
@@ -154,12 +156,13 @@ class PipelinedStrategy:
         return found
 
     def holders(self, name: str) -> tuple[int, ...]:
-        """The stages that use a parameter."""
+        """Return the stages that use a parameter."""
         return tuple(s for s, strategy in enumerate(self.stages) if name in strategy.stored)
 
 
 def pipelined_to_dict(strategy: PipelinedStrategy) -> dict[str, Any]:
-    """As plain data: the schedule, with which groups stages begin, the strategy of each."""
+    """Return a strategy as plain data: the schedule, the groups with which stages begin, the strategy of each
+    stage."""
     return {
         "schedule": strategy.schedule,
         "places": strategy.places,
@@ -170,10 +173,11 @@ def pipelined_to_dict(strategy: PipelinedStrategy) -> dict[str, Any]:
 
 
 def pipelined_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> PipelinedStrategy:
-    """Inverse of :func:`pipelined_to_dict` for the same model.
+    """Return the strategy of this model that :func:`pipelined_to_dict` wrote; its inverse.
 
     Raises:
-        PlanError: the data do not describe a pipelined strategy of this graph; names the first difference.
+        PlanError: the data do not describe a pipelined strategy of this graph; the message names the first
+            difference.
     """
     cutter = Cutter(graph)
     begins, stages = data.get("begins"), data.get("stages")

@@ -1,5 +1,5 @@
-"""A pipeline's step in time: the actions of all places, each as soon as its place is free and its input is
-there."""
+"""A pipeline's step over time: the actions of all places, each as soon as its place is free and its input has
+arrived."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import NamedTuple
 from tensoropt.pipeline.schedules import Action
 
 Three = tuple[float, float, float]
-"""Seconds of the first micro-batch, of each one between, and of the last."""
+"""Seconds of the first micro-batch, of each one between, and of the last one."""
 
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """What a stage takes.
+    """The seconds that a stage takes.
 
     Attributes:
-        forward, backward: of a micro-batch, of the stage's own work and collectives.
-        weights: the share of a backward that gradients of parameters take, where a schedule makes them apart.
-        begin_s: of gathering parameters from the beginning of the step on, before any input is there; the
-            first forward waits for it.
-        reduce_s: of reducing gradients behind the stage's last backward, beside whatever its place computes
-            then; the end of the step waits for it.
-        scatter_s: the same behind every backward but the last: what a place has under way goes one after the
-            other.
-        send_s, send_back_s: of a message of a micro-batch to the next stage, and of its gradient to the one
-            before; 0 where both lie at one place.
-        sync_s: from the end of the stage's last backward to the end of its step: what is left of reducing
-            gradients, and the optimizer.
+        forward, backward: seconds of the stage's own work and collectives for a micro-batch.
+        weights: the share of a backward spent on the gradients of parameters, if a schedule makes them apart.
+        begin_s: seconds of gathering parameters from the beginning of the step on, before any input arrives;
+            the first forward waits for it.
+        reduce_s: seconds of reducing gradients after the stage's last backward, while its place computes
+            something else; the end of the step waits for it.
+        scatter_s: the same after every backward but the last: the reductions of a place run one after
+            another.
+        send_s, send_back_s: seconds of a micro-batch's message to the next stage, and of its gradient to the
+            previous one; 0 if both are at one place.
+        sync_s: seconds from the end of the stage's last backward to the end of its step: the rest of the
+            gradient reduction, and the optimizer.
     """
 
     forward: Three
@@ -43,22 +43,23 @@ class StageSeconds:
     scatter_s: float = 0.0
 
     def gathering_early(self) -> StageSeconds:
-        """The same with parameters gathered from the step's beginning on, and not in the first forward."""
+        """Return the same seconds with parameters gathered from the step's beginning on, and not in the first
+        forward."""
         first, forward, _ = self.forward
         return replace(
             self, forward=(min(first, forward), forward, forward), begin_s=max(first - forward, 0.0)
         )
 
     def reducing_behind(self, scattering: Three, buckets_s: float, slower: float) -> StageSeconds:
-        """The same with gradients on their way while the place computes what comes next.
+        """Return the same seconds with gradients under way while the place computes what comes next.
 
         Args:
             scattering: what backwards wait at their end for gradients on their way to their shards, seconds.
-            buckets_s: what the end of the step waits for buckets of gradients.
+            buckets_s: seconds that the end of the step waits for buckets of gradients.
             slower: how much longer computing takes beside communication, as a share.
         """
-        # Beside s seconds of it s / (1 + slower) of computing are done: of the same stage's next micro-batch,
-        # which the last one has not.
+        # During s seconds of it, s / (1 + slower) seconds of computing are done: for the same stage's next
+        # micro-batch, which the last one lacks.
         first, between, last = self.backward
         return replace(
             self,
@@ -73,19 +74,19 @@ class StageSeconds:
         )
 
     def communicating_apart(self, scattering: Three, slower: float) -> StageSeconds:
-        """The same with all communication that a micro-batch does not need outside of its forward and
-        backward.
+        """Return the same seconds with all communication that a micro-batch does not need outside of its
+        forward and backward.
 
-        Parameters are gathered from the beginning of the step on, and all gradients reduced, whenever they
-        are there, while other micro-batches, and earlier stages, have their turn, as Megatron-LM's
-        distributed optimizer does.
+        As in Megatron-LM's distributed optimizer, parameters are gathered from the beginning of the step on,
+        and all gradients are reduced as soon as they are complete, while other micro-batches and earlier
+        stages compute.
 
         Args:
             scattering: what backwards wait at their end for gradients on their way to their shards, seconds.
             slower: how much longer computing takes beside communication, as a share.
         """
         _, between, behind_last = scattering
-        # Beside s seconds of it s / (1 + slower) of computing are done.
+        # During s seconds of it, s / (1 + slower) seconds of computing are done.
         beside_s = between * slower / (1.0 + slower)
         _, backward, last = self.backward
         backward, last = backward - between + beside_s, last - behind_last
@@ -97,7 +98,7 @@ class StageSeconds:
         )
 
     def of(self, action: Action, micro_batches: int) -> float:
-        """Seconds of an action."""
+        """Return the seconds of an action."""
         which = 2 if action.micro_batch == micro_batches - 1 else min(action.micro_batch, 1)
         if action.kind == "F":
             return self.forward[which]
@@ -106,10 +107,10 @@ class StageSeconds:
 
 
 class Happening(NamedTuple):
-    """An action, or a message (``S`` of an activation, ``R`` of a gradient), from when to when.
+    """An action, or a message (``S`` for an activation, ``R`` for a gradient), with its start and end.
 
-    Behind a place's last action follow the reduction of its gradients (``G``) and each stage's optimizer
-    (``O``), of no micro-batch.
+    After a place's last action come the reduction of its gradients (``G``) and each stage's optimizer
+    (``O``), which belong to no micro-batch.
     """
 
     kind: str
@@ -125,15 +126,16 @@ NO_MICRO_BATCH = -1
 
 @dataclass(frozen=True)
 class ScheduleTimes:
-    """When a pipeline's step does what.
+    """The times of everything that happens in a pipeline's step.
 
     Attributes:
-        total_s: until the last stage is done.
-        working_s, sending_s: per place seconds of computation with its collectives, and of messages for which
-            it stands still.
-        waiting_s: per place what it waits for parameters to be gathered and gradients to be reduced.
+        total_s: seconds until the last stage is done.
+        working_s, sending_s: for each place, the seconds of computation with its collectives, and those of
+            messages for which it stands still.
+        waiting_s: for each place, the seconds that it waits for parameters to be gathered and gradients to be
+            reduced.
         happenings: all actions and messages, place by place in order.
-        closing: what follows a place's last action until its stages are done.
+        closing: what happens between a place's last action and the end of its stages.
     """
 
     total_s: float
@@ -144,7 +146,7 @@ class ScheduleTimes:
     closing: tuple[Happening, ...]
 
     def idle_s(self, place: int) -> float:
-        """Seconds in which a place waits for others."""
+        """Return the seconds in which a place waits for others."""
         busy_s = self.working_s[place] + self.sending_s[place] + self.waiting_s[place]
         return self.total_s - busy_s
 
@@ -162,18 +164,18 @@ def simulate_schedule(
     blocking_sends: bool = False,
     one_behind: bool = False,
 ) -> ScheduleTimes:
-    """Run the actions of all places.
+    """Run the actions of all places, and return when each happens.
 
-    A message goes as soon as what it brings is made; messages from one stage in one direction follow one
+    A message is sent as soon as its content is made; messages from one stage in one direction follow one
     another.
 
     Args:
-        actions: per place, in order.
-        stages: what each takes.
-        blocking_sends: the place that sends computes nothing meanwhile, nor does the one that receives, as on
-            CPU ranks, whose cores copy messages.
-        one_behind: as a backward ends its place waits for what is behind the one before, so that of no more
-            than one gradients are under way.
+        actions: the actions of each place, in order.
+        stages: the seconds of each stage.
+        blocking_sends: whether neither the sending nor the receiving place computes meanwhile, as on CPU
+            ranks, whose cores copy messages.
+        one_behind: whether a place, as a backward ends, waits for the gradients of its previous backward, so
+            that those of no more than one backward are under way.
     """
     return _Run(actions, stages, blocking_sends, one_behind).times()
 
@@ -190,13 +192,13 @@ class _Run:
         self.blocking, self.one_behind = blocking, one_behind
         self.place_of = {one.stage: place for place, own in enumerate(actions) for one in own}
         self.micro_batches = 1 + max(one.micro_batch for own in actions for one in own)
-        # By (kind, stage, micro-batch) when an input is there: of a forward, of a backward.
+        # When the input of a forward or a backward is there, by (kind, stage, micro-batch).
         self.there: dict[tuple[str, int, int], float] = {}
         self.gathered = self._gathered()
         self.link_free: dict[tuple[str, int], float] = {}
         self.now = [0.0] * len(actions)
         self.working, self.sending, self.waiting = ([0.0] * len(actions) for _ in range(3))
-        # Per place when what was behind its backwards is reduced.
+        # When the gradients of each place's earlier backwards are reduced.
         self.reduced = [0.0] * len(actions)
         self.found: list[Happening] = []
 
@@ -228,7 +230,7 @@ class _Run:
         return ScheduleTimes(max(ends), *of_places, tuple(self.found), tuple(closing))
 
     def _gathered(self) -> list[float]:
-        """Per stage when its parameters are there: a place gathers those of its stages in order."""
+        """Return when each stage's parameters are gathered: a place gathers those of its stages in order."""
         found, busy = [], [0.0] * len(self.actions)
         for stage, seconds in enumerate(self.stages):
             place = self.place_of[stage]
@@ -276,7 +278,7 @@ class _Run:
             self._send("R", place, stage, stage - 1, micro_batch, self.stages[stage].send_back_s)
 
     def _reduce(self, place: int, stage: StageSeconds, micro_batch: int, begin_s: float) -> None:
-        """Send a backward's gradients to their shards when those before them are there."""
+        """Send a backward's gradients to their shards once the previous ones have arrived."""
         seconds = stage.reduce_s if micro_batch == self.micro_batches - 1 else stage.scatter_s
         if seconds:
             self.reduced[place] = max(self.reduced[place], begin_s) + seconds

@@ -1,8 +1,8 @@
 """A person's constraints as limits on placements.
 
-After TensorFlow's Placer: operators that belong together share a device, and an operator lies on a device of
-a supported kind. Pins of mesh axes and of stored placements have no meaning where an operator lies on one
-device: hard ones are refused, soft ones given up with a note.
+As in TensorFlow's Placer, operators that belong together share a device, and an operator lies on a device of
+a supported kind. Pins of mesh axes and of stored placements have no meaning if an operator lies on one
+device: hard ones are refused, soft ones are given up with a note.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PlacedLimits:
     notes: tuple[str, ...] = ()
 
     def sets(self, graph: PlacedGraph) -> tuple[tuple[int, ...], ...]:
-        """Operators that share a device, pieces of one group included."""
+        """Return the sets of operators that share a device, pieces of one group included."""
         return tuple(
             tuple(
                 i for i, op in enumerate(graph.operators) if op.group is not None and op.group.name in names
@@ -50,7 +50,7 @@ class PlacedLimits:
         )
 
     def pins(self, graph: PlacedGraph) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Operators with the devices they may lie on."""
+        """Return operators with the devices they may lie on."""
         return tuple(
             (i, self.devices[op.group.name])
             for i, op in enumerate(graph.operators)
@@ -59,10 +59,10 @@ class PlacedLimits:
 
 
 def placed_limits(constraints: Constraints | None, graph: GroupGraph, cluster: Cluster) -> PlacedLimits:
-    """What constraints leave of placements.
+    """Return the limits that constraints put on placements.
 
     Raises:
-        ConstraintError: a hard one speaks of mesh axes, or of kinds that no device here is of.
+        ConstraintError: a hard constraint concerns mesh axes, or kinds that no device of the cluster is of.
     """
     if constraints is None:
         return PlacedLimits()
@@ -76,7 +76,7 @@ def placed_limits(constraints: Constraints | None, graph: GroupGraph, cluster: C
             notes.append(_given_up(entry, f"no device of {cluster.name} is of such a kind"))
             continue
         for name in speaks_of(entry, graph):
-            # Several entries for one group all hold: what remains is what they share.
+            # Several entries for one group all apply: the devices they have in common remain.
             allowed[name] = allowed.get(name, found) & found
             if not allowed[name]:
                 raise ConstraintError(f"{entry}: another entry of 'devices' leaves {name} none of them")

@@ -1,12 +1,13 @@
-"""The graph as placed plans see it: operators that lie on one device each, and what flows between them.
+"""The graph of a placed plan: operators that lie on one device each, and the values between them.
 
-Without splits its operators are the groups. A group that is split becomes pieces, one shard each of one of
-its strategies; what it reads is cut for them (``split``), what they make is put together (``join``) unless
-the reader is cut the same way. A parameter of a split group, or of several groups, is an operator of its
-own (``variable``) that hands out itself or its shards. After FastT (Yi et al., Middleware 2020, section 5.2),
-whose split and concatenation nodes these are.
+Without splits its operators are the groups. A group that is split becomes pieces, each with one shard of one
+of its strategies; what it reads is cut for them (``split``), and what they make is put together (``join``)
+unless the reader is cut in the same way. A parameter of a split group, or of several groups, is an operator
+of its own (``variable``) that hands out itself or its shards. The split and join operators are the split and
+concatenation nodes of FastT (Yi et al., Middleware 2020, section 5.2).
 
-With several micro-batches an operator is what runs for one of them, as many times. Groups are not split then.
+With several micro-batches an operator is the work for one of them, and runs once for each. Groups are not
+split then.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
 class GroupSplit(NamedTuple):
-    """How a group is cut: along a loop dim, named by the label of a strategy, into so many pieces."""
+    """A way to cut a group: along a loop dim, named by the label of a strategy, into so many pieces."""
 
     label: str
     pieces: int
@@ -45,10 +46,10 @@ WHOLE = None
 
 
 class OperatorKind(StrEnum):
-    """What a placed operator is.
+    """The kinds of placed operators.
 
-    A group of the model's operators; a piece of a split group; what cuts a tensor for pieces, or joins
-    theirs; a variable, which hands out a parameter that several operators or pieces read.
+    A group of the model's operators; a piece of a split group; an operator that cuts a tensor for pieces, or
+    joins their results; a variable, which hands out a parameter that several operators or pieces read.
     """
 
     GROUP = "group"
@@ -63,9 +64,10 @@ class Value:
     """A tensor of the graph, or one piece of it.
 
     Attributes:
-        tensor: its name in the graph.
-        code: the atom along which it is cut, or ``PARTIAL`` for one of the terms of a sum; None: whole.
-        count, index: which piece.
+        tensor: the tensor's name in the graph.
+        code: the atom along which it is cut, or ``PARTIAL`` for one of the terms of a sum; None if it is
+            whole.
+        count, index: the number of pieces, and which of them this is.
     """
 
     tensor: str
@@ -83,16 +85,16 @@ class Value:
 
 @dataclass(frozen=True)
 class PlacedOperator:
-    """What is placed as one.
+    """An operator that is placed as a unit.
 
     Attributes:
-        name: unique; a group's own name where it is whole.
+        name: unique; a group's own name if it is whole.
         reads, writes: in the graph's order.
-        group: of groups and pieces.
-        configuration: of groups and pieces, on the mesh (micro-batches, number of pieces).
-        index, count: which piece.
+        group: the group, for groups and pieces.
+        configuration: for groups and pieces, on the mesh (micro-batches, number of pieces).
+        index, count: which piece this is, and of how many.
         parameters: those that live with it.
-        micro_batches: how often it runs in a step.
+        micro_batches: how many times it runs in a step.
     """
 
     name: str
@@ -108,7 +110,7 @@ class PlacedOperator:
 
     @property
     def mesh(self) -> tuple[int, int]:
-        """The mesh that micro-batches and a split group's pieces make."""
+        """The mesh of micro-batches and a split group's pieces."""
         return (self.micro_batches, self.count)
 
 
@@ -117,12 +119,12 @@ class PlacedGraph:
     """Placed operators in an order of execution.
 
     Attributes:
-        groups: the graph below.
+        groups: the underlying graph of groups.
         splits: which of its groups are split, and how.
-        holder: parameter -> the operator it lives with.
-        micro_batches: in how many pieces the batch is run, one after another.
-        batch_codes: with several of them, per tensor that groups make the atom along which micro-batches cut
-            it; negative where each makes a whole one, or a term of a sum.
+        holder: parameter -> the operator that it lives with.
+        micro_batches: the number of pieces in which the batch is run, one after another.
+        batch_codes: with several micro-batches, the atom along which they cut each tensor that groups make;
+            negative if each micro-batch makes a whole one, or a term of a sum.
     """
 
     groups: GroupGraph
@@ -133,7 +135,7 @@ class PlacedGraph:
     batch_codes: Mapping[str, int] = field(default_factory=dict)
 
     def shape(self, value: Value) -> tuple[int, ...]:
-        """The sizes of a value, in one micro-batch."""
+        """Return the sizes of a value, in one micro-batch."""
         atoms = self.groups.atoms.atoms[value.tensor]
         if value.code is WHOLE or value.code < 0:
             code = self.batch_codes.get(value.tensor, REPLICATE)
@@ -141,15 +143,15 @@ class PlacedGraph:
         return local_shape(atoms, (value.code,), (value.count,), (value.index,))
 
     def bytes(self, value: Value) -> int:
-        """What a value takes on the device that has it."""
+        """Return the bytes that a value takes on the device that has it."""
         return prod(self.shape(value)) * self.groups.atoms.graph.tensors[value.tensor].element_bytes
 
 
 def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSplit, ...]:
-    """The ways in which a group can be cut into up to ``most`` pieces.
+    """Return the ways in which a group can be cut into up to ``most`` pieces.
 
-    Pieces talk to nobody while they run, so ways of splitting that reduce inside an operator (statistics of
-    a batch norm over the batch) are not offered; the number of targets of a mean loss is known beforehand.
+    Pieces do not communicate while they run, so ways of splitting that reduce inside an operator (statistics
+    of a batch norm over the batch) are not offered; the number of targets of a mean loss is known beforehand.
     """
     found = []
     for strategy in group.strategies:
@@ -173,7 +175,7 @@ def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy)
     if any(codes[n] < 0 and codes[n] != PARTIAL for n in group.writes):
         return False
     configuration = Configuration(group, (group.unsplit, strategy))
-    # Two pieces stand for any number: which collectives a call needs does not depend on how many there are.
+    # Two pieces represent any number: which collectives a call needs does not depend on how many there are.
     # Those that only count targets are allowed, as counts are known before the step.
     calls = (localise(configuration.placed(op.name, graph.atoms, (1, 2), None)) for op in group.operators)
     return all(inner.count for call in calls for inner in call.collectives)
@@ -186,14 +188,14 @@ def _divides(graph: GroupGraph, group: Group, strategy: AxisStrategy, count: int
 def placed_graph(
     graph: GroupGraph, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
 ) -> PlacedGraph:
-    """The placed graph of a model, with some groups split, or the batch in micro-batches.
+    """Return the placed graph of a model, with some groups split, or with the batch in micro-batches.
 
     Args:
         splits: group name -> (label, number of pieces), as :class:`GroupSplit` or as plain tuples.
-        micro_batches: how many; their samples follow one another.
+        micro_batches: the number of micro-batches; their samples follow one another.
 
     Raises:
-        TensorOptError: there is no such group, or it cannot be split so; says how it can.
+        TensorOptError: there is no such group, or it cannot be split so; the message says how it can.
         PlanError: the model cannot run in so many micro-batches, or operators are split as well.
     """
     if micro_batches > 1 and splits:
@@ -208,7 +210,7 @@ def placed_graph(
 
 
 def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, AxisStrategy]:
-    """Per group how its operators follow the batch from micro-batch to micro-batch."""
+    """Return, for each group, how its operators follow the batch from micro-batch to micro-batch."""
     if micro_batches == 1:
         return {group.name: group.unsplit for group in graph.groups}
     try:
@@ -225,7 +227,7 @@ def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, Axi
 
 
 class _GraphBuilder:
-    """The operators made so far, and which values exist by then."""
+    """Builds the operators one after another, and keeps track of which values exist."""
 
     def __init__(
         self, graph: GroupGraph, splits: Splits, micro: Mapping[str, AxisStrategy], micro_batches: int
@@ -235,7 +237,7 @@ class _GraphBuilder:
         self.configurations: dict[str, Configuration] = {}
         self.operators: list[PlacedOperator] = []
         self.codes: dict[tuple[str, str], int] = {}
-        """(group, tensor) -> the atom along which a split group cuts it, or what stands for none."""
+        """(group, tensor) -> the atom along which a split group cuts it, or the code for none."""
         self.made: set[Value] = set()
         self.cut: dict[str, Value] = {}
         self.holder: dict[str, str] = {}
@@ -259,7 +261,7 @@ class _GraphBuilder:
         return users
 
     def _wanted(self, users: Mapping[str, Iterable[Group]]) -> dict[str, tuple[Value, ...]]:
-        """Per variable what it hands out: every piece that is read."""
+        """Return what each variable hands out: every piece that is read."""
         wanted: dict[str, dict[Value, None]] = {}
         for name in self.variables:
             for group in users[name]:
@@ -272,7 +274,7 @@ class _GraphBuilder:
         return self.splits[group.name].pieces if group.name in self.splits else 1
 
     def configuration(self, group: Group) -> Configuration:
-        """On the mesh (micro-batches, pieces)."""
+        """Return a group's configuration on the mesh (micro-batches, pieces)."""
         if group.name not in self.configurations:
             strategy = group.unsplit
             if group.name in self.splits:
@@ -296,7 +298,7 @@ class _GraphBuilder:
     # -- values -----------------------------------------------------------------------------------
 
     def _value(self, group: Group, name: str, index: int) -> Value:
-        """What piece ``index`` of a group holds of a tensor."""
+        """Return the part of a tensor that piece ``index`` of a group holds."""
         count = self._count(group)
         if count == 1:
             return Value(name)
@@ -309,7 +311,7 @@ class _GraphBuilder:
         return Value(name, code, count, index)
 
     def _read(self, group: Group, name: str, index: int) -> tuple[Value, ...]:
-        """What a piece reads; nothing where it takes zeros for a term that the first piece adds."""
+        """Return what a piece reads; nothing if it takes zeros for a term that the first piece adds."""
         value = self._value(group, name, index)
         if value.code == PARTIAL:
             # A term of a sum, such as a bias, is added once: by the first piece.
@@ -383,11 +385,11 @@ class _GraphBuilder:
             self.cut[name] = self._value(group, name, 0)
 
     def _make(self, value: Value) -> None:
-        """See that a value is made: by putting its tensor together, and cutting it."""
+        """Ensure that a value is made: by joining its tensor, and cutting it."""
         if value in self.made:
             return
         whole = Value(value.tensor)
-        # Made of the pieces of its maker, once, however many readers are cut otherwise.
+        # Joined from the pieces of its maker, once, however many readers are cut differently.
         if whole not in self.made:
             source = self.cut[value.tensor]
             pieces = tuple(Value(value.tensor, source.code, source.count, i) for i in range(source.count))
@@ -406,7 +408,7 @@ class _GraphBuilder:
             self.made.update(pieces)
 
     def _outputs(self) -> None:
-        """What the model returns, and new values of buffers, are put together."""
+        """Join what the model returns, and the new values of buffers."""
         graph = self.graph.atoms.graph
         for name in (*graph.outputs, *graph.mutations.values()):
             if name in self.cut:

@@ -1,8 +1,8 @@
 """A step of several micro-batches as a step of a larger problem: every operator once for each of them.
 
 Devices run all forwards, micro-batch after micro-batch, then all backwards in the same order of
-micro-batches, then the optimizer once (GPipe: Huang et al., NeurIPS 2019). The simulation of a step then
-needs to know nothing of micro-batches.
+micro-batches, then the optimizer once (GPipe: Huang et al., NeurIPS 2019). So the simulation of a step need
+not know about micro-batches.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tensoropt.types import Floats
 
 
 def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
-    """The problem of a step of one batch in which everything is there once for each of its micro-batches.
+    """Return the problem of a one-batch step in which everything occurs once for each of its micro-batches.
 
-    Operator ``o`` of micro-batch ``i`` is operator ``i * n + o``, and so with tensors. What is stored, and
-    the optimizer's step over it, is there once, with the first micro-batch.
+    Operator ``o`` of micro-batch ``i`` is operator ``i * n + o``, and likewise for tensors. What is stored,
+    and the optimizer's step over it, occurs once, with the first micro-batch.
     """
 
     count = problem.micro_batches
@@ -60,7 +60,8 @@ def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
 
 
 def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor:
-    """The tensor in a later micro-batch, whose operators and tensors are numbered so much higher."""
+    """Return the tensor in a later micro-batch, whose operators and tensors have numbers higher by so
+    much."""
     return replace(
         tensor,
         producer=tensor.producer + operators,
@@ -73,8 +74,8 @@ def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor
 
 
 def repeat_placement(placement: Placement, count: int) -> Placement:
-    """The placement of the problem that :func:`repeat_problem` makes: each device runs its order once for
-    every micro-batch."""
+    """Return the placement of the problem that :func:`repeat_problem` makes: each device runs its order once
+    for every micro-batch."""
     size = len(placement.device)
 
     def repeated(order: tuple[int, ...]) -> tuple[int, ...]:
@@ -83,6 +84,6 @@ def repeat_placement(placement: Placement, count: int) -> Placement:
     return Placement(
         placement.device * count,
         tuple(map(repeated, placement.forward)),
-        # Said even where it mirrors forward: the reverse of all would begin with the last micro-batch.
+        # Given even if it mirrors forward: the reverse of everything would begin with the last micro-batch.
         tuple(map(repeated, placement.backward_orders)),
     )

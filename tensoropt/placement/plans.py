@@ -1,4 +1,4 @@
-"""Placements as plan files hold them, and back."""
+"""Conversion of placements to plan files and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tensoropt.sharding.groups import GroupGraph
 
 
 class ValueTransfer(NamedTuple):
-    """A message: a value, named, or with ``backward`` its gradient, goes from one device to another."""
+    """A message: a value, given by name, or with ``backward`` its gradient, that goes from one device to
+    another."""
 
     value: str
     source: int
@@ -29,10 +30,9 @@ class PlacedStrategy:
     """A placement of a model's operators.
 
     Attributes:
-        graph: operators and what flows between them.
-        placement: operator ``i`` of the graph is operator ``i`` here.
-        transfers: of one micro-batch, in an order in which every device takes part: one that all devices'
-            orders agree with.
+        graph: the operators and the values between them.
+        placement: the placement; operator ``i`` of the graph is operator ``i`` here.
+        transfers: the transfers of one micro-batch, in an order that agrees with the orders of all devices.
     """
 
     graph: PlacedGraph
@@ -41,16 +41,16 @@ class PlacedStrategy:
 
     @property
     def devices(self) -> int:
-        """How many devices the placement is for."""
+        """The number of devices that the placement is for."""
         return len(self.placement.forward)
 
     @property
     def micro_batches(self) -> int:
-        """In how many pieces the batch is run, one after another."""
+        """The number of pieces in which the batch is run, one after another."""
         return self.graph.micro_batches
 
     def device_of(self, operator: PlacedOperator) -> int:
-        """The device that an operator lies on."""
+        """Return the device that an operator lies on."""
         return self.placement.device[self.graph.operators.index(operator)]
 
     @cached_property
@@ -79,8 +79,8 @@ class PlacedStrategy:
 
 
 def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransfer, ...]:
-    """What has to be sent, in no particular order: a value once to every other device that reads it, its
-    gradient once back from there."""
+    """Return what has to be sent, in no particular order: a value once to every other device that reads it,
+    and its gradient once back from there."""
     source, device = graph.groups.atoms.graph, placement.device
     readers: dict[str, dict[int, None]] = {}
     for number, op in enumerate(graph.operators):
@@ -98,7 +98,7 @@ def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransf
 
 
 def placed_to_dict(strategy: PlacedStrategy) -> dict[str, Any]:
-    """As plain data, for other processes."""
+    """Return the strategy as plain data, for other processes."""
     placement = strategy.placement
     return {
         "micro_batches": strategy.micro_batches,
@@ -111,7 +111,7 @@ def placed_to_dict(strategy: PlacedStrategy) -> dict[str, Any]:
 
 
 def placed_from_dict(data: Mapping[str, Any], groups: GroupGraph) -> PlacedStrategy:
-    """Inverse of :func:`placed_to_dict`."""
+    """Return the strategy that :func:`placed_to_dict` wrote; its inverse."""
     backward = data["backward"]
     placement = Placement(
         tuple(data["device"]),
@@ -134,7 +134,7 @@ class PlacedPart:
 
 
 def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedPart:
-    """A simulated placement as a plan file holds it."""
+    """Return the part of a plan file that describes a simulated placement."""
     place, tensors = simulated.placement, graph.groups.atoms.graph.tensors
     order = {o: i for row in place.forward for i, o in enumerate(row)}
     backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
@@ -170,10 +170,11 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedPart:
 
 
 def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
-    """The placement that a plan describes, for the grouped graph of its model.
+    """Return the placement that a plan describes, for the grouped graph of its model.
 
     Raises:
-        PlanError: the plan is not a placed one, or is for another model; names the first difference.
+        PlanError: the plan is not a placed one, or is for another model; the message names the first
+            difference.
     """
     if plan.placed is None:
         raise PlanError(f"this plan of {plan.planner} splits operators over a mesh; it places none")

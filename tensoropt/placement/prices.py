@@ -1,7 +1,7 @@
 """Prices of placed operators: a placed graph on a cluster as a :class:`.PlacementProblem`.
 
-Groups and pieces are workloads like any other: timed on the ranks where the cluster is this machine, on
-every kind of device from its data sheet elsewhere. Cutting and joining are copies, summing is additions.
+Groups and pieces are workloads like any other: timed on the ranks if the cluster is this machine, otherwise
+predicted for every kind of device from its data sheet. Cutting and joining are copies, summing is additions.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from tensoropt.sharding.constraints import Constraints
 from tensoropt.sharding.groups import Group, GroupGraph
 
 _LARGE = 16 * 2**20
-"""Bytes at which a message's time per byte is read off its fit; its latency is taken off before. 16 MiB is an
-assumption: large enough for the slope not to be that of short messages."""
+"""The bytes at which a message's time per byte is read off its fit, after its latency is subtracted. 16 MiB
+is an assumption: large enough that the slope is not that of short messages."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A group or piece as it runs: seconds are per kind of device."""
+    """The work of a group or piece; seconds are given for each kind of device."""
 
     work: Workload
     facts: Facts
 
 
 class PlacedPrices:
-    """Prices of one model's operators on the devices of a cluster, whichever way they are split.
+    """The prices of one model's operators on the devices of a cluster, whichever way they are split.
 
     Args:
         graph: the model.
-        costs: where figures come from; on CPU ranks what is new is measured when it is first asked for.
-        constraints: a person's, on where operators may lie.
+        costs: the source of figures; on CPU ranks, new work is measured when its price is first needed.
+        constraints: a person's constraints on where operators may lie.
     """
 
     def __init__(
@@ -78,24 +78,24 @@ class PlacedPrices:
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
-        """Per device its position among the cluster's kinds."""
+        """The position of each device among the cluster's kinds."""
         names = [kind.name for kind in self.cluster.device_kinds]
         return tuple(names.index(device.name) for device in self.cluster.devices)
 
     @cached_property
     def overheads(self) -> tuple[Overheads, ...]:
-        """Per kind of device."""
+        """The overheads of each kind of device."""
         if self.costs.pool is not None:
             return (self.costs.overheads(),) * len(self.cluster.device_kinds)
         return tuple(data_sheet_overheads(kind) for kind in self.cluster.device_kinds)
 
     def compute(self) -> tuple[ComputeCosts, ...]:
-        """Per kind of device, with all that is measured by now."""
+        """The compute costs of each kind of device, with all that is measured by now."""
         return tuple(self.costs.compute_on(kind) for kind in self.cluster.device_kinds)
 
     @cached_property
     def links(self) -> CommunicationModel:
-        """What messages between pairs of devices take."""
+        """The costs of messages between pairs of devices."""
         mesh = self.cluster.meshes(1)[0]
         return self.costs.communication(mesh, pairs=True)
 
@@ -107,7 +107,7 @@ class PlacedPrices:
         for i in range(count):
             for j in range(count):
                 if i != j:
-                    # A message of one byte takes little but the latency.
+                    # A message of one byte takes little more than the latency.
                     latency[i, j] = self.links.pair_time_s(i, j, 1)
                     per_byte[i, j] = (self.links.pair_time_s(i, j, _LARGE) - latency[i, j]) / _LARGE
         process = self.costs.process_memory(self.graph.atoms.graph)
@@ -127,7 +127,7 @@ class PlacedPrices:
     # -- operators --------------------------------------------------------------------------------
 
     def split_choices(self, group: Group) -> tuple[GroupSplit, ...]:
-        """The ways in which a group can be cut into up to as many pieces as there are devices."""
+        """Return the ways in which a group can be cut into at most as many pieces as there are devices."""
         if group.name not in self._splits:
             self._splits[group.name] = split_choices(self.graph, group, self.cluster.device_count)
         return self._splits[group.name]
@@ -135,8 +135,8 @@ class PlacedPrices:
     def price(
         self, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
     ) -> PricedGraph:
-        """The placed graph with these splits, or so many micro-batches, priced. Measures what is not known
-        yet.
+        """Return the placed graph with these splits, or so many micro-batches, priced. Measures what is not
+        known yet.
 
         Raises:
             PlanError: the model cannot run so, see :func:`.graph.placed_graph`.
@@ -153,10 +153,10 @@ class PlacedPrices:
 
     @cached_property
     def limits(self) -> PlacedLimits:
-        """What a person's constraints leave of placements.
+        """Return the limits that a person's constraints put on placements.
 
         Raises:
-            ConstraintError: a hard one can hold of no placement.
+            ConstraintError: no placement can satisfy a hard constraint.
         """
         return placed_limits(self.constraints, self.graph, self.cluster)
 
@@ -171,7 +171,7 @@ class PlacedPrices:
         return self._works[key]
 
     def seconds(self, found: _Work) -> tuple[np.ndarray, np.ndarray]:
-        """(forward, backward) per kind of device."""
+        """Return (forward, backward) seconds for each kind of device."""
         key = found.work.key
         if key not in self._seconds:
             # Operator by operator the slower of device and host: it is not modelled how far a host of a
@@ -195,12 +195,14 @@ class PricedGraph:
     problem: PlacementProblem
 
     def whole_of(self, operator: int) -> str | None:
-        """The group that an operator is or is a piece of; None for what moves data or holds parameters."""
+        """Return the group that an operator is or is a piece of; None for what moves data or holds
+        parameters."""
         group = self.graph.operators[operator].group
         return group.name if group is not None else None
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
-        """The ways in which an operator, or the group of a piece, can be cut instead of as it is."""
+        """Return the ways in which an operator, or the group of a piece, can be cut instead of its present
+        one."""
         group = self.graph.operators[operator].group
         if group is None:
             return ()
@@ -208,9 +210,8 @@ class PricedGraph:
         return tuple(how for how in found if how != self.graph.splits.get(group.name))
 
     def data_parallel(self) -> dict[str, GroupSplit]:
-        """The batch of every group cut where it can be: into as many pieces as there are devices, or as
-        come nearest to that.
-        """
+        """Return cuts of the batch of every group that can be cut: into as many pieces as there are devices,
+        or the nearest possible number."""
         try:
             batch = batch_strategies(self.prices.graph)
         except MicroBatchRefused:
@@ -227,15 +228,15 @@ class PricedGraph:
         return found
 
     def split(self, splits: Splits) -> PricedGraph:
-        """The same model with these groups split, beside those that are, or anew."""
+        """Return the same model with these groups split, in addition to those that are, or anew."""
         return self.prices.price({**self.graph.splits, **splits}, self.graph.micro_batches)
 
 
 def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
-    """What a message between two devices occupies.
+    """Return what a message between two devices occupies.
 
-    A dedicated wire is its own; across nodes it is one card of each node, one way; otherwise each device's
-    one port, one way.
+    A dedicated wire is a lane of its own; across nodes it is one card of each node, one way; otherwise each
+    device's one port, one way.
     """
     if cluster.link(source, target).dedicated:
         return (f"wire {source}->{target}",)
@@ -299,7 +300,7 @@ def _row(
 def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, found: _Work) -> dict[str, Any]:
     facts, names = found.facts, found.work.names
     kept = {names[w] for w in facts.writes_kept}
-    # What it makes as views of what it reads takes nothing more.
+    # Views of what it reads take no additional memory.
     lying, larger = {names[w] for w in facts.lies_in}, {names[w]: size for w, size in facts.extents.items()}
     made = {v: larger.get(v.tensor, graph.bytes(v)) for v in op.writes if v.tensor not in lying}
     grows = [v for v in op.writes if prices.tensors[v.tensor].requires_grad]
@@ -325,20 +326,20 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, foun
         "backward_peak_bytes": max(
             0,
             backward_peak - given - comes,
-            # By then it has let go of what it kept and of the gradients it was given.
+            # By then it has released what it kept and the gradients it was given.
             returning - own_kept - given,
         ),
-        # The gradients it was given are counted with whom they outlast.
+        # The gradients it was given are counted with the operators that they outlast.
         "handed_peak_bytes": max(0, handed_peak - comes, returning - own_kept),
     }
 
 
 def _peaks(prices: PlacedPrices, op: PlacedOperator, found: _Work) -> tuple[int, int, int, int]:
-    """Bytes alive in forward and in backward, in backward beside the gradients it is given, and while
-    gradients are cast when that is over.
+    """Return the bytes alive in forward, in backward, in backward beside the gradients it is given, and while
+    gradients are cast afterwards.
 
-    Parameters that are stored in another dtype are cast for every use: the copies are there while they are
-    read, and their gradients wait in the dtype of the copies until backward is over.
+    Parameters that are stored in another dtype are cast for every use: the copies exist while they are read,
+    and their gradients wait in the dtype of the copies until backward is over.
     """
     facts, names = found.facts, found.work.names
     wide = {p: prices.tensors[p] for p in op.parameters if prices.tensors[p].master_dtype is not None}
@@ -362,7 +363,8 @@ def _peaks(prices: PlacedPrices, op: PlacedOperator, found: _Work) -> tuple[int,
 def _copy_seconds(
     prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(forward, backward) per kind of device of what only cuts, joins or hands out."""
+    """Return (forward, backward) seconds for each kind of device of an operator that only cuts, joins or
+    hands out."""
     sums = op.kind == OperatorKind.JOIN and op.reads[0].code == PARTIAL
     # A variable hands out its parameter as it lies there, which moves nothing; its pieces are copies.
     moved = sum(graph.bytes(v) for v in op.writes if op.kind != OperatorKind.VARIABLE or v.code is not None)
@@ -378,8 +380,9 @@ def _copy_seconds(
 
 
 def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int]:
-    """(forward, backward) bytes beside what is read and written of what hands out a parameter: the whole of
-    which it makes pieces, and of whose gradients it makes one; the gradient in the dtype it is stored in."""
+    """Return the (forward, backward) bytes beside what is read and written of an operator that hands out a
+    parameter: the whole that it cuts into pieces, whose gradients it joins into one; and the gradient in the
+    dtype in which it is stored."""
     if op.kind != OperatorKind.VARIABLE:
         return 0, 0
     (name,) = op.parameters
@@ -393,7 +396,7 @@ def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int]:
 
 
 def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[ComputeCosts]) -> dict[str, Any]:
-    """What lives with an operator from start to end, and the seconds of its optimizer step."""
+    """Return what lives with an operator from start to end, and the seconds of its optimizer step."""
     sizes = [0, 0, 0]
     seconds = np.zeros(len(prices.overheads))
     for name in op.parameters:
@@ -446,8 +449,8 @@ def _tensors(
 
 
 def _results(prices: PlacedPrices, graph: PlacedGraph) -> tuple[PlacedResult, ...]:
-    """The results of a call, which every device is given by a broadcast. Of a training step that is the loss
-    alone, a single number."""
+    """Return the results of a call, which a broadcast gives to every device. For a training step that is only
+    the loss, a single number."""
     if prices.training or prices.cluster.device_count < 2:
         return ()
     makers = {value.tensor: number for number, op in enumerate(graph.operators) for value in op.writes}
@@ -461,7 +464,8 @@ def _results(prices: PlacedPrices, graph: PlacedGraph) -> tuple[PlacedResult, ..
 def _storages(
     graph: PlacedGraph, works: Mapping[str, _Work], makers: Mapping[Value, int]
 ) -> dict[Value, dict[str, int]]:
-    """Per value that is a view where it is made, in which value it lies, or the bytes of its storage."""
+    """Return, for each value that is a view where it is made, the value in which it lies, or the bytes of its
+    storage."""
     numbers = {value: number for number, value in enumerate(makers)}
     found: dict[Value, dict[str, int]] = {}
     for op in graph.operators:
@@ -479,7 +483,8 @@ def _storages(
 def _shares(
     graph: PlacedGraph, works: Mapping[str, _Work], makers: Mapping[Value, int]
 ) -> dict[Value, dict[str, dict[int, int]]]:
-    """Per value that readers' backwards make no storage for a gradient of, or one of another size, which."""
+    """Return, for each value for whose gradient a reader's backward makes no storage, or one of another size,
+    that storage."""
     numbers = {value: number for number, value in enumerate(makers)}
     found: dict[Value, dict[str, dict[int, int]]] = {}
 
@@ -505,7 +510,7 @@ def _shares(
 
 
 def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> bool:
-    """Whether a value is a parameter as it lies on its device, neither cut nor cast."""
+    """Return whether a value is a parameter as it lies on its device, neither cut nor cast."""
     return (
         maker.kind == OperatorKind.VARIABLE
         and value.code is None
@@ -514,7 +519,8 @@ def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> boo
 
 
 def _kept_tensors(found: _Work | None) -> set[str]:
-    """The graph's names of what an operator's backward needs of what it reads and makes."""
+    """Return the graph's names of those tensors that an operator reads or makes and that its backward
+    needs."""
     if found is None:
         return set()
     facts = found.facts

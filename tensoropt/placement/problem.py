@@ -1,7 +1,7 @@
-"""The placement problem, which a placing planner is given, and a placement, which it answers.
+"""The placement problem, which a placing planner is given, and the placement with which it answers.
 
 Both are numbers only, so that random graphs serve as well as models.
-An operator here is whatever is placed as one: a group of the model's operators, a piece of one, what cuts
+An operator here is whatever is placed as a unit: a group of the model's operators, a piece of one, what cuts
 or joins pieces, or a variable that several operators read. It runs forward once and backward once per
 micro-batch, both on its device, because its parameters and what it keeps for backward lie there.
 """
@@ -25,20 +25,20 @@ class PlacedTensor:
 
     Attributes:
         producer: the operator that makes it.
-        readers: those that read it, each once, ascending. Empty for a result of the model.
-        kept_by: of the producer and the readers those whose backward needs it.
+        readers: the operators that read it, each once, ascending. Empty for a result of the model.
+        kept_by: those of the producer and the readers whose backward needs it.
         gradient: whether a gradient of the same size comes back.
-        stored: it is a parameter of its producer as it lies there, so that on its producer's device it takes
-            nothing more.
-        lies_in: the tensor that its producer reads, or makes before, in whose storage it lies there; None for
-            one of its own. Elsewhere it is a copy.
-        extent: bytes of its storage on its producer's device where these are not its own: the larger one of
-            which it is a view, or 0 for a view of a parameter, an input or a constant.
-        gradients_in: per reader whose backward makes no storage for its share of the gradient, the tensor in
-            whose gradient the share lies: one that the reader makes (a sum hands its gradient to every
-            operand), or another that it reads.
-        gradient_extents: per reader whose share lies in a storage of another size, its bytes; 0 for a reader
-            that has no share.
+        stored: whether it is a parameter of its producer as it lies there, so that it takes no more memory on
+            its producer's device.
+        lies_in: the tensor that its producer reads, or makes before, in whose storage it lies there; None if
+            it has a storage of its own. Elsewhere it is a copy.
+        extent: bytes of its storage on its producer's device if these differ from its own: those of the
+            larger storage of which it is a view, or 0 for a view of a parameter, an input or a constant.
+        gradients_in: for each reader whose backward makes no storage for its share of the gradient, the
+            tensor in whose gradient the share lies: one that the reader makes (a sum hands its gradient to
+            every operand), or another that it reads.
+        gradient_extents: for each reader whose share lies in a storage of another size, its bytes; 0 for a
+            reader that has no share.
     """
 
     name: str
@@ -56,16 +56,16 @@ class PlacedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSet:
-    """Devices, and what sending between them takes.
+    """Devices, and the time to send between them.
 
     Attributes:
-        capacity_bytes: (d,) what one device may hold of tensors.
+        capacity_bytes: (d,) the bytes of tensors that each device may hold.
         latency_s, seconds_per_byte: (d, d), 0 on the diagonal; a message of b bytes from i to j takes
             ``latency_s[i, j] + b * seconds_per_byte[i, j]``.
-        terms: what a process takes of each device beside tensors, by name
-            (:mod:`tensoropt.costs.process_memory`); taken off the capacity already.
-        lanes: per ordered pair (i, j) the names of what the message occupies; messages that share a lane
-            queue. Pairs without an entry occupy a lane of their own.
+        terms: the bytes that a process takes of each device beside tensors, by name
+            (:mod:`tensoropt.costs.process_memory`); the capacity is already without them.
+        lanes: for each ordered pair (i, j), the names of what the message occupies; messages that share a
+            lane queue. Pairs without an entry occupy a lane of their own.
     """
 
     capacity_bytes: Floats
@@ -75,29 +75,31 @@ class DeviceSet:
     terms: Mapping[str, float] = field(default_factory=dict)
 
     def within(self, limit_bytes: float | None) -> Floats:
-        """(d,) what each may hold of tensors where it may use no more than a limit in all."""
+        """Return (d,) the bytes of tensors that each device may hold if it may use no more than a limit in
+        total."""
         if limit_bytes is None:
             return self.capacity_bytes.astype(float)
         rest = max(limit_bytes - sum(self.terms.values()), 0.0)
         return np.minimum(self.capacity_bytes.astype(float), rest)
 
     def in_all(self, tensor_bytes: float) -> float:
-        """What tensors of so many bytes and what a process takes beside them come to: as limits count."""
+        """Return the total of so many bytes of tensors and what a process takes beside them, which is what
+        limits count."""
         return tensor_bytes + sum(self.terms.values())
 
     @property
     def count(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return len(self.capacity_bytes)
 
     def transfer_s(self, num_bytes: float, source: int, target: int) -> float:
-        """Seconds of one message between two devices; 0 on one device."""
+        """Return the seconds of one message between two devices; 0 on one device."""
         if source == target:
             return 0.0
         return float(self.latency_s[source, target] + num_bytes * self.seconds_per_byte[source, target])
 
     def lanes_of(self, source: int, target: int) -> tuple[str, ...]:
-        """The names of what a message between two devices occupies."""
+        """Return the names of what a message between two devices occupies."""
         return self.lanes.get((source, target), (f"link {source}->{target}",))
 
 
@@ -106,8 +108,8 @@ class PlacedResult(NamedTuple):
 
     Attributes:
         producer: the operator that makes it.
-        bytes: of the whole batch.
-        seconds: of giving it to all devices.
+        bytes: its bytes, for the whole batch.
+        seconds: the seconds to give it to all devices.
     """
 
     producer: int
@@ -117,27 +119,28 @@ class PlacedResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementProblem:
-    """Operators to place on devices. All arrays in bytes and seconds.
+    """Operators to place on devices. All arrays are in bytes and seconds.
 
     Attributes:
         names: (n,), in an order in which every tensor is made before it is read.
-        forward_s, backward_s: (n, d) per operator and device; backward is 0 in inference.
+        forward_s, backward_s: (n, d) seconds by operator and device; backward is 0 in inference.
         update_s: (n, d) the optimizer's step over the operator's parameters.
-        parameter_bytes, gradient_bytes, optimizer_bytes: (n,) there from start to end.
+        parameter_bytes, gradient_bytes, optimizer_bytes: (n,) alive from start to end.
         kept_bytes: (n,) made inside, kept from forward to backward; tensors between operators are not
             counted here but by ``kept_by``.
-        forward_peak_bytes, backward_peak_bytes: (n,) alive while it runs beside what is kept, the tensors it
-            reads and makes, and their gradients.
-        handed_peak_bytes: (n,) the same of backward where a gradient that it is given outlasts it, in a
-            gradient that it has handed on; None where that makes no difference.
-        tensors: what flows between operators.
-        update_peak_bytes: (n,) what the optimizer's step takes for the operator's parameters while it runs;
+        forward_peak_bytes, backward_peak_bytes: (n,) alive while the operator runs, beside what is kept, the
+            tensors it reads and makes, and their gradients.
+        handed_peak_bytes: (n,) the same for backward if a gradient that it is given outlasts it, in a
+            gradient that it has handed on; None if that makes no difference.
+        tensors: the tensors between operators.
+        update_peak_bytes: (n,) taken by the optimizer's step for the operator's parameters while it runs; by
             all operators of a device at once. None for nothing.
         together: sets of operators that must share a device.
         pinned: operator -> the devices it may lie on.
-        micro_batches: into how many the batch of a step is cut. Seconds and bytes of operators and tensors
-            are those of one of them; what is stored, and the optimizer's step, is there once.
-        results: what all devices are given when forward is over, of the whole batch.
+        micro_batches: the number of micro-batches into which a step's batch is cut. Seconds and bytes of
+            operators and tensors are those of one of them; what is stored, and the optimizer's step, occurs
+            once.
+        results: the results given to all devices after forward, for the whole batch.
     """
 
     names: tuple[str, ...]
@@ -172,12 +175,12 @@ class PlacementProblem:
 
     @property
     def size(self) -> int:
-        """How many operators there are."""
+        """The number of operators."""
         return len(self.names)
 
     @cached_property
     def made(self) -> tuple[tuple[int, ...], ...]:
-        """Per operator the tensors it makes."""
+        """The tensors that each operator makes."""
         found: list[list[int]] = [[] for _ in self.names]
         for number, tensor in enumerate(self.tensors):
             found[tensor.producer].append(number)
@@ -185,7 +188,7 @@ class PlacementProblem:
 
     @cached_property
     def read(self) -> tuple[tuple[int, ...], ...]:
-        """Per operator the tensors it reads."""
+        """The tensors that each operator reads."""
         found: list[list[int]] = [[] for _ in self.names]
         for number, tensor in enumerate(self.tensors):
             for reader in tensor.readers:
@@ -194,17 +197,17 @@ class PlacementProblem:
 
     @cached_property
     def stored_bytes(self) -> Floats:
-        """(n,) what lies on the operator's device from start to end."""
+        """(n,) bytes that lie on the operator's device from start to end."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def step_bytes(self, operator: int) -> float:
-        """Bytes that an operator adds to its device for a whole step: what is stored, and what is kept of all
-        micro-batches, whose forwards all run before the first backward.
+        """Return the bytes that an operator adds to its device for a whole step: what is stored, and what is
+        kept of all micro-batches, whose forwards all run before the first backward.
 
         This is the planners' additive estimate; a tensor kept by its producer or by readers beside it counts
         once, at the producer. The simulator follows lifetimes instead.
         """
-        # At the producer, since it lies somewhere whichever readers keep it; copies on other devices are not
+        # At the producer, since it lies somewhere, whichever readers keep it; copies on other devices are not
         # counted.
         tensors = (self.tensors[t] for t in self.made[operator])
         kept = self.kept_bytes[operator] + sum(t.bytes for t in tensors if t.kept_by and not t.stored)
@@ -213,11 +216,11 @@ class PlacementProblem:
 
 @dataclass(frozen=True)
 class Placement:
-    """A device for every operator, and per device the order in which it runs what it has.
+    """A device for every operator, and for each device the order in which it runs its operators.
 
     Attributes:
-        device: (n,).
-        forward: per device its operators in their order of execution.
+        device: (n,) the device of each operator.
+        forward: the operators of each device in their order of execution.
         backward: the same for backward; None for the reverse of ``forward``.
     """
 
@@ -227,21 +230,22 @@ class Placement:
 
     @property
     def backward_orders(self) -> tuple[tuple[int, ...], ...]:
-        """Per device its operators in the order in which their backward runs."""
+        """The operators of each device in the order in which their backward runs."""
         if self.backward is not None:
             return self.backward
         return tuple(tuple(reversed(order)) for order in self.forward)
 
     @classmethod
     def in_order(cls, device: Sequence[int], count: int, order: Sequence[int] | None = None) -> Placement:
-        """The placement on these devices, all of which follow one order: the operators' own unless given."""
+        """Return the placement on these devices, all of which follow one order: the operators' own unless
+        given."""
         forward: list[list[int]] = [[] for _ in range(count)]
         for operator in order if order is not None else range(len(device)):
             forward[device[operator]].append(operator)
         return cls(tuple(int(d) for d in device), tuple(map(tuple, forward)))
 
     def check(self, problem: PlacementProblem) -> None:
-        """Raise :class:`PlanError` unless every operator is run once, on its device, where it may lie."""
+        """Raise :class:`PlanError` unless every operator runs once, on its device, where it may lie."""
         for orders in (self.forward, self.backward_orders):
             listed = sorted((o, d) for d, order in enumerate(orders) for o in order)
             if len(orders) != problem.devices.count or listed != list(enumerate(self.device)):

@@ -3,7 +3,7 @@ use.
 
 A device runs its forward operators in the plan's order, then its backward operators in theirs, then its
 optimizer step. A tensor read on another device is sent there once, as soon as it is made; the gradients of
-all its readers there are added up on their device and sent back once. Sending occupies lanes, not devices.
+all its readers there are summed on their device and sent back once. Sending occupies lanes, not devices.
 Several micro-batches are a step in which every operator occurs several times (:mod:`.micro_batches`).
 """
 
@@ -22,12 +22,13 @@ from tensoropt.simulate.timeline import Holding, Task, Timeline, length_s, sched
 
 
 def device_name(device: int) -> str:
-    """The name of a device as a resource of the timeline."""
+    """Return the name of a device as a resource of the timeline."""
     return f"device {device}"
 
 
 class Holder(NamedTuple):
-    """Whose the bytes of a holding are: the operator, its tensor (or the operator again), what they are."""
+    """The owner of a holding's bytes: the operator, its tensor (or the operator once more), and what they
+    are."""
 
     operator: str
     tensor: str
@@ -36,8 +37,8 @@ class Holder(NamedTuple):
 
 @dataclass
 class _GradientStorage:
-    """Where a gradient lies, or several that share it: the task that makes it, and those until which it is
-    there; ``tensor`` is whose gradient was the first in it."""
+    """The storage of a gradient, or of several that share it: the task that makes it, and those until which
+    it is alive; ``tensor`` is the one whose gradient was the first in it."""
 
     tensor: int
     device: int
@@ -62,9 +63,9 @@ class SimulatedPlacement:
     """One simulated training step of a placement.
 
     Attributes:
-        timeline: all tasks with their place in time, and what each takes and gives back of memory.
-        transfers: of one micro-batch, in the order in which those of the first one start; the others follow
-            in the same order.
+        timeline: all tasks with their place in time, and the memory that each allocates and frees.
+        transfers: the transfers of one micro-batch, in the order in which those of the first one start; the
+            others follow in the same order.
     """
 
     problem: PlacementProblem
@@ -74,7 +75,7 @@ class SimulatedPlacement:
 
     @property
     def micro_batches(self) -> int:
-        """How often every operator runs, and every transfer is sent."""
+        """How many times every operator runs, and every transfer is sent."""
         return self.problem.micro_batches
 
     @property
@@ -84,7 +85,7 @@ class SimulatedPlacement:
 
     @cached_property
     def peaks(self) -> tuple[dict[str, float], ...]:
-        """Per device the bytes by kind when most is alive."""
+        """The bytes by kind on each device when most is alive."""
         return tuple(
             {kind: float(now.get(kind, 0.0)) for kind in MEMORY_KINDS}
             for now in (self.timeline.peak(device_name(d))[1] for d in range(self.problem.devices.count))
@@ -92,7 +93,7 @@ class SimulatedPlacement:
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...]:
-        """Per device the most bytes alive at once."""
+        """The most bytes alive at once on each device."""
         return tuple(sum(peak.values()) for peak in self.peaks)
 
     @property
@@ -102,14 +103,14 @@ class SimulatedPlacement:
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
-        """Per device the seconds in which it computes."""
+        """The seconds in which each device computes."""
         return tuple(
             length_s(self.timeline.busy([device_name(d)])) for d in range(self.problem.devices.count)
         )
 
     @cached_property
     def busiest_lane(self) -> tuple[str, float]:
-        """The lane that messages occupy longest, and its seconds; of equals the first by name."""
+        """Return the lane that messages occupy longest, and its seconds; the first of equals by name."""
         seconds: dict[str, float] = defaultdict(float)
         for event in self.timeline.events:
             if event.task.phase.startswith("send"):
@@ -119,11 +120,11 @@ class SimulatedPlacement:
 
     @cached_property
     def communication_s(self) -> float:
-        """Seconds of all messages, added up."""
+        """The sum of the seconds of all messages."""
         return sum(e.task.duration_s for e in self.timeline.events if e.task.phase.startswith("send"))
 
     def fits(self, limit_bytes: float | None = None) -> bool:
-        """Whether every device holds its share, within its capacity and a limit."""
+        """Return whether every device holds its share, within its capacity and a limit."""
         most = self.problem.devices.within(limit_bytes)
         return all(peak <= room for peak, room in zip(self.peak_bytes, most.tolist(), strict=True))
 
@@ -131,11 +132,11 @@ class SimulatedPlacement:
 def simulate_placement(
     problem: PlacementProblem, placement: Placement, *, enforced: bool = True
 ) -> SimulatedPlacement:
-    """One training step of a placement in time: who runs and sends when, and what is alive meanwhile.
+    """Simulate one training step of a placement: what runs and is sent when, and what is alive meanwhile.
 
     Args:
-        enforced: False lets every device take what is ready first, as frameworks do that know no order
-            (FastT, section 6.3, compares the two); the placement's orders are then only ties.
+        enforced: False lets every device take what is ready first, as frameworks without an order do (FastT,
+            section 6.3, compares the two); the placement's orders then only break ties.
 
     Raises:
         PlanError: the placement is not one of this problem, or its orders wait for each other.
@@ -150,9 +151,10 @@ def simulate_placement(
 
 
 def holders(simulated: SimulatedPlacement) -> tuple[Timeline, list[tuple[Holder, str]]]:
-    """The step's timeline with a kind of memory for every single holding, and per number whose it is.
+    """Return the step's timeline with a separate kind of memory for every holding, and the owner of each by
+    number.
 
-    Its memory curves have the points of the step's own: what is alive at one adds up to the same bytes.
+    Its memory curves have the points of the step's own: what is alive at a point adds up to the same bytes.
     """
     problem, placement = simulated.problem, simulated.placement
     if problem.micro_batches == 1:
@@ -166,7 +168,7 @@ class _StepSimulation:
     """The tasks of one step, and where each operator and message stands among them.
 
     Attributes:
-        of_one: with several micro-batches how many operators each of them has; else 0.
+        of_one: with several micro-batches, the number of operators in each of them; otherwise 0.
     """
 
     problem: PlacementProblem
@@ -177,18 +179,18 @@ class _StepSimulation:
     forward: dict[int, int] = field(default_factory=dict)
     backward: dict[int, int] = field(default_factory=dict)
     copies: list[tuple[int, ...]] = field(default_factory=list)
-    """Per tensor the devices it is sent to."""
+    """The devices that each tensor is sent to."""
     arrival: dict[tuple[int, int], int] = field(default_factory=dict)
     """(tensor, device) -> the task that brings the tensor there."""
     returned: dict[tuple[int, int], int] = field(default_factory=dict)
     """(tensor, device) -> the task that brings the tensor's gradient from there."""
     results: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Task that gives all devices a result -> (its producer, bytes)."""
+    """The task that gives all devices a result -> (its producer, bytes)."""
     updates: dict[int, Holding] = field(default_factory=dict)
-    """Optimizer task -> what it takes while it runs."""
+    """Optimizer task -> the memory it takes while it runs."""
     owned: list[tuple[Holder, str]] | None = None
-    """Where it is asked for, whose each holding is, and its kind of memory; in the holdings the kind is then
-    its number in this list."""
+    """If collected, the owner of each holding, and its kind of memory; the holdings then have as kind their
+    number in this list."""
 
     def simulate(self) -> SimulatedPlacement:
         problem, place = self.problem, self.placement
@@ -210,13 +212,14 @@ class _StepSimulation:
         return SimulatedPlacement(problem, place, timeline, transfers)
 
     def _transfer(self, tensor: int, device: int, *, back: bool) -> TensorTransfer:
-        """A tensor's way from its producer's device to ``device``, or its gradient's way back."""
+        """Return a tensor's way from its producer's device to ``device``, or its gradient's way back."""
         producer = self.placement.device[self.problem.tensors[tensor].producer]
         source, target = (device, producer) if back else (producer, device)
         return TensorTransfer(tensor, source, target, back)
 
     def owners(self, timeline: Timeline) -> tuple[Timeline, list[tuple[Holder, str]]]:
-        """A timeline of this step in which every holding has a kind of its own: its number in the list."""
+        """Return a timeline of this step in which every holding has a kind of its own: its number in the
+        list."""
         self.owned = []
         self._make_tasks()
         events = tuple(
@@ -236,7 +239,7 @@ class _StepSimulation:
         self._hand_out()
 
     def _kind(self, kind: str, operator: int | None, tensor: int | None, what: str) -> str:
-        """The kind of a holding; where owners are asked for, its number."""
+        """Return the kind of a holding; if owners are collected, its number."""
         if self.owned is None:
             return kind
         problem = self.problem
@@ -248,7 +251,8 @@ class _StepSimulation:
         return str(len(self.owned) - 1)
 
     def _number(self) -> None:
-        """Positions of all tasks, so that they can name each other: operators, messages, backward, update."""
+        """Assign positions to all tasks, so that they can name each other: operators, messages, backward,
+        update."""
         problem, place = self.problem, self.placement
         # Numbered before any is made, as tasks name others that come later: backward waits for gradients on
         # their way. The methods below append in this very order.
@@ -340,7 +344,7 @@ class _StepSimulation:
                 )
 
     def _hand_out(self) -> None:
-        """Give all devices the results, one after the other: every device takes part in each broadcast."""
+        """Give all devices the results, one after another: every device takes part in each broadcast."""
         forward = tuple(self.forward.values())
         for producer, size, seconds in self.problem.results:
             self.results[len(self.tasks)] = (producer, size)
@@ -369,7 +373,7 @@ class _StepSimulation:
         )
 
     def _send(self, number: int, device: int, after: list[int], phase: str) -> None:
-        """A tensor to a device, or its gradient from there."""
+        """Send a tensor to a device, or its gradient from there."""
         tensor, devices = self.problem.tensors[number], self.problem.devices
         ends = (self.placement.device[tensor.producer], device)
         source, target = ends if phase == "send" else ends[::-1]
@@ -385,7 +389,8 @@ class _StepSimulation:
         )
 
     def _label(self, name: str, operator: int) -> str:
-        """What is shown of an operator's, or its tensor's, task: of several micro-batches which, too."""
+        """Return the label of an operator's, or its tensor's, task; with several micro-batches it says
+        which."""
         return f"{name} of micro-batch {operator // self.of_one}" if self.of_one else name
 
     # -- memory -----------------------------------------------------------------------------------
@@ -404,7 +409,7 @@ class _StepSimulation:
         return found
 
     def _with_memory(self, timeline: Timeline) -> list[Task]:
-        """The tasks with what they take and give back, now that it is known which user is the last."""
+        """Return the tasks with what they allocate and free, now that it is known which user is the last."""
         problem, place, training = self.problem, self.placement, self.problem.training
         takes: dict[int, list[Holding]] = defaultdict(list)
         gives: dict[int, list[Holding]] = defaultdict(list)
@@ -449,8 +454,8 @@ class _StepSimulation:
         ]
 
     def _uses_of_storages(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
-        """Per storage of a tensor on a device: who uses it in forward, and which backwards need it, under its
-        own name or as views."""
+        """Return, for each storage of a tensor on a device, the tasks that use it in forward, and the
+        backwards that need it, under its own name or as views."""
         problem, place = self.problem, self.placement
         found: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for number, tensor in enumerate(problem.tensors):
@@ -467,14 +472,14 @@ class _StepSimulation:
         return found
 
     def _users(self, number: int, device: int) -> list[int]:
-        """What reads a tensor on a device in forward, sending it on included."""
+        """Return the tasks that read a tensor on a device in forward, including those that send it on."""
         tensor, place = self.problem.tensors[number], self.placement
         readers = [self.forward[r] for r in tensor.readers if place.device[r] == device]
         made_there = place.device[tensor.producer] == device
         return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_there else [])
 
     def _hold_gradients(self, hold: Callable[..., None], rank: Mapping[int, int]) -> None:
-        """Gradients from their making to their last use, and what backwards need beside them."""
+        """Hold gradients from their making to their last use, and what backwards need beside them."""
         problem, place = self.problem, self.placement
         storages, sums = self._gradient_storages(rank)
         for storage in storages:
@@ -495,11 +500,11 @@ class _StepSimulation:
     def _gradient_storages(
         self, rank: Mapping[int, int]
     ) -> tuple[list[_GradientStorage], dict[tuple[int, int], _GradientStorage]]:
-        """All storages of gradients; per tensor and device the one in which its gradient lies when all
-        readers there have added to it.
+        """Return all storages of gradients; and for each tensor and device, the one in which its gradient
+        lies when all readers there have added to it.
 
-        A first share becomes the gradient as it is, and may lie in another gradient. A second one makes a sum
-        of its own, which later ones are added to; each is there while it is made (``Tape.add``).
+        A first share becomes the gradient as it is, and may lie in another gradient. A second one makes a
+        separate sum, to which later ones are added; each is alive while it is made (``Tape.add``).
         """
         problem, place = self.problem, self.placement
         found: list[_GradientStorage] = []
@@ -511,7 +516,7 @@ class _StepSimulation:
             return found[-1]
 
         def share(number: int, reader: int) -> _GradientStorage | None:
-            """The storage of a reader's share of a tensor's gradient; None where it has none."""
+            """Return the storage of a reader's share of a tensor's gradient; None if it has none."""
             if (number, reader) not in shares:
                 shares[number, reader] = made_by(number, reader)
             return shares[number, reader]

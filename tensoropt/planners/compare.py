@@ -1,9 +1,9 @@
 """Planners side by side: the same task, the same simulator, one row each, the frontier's first.
 
 One definition of a gap, wherever it is shown: a row's time over the best time known within the row's memory,
-less 1. What is known are all points of the comparison, the frontier's and every planner's, so that no gap is
-below 0. The frontier's row is of the points that are shown, into which planners' are merged: it has no gap,
-and a note where its fastest plan is a planner's.
+less 1. "Known" covers all points of the comparison, the frontier's and every planner's, so that no gap is
+below 0. The frontier's row describes the points that are shown, which include planners' points: it has no
+gap, and a note if its fastest plan is a planner's.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from tensoropt.units import format_seconds
 
 
 def asked(names: str | Iterable[str]) -> tuple[Entry, ...]:
-    """The planners called for: names, or ``all``.
+    """Return the planners called for by names, or ``all``.
 
-    Of ``all``, one whose solver is not installed says so in its row; a planner that was named is refused.
+    With ``all``, a planner whose solver is not installed says so in its row; a planner called for by name is
+    refused.
 
     Raises:
         TensorOptError: there is no such planner.
-        MissingExtraError: a planner named needs a solver that is not installed.
+        MissingExtraError: a planner called for by name needs a solver that is not installed.
     """
     listed = names.split(",") if isinstance(names, str) else list(names)
     listed = [name.strip() for name in listed if name.strip() and name.strip() != FRONTIER]
@@ -52,7 +53,7 @@ def compare(
     seed: int,
     progress: Progress,
 ) -> tuple[tuple[Compared, ...], tuple[Point, ...]]:
-    """(per limit the frontier's row, then one per planner; all points that planners found).
+    """Return (for each limit the frontier's row, then one row per planner; all points that planners found).
 
     Args:
         limits: bytes; None asks for all trade-offs a planner knows.
@@ -71,7 +72,7 @@ def compare(
             found.update((p.identity, p) for p in points)
             done += 1
     progress("compare", total, total, f"{len(found)} points")
-    # Only now, as any row may be measured by a point that a later planner finds.
+    # Only now, as any row may be measured against a point that a later planner finds.
     known = with_others(frontier, list(found.values()))
     told: list[Compared] = []
     for limit, of_limit in rows.items():
@@ -88,9 +89,9 @@ def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tu
         spent = time.perf_counter() - start
         return Compared(entry.name, limit, None, None, 0, spent, None, (str(refusal),)), []
     spent = time.perf_counter() - start
-    best, notes = points[-1]
+    best, notes = points[-1].point, points[-1].notes
     row = Compared(entry.name, limit, best.memory_bytes, best.time_s, len(points), spent, None, notes)
-    return row, [point for point, _ in points]
+    return row, [found.whole() for found in points]
 
 
 def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float) -> Compared:
@@ -114,11 +115,11 @@ def _with_gap(row: Compared, known: Sequence[Point]) -> Compared:
 
 
 def best_within(known: Sequence[Point], memory_bytes: float) -> Point:
-    """The fastest of points that needs at most so many bytes.
+    """Return the fastest of the points that need at most so many bytes.
 
     Args:
-        known: ascending in memory and descending in time; the leanest needs no more than ``memory_bytes``,
-            but for rounding.
+        known: points, ascending in memory and descending in time; the leanest needs no more than
+            ``memory_bytes``, up to rounding.
     """
     at = bisect_right([p.memory_bytes for p in known], memory_bytes * (1 + SAME))
     assert at, "a row's own point is among those known"

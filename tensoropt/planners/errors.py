@@ -1,4 +1,4 @@
-"""What a planner raises where its method does not apply."""
+"""The error that a planner raises if its method does not apply."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ if TYPE_CHECKING:
 
 
 class UnsuitableError(TensorOptError):
-    """A planner cannot treat a problem; the message says why and what would do."""
+    """A planner cannot treat a problem; the message says why, and what would work."""

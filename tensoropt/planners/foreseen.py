@@ -1,4 +1,4 @@
-"""Which planners are known to refuse before anything is computed, and why."""
+"""Refusals of planners that are known before anything is computed, with their reasons."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ NEEDS_ATTENTION = "megatron"
 
 
 def foreseen_refusal(entry: Entry, devices: int, *, training: bool, attention: bool | None = None) -> str:
-    """Why a planner will refuse; "" where that is not known before it is asked.
+    """Return why a planner will refuse; "" if that is not known before it runs.
 
     Args:
-        devices: of the cluster.
-        attention: whether the model has attention that is one operator; None where that is not known.
+        devices: the number of devices in the cluster.
+        attention: whether the model has attention as a single operator; None if that is not known.
     """
     if entry.solves and importlib.util.find_spec("ortools") is None:
         return "needs a solver: pip install 'tensoropt[solvers]'"

@@ -1,8 +1,8 @@
 """A configuration that somebody else chose, pinned: data and tensor degrees, ZeRO's stage, micro-batches and
-recomputation as a job's launcher takes them, made one strategy and simulated on a cluster.
+recomputation as a job's launcher takes them, turned into one strategy and simulated on a cluster.
 
-Nothing of it is searched but what such a configuration leaves open, which is decided for the shortest step,
-as for every published scheme (:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made of the
+Nothing is searched except what such a configuration leaves open, which is decided for the shortest step, as
+for every published scheme (:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made for the
 pinned configurations alone, so that a model of a hundred layers takes seconds.
 """
 
@@ -40,26 +40,29 @@ from tensoropt.sharding.storage import Reduce, Storage
 from tensoropt.simulate.overlap import overlap_of
 
 WHOLE_STAGE = 0
-"""Not ZeRO: parameters, gradients and state whole on every data-parallel rank."""
+"""No ZeRO: parameters, gradients and state are whole on every data-parallel rank."""
 MOST_POINTS = 64
-"""Kept while the fastest of what is left open is looked for; an assumption, as in the schemes' own search."""
+"""Points kept during the search for the fastest of what is left open; an assumption, as in the schemes' own
+search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedConfiguration:
-    """What a job's launcher is told.
+    """The settings that a job's launcher is given.
 
     Attributes:
         data: data-parallel degree, over all nodes.
         tensor: tensor-parallel degree, Megatron's; innermost.
-        stage: ZeRO's: 0 whole, 1 state in shards, 2 gradients too, 3 parameters too.
-        shard_group: over so many data-parallel ranks, the nearest, the stage shards; None for all of them.
-        sequence_parallel: between tensor-parallel products activations may be split along the sequence.
-        micro_batches: per step.
-        recompute: every repeated block runs its forward again in backward.
+        stage: ZeRO's stage: 0 keeps everything whole, 1 shards the state, 2 gradients too, 3 parameters too.
+        shard_group: over how many data-parallel ranks, the nearest ones, the stage shards; None for all of
+            them.
+        sequence_parallel: whether activations between tensor-parallel products may be split along the
+            sequence.
+        micro_batches: micro-batches per step.
+        recompute: whether every repeated block runs its forward again in backward.
         places: parts of the devices that follow one another in a pipeline, outermost; 1 for none.
-        stages_per_place: of the pipeline's stages.
-        schedule: of the pipeline, one of :data:`tensoropt.pipeline.schedules.SCHEDULES`.
+        stages_per_place: how many of the pipeline's stages each place has.
+        schedule: the pipeline's schedule, one of :data:`tensoropt.pipeline.schedules.SCHEDULES`.
 
     Raises:
         UnsuitableError: a degree below 1, no such stage, or a group that does not divide ``data``.
@@ -90,17 +93,18 @@ class PinnedConfiguration:
 
     @property
     def devices(self) -> int:
-        """How many the configuration takes."""
+        """The number of devices that the configuration takes."""
         return self.data * self.tensor * self.places
 
     @property
     def shards(self) -> int:
-        """Into how many shards the stage cuts what it shards."""
+        """The number of shards into which the stage cuts what it shards."""
         return 1 if self.stage == WHOLE_STAGE else (self.shard_group or self.data)
 
     @property
     def mesh(self) -> Mesh:
-        """Of a place: replicas outside, the ranks that share shards inside, tensor parallelism innermost."""
+        """The mesh of a place: replicas outside, the ranks that share shards inside, tensor parallelism
+        innermost."""
         sizes = {"replica": self.data // self.shards, "shard": self.shards, "tensor": self.tensor}
         if self.stage == WHOLE_STAGE:
             sizes = {"replica": self.data, "tensor": self.tensor}
@@ -109,7 +113,7 @@ class PinnedConfiguration:
 
 
 class Computed(NamedTuple):
-    """A group's piece of work, and how often its forward and its backward run in a step."""
+    """A group's piece of work, and how many times its forward and its backward run in a step."""
 
     work: Workload
     facts: Facts
@@ -119,13 +123,13 @@ class Computed(NamedTuple):
 
 @dataclass(frozen=True)
 class PinnedPoint:
-    """A pinned configuration as the simulator sees it.
+    """A pinned configuration with its simulated figures.
 
     Attributes:
-        point: its step time, memory, collectives and where the figures come from.
-        tables: of the pinned configurations alone.
-        choice: per variable the index of its configuration in the tables.
-        notes: what could not be pinned as it was asked for, in words.
+        point: its step time, memory, collectives and the sources of the figures.
+        tables: the tables of the pinned configurations alone.
+        choice: the index of each variable's configuration in the tables.
+        notes: what could not be pinned as requested, in words.
     """
 
     point: Point
@@ -134,7 +138,7 @@ class PinnedPoint:
     notes: tuple[str, ...] = ()
 
     def computed(self) -> Iterator[Computed]:
-        """What each group computes in the step."""
+        """Yield what each group computes in the step."""
         micro_batches = self.tables.mesh[0]
         for group in self.tables.graph.groups:
             template, index = self.tables.templates[group.name], self.choice[group.name]
@@ -146,14 +150,15 @@ class PinnedPoint:
 
 
 def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> PinnedPoint:
-    """The fastest strategy of a pinned configuration, simulated.
+    """Return the fastest strategy of a pinned configuration, simulated.
 
     Args:
         problem: captured at the global batch size, in the settings' mode and dtype.
-        costs: of a cluster with as many devices as the configuration takes.
+        costs: the costs of a cluster with as many devices as the configuration takes.
 
     Raises:
-        UnsuitableError: the model cannot be split so; says what does not divide, or is not understood.
+        UnsuitableError: the model cannot be split so; the message says what does not divide, or is not
+            understood.
     """
     cluster, mesh = costs.cluster, pinned.mesh
     check_pinned(problem, costs, pinned)
@@ -181,10 +186,10 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
 
 
 def check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> None:
-    """Refuse what neither the model nor the cluster can be pinned to.
+    """Refuse a configuration that the model or the cluster cannot be pinned to.
 
     Raises:
-        UnsuitableError: says what would be right.
+        UnsuitableError: the message says what would be right.
     """
     cluster = costs.cluster
     if cluster.device_count != pinned.devices:
@@ -200,7 +205,7 @@ def check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguratio
 
 
 class Pinning:
-    """What a pinned configuration leaves of each group's configurations and options."""
+    """The configurations and options of each group that a pinned configuration leaves."""
 
     def __init__(self, problem: Problem, pinned: PinnedConfiguration):
         self.problem, self.pinned = problem, pinned
@@ -219,7 +224,7 @@ class Pinning:
             self.notes.append("simulated as ZeRO stage 2, which is the same with one micro-batch")
 
     def restriction(self) -> Restriction:
-        """The configurations that are left, of which alone tables are made.
+        """Return the configurations that are left; tables are made for these alone.
 
         Raises:
             UnsuitableError: some group has none.
@@ -245,7 +250,7 @@ class Pinning:
         return Restriction(kept=kept)
 
     def _labels(self) -> Mapping[str, tuple[frozenset[str], ...]]:
-        """Per group and mesh axis what may be split there."""
+        """Return what may be split on each mesh axis, by group."""
         try:
             batch = {name: str(s.label) for name, s in batch_strategies(self.graph).items()}
         except MicroBatchRefused as refusal:
@@ -262,11 +267,11 @@ class Pinning:
         }
 
     def _inside(self, group: Group, megatron: frozenset[str], batch: str) -> frozenset[str]:
-        """What a group may split on the tensor axis."""
+        """Return what a group may split on the tensor axis."""
         if not self.pinned.sequence_parallel:
             return megatron
-        # Korthikanti et al., arXiv 2205.05198, section 4.2.2: between the products what was whole is split
-        # along the sequence, and what rows leave is reduce-scattered instead of all-reduced.
+        # Korthikanti et al., arXiv 2205.05198, section 4.2.2: between the products, what was whole is split
+        # along the sequence, and the partial sums of row splits are reduce-scattered instead of all-reduced.
         if megatron == {"none"}:
             return frozenset(str(s.label) for s in group.strategies if str(s.label) != batch)
         stems = {label.partition("@")[0] for label in megatron}
@@ -274,7 +279,7 @@ class Pinning:
         return megatron | frozenset(same)
 
     def allowed(self, space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
-        """The options that the ZeRO stage and recomputation leave."""
+        """Return the options that the ZeRO stage and recomputation leave."""
         if variable.key.kind == "parameter":
             masks = self._stored([(layout,) for layout in variable.layouts])
             return masks[[index]]
@@ -286,7 +291,7 @@ class Pinning:
         return self._stored(variable.options[index])
 
     def _stored(self, options: object) -> np.ndarray:
-        """A mask over ways to store a group's parameters."""
+        """Return a mask over the ways to store a group's parameters."""
         ways: tuple[tuple[Layout, ...], ...] = tuple(options)  # type: ignore[arg-type]
         data = [i for i, name in enumerate(self.names, 1) if name != "tensor"]
         shards = np.array(
@@ -300,7 +305,7 @@ class Pinning:
         once = [{s.reduce for s in map(Storage.of, way) if s.gathered_once} for way in ways]
         reduce: Reduce | None = STAGES.get(self.stage)
         fitting = best & np.array([found == ({reduce} if reduce else set()) for found in once])
-        # As PyTorch's FSDP and DeepSpeed do: what is gathered for each use is gathered ahead of it.
+        # As in PyTorch's FSDP and DeepSpeed, what is gathered for each use is gathered ahead of it.
         ahead = fitting & np.array([any(Storage.of(one).gathered_ahead for one in way) for way in ways])
         # A group without parameters, or whose parameters stay whole, is the same in every stage.
         return next((mask for mask in (ahead, fitting) if mask.any()), best)

@@ -28,17 +28,17 @@ from tensoropt.planners.tables import TableSpace, names_of, restricted_graph
 from tensoropt.search import CostGraph
 
 EFFORT = Thoroughness(gap=1e-3, candidates=4, in_flight=False)
-"""How what a pinned stage leaves open is searched; an assumption: it leaves little."""
+"""How thoroughly to search what a pinned stage leaves open; an assumption: it leaves little."""
 
 
 @dataclass(frozen=True)
 class PinnedPipelinePoint:
-    """A pinned pipeline as the simulator sees it.
+    """A pinned pipeline with its simulated figures.
 
     Attributes:
-        point: its step time, memory, collectives and where the figures come from.
-        evaluation: its stages and its schedule in time.
-        notes: what could not be pinned as it was asked for, in words.
+        point: its step time, memory, collectives and the sources of the figures.
+        evaluation: its stages, and its schedule over time.
+        notes: what could not be pinned as requested, in words.
     """
 
     point: Point
@@ -53,22 +53,22 @@ def simulate_pinned_pipeline(
     pinned: PinnedConfiguration,
     cuts: Sequence[int] | None = None,
 ) -> PinnedPipelinePoint:
-    """The fastest pipelined strategy of a pinned configuration, simulated.
+    """Return the fastest pipelined strategy of a pinned configuration, simulated.
 
-    Tensors cross cuts along the batch, and on the tensor axis whole or along the sequence; where activations
-    between products are split along it, so is what crosses. Parameters are gathered from the beginning of the
-    step on, and gradients reduced while other micro-batches and earlier stages have their turn, as in
-    Megatron-LM.
+    Tensors cross cuts split along the batch; on the tensor axis they cross whole, or split along the sequence
+    if activations between products are. As in Megatron-LM, parameters are gathered from the beginning of the
+    step on, and gradients are reduced while other micro-batches and earlier stages compute.
 
     Args:
         problem: captured at the global batch size, in the settings' mode and dtype.
-        settings: recompute blocks (``auto``) where that is pinned.
-        costs: of a cluster with as many devices as the configuration takes.
-        cuts: at which stages after the first begin; by default each has as many blocks
+        settings: blocks are recomputed (``auto``) if that is pinned.
+        costs: the costs of a cluster with as many devices as the configuration takes.
+        cuts: where the stages after the first begin; by default all stages have equally many blocks
             (:func:`~tensoropt.pipeline.balance.dealt_cuts`).
 
     Raises:
-        UnsuitableError: the model cannot be cut or split so; says what does not divide, or is not understood.
+        UnsuitableError: the model cannot be cut or split so; the message says what does not divide, or is not
+            understood.
     """
     check_pinned(problem, costs, pinned)
     pinning, cutter = Pinning(problem, pinned), Cutter(problem.graph)
@@ -121,5 +121,5 @@ def simulate_pinned_pipeline(
 def _fastest(
     offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
 ) -> Iterator[Composition[Cut]]:
-    """The composition with the shortest step."""
+    """Yield the composition with the shortest step."""
     return islice(compose(offers, micro_batches), 1)

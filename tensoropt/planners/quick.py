@@ -1,35 +1,47 @@
 """Planners that every exploration runs beside its search, and when a model calls for them.
 
-The search is over one configuration per operator on all devices. Published plans outside of it can lie below
-its frontier: a device for each operator, and stages. Sharded ones inside of it can, too, where a gap was
-allowed or the simulator prefers what the sums do not. Here is which of them are tried; what comes in is
-decided by :mod:`tensoropt.session.quick_plans`.
+The search is over one configuration per operator on all devices. Published plans outside of this space can
+lie below its frontier: those with a device for each operator, and those with stages. Sharded plans inside of
+it can, too, if a gap was allowed or the simulator prefers what the sums do not. This module says which
+planners are tried; :mod:`tensoropt.session.quick_plans` decides which plans are taken in.
 
 *Sharded* ones are always tried. *Placing* ones are tried where they are quick, whatever the model's shape:
 branches are why they win on large models, and waiting for messages is why even chains of small operators do
-better on one device after the other. *Pipelined* ones are tried on small models, on which all of them
-together take about a second; on larger ones the search for pipelines is there (``--pipelines``).
+better on one device after the other. On small models more of both kinds are quick. *Pipelined* ones are
+tried on small models, on which all of them together take about a second; on larger ones the search for
+pipelines is there (``--pipelines``).
 """
 
 from __future__ import annotations
 
 SHARDED = ("data_parallel", "zero", "megatron")
 PLACED = ("m_topo", "m_etf", "m_sct", "dpos")
+FEW_SHARDED = ("optcnn", "tofu")
+FEW_PLACED = ("placer", "os_dpos")
 PIPELINED = ("gpipe", "pipedream_1f1b", "dapple", "alpa", "galvatron")
 
 MOST_OPERATORS, MOST_PAIRS = 1_500, 12_000
-"""Operators of a model, and of these times devices, up to which placing planners are quick: each is asked for
-every micro-batch count, and takes about a second for a thousand operators on four devices. Assumptions."""
+"""The numbers of operators, and of operators times devices, up to which placing planners are quick: each runs
+for every micro-batch count, and takes about a second for a thousand operators on four devices.
+Assumptions."""
 FEW_GROUPS = 64
-"""Operators of a model up to which pipelined planners are quick: with twice as many each takes seconds."""
+"""Operators of a model up to which pipelined planners, and those in ``FEW_...``, are quick: of pipelined ones
+each takes seconds with twice as many."""
+
+
+def quick_planners(operators: int) -> tuple[str, ...]:
+    """The planners that are quick for so many operators, in the order in which they are asked."""
+    if operators > FEW_GROUPS:
+        return (*SHARDED, *PLACED)
+    return (*SHARDED, *FEW_SHARDED, *PLACED, *FEW_PLACED, *PIPELINED)
 
 
 def placed_refusal(wanted: str, operators: int, devices: int) -> str:
-    """Why placing planners are not tried; "" where they are.
+    """Return why placing planners are not tried; "" if they are.
 
     Args:
         wanted: ``auto``, ``always`` or ``never``, as in the settings.
-        operators: what is placed, groups of the model's operators.
+        operators: the number of groups of the model's operators to place.
     """
     if wanted == "never":
         return "--placements never"

@@ -27,25 +27,25 @@ class Planner(Protocol):
     """The signature all planners share."""
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
-        """Plans, ascending in memory; with a limit the fastest that keeps it under the simulator.
+        """Return plans, ascending in memory; with a limit the fastest one that keeps it when simulated.
 
         Raises:
             UnsuitableError: the method cannot treat the problem.
-            InfeasibleError: it finds nothing within the limit.
+            InfeasibleError: the method finds nothing within the limit.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One method.
+    """A method in the registry.
 
     Attributes:
-        name: as in ``--planners``; its module's name.
-        about: one line.
+        name: its name in ``--planners``, which is its module's name.
+        about: a description in one line.
         kind: ``sharded``, ``pipelined`` or ``placed``.
-        solves: by CP-SAT, which an extra brings.
-        one_batch: of a placing method that cuts no batch into micro-batches, why.
+        solves: whether it solves with CP-SAT, which an extra installs.
+        one_batch: for a placing method that cuts no batch into micro-batches, the reason.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Entry:
     def points(
         self, task: PlanningTask, memory_limit_bytes: float | None, seed: int
     ) -> tuple[SimulatedPoint, ...]:
-        """The simulated points of its plans, each with what the planner says of it.
+        """Return the simulated points of its plans, each with the planner's notes.
 
         A sharded method's module has ``select``, which picks from tables; a pipelined one's has
         ``pipelines``, which composes stages; a placed one's has ``place``, which gives operators devices and
@@ -83,10 +83,10 @@ class Entry:
         if counts == task.placed_counts:
             return points
         note = f"runs one micro-batch only: {self.one_batch}"
-        return tuple(SimulatedPoint(point, (*notes, note)) for point, notes in points)
+        return tuple(found._replace(notes=(*found.notes, note)) for found in points)
 
     def _counts(self, task: PlanningTask) -> tuple[int, ...]:
-        """The micro-batch counts that a placing method is asked for."""
+        """Return the micro-batch counts for which a placing method runs."""
         if not self.one_batch:
             return task.placed_counts
         if 1 not in task.placed_counts:
@@ -99,7 +99,7 @@ class Entry:
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
         found = self.points(task, memory_limit_bytes, seed)
-        return tuple(plan_of(task, point, notes) for point, notes in found)
+        return tuple(plan_of(task, each.whole(), each.notes) for each in found)
 
 
 ENTRIES = {
@@ -166,10 +166,10 @@ ENTRIES = {
 
 
 def planner(name: str) -> Entry:
-    """The planner called ``name``.
+    """Return the planner called ``name``.
 
     Raises:
-        TensorOptError: there is none; names the nearest.
+        TensorOptError: there is none; the message names the nearest.
     """
     if name not in ENTRIES:
         raise TensorOptError(f"no planner is called '{name}'; {suggest(name, ENTRIES)}")

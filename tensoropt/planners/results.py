@@ -1,14 +1,17 @@
-"""From what a method picked to simulated points: the same simulator and the same notes for every planner."""
+"""Simulated points made from what a method picked: the same simulator and the same notes for every
+planner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.placement import SimulatedPlacement, simulate_placement
-from tensoropt.placement.points import placed_point
+from tensoropt.placement.points import placed_point, placed_record
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan.evaluate import CHUNK, evaluate
@@ -21,18 +24,28 @@ from tensoropt.simulate.overlap import overlap_of
 from tensoropt.units import format_bytes, format_seconds
 
 NOTABLE = 0.05
-"""How much longer than expected a step takes before a note says so; an assumption."""
+"""The excess over the expected time, as a share, from which a note says so; an assumption."""
 
 
 class SimulatedPoint(NamedTuple):
-    """A simulated point, and what its planner says of it."""
+    """A simulated point, and what its planner says of it.
+
+    Attributes:
+        record: of a placed point, which carries its plan alone, what else a kept one carries; most points are
+            not kept.
+    """
 
     point: Point
     notes: tuple[str, ...]
+    record: Callable[[], Mapping[str, Any]] | None = None
+
+    def whole(self) -> Point:
+        """The point with all that it carries."""
+        return self.point if self.record is None else replace(self.point, placed=self.record())
 
 
 def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[Point]:
-    """The selections as the simulator sees them, in their order."""
+    """Return the simulated points of the selections, in their order."""
     found: dict[int, Point] = {}
     # Space by space, since ``evaluate`` takes many strategies of the same tables at once, CHUNK of them to a
     # result.
@@ -54,7 +67,7 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
 
 
 def plan_of(task: PlanningTask, point: Point, notes: Iterable[str] = ()) -> Plan:
-    """A simulated point as a plan, with what its planner says of it among the settings."""
+    """Return a simulated point as a plan, with its planner's notes among the settings."""
     plan = task.base.plan_of(point)
     told = {"notes": list(notes)} if notes else {}
     return plan.model_copy(update={"settings": {**plan.settings, **told}})
@@ -63,10 +76,10 @@ def plan_of(task: PlanningTask, point: Point, notes: Iterable[str] = ()) -> Plan
 def best_of(
     task: PlanningTask, planner: str, selections: Sequence[Selection], limit: float | None
 ) -> tuple[SimulatedPoint, ...]:
-    """What remains of the selections: all trade-offs, or with a limit the fastest within it.
+    """Return what remains of the selections: all trade-offs, or with a limit the fastest within it.
 
     Raises:
-        InfeasibleError: none fits; says what the leanest needs.
+        InfeasibleError: none fits; the message says what the leanest needs.
     """
     points = simulated_points(task, planner, selections)
     simulated = [SimulatedPoint(p, s.notes) for p, s in zip(points, selections, strict=True)]
@@ -76,10 +89,10 @@ def best_of(
 def best_pipelines(
     task: PlanningTask, planner: str, answers: Iterable[PipelinedAnswer], limit: float | None
 ) -> tuple[SimulatedPoint, ...]:
-    """What remains of pipelines, as :func:`best_of` has it.
+    """Return what remains of pipelines, by the rule of :func:`best_of`.
 
     Raises:
-        InfeasibleError: none fits; says what the leanest needs.
+        InfeasibleError: none fits; the message says what the leanest needs.
     """
     simulated = [
         SimulatedPoint(
@@ -116,11 +129,12 @@ def _best(
 def simulated_answer(
     task: PlanningTask, planner: str, graph: PricedGraph, answer: PlacedAnswer
 ) -> SimulatedPoint:
-    """A placement as the simulator sees it, with what its planner says of it."""
+    """Return a placement with its simulated figures and its planner's notes."""
     simulated = simulate_placement(graph.problem, answer.placement)
     notes = (*answer.notes, *slower_than_expected(answer, simulated), *graph.prices.limits.notes)
     space = task.placed_space(simulated.micro_batches)
-    return SimulatedPoint(placed_point(graph, simulated, planner=planner, space=space, notes=notes), notes)
+    point = placed_point(graph, simulated, planner=planner, space=space)
+    return SimulatedPoint(point, notes, partial(placed_record, graph, simulated, notes))
 
 
 def best_placements(
@@ -130,13 +144,14 @@ def best_placements(
     limit: float | None,
     counts: Sequence[int],
 ) -> tuple[SimulatedPoint, ...]:
-    """What remains of a method's placements, one for each micro-batch count, as :func:`best_of` has it.
+    """Return what remains of a method's placements, one for each micro-batch count, by the rule of
+    :func:`best_of`.
 
     Args:
-        place: the method on a graph: what it made of that, and its answer.
+        place: runs the method on a graph; returns the graph as the method changed it, and its answer.
 
     Raises:
-        TensorOptError: it refuses all counts; the refusal of the last.
+        TensorOptError: the method refuses all counts; the error is the refusal of the last.
     """
     simulated: list[SimulatedPoint] = []
     refusals: dict[int, TensorOptError] = {}
@@ -152,11 +167,11 @@ def best_placements(
     if not simulated:
         raise refusals[counts[-1]]
     told = tuple(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items())
-    return tuple(SimulatedPoint(point, (*notes, *told)) for point, notes in _best(planner, simulated, limit))
+    return tuple(found._replace(notes=(*found.notes, *told)) for found in _best(planner, simulated, limit))
 
 
 def _check_room_for_tensors(planner: str, graph: PricedGraph, limit: float | None) -> None:
-    """Refuse a limit that is used up before the first tensor: methods count down from what it leaves."""
+    """Refuse a limit that is used up before the first tensor: methods subtract from what it leaves."""
     terms = graph.problem.devices.terms
     taken = sum(terms.values())
     if limit is not None and limit < taken:
@@ -168,9 +183,8 @@ def _check_room_for_tensors(planner: str, graph: PricedGraph, limit: float | Non
 
 
 def slower_than_expected(answer: PlacedAnswer, simulated: SimulatedPlacement) -> tuple[str, ...]:
-    """A note with the busiest link where the simulated step is longer than the method expected, else
-    nothing. Methods expect a step of one micro-batch.
-    """
+    """Return a note with the busiest link if the simulated step is longer than the method expected, otherwise
+    nothing. Methods expect a step of one micro-batch."""
     expected = answer.expected_s
     if expected is None or simulated.micro_batches > 1 or simulated.time_s <= expected * (1 + NOTABLE):
         return ()

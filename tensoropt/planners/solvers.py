@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def cp_sat(name: str) -> Any:
-    """The module of OR-tools' CP-SAT, for the planner ``name``.
+    """Return the module of OR-tools' CP-SAT, for the planner ``name``.
 
     Raises:
         MissingExtraError: OR-tools is not installed.

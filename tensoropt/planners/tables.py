@@ -1,4 +1,4 @@
-"""Cost tables as planners read them: what configurations split, and what of them a method allows."""
+"""Cost tables as planners read them: what configurations split, and which of them a method allows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class TableSpace:
 
     @property
     def micro_batches(self) -> int:
-        """How many micro-batches a step has in this space."""
+        """The number of micro-batches in a step of this space."""
         return self.tables.mesh[0]
 
 
 def labels_of(space: TableSpace, name: str, index: int) -> tuple[str, ...]:
-    """Per mesh axis (without the micro-batches) what a group's configuration splits."""
+    """Return what a group's configuration splits on each mesh axis (without the micro-batches)."""
     return tuple(space.names.labels(name, index))
 
 
@@ -41,13 +41,13 @@ NOTHING = np.zeros(1, dtype=bool)
 
 
 def restricted_graph(space: TableSpace, allowed: Allowed) -> CostGraph:
-    """The space's cost graph with everything else marked impossible.
+    """Return the space's cost graph with everything else marked impossible.
 
-    Where nothing of a variable is allowed the graph says so when it is searched
+    If nothing is allowed for a variable, the search of the graph says so
     (:class:`~tensoropt.search.NoStrategyError`).
 
     Raises:
-        ValueError: a table is no table of costs (negative, NaN, ragged), or a mask does not fit its table.
+        ValueError: a table is not a table of costs (negative, NaN, ragged), or a mask does not fit its table.
     """
     graph = CostGraph()
     for variable in space.tables.variables:
@@ -62,7 +62,7 @@ def restricted_graph(space: TableSpace, allowed: Allowed) -> CostGraph:
 
 
 def names_of(tables: CostTables) -> Space:
-    """What configurations of a stage's groups split, in words."""
+    """Describe, in words, what configurations of a stage's groups split."""
     groups: dict[str, Mapping[str, object]] = {}
     for group in tables.graph.groups:
         labels = [str(s.label) for s in group.strategies]

@@ -1,4 +1,4 @@
-"""The planning task: what every planner is given, and how a sharded one answers.
+"""The planning task: the input of every planner, and the answer of a sharded one.
 
 A planner picks :class:`Selection`\\ s from a task's tables. What they cost is found by the simulator
 (:mod:`.results`), the same for all: no planner prices itself.
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """A strategy by its indices in one space's tables.
+    """A strategy, given by its indices in one space's tables.
 
     Attributes:
         space: index into :attr:`PlanningTask.spaces`.
-        choice: per variable its configuration.
-        options: per variable its option; absent means the first.
-        notes: what the planner says of it (a solver's gap, a budget that ran out).
+        choice: the configuration of each variable.
+        options: the option of each variable; absent means the first.
+        notes: the planner's remarks (a solver's gap, a budget that ran out).
     """
 
     space: int
@@ -45,11 +45,11 @@ class PlanningTask:
     Attributes:
         prepared: the captured, grouped model.
         spaces: one per mesh and micro-batch count.
-        base: an exploration of the same model; it knows how to write plans. Where placing planners are asked
-            its last spaces are theirs, one for each of ``placed_counts``.
-        placed: what operators cost on single devices; None where no placing planner is asked.
-        placed_counts: into how many micro-batches placing planners may cut the batch.
-        staged: the same for methods that cut the model into stages; None where none is asked.
+        base: an exploration of the same model, which can write plans. If placing planners run, its last
+            spaces are theirs, one for each of ``placed_counts``.
+        placed: the costs of operators on single devices; None if no placing planner runs.
+        placed_counts: the numbers of micro-batches into which placing planners may cut the batch.
+        staged: the same for methods that cut the model into stages; None if none runs.
     """
 
     prepared: prepared.Problem
@@ -62,7 +62,7 @@ class PlanningTask:
     _placing: dict[int, PricedGraph] = field(default_factory=dict, repr=False, compare=False)
 
     def placing(self, micro_batches: int = 1) -> PricedGraph:
-        """The model as placing planners see it, with nothing split, in so many micro-batches."""
+        """Return the model for placing planners, with nothing split, in so many micro-batches."""
         if self.placed is None:
             raise TensorOptError("this task was made without prices for placing planners")
         if micro_batches not in self._placing:
@@ -70,18 +70,18 @@ class PlanningTask:
         return self._placing[micro_batches]
 
     def placed_space(self, micro_batches: int) -> int:
-        """The number of the space that plans of so many micro-batches belong to."""
+        """Return the number of the space that plans of so many micro-batches belong to."""
         first = len(self.base.spaces) - len(self.placed_counts)
         return first + self.placed_counts.index(micro_batches)
 
     @property
     def staging(self) -> PipelineTask:
-        """The model as planners of pipelines see it."""
+        """The model as the task of planners of pipelines."""
         if self.staged is None:
             raise TensorOptError("this task was made without prices for planners of pipelines")
         return self.staged
 
     @property
     def search_s(self) -> float:
-        """Seconds that tracking the frontier took; 0 where the exploration does not say."""
+        """The seconds that tracking the frontier took; 0 if the exploration does not say."""
         return float(self.base.report.get("seconds", {}).get("search", 0.0))

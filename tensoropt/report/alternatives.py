@@ -1,4 +1,5 @@
-"""What a chosen plan was taken over: the frontier's ends and planners that were run, and why not they."""
+"""The alternatives to a chosen plan: the frontier's ends and planners that were run, each with why it was not
+taken."""
 
 from __future__ import annotations
 
@@ -8,14 +9,13 @@ from dataclasses import dataclass
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.frontier_table import marks_of
 from tensoropt.plan.point import FRONTIER
-from tensoropt.report.assumptions import share_words
 from tensoropt.report.commands import beside_line
-from tensoropt.units import format_bytes
+from tensoropt.units import format_bytes, share_words
 
 BASELINES = {"data_parallel": "data parallel", "zero": "ZeRO"}
-"""What people do by hand, and would ask for; by the planner that finds it."""
+"""What people do by hand, and would ask about; by the planner that finds it."""
 SAME = 5e-4
-"""Relative difference that is called none."""
+"""The relative difference up to which figures count as equal."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Alternative:
     """A plan that was not taken.
 
     Attributes:
-        name: what it is: ``leanest (point 1)``, a planner.
-        plan: what people call it; "" where there is none.
-        memory_bytes, time_s: None where there is no plan.
-        verdict: why not it.
+        name: what it is: ``leanest (point 1)``, or a planner.
+        plan: what people call the plan; "" if there is none.
+        memory_bytes, time_s: the plan's figures; None if there is no plan.
+        verdict: why it was not taken.
     """
 
     name: str
@@ -39,11 +39,13 @@ class Alternative:
 def alternatives(
     exploration: Exploration, index: int, limit_bytes: float, limit: str, *, folder: str = "DIR"
 ) -> list[Alternative]:
-    """Named points of the frontier, then planners, each with why it was not chosen instead of ``index``.
+    """Return named points of the frontier, then planners, each with why it was not chosen instead of
+    ``index``.
 
     Args:
-        limit_bytes, limit: what a plan may need of a device, and what that is called: ``the budget``.
-        folder: of the exploration, for commands.
+        limit_bytes, limit: the bytes that a plan may need of a device, and what that limit is called: ``the
+            budget``.
+        folder: the exploration's folder, for commands.
     """
     named = {other: list(words) for other, words in marks_of(exploration).items()}
     fitting = [i for i, point in enumerate(exploration.points) if point.memory_bytes <= limit_bytes]
@@ -76,7 +78,7 @@ def _baseline(
     limit_bytes: float,
     limit: str,
 ) -> list[Alternative]:
-    """The fastest plan of a planner that ran beside the search; nothing where that is the chosen one."""
+    """Return the fastest plan of a planner that ran beside the search; nothing if that is the chosen one."""
     ran = exploration.report.get("tried", {}).get(planner)
     if ran is None:
         line = beside_line(folder, planner)
@@ -103,7 +105,7 @@ def _alternative(
 def _planner(
     exploration: Exploration, index: int, planner: str, notes: Sequence[str], limit_bytes: float, limit: str
 ) -> list[Alternative]:
-    """A planner's fastest plan that fits, else its leanest; nothing where that is the chosen one."""
+    """Return a planner's fastest plan that fits, otherwise its leanest; nothing if that is the chosen one."""
     name = BASELINES.get(planner, planner.replace("_", " "))
     its = [i for i, point in enumerate(exploration.all_points) if point.planner == planner]
     if not its:
@@ -126,7 +128,7 @@ def _planner(
 def verdict_words(
     chosen: tuple[float, float], other: tuple[float, float], limit_bytes: float, limit: str
 ) -> str:
-    """Why a plan of ``other`` (memory, time) was not taken; what speaks for it is said, too."""
+    """Say why a plan of ``other`` (memory, time) was not taken, and also what speaks for it."""
     (memory, time_s), (its_memory, its_time_s) = chosen, other
     slower, larger = its_time_s / time_s - 1, its_memory / memory - 1
     speed = (

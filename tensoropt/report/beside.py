@@ -1,4 +1,4 @@
-"""What was observed of a plan's real steps beside its prediction: curves in one time, figures with ratios."""
+"""Observations of a plan's real steps beside its prediction: curves on one time axis, figures with ratios."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tensoropt.types import Floats
 from tensoropt.units import format_bytes, format_seconds
 
 PEAK, WHOLE = "peak", "whole"
-"""Ways to lay what was observed over the predicted step, beside the names of its steps."""
+"""Ways to align an observation with the predicted step, beside the names of its steps."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure, predicted and measured; bytes or seconds by ``unit`` (``bytes``, ``s``).
+    """A figure, predicted and measured; bytes or seconds by ``unit`` (``bytes``, ``s``).
 
     Attributes:
-        measured: None where the file does not tell it.
+        measured: the measured value; None if the file does not contain it.
     """
 
     name: str
@@ -38,18 +38,18 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """Measured by predicted; None where there is none."""
+        """The measured divided by the predicted value; None if there is none."""
         return self.measured / self.predicted if self.measured is not None and self.predicted else None
 
     def words(self) -> tuple[str, str, str, str]:
-        """Its cells for people."""
+        """Return its cells for people."""
         form = format_bytes if self.unit == "bytes" else format_seconds
         measured = "not told" if self.measured is None else form(self.measured)
         return self.name, form(self.predicted), measured, self.ratio_words
 
     @property
     def ratio_words(self) -> str:
-        """``1.02 (+2 %)``; ``4.33 (+333 %, far off)``; "" without a ratio."""
+        """Format the ratio: ``1.02 (+2 %)``; ``4.33 (+333 %, far off)``; "" without a ratio."""
         if self.measured is None or (ratio := self.ratio) is None:
             return ""
         return f"{ratio:.2f} ({change_words(self.measured, self.predicted)})"
@@ -57,17 +57,17 @@ class Figure:
 
 @dataclass(frozen=True)
 class Beside:
-    """A prediction with what was observed, in the predicted step's time.
+    """A prediction with what was observed, on the predicted step's time axis.
 
     Attributes:
-        kind: of the file, in words.
-        align: how both were laid over each other; one of ``alignments``.
-        scale: predicted seconds per observed one (per event, where there was no clock).
-        times_s, bytes: (n,) the observed memory curve; empty where there is none.
-        device: whose memory that is.
-        events: what the device did, with ``stream`` lanes; ``phase`` is compute, communication or copy.
-        figures: predicted and measured.
-        notes: what a reader must know, in sentences.
+        kind: the kind of file, in words.
+        align: how the two were aligned; one of ``alignments``.
+        scale: predicted seconds per observed one (per event, if there was no clock).
+        times_s, bytes: (n,) the observed memory curve; empty if there is none.
+        device: the device whose memory that is.
+        events: the device's actions, with ``stream`` lanes; ``phase`` is compute, communication or copy.
+        figures: the figures, predicted and measured.
+        notes: what a reader must know, as sentences.
     """
 
     kind: str
@@ -82,7 +82,7 @@ class Beside:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """All as plain data."""
+        """Return all fields as plain data."""
         figures = [{**vars(figure), "ratio": figure.ratio} for figure in self.figures]
         curve = [self.times_s.tolist(), self.bytes.tolist()]
         return {
@@ -92,7 +92,7 @@ class Beside:
         }  # fmt: skip
 
     def lines(self) -> list[str]:
-        """A table for a terminal, and what to know of it."""
+        """Return a table for a terminal, and what to know about it."""
         cells = [("", "predicted", "measured", "ratio"), *(figure.words() for figure in self.figures)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         title = f"beside a {self.kind}, {self.align_words}:"
@@ -101,18 +101,18 @@ class Beside:
 
     @property
     def align_words(self) -> str:
-        """The alignment in words."""
+        """Describe the alignment in words."""
         return {PEAK: "aligned by the peaks", WHOLE: "the whole recording as one step"}.get(
             self.align, f"the step {self.align}"
         )
 
 
 def alignments(observation: Observation) -> tuple[str, ...]:
-    """The ways in which an observation can be laid over a step, the one that is taken by default first."""
+    """Return the ways in which an observation can be aligned with a step, the default first."""
     steps = tuple(mark.name for mark in reversed(observation.steps))
     if not observation.memory and not observation.events:
         return (WHOLE,)
-    # The last step: in the first ones caches are cold, and optimizers make their state.
+    # The last step: in the first steps caches are cold, and optimizers create their state.
     by_peak = (PEAK,) if observation.memory else ()
     return (*steps, *by_peak, WHOLE) if observation.clocked else (*steps, WHOLE, *by_peak)
 
@@ -120,14 +120,14 @@ def alignments(observation: Observation) -> tuple[str, ...]:
 def beside(
     exploration: Exploration, detail: Detail, observation: Observation, align: str | None = None
 ) -> Beside:
-    """A point's prediction with what was observed.
+    """Return a point's prediction with what was observed.
 
     Args:
-        detail: of the point (:func:`tensoropt.report.detail.detail`).
+        detail: the point's detail (:func:`tensoropt.report.detail.detail`).
         align: one of :func:`alignments`: the name of a step, ``peak`` or ``whole``.
 
     Raises:
-        TensorOptError: there is no such alignment, or the results of verify are of other plans.
+        TensorOptError: there is no such alignment, or the results of verify are for other plans.
     """
     ways = alignments(observation)
     align = align or ways[0]
@@ -199,7 +199,8 @@ def _verified(
 
 
 def _window(observation: Observation, detail: Detail, align: str) -> tuple[float, float, float]:
-    """(start, end) in observed time that lie over the predicted step, and predicted seconds per observed."""
+    """Return the (start, end) in observed time that correspond to the predicted step, and predicted seconds
+    per observed one."""
     step_s = detail.step.total_s
     first, last = observation.span
     mark = next((m for m in observation.steps if m.name == align), None)
@@ -207,7 +208,7 @@ def _window(observation: Observation, detail: Detail, align: str) -> tuple[float
         first, last = mark.start_s, mark.end_s
     whole = step_s / (last - first) if last > first else 1.0
     if align != PEAK:
-        # The last change of all is part of the whole.
+        # The very last change is part of the whole.
         return first, np.nextafter(last, np.inf) if mark is None else last, whole
     memory = observation.fullest
     assert memory is not None, "there is no alignment by peaks without memory"
@@ -217,8 +218,8 @@ def _window(observation: Observation, detail: Detail, align: str) -> tuple[float
 
 
 def _curve(memory: ObservedMemory, start: float, end: float, scale: float) -> tuple[Floats, Floats]:
-    """The part of a curve in a window, beginning with what is there as it begins."""
-    # Before the first event is what the first event found.
+    """Return the part of a curve in a window, beginning with what is there as it begins."""
+    # The first event's state also holds before it.
     first = int(np.searchsorted(memory.times_s, start, side="right")) - 1
     last = int(np.searchsorted(memory.times_s, end, side="left"))
     times, sizes = memory.times_s[max(first, 0) : last], memory.bytes[max(first, 0) : last]
@@ -226,7 +227,7 @@ def _curve(memory: ObservedMemory, start: float, end: float, scale: float) -> tu
 
 
 def _of_one_device(events: Sequence[ObservedEvent]) -> list[ObservedEvent]:
-    """The events of the device that is busiest; a trace of one process has mostly one."""
+    """Return the events of the busiest device; a trace of one process mostly has only one."""
     busy: dict[str, float] = {}
     for event in events:
         device = event.lane.partition(" stream ")[0] if " stream " in event.lane else ""
@@ -238,7 +239,8 @@ def _of_one_device(events: Sequence[ObservedEvent]) -> list[ObservedEvent]:
 
 
 def thinned(times_s: Floats, values: Floats, most: int = 4000) -> tuple[Floats, Floats]:
-    """A curve of at most about ``most`` points: in each part of it the first, the highest and the lowest."""
+    """Return a curve of at most about ``most`` points: the first, the highest and the lowest in each part of
+    it."""
     parts = most // 3
     if len(times_s) <= most:
         return times_s, values

@@ -1,4 +1,5 @@
-"""What binds a step: computation, the links that are waited for, idle devices, the host, the budget."""
+"""The bottleneck of a step: computation, the links that are waited for, idle devices, the host, or the
+budget."""
 
 from __future__ import annotations
 
@@ -22,19 +23,20 @@ from tensoropt.report.step_parts import (
 from tensoropt.units import format_bytes, format_seconds
 
 LEAST = 0.005
-"""Shares of a step below it are not spoken of."""
+"""Smaller shares of a step are not mentioned."""
 LARGEST = 3
-"""Parts of a step that a sentence names."""
+"""The most parts of a step that a sentence names."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What takes the time of a step, and what of it binds.
+    """The parts of a step's time, and which of them binds.
 
     Attributes:
-        parts: they add up to the step; communication by the links that are waited for, where that is known.
-        key: of what takes most, communication counted as one.
-        sentence: what binds, with its share, and whether the budget does, too.
+        parts: the parts of the step, which add up to it; communication by the links that are waited for, if
+            known.
+        key: the key of the largest part, with communication counted as one.
+        sentence: what binds, with its share, and whether the budget binds, too.
     """
 
     parts: tuple[Part, ...]
@@ -51,13 +53,13 @@ def binding(
     *,
     limit: str = "",
 ) -> Binding:
-    """What binds point ``index`` of ``all_points`` within a budget.
+    """Return what binds point ``index`` of ``all_points`` within a budget.
 
     Args:
-        detail: of the point; without it nothing is said of operators and links.
-        memory_bytes: what plans may need; what the point needs where nobody set a limit.
+        detail: the point's detail; without it nothing is said about operators and links.
+        memory_bytes: the bytes that plans may need; those that the point needs if nobody set a limit.
         within: the frontier's fastest point that fits.
-        limit: what the limit is called, with its size; "" where nobody set one.
+        limit: what the limit is called, with its size; "" if nobody set one.
     """
     point = exploration.all_points[index]
     parts = detail.parts if detail is not None else step_parts(exploration, index, None, {}, ())
@@ -80,7 +82,7 @@ def binding(
 
 
 def _largest(parts: Sequence[Part], key: str) -> str:
-    """The largest parts in a sentence, without what was said to bind; "" where nothing is told apart."""
+    """Name the largest parts in a sentence, without what was said to bind; "" if nothing is distinguished."""
     if not any(part.count for part in parts):
         return ""
     words = largest_words([part for part in parts if part.key == COMPUTING or part.key != key], LARGEST)
@@ -95,7 +97,8 @@ def _links_words(parts: Sequence[Part]) -> str:
 
 
 def _budget_words(exploration: Exploration, index: int, memory_bytes: float, within: int, limit: str) -> str:
-    """Whether the limit binds: within it, beyond it, or not at all. Without one, what more memory buys."""
+    """Say whether the limit binds: within it, beyond it, or not at all. Without a limit, say what more memory
+    buys."""
     said = limit[:1].upper() + limit[1:]
     points, point = exploration.points, exploration.all_points[index]
     best, fastest = points[within], points[-1]
@@ -123,7 +126,7 @@ def _budget_words(exploration: Exploration, index: int, memory_bytes: float, wit
 def _faster(before_s: float, point: Point) -> str:
     time_s = point.time_s
     percent = 100 * (time_s / before_s - 1)
-    # Below one percent its first figure: "−0 %" would say that nothing changes.
+    # Below one percent, its first figure: "−0 %" would say that nothing changes.
     change = f"{percent:+.0f}" if abs(percent) >= 1 else f"{percent:+.1g}"
     change = change.replace("-", "−")
     return f"{format_seconds(time_s)} ({change} %)"

@@ -1,4 +1,4 @@
-"""The detail of a point without indices, placed or pipelined: the recording that it carries."""
+"""The detail of a point without indices, placed or pipelined, from the recording that it carries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tensoropt.simulate.recording import MemoryAt, OperatorRow, StepTime, Timeli
 
 
 def carried_detail(exploration: Exploration, index: int) -> Detail:
-    """The detail of placed or pipelined point ``index`` of ``all_points``, from what it carries."""
+    """Return the detail of placed or pipelined point ``index`` of ``all_points``, from what it carries."""
     point = exploration.all_points[index]
     record = point.carried or {}
     rows = [
@@ -50,15 +50,15 @@ def carried_detail(exploration: Exploration, index: int) -> Detail:
             point.time_s, point.compute_s, point.exposed_s, point.hidden_s, point.idle_s, point.host_s
         ),
         overlap=record.get("overlap", OVERLAP),
-        sources=dict(point.sources),
+        sources=point.sources,
         parts=parts,
         places=places_of(point),
     )
 
 
 def _copying_apart(rows: Sequence[OperatorRow], spent: Mapping[str, Spent]) -> list[OperatorRow]:
-    """The rows of a placed plan with the seconds of its timeline; those that cut tensors into pieces, or put
-    pieces together, copy."""
+    """Return the rows of a placed plan with the seconds of its timeline; those that cut tensors into pieces,
+    or join pieces, copy."""
     found = []
     for row in rows:
         one = spent.get(row.group, NOTHING)
@@ -73,7 +73,7 @@ def _copying_apart(rows: Sequence[OperatorRow], spent: Mapping[str, Spent]) -> l
 def _parts_of_placed(
     exploration: Exploration, index: int, rows: Sequence[OperatorRow], timeline: Sequence[TimelineEvent]
 ) -> tuple[Part, ...]:
-    """Of the device that computes longest."""
+    """Return the parts of the step on the device that computes longest."""
     busy: dict[str, float] = defaultdict(float)
     for event in timeline:
         if event.is_computing:
@@ -95,7 +95,7 @@ def _parts_of_placed(
 
 
 def _kind(exploration: Exploration, row: OperatorRow) -> str:
-    """What a placed group, or a piece of one, computes."""
+    """Return what a placed group, or a piece of one, computes."""
     recorded = exploration.recorded
     group = recorded.grouped.group_of.get(row.members[0]) if recorded is not None else None
     return kind_of(group.anchor.target if group is not None else row.members[0])
@@ -104,21 +104,22 @@ def _kind(exploration: Exploration, row: OperatorRow) -> str:
 def _parts_of_pipeline(
     exploration: Exploration, index: int, record: Mapping[str, Any], timeline: Sequence[TimelineEvent]
 ) -> tuple[Part, ...]:
-    """Of a rank of the place that is busiest."""
+    """Return the parts of the step on a rank of the busiest place."""
     if "computed" not in record:  # saved by an older version: its stages' operators are not told apart
         return step_parts(exploration, index, None, {}, timeline)
     computed = [Computed(module, kind_of(target), s) for _, module, target, s in record["computed"]]
     beside = {RECOMPUTATION: float(record["again_s"]), OPTIMIZER_TITLE: float(record["optimizer_s"])}
     known_s = sum(beside.values()) + sum(one.seconds for one in computed)
-    # Also what computing takes longer beside communication.
+    # This includes the slow-down of computation during communication.
     beside[COPIES] = max(exploration.all_points[index].compute_s - known_s, 0.0)
     return step_parts(exploration, index, computed, beside, timeline)
 
 
 def places_of(point: Point) -> tuple[Share, ...]:
-    """Each device of a placed plan, or a rank of each place of a pipeline: its peak and its seconds.
+    """Return the peak and the seconds of each device of a placed plan, or of a rank of each place of a
+    pipeline.
 
-    None of pipelines that were explored before these were kept, and of points that carry no recording.
+    Empty for pipelines that were explored before these were kept, and for points that carry no recording.
     """
     record = point.carried or {}
     if point.placed is not None:

@@ -1,8 +1,8 @@
-"""One thing changed about an exploration: links, dtype, micro-batches or devices, all else as it was.
+"""Changes to an exploration, one at a time: links, dtype, micro-batches or devices, with all else as it was.
 
-What is changed is explored again from the saved operator graph (:func:`tensoropt.api.explore_changed`), so
-that no model is needed; bfloat16 is a pass over that graph, the one that capturing ends with. Changes are
-named by what they make of an exploration and not of a point, so that one answer serves all points.
+A changed exploration starts from the saved operator graph (:func:`tensoropt.api.explore_changed`), so no
+model is needed; bfloat16 is a pass over that graph, the same one that ends capturing. Changes are named by
+what they do to an exploration, not to a point, so that one answer serves all points.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SEARCHED = "it was searched already"
 
 @dataclass(frozen=True)
 class Change:
-    """A change that can be explored, or why it cannot.
+    """A change that can be explored, or the reason why it cannot.
 
     Attributes:
         key: as ``--deep`` takes it: ``bandwidth:gpu``, ``bfloat16``, ``micro-batches:8``, ``devices:16``.
-        title: in words.
-        remark: what it stands for, where that is not in the title.
-        refusal: why it cannot be explored, "" where it can.
+        title: the change in words.
+        remark: what it stands for, if the title does not say so.
+        refusal: why it cannot be explored; "" if it can.
     """
 
     key: str
@@ -45,7 +45,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Question:
+class ChangedQuestion:
     """What is explored for a change: everything that an exploration is asked."""
 
     graph: OperatorGraph
@@ -55,7 +55,7 @@ class Question:
 
 
 def changes(exploration: Exploration, index: int) -> tuple[Change, ...]:
-    """What may be changed about an exploration to make point ``index`` of ``all_points`` faster."""
+    """Return the changes to an exploration that may make point ``index`` of ``all_points`` faster."""
     cluster = Cluster.from_dict(exploration.cluster)
     return (
         *_bandwidths(cluster),
@@ -66,10 +66,10 @@ def changes(exploration: Exploration, index: int) -> tuple[Change, ...]:
 
 
 def change_named(exploration: Exploration, key: str) -> Change:
-    """The change of a key, whatever point it is asked for.
+    """Return the change with a key, for any point.
 
     Raises:
-        TensorOptError: there is none; says which there are.
+        TensorOptError: there is none; the message says which there are.
     """
     cluster = Cluster.from_dict(exploration.cluster)
     kind, _, value = key.partition(":")
@@ -83,7 +83,7 @@ def change_named(exploration: Exploration, key: str) -> Change:
     raise TensorOptError(f"there is no change '{key}' of this exploration; there are {', '.join(keys)}")
 
 
-def question_of_change(exploration: Exploration, key: str) -> Question:
+def question_of_change(exploration: Exploration, key: str) -> ChangedQuestion:
     """What is explored for a change. A memory budget is left out: it only says which points fit.
 
     Raises:
@@ -107,21 +107,21 @@ def question_of_change(exploration: Exploration, key: str) -> Question:
     else:
         counts = {*searched_counts(exploration), int(value)}
         settings = replace(settings, micro_batches=tuple(sorted(counts)))
-    return Question(graph, model, cluster, settings)
+    return ChangedQuestion(graph, model, cluster, settings)
 
 
 # -- links ----------------------------------------------------------------------------------------------
 
 
 def link_titles(cluster: Cluster) -> dict[str, str]:
-    """Per level of the cluster what its links are, in words: ``gpu links (NVLink4)``."""
+    """Return what the links of each level of the cluster are, in words: ``gpu links (NVLink4)``."""
     return {level.name: f"{level.name} links ({level.link.name})" for level in cluster.levels}
 
 
 def with_faster_links(cluster: Cluster, level: str | None, factor: float = 2.0) -> Cluster:
-    """The cluster with ``factor`` times the bandwidth of a level's links, or of all; latencies stay.
+    """Return the cluster with ``factor`` times the bandwidth of a level's links, or of all; latencies stay.
 
-    Links of single pairs count as those of the innermost level.
+    Links of single pairs count as links of the innermost level.
     """
     inner = cluster.levels[-1].name if cluster.levels else ""
     levels = tuple(
@@ -176,7 +176,7 @@ def _dtype(exploration: Exploration) -> Change:
 
 
 def searched_counts(exploration: Exploration) -> tuple[int, ...]:
-    """The micro-batch counts that were searched, of a pipeline for each of its places."""
+    """Return the micro-batch counts that were searched; for a pipeline, the counts for each of its places."""
     settings = Settings.from_dict(exploration.settings)
     return _counts(exploration, settings)
 
@@ -187,7 +187,7 @@ def _counts(exploration: Exploration, settings: Settings) -> tuple[int, ...]:
 
 
 def _micro_batches(exploration: Exploration, index: int) -> Change:
-    """Twice the micro-batches of a point."""
+    """Return the change to twice the micro-batches of a point."""
     point = exploration.all_points[index]
     space = exploration.spaces[point.space]
     count = 2 * space.micro_batches
@@ -195,7 +195,7 @@ def _micro_batches(exploration: Exploration, index: int) -> Change:
         return Change(MICRO_BATCHES, "twice the micro-batches", refusal="its planner places operators")
     places = 1
     if point.pipeline is not None and not _pinned(exploration):
-        # The exploration is asked for counts for each place, see session/pipelines.py.
+        # An exploration takes counts for each place, see session/pipelines.py.
         places = space.mesh.shape[0]
         if count % places:
             return Change(
@@ -212,12 +212,13 @@ def _pinned(exploration: Exploration) -> bool:
 
 
 def _with_count(exploration: Exploration, count: int, places: int = 1) -> Change:
-    """So many micro-batches (for each place of a pipeline) beside those that were searched."""
+    """Return the change that adds so many micro-batches (for each place of a pipeline) to the searched
+    counts."""
     key, title = f"{MICRO_BATCHES}:{count}", f"{count * places} micro-batches"
     remark = "" if places == 1 else f"{count} for each of {places} places"
     try:
         if places > 1:
-            # That the count of each place was searched says nothing of all.
+            # That the count for each place was searched does not mean that the total was.
             _counts(exploration, _with_micro_batches(exploration, count * places))
         if count in searched_counts(exploration):
             return Change(key, title, remark, SEARCHED)
@@ -234,7 +235,7 @@ def _with_micro_batches(exploration: Exploration, count: int) -> Settings:
 
 
 def was_searched(change: Change) -> bool:
-    """Whether a change is refused because the frontier has its answer."""
+    """Return whether a change is refused because the frontier already has its answer."""
     return change.key.startswith(MICRO_BATCHES) and change.refusal == SEARCHED
 
 
@@ -258,7 +259,8 @@ def _devices(cluster: Cluster) -> Change:
 
 
 def twice_the_devices(cluster: Cluster) -> Cluster:
-    """A cluster of twice as many devices: a larger part of the preset, twice the nodes, else a wider level.
+    """Return a cluster of twice as many devices: a larger part of the preset, twice the nodes, or a wider
+    level.
 
     Raises:
         ClusterError: nothing says how more devices would be connected.

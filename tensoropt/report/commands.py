@@ -1,10 +1,11 @@
-"""The exact command lines that make an exploration again, choose its points, run and check them."""
+"""The exact command lines that repeat an exploration, choose its points, run and check them."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import ClusterError
@@ -14,32 +15,23 @@ from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.made_for import for_gpus
 from tensoropt.plan.model_source import is_onnx
 from tensoropt.plan.point import FRONTIER
+from tensoropt.plan.question import Question
+from tensoropt.plan.settings import Settings
 from tensoropt.report.table import run_line
 from tensoropt.units import format_bytes
-
-DEFAULTS = {
-    "mode": "train",
-    "optimizer": "adam",
-    "dtype": "float32",
-    "recompute": "auto",
-    "overlap": "default",
-    "measure": "all",
-    "pipelines": "auto",
-    "placements": "auto",
-}
-"""Settings that are options of the same name, with the command line's defaults."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A line to copy and what it does."""
+    """A line to copy, and what it does."""
 
     title: str
     line: str
 
 
 def cluster_is_named(exploration: Exploration) -> bool:
-    """Whether the cluster's name alone gives this cluster again; ``local`` is whatever is here."""
+    """Return whether the cluster's name alone gives this cluster once more; ``local`` is whatever machine
+    runs the command."""
     if str(exploration.cluster["name"]).partition(":")[0] == "local":
         return True
     try:
@@ -49,55 +41,48 @@ def cluster_is_named(exploration: Exploration) -> bool:
         return False
 
 
+def question_of(exploration: Exploration) -> Question:
+    """The question that an exploration answers, as far as it is kept; its cluster is what it was."""
+    model, settings = exploration.model, Settings.from_dict(exploration.settings)
+    named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
+    planners = tuple(name for name in named if name != FRONTIER)
+    asked: dict[str, Any] = {}
+    if planners:
+        settings = replace(settings, memory_bytes=None)  # what planners are given are limits of their own
+        asked["limits"] = limits_asked(exploration)
+    if model.onnx is not None:
+        loss = None if model.onnx.loss == "auto" else model.onnx.loss
+        asked |= {"dims": model.onnx.dims, "outputs": model.onnx.outputs, "loss": loss}
+    return Question(
+        model=whole_source(model.source) or "MODEL",
+        cluster=dict(exploration.cluster),
+        batch=model.batch,
+        seed=model.seed,
+        settings=settings,
+        planners=planners,
+        **asked,
+    )
+
+
 def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str:
-    """The command line that makes this exploration again, defaults left out.
+    """Return the command line that repeats this exploration, without defaults.
 
     Args:
-        out: the folder to write it into.
-        folder: of the exploration, whose file has its cluster and its constraints where these have no name.
+        out: the folder to write to.
+        folder: the exploration's folder, whose file has its cluster and its constraints if these have no
+            name.
     """
-    settings, model = exploration.settings, exploration.model
     file = f"{folder}/{FILE}"
-    cluster = str(exploration.cluster["name"]) if cluster_is_named(exploration) else file
-    named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
-    planners = [name for name in named if name != FRONTIER]
-    source = whole_source(model.source) or "MODEL"
-    parts = ["tensoropt", "compare" if planners else "explore", source, "--cluster", cluster]
-    for name, default in DEFAULTS.items():
-        if settings.get(name, default) != default:
-            parts += [f"--{name}", str(settings[name])]
-    micro = settings.get("micro_batches", "auto")
-    if micro != "auto":
-        parts += ["--micro-batches", ",".join(map(str, micro))]
-    if settings.get("memory_bytes") and not planners:
-        parts += ["--memory", str(round(settings["memory_bytes"]))]
-    asked = [limit for limit in limits_asked(exploration) if limit is not None] if planners else []
-    if asked:
-        parts += ["--memory", ",".join(str(round(limit)) for limit in asked)]
-    if settings.get("epsilon", 1e-3) != 1e-3:
-        parts += ["--epsilon", f"{settings['epsilon']:g}"]
-    if settings.get("process_memory"):
-        parts.append("--process-memory")
-    if settings.get("max_points"):
-        parts += ["--max-points", str(settings["max_points"])]
-    if settings.get("constraints"):
-        parts += ["--constraints", file]
-    if model.batch:
-        parts += ["--batch", str(model.batch)]
-    if model.seed:
-        parts += ["--seed", str(model.seed)]
-    if model.onnx is not None:
-        parts += [w for name, size in model.onnx.dims.items() for w in ("--dim", f"{name}={size}")]
-        parts += [w for tensor in model.onnx.outputs for w in ("--output", tensor)]
-        if model.onnx.loss not in (None, "auto"):
-            parts += ["--loss", str(model.onnx.loss)]
-    if planners:
-        parts += ["--planners", ",".join(planners)]
-    return " ".join(shlex.quote(p) for p in [*parts, "--out", out])
+    constraints = exploration.settings.get("constraints")
+    # Named, not read: that would take PyTorch, which pages that show explorations do without.
+    bare = replace(exploration, settings={**exploration.settings, "constraints": None})
+    named = {"cluster": str(exploration.cluster["name"])} if cluster_is_named(exploration) else {}
+    question = question_of(bare).model_copy(update={**named, "constraints_file": file if constraints else ""})
+    return question.line(out, cluster_file=file)
 
 
 def whole_source(source: str) -> str:
-    """A model's source with the whole path of its file, where that lies below the folder of now."""
+    """Return a model's source with the whole path of its file, if that lies below the current folder."""
     path = file_of(source)
     if path is None or not path.is_file():
         return source
@@ -105,13 +90,13 @@ def whole_source(source: str) -> str:
 
 
 def file_of(source: str) -> Path | None:
-    """The file that a model's source names; None of a model of the zoo or of an installed package."""
+    """Return the file that a model's source names; None for a model of the zoo or of an installed package."""
     place = source if is_onnx(source) else source.rpartition(":")[0]
     return Path(place) if place.endswith((".onnx", ".py")) else None
 
 
 def run_place(exploration: Exploration, folder: str) -> str:
-    """From where the commands run as they are, in a sentence."""
+    """Say from where the commands run as they are, in a sentence."""
     folder_now, source = Path.cwd(), exploration.model.source
     path = file_of(source)
     if path is not None and not path.is_absolute() and not path.is_file():
@@ -127,13 +112,14 @@ def run_place(exploration: Exploration, folder: str) -> str:
 
 
 def beside_line(folder: str, planners: str, out: str = "") -> str:
-    """The command that runs planners beside a saved exploration; into a folder beside it by default."""
+    """Return the command that runs planners beside a saved exploration; its default output is a folder next
+    to it."""
     words = ["tensoropt", "recost", folder, "--planners", planners, "--only-beside"]
     return shlex.join([*words, "--out", out or f"{folder.rstrip('/')}-beside"])
 
 
 def choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
-    """The line that chooses a point."""
+    """Return the line that chooses a point."""
     point = exploration.all_points[index]
     # A budget a byte above the point's own memory selects it: the next point needs more. Plans of other
     # planners are no points of the frontier: no limit selects them.
@@ -149,11 +135,12 @@ def choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[
 
 
 def commands_for(exploration: Exploration, folder: str, again: str, index: int) -> tuple[Command, ...]:
-    """Explore again, choose a point, run it, check it and keep what the check found.
+    """Return the commands that repeat the exploration, choose a point, run it, check it and keep what the
+    check found.
 
     Args:
-        folder: of the exploration.
-        again: the folder that an exploration made again is written into.
+        folder: the exploration's folder.
+        again: the folder into which a repeated exploration is written.
     """
     gpus = for_gpus(exploration.cluster)
     return (
@@ -171,7 +158,7 @@ def commands_for(exploration: Exploration, folder: str, again: str, index: int) 
 
 
 def devices_of(exploration: Exploration, index: int) -> int:
-    """How many devices a point is for."""
+    """Return the number of devices that a point is for."""
     count = 1
     for size in exploration.spaces[exploration.all_points[index].space].mesh.shape:
         count *= size

@@ -1,7 +1,7 @@
-"""Why a point costs what it costs: operators, reshardings, the timeline and memory curve of its step.
+"""The reasons for a point's costs: operators, reshardings, the timeline and the memory curve of its step.
 
-Works on an exploration loaded from disk: everything is rebuilt from the operator graph and the costs that
-were saved with it, and simulated again.
+This works on an exploration loaded from disk: everything is rebuilt from the operator graph and the costs
+that were saved with it, and simulated anew.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from tensoropt.simulate.recording import (
 from tensoropt.simulate.simulator import StepMetrics
 
 COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
-"""Moments of a step whose work brings something to where it is used."""
+"""The moments of a step whose work moves something to where it is used."""
 
 
 def detail(exploration: Exploration, index: int) -> Detail:
-    """Everything about point ``index`` of ``exploration.all_points``, also of one loaded from disk.
+    """Return everything about point ``index`` of ``exploration.all_points``, also for one loaded from disk.
 
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without its costs.
@@ -57,10 +57,10 @@ def detail(exploration: Exploration, index: int) -> Detail:
 
 
 def recorded_of(exploration: Exploration) -> Recorded:
-    """The graph and the costs of an exploration.
+    """Return the graph and the costs of an exploration.
 
     Raises:
-        TensorOptError: it was saved without them.
+        TensorOptError: the exploration was saved without them.
     """
     if exploration.recorded is None:
         raise TensorOptError(
@@ -71,18 +71,18 @@ def recorded_of(exploration: Exploration) -> Recorded:
 
 
 def recorded_step(exploration: Exploration, index: int) -> tuple[Evaluation, StepRecorder]:
-    """The step of a sharded point, simulated again and recorded; errors as of :func:`detail`."""
+    """Return the step of a sharded point, simulated anew and recorded; errors as in :func:`detail`."""
     return _Telling(exploration, index, recorded_of(exploration)).step()
 
 
 def curve_of_step(evaluated: Evaluation, recorder: StepRecorder) -> tuple[MemoryAt, ...]:
-    """The memory curve of one recorded strategy."""
+    """Return the memory curve of one recorded strategy."""
     lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
     return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
 
 
 class _Telling:
-    """Rebuilds a point's strategy and prices, simulates it, and words what it finds."""
+    """Rebuilds a point's strategy and prices, simulates it, and describes what it finds."""
 
     def __init__(self, exploration: Exploration, index: int, recorded: Recorded):
         self.exploration, self.index = exploration, index
@@ -95,7 +95,7 @@ class _Telling:
         self.overlap: Overlap = self.found.overlap()
 
     def step(self) -> tuple[Evaluation, StepRecorder]:
-        """The point's step, simulated again and recorded."""
+        """Return the point's step, simulated anew and recorded."""
         recorder = StepRecorder()
         return self.found.simulated(recorder=recorder), recorder
 
@@ -139,7 +139,8 @@ class _Telling:
         return tuple(rows)
 
     def _operator(self, group: Group, spent: Spent, own: Sequence[str], batch: Batch) -> OperatorRow:
-        """One row, with the parameters ``own``: a tied one counts with the first group that uses it."""
+        """Return one row, with the parameters ``own``: a tied parameter counts with the first group that uses
+        it."""
         facts = self.facts[group.name]
         owners = [batch.owner("group", group.name), *(batch.owner("parameter", n) for n in own)]
         effects = [owner.effects.at(0) for owner in owners]
@@ -167,12 +168,12 @@ class _Telling:
         )
 
     def _edge(self, edge: Edge) -> EdgeRow | None:
-        """A resharding: its effects, added up."""
+        """Return a resharding with its effects summed."""
         effects = MoveEffects(self.prices)
         forward, backward = self.strategy.steps(edge)
         if not forward and not backward:
             return None
-        # The steps are given as the other direction too: rows show moves, not what autograd passes on.
+        # The steps are also given for the other direction: rows show moves, not what autograd passes on.
         ways = [effects.stepped(READ, edge.tensor, forward, forward)] * self.strategy.forwards_of(edge)
         ways.append(effects.stepped(READ_BACK, edge.tensor, backward, backward))
         times = self.strategy.times(edge)
@@ -196,9 +197,9 @@ class _Telling:
 
 
 def step_time(metrics: StepMetrics) -> StepTime:
-    """The breakdown of the first of some simulated steps.
+    """Return the breakdown of the first of some simulated steps.
 
-    A sharded plan's device never waits for another device: idle it is only where it waits for its host.
+    A sharded plan's device never waits for another device: it is idle only while it waits for its host.
     """
     total, compute, communication, idle, host = (
         float(figures[0])

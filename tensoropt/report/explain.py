@@ -1,4 +1,4 @@
-"""A point's detail, and a frontier costed again, as text."""
+"""A point's detail, and a recosted frontier, as text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tensoropt.units import format_bytes, format_seconds
 
 
 def detail_lines(detail: Detail, top: int, *, summed: bool = True) -> list[str]:
-    """Headline, breakdown, and the operators and reshardings that cost most.
+    """Return the headline, the breakdown, and the operators and reshardings that cost most.
 
     Args:
-        summed: also what operators and what is beside them add up to; not of placed plans and pipelines,
-            whose devices do different things.
+        summed: whether to add the sums of the operators and of what is beside them; not for placed plans and
+            pipelines, whose devices do different things.
     """
     step = detail.step
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in detail.sources.items() if share)
@@ -48,7 +48,7 @@ def detail_lines(detail: Detail, top: int, *, summed: bool = True) -> list[str]:
 
 
 def parts_table(parts: Sequence[Part]) -> str:
-    """The parts of a step with their shares of it, the rest named."""
+    """Return the parts of a step with their shares of it; parts that are not named are summed."""
     rows = [[p.title, format_seconds(p.seconds), f"{100 * p.share:.1f} %"] for p in shown_parts(parts)]
     return columns([["the step", "time", "share"], *rows], left=(0,))
 
@@ -62,7 +62,7 @@ def _seconds(row: OperatorRow) -> float:
 
 
 def _operators(rows: Sequence[OperatorRow], *, by_stage: bool) -> str:
-    # A stage's seconds have its waits in them.
+    # A stage's seconds include its waits.
     head = [
         "group",
         "module",
@@ -88,7 +88,8 @@ def _operators(rows: Sequence[OperatorRow], *, by_stage: bool) -> str:
 
 
 def _shares(detail: Detail) -> str:
-    """What all operators together and what is beside them take, and the total, which is the headline."""
+    """Return what all operators together and what is beside them take, and the total, which is the
+    headline."""
     operators, beside = detail.shares()
     sums = [
         [sum(figures) for figures in zip(*map(_figures, rows), strict=True)]
@@ -134,7 +135,7 @@ def _edges(rows: Sequence[EdgeRow]) -> str:
 
 @dataclass(frozen=True)
 class Recosted:
-    """A point of a saved frontier at the costs of now; ``reason`` where it could not be costed."""
+    """A point of a saved frontier at current costs; ``reason`` says why it could not be costed."""
 
     point: int
     memory_bytes: float | None
@@ -143,7 +144,7 @@ class Recosted:
 
 
 def recosted_lines(before: Exploration, found: Exploration, again: Sequence[Recosted]) -> list[str]:
-    """What became of the old points, and what searching again changed."""
+    """Say what became of the old points, and what a new search changed."""
     costed = [r for r in again if r.time_s is not None]
     lines = [f"{len(costed)} of {len(again)} old strategies at the new costs:"]
     if costed:

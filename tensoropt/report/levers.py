@@ -1,4 +1,5 @@
-"""What a change would buy a plan: looked up on the frontier, or the same plan simulated at other prices."""
+"""What a change would gain for a plan: looked up on the frontier, or the same plan simulated under changed
+costs."""
 
 from __future__ import annotations
 
@@ -24,29 +25,29 @@ from tensoropt.units import format_bytes, format_seconds
 
 GIB = 2.0**30
 SMALL = 4 * GIB
-"""Plans of less memory are told what a tenth of it buys, too: 1 GiB is their whole frontier."""
+"""For plans of less memory, the gain from a tenth of it is shown, too: 1 GiB is their whole frontier."""
 LOOKED_UP, SIMULATED, BOUND, EXPLORED = "looked up", "simulated", "bound", "explored"
 TO_EXPLORE, IMPOSSIBLE = "to explore", "not possible"
 OF_SIMULATED = (
     "simulated: this very plan at the changed prices; a search at these prices may find a better one"
 )
-"""Said once of all levers that are simulated."""
+"""The remark that applies to all simulated levers."""
 
 
 @dataclass(frozen=True)
 class Lever:
-    """A change and what it buys.
+    """A change and what it gains.
 
     Attributes:
-        key: names the change.
-        title: in words.
-        how: where the answer is from: one of ``looked up``, ``simulated``, ``bound``, ``explored``,
-            ``to explore``, ``not possible``.
-        time_s, memory_bytes: of the plan that answers; None where there is none.
-        point: its index in ``points`` of the exploration that has it (of another one where ``how`` is
-            ``explored``); None where it is this very plan, or a bound.
-        words: what was kept, what was computed, or why there is no answer.
-        command: what explores it, where that is to be done.
+        key: the name of the change.
+        title: the change in words.
+        how: where the answer comes from: one of ``looked up``, ``simulated``, ``bound``, ``explored``, ``to
+            explore``, ``not possible``.
+        time_s, memory_bytes: those of the plan that answers; None if there is none.
+        point: that plan's index in ``points`` of the exploration that has it (another exploration if ``how``
+            is ``explored``); None if it is this very plan, or a bound.
+        words: what was kept fixed, what was computed, or why there is no answer.
+        command: the command that explores it, if that is still to be done.
     """
 
     key: str
@@ -59,7 +60,7 @@ class Lever:
     command: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain data; the point counted from 1, as people do."""
+        """Return the fields as plain data; the point is counted from 1, as people do."""
         return {**asdict(self), "point": None if self.point is None else self.point + 1}
 
 
@@ -67,7 +68,7 @@ class Lever:
 
 
 def memory_levers(exploration: Exploration, memory_bytes: float) -> tuple[Lever, ...]:
-    """What more memory than a budget buys, and what less of it costs: points of the frontier."""
+    """Return what more memory than a budget gains, and what less of it costs: points of the frontier."""
     steps = [GIB]
     if memory_bytes < SMALL:
         steps.insert(0, 0.1 * memory_bytes)
@@ -100,7 +101,7 @@ def _with_memory(exploration: Exploration, title: str, memory_bytes: float, more
 
 
 def unlimited_memory(exploration: Exploration) -> Lever:
-    """The frontier's fastest point: the time if memory were unlimited."""
+    """Return the frontier's fastest point: the time if memory were unlimited."""
     last = len(exploration.points) - 1
     point = exploration.points[last]
     words = "the frontier's fastest: no plan that was searched and simulated takes less, whatever it needs"
@@ -108,14 +109,15 @@ def unlimited_memory(exploration: Exploration) -> Lever:
 
 
 def without_waiting(exploration: Exploration, index: int) -> Lever:
-    """The computation of the busiest device of a placed plan or a pipeline: no schedule takes less."""
+    """Return the computation of the busiest device of a placed plan or a pipeline: no schedule takes less."""
     point = exploration.all_points[index]
     words = "what the busiest device computes: no schedule of this plan takes less"
     return Lever("waiting:none", "no waiting, no idle time", BOUND, point.compute_s, words=words)
 
 
 def searched_micro_batches(exploration: Exploration, count: int, memory_bytes: float, title: str) -> Lever:
-    """The frontier's fastest point with so many micro-batches within a budget, which were searched."""
+    """Return the frontier's fastest point with so many micro-batches within a budget, if they were
+    searched."""
     key = f"micro-batches:{count}"
     fitting = [
         i
@@ -134,10 +136,11 @@ def searched_micro_batches(exploration: Exploration, count: int, memory_bytes: f
 
 
 def simulated_levers(exploration: Exploration, index: int) -> tuple[tuple[Lever, ...], tuple[Lever, ...]]:
-    """(bounds, what would buy) of a sharded point by simulating its very plan at other prices.
+    """Return (bounds, gains) of a sharded point, by simulating its very plan under changed costs.
 
     Raises:
-        TensorOptError: it is placed or a pipeline, or its costs were not saved; says what to do.
+        TensorOptError: the point is placed or a pipeline, or its costs were not saved; the message says what
+            to do.
     """
     point = exploration.all_points[index]
     if point.carried is not None:
@@ -162,20 +165,20 @@ def _without_communication(found: Rebuilt) -> Lever:
 
 
 def plan_flops(found: Rebuilt) -> dict[tuple[str, Any], float]:
-    """FLOP of one device and one step by (dtype, class of operator), recomputation included."""
+    """Return the FLOP of one device and one step by (dtype, class of operator), recomputation included."""
     flops: dict[tuple[str, Any], float] = defaultdict(float)
     micro, training = found.strategy.micro_batches, found.strategy.graph.atoms.graph.training
     for name, work in found.works.items():
         facts = found.facts[name]
         times = found.strategy.forwards(name)
         total = micro * (times * facts.forward_flops + (facts.backward_flops if training else 0.0))
-        # A group is its anchor and what goes with it, which is next to nothing beside it.
+        # A group is its anchor and what goes with it, which is negligible beside it.
         flops[work.dtype, call_class(work.calls[0][0])] += total
     return dict(flops)
 
 
 def _at_the_peak(found: Rebuilt) -> Lever:
-    """The FLOP of the plan at the peak of the slowest device."""
+    """Return the bound by the plan's FLOP at the peak of the slowest device."""
     kernels = KernelSettings.now().of(found.cluster.device_type)
     device = found.cluster.device
     seconds = flops = 0.0
@@ -185,7 +188,7 @@ def _at_the_peak(found: Rebuilt) -> Lever:
             peaks[dtype] = max(peaks.get(dtype, 0.0), peak_flops(device, kernels, dtype, cls))
     for (dtype, _), number in plan_flops(found).items():
         if number:
-            # The largest peak of a dtype for all of its operators: a bound must not be above what is reached.
+            # The largest peak of a dtype for all of its operators: a bound must not exceed what is reached.
             seconds += number / peaks[dtype]
             flops += number
     rates = ", ".join(f"{_flop_words(peak)}/s in {dtype}" for dtype, peak in peaks.items())
@@ -201,7 +204,7 @@ def _flop_words(number: float) -> str:
 
 
 def _faster_links(found: Rebuilt) -> list[Lever]:
-    """Twice the bandwidth of each level's links, and of all."""
+    """Return the levers of twice the bandwidth for each level's links, and for all."""
     titles = link_titles(found.cluster)
     timed = any(fits.collectives or fits.pairs for fits in found.recorded.links.values())
     levels: list[str | None] = [None] if timed else [*titles, *([None] if len(titles) > 1 else [])]
@@ -238,7 +241,8 @@ def _twice_as_fast(fits: LinkFits) -> LinkFits:
 
 
 def _faster_kernels(found: Rebuilt) -> list[Lever]:
-    """Twice as fast the operators that take longest, by module and kind, and all of them."""
+    """Return the levers of twice the speed for the operators that take longest, by module and kind, and for
+    all of them."""
     groups, computed = found.strategy.graph.group_of, []
     for name, work in found.works.items():
         one, anchor = found.recorded.compute.of(work), groups[name].anchor
@@ -250,7 +254,7 @@ def _faster_kernels(found: Rebuilt) -> list[Lever]:
     works = dict(zip(found.works, told, strict=True))
     title, count, _ = parts[0]
     keys = {work.key for name, work in found.works.items() if works[name] == title}
-    # What computes the very same elsewhere runs the same kernels.
+    # Groups that compute the very same elsewhere run the same kernels.
     others = sum(work.key in keys for work in found.works.values()) - count
     title += f" and {others} alike" if others > 0 else ""
     return [
@@ -284,7 +288,7 @@ def _works_changed(recorded: Recorded, change: Callable[[str, RecordedWork], Rec
 
 
 def _faster_host(found: Rebuilt, host_bound: bool) -> list[Lever]:
-    """A host that issues at once, where the device waits for it."""
+    """Return the lever of a host that issues at once, if the device waits for it."""
     if not host_bound:
         return []
     quick = _works_changed(
@@ -309,11 +313,11 @@ def _faster_host(found: Rebuilt, host_bound: bool) -> list[Lever]:
 def explored_lever(
     key: str, title: str, found: Exploration, memory_bytes: float, unchanged_s: float | None = None
 ) -> Lever:
-    """What an exploration with a change found within a budget.
+    """Return what an exploration with a change found within a budget.
 
     Args:
-        unchanged_s: what the fastest plan within the budget takes without the change, where that is another
-            one than the plan that is asked about.
+        unchanged_s: seconds of the fastest plan within the budget without the change, if that is not the plan
+            in question.
     """
     fitting = [i for i, point in enumerate(found.points) if point.memory_bytes <= memory_bytes]
     if not fitting:
@@ -330,11 +334,12 @@ def explored_lever(
 
 
 MOVED = 0.01
-"""Median change of seconds from which two explorations are said to be priced differently."""
+"""The median change of seconds from which two explorations count as priced differently."""
 
 
 def moved_words(before: Exploration, found: Exploration) -> str:
-    """That pieces of work which both explorations know are priced otherwise in the second, "" if not."""
+    """Say that pieces of work which both explorations know are priced differently in the second; "" if
+    not."""
     if before.recorded is None or found.recorded is None:
         return ""
     old, new = before.recorded.compute.works, found.recorded.compute.works
@@ -353,7 +358,7 @@ def moved_words(before: Exploration, found: Exploration) -> str:
 
 
 def gain_words(before_s: float, lever: Lever) -> str:
-    """``−16 % (295 ms)``; "" without an answer."""
+    """Format a gain: ``−16 % (295 ms)``; "" without an answer."""
     if lever.time_s is None:
         return ""
     change = 100 * (lever.time_s / before_s - 1) if before_s else 0.0

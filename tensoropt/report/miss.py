@@ -1,4 +1,5 @@
-"""How far a prediction is off what was measured, in words: a miss is said by its size, wherever it stands."""
+"""The words for how far a prediction is off a measurement, by the size of the miss, for every place that
+shows it."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from tensoropt.plan.verified import Verified
 from tensoropt.units import format_bytes, format_seconds
 
 OFF, FAR = 1.25, 1.5
-"""Ratios, either way, above which a prediction is off, and far off; below is what one run differs from
-another. Assumptions."""
+"""The ratios, in either direction, above which a prediction is off, and far off; smaller ones also occur
+between runs. Assumptions."""
 
 
 def miss_of(measured: float, predicted: float) -> str:
-    """``far off``, ``off``, or "" of a prediction that came true."""
+    """Return ``far off``, ``off``, or "" for a prediction that came true."""
     if not measured or not predicted:
         return "far off" if measured != predicted else ""
     ratio = max(measured / predicted, predicted / measured) * (1 - 1e-9)
@@ -23,7 +24,7 @@ def miss_of(measured: float, predicted: float) -> str:
 
 
 def change_words(measured: float, predicted: float) -> str:
-    """``+1 %``; ``+333 %, far off``; "" where nothing was predicted."""
+    """Format a change: ``+1 %``; ``+333 %, far off``; "" if nothing was predicted."""
     if not predicted:
         return ""
     change = f"{100 * (measured / predicted - 1):+.0f} %".replace("-", "−")
@@ -32,7 +33,7 @@ def change_words(measured: float, predicted: float) -> str:
 
 
 def ran_elsewhere(found: Verified, cluster: Mapping[str, Any]) -> bool:
-    """Whether a plan for GPUs ran on CPU ranks, whose seconds nobody predicted."""
+    """Return whether a plan for GPUs ran on CPU ranks, whose seconds nobody predicted."""
     return for_gpus(cluster) and "CPU ranks" in found.checked_on
 
 
@@ -42,11 +43,12 @@ def ran_parts(
     memory: Callable[[float], str] = format_bytes,
     seconds: Callable[[float], str] = format_seconds,
 ) -> list[str]:
-    """``73.2 MiB tracked (72.3 MiB predicted, +1 %)``, and the same of the step, of what is known.
+    """Format what is known of a run: ``73.2 MiB tracked (72.3 MiB predicted, +1 %)``, and the same for the
+    step.
 
     Args:
-        cluster: that the plan is for.
-        memory, seconds: how figures are written.
+        cluster: the cluster that the plan is for.
+        memory, seconds: the functions that format figures.
     """
     told = []
     for word, measured, predicted, text in (
@@ -63,8 +65,8 @@ def ran_parts(
 
 
 def miss_sentences(found: Verified, cluster: Mapping[str, Any]) -> list[str]:
-    """What of a run was far off its prediction, a sentence each; of seconds only where the devices are those
-    of ``cluster``, that the plan is for."""
+    """Say which figures of a run were far off their prediction, a sentence each; seconds only if the devices
+    are those of ``cluster``, which the plan is for."""
     told = []
     seconds = None if ran_elsewhere(found, cluster) else found.time_measured_s
     for what, measured, predicted, text in (

@@ -1,7 +1,7 @@
-"""Whose a plan's memory is at a moment of its step: operators and tensors, the most bytes first.
+"""The owners of a plan's memory at a moment of its step: operators and tensors, the most bytes first.
 
-As PyTorch's memory_viz shows it of a run, told of the simulated step: every row says what begins to be alive
-when, and until what. At every moment the rows add up to the height of the memory curve.
+This shows for the simulated step what PyTorch's memory_viz shows for a run: every row says what becomes alive
+when, and until when. At every moment the rows add up to the height of the memory curve.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class MomentOwners:
     """The owners at one moment.
 
     Attributes:
-        number: of the point of the memory curve.
-        at: that point.
-        rows: the most bytes first; their sum is ``at.total``.
+        number: the number of the point on the memory curve.
+        at: the point itself.
+        rows: the owners, the most bytes first; their sum is ``at.total``.
     """
 
     number: int
@@ -36,11 +36,11 @@ class MomentOwners:
     rows: tuple[OwnerRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain data."""
+        """Return all fields as plain data."""
         return {"number": self.number, "total_bytes": self.at.total, **asdict(self)}
 
     def lines(self, top: int) -> list[str]:
-        """A table for a terminal of the largest ``top`` rows, and of the rest in one."""
+        """Return a table for a terminal of the largest ``top`` rows, with the rest in one row."""
         shown, rest = self.rows[:top], self.rows[top:]
         title = f"memory at {format_seconds(self.at.time_s)}: {format_bytes(self.at.total)}"
         cells = [(format_bytes(row.bytes), row.kind, *_names(row), until_words(row)) for row in shown]
@@ -56,7 +56,7 @@ def _names(row: OwnerRow) -> tuple[str, str, str]:
 
 
 def until_words(row: OwnerRow) -> str:
-    """Until when something is alive, in words."""
+    """Say until when something is alive."""
     if row.until_s is None:
         return "stays"
     return f"{format_seconds(row.until_s)}, {row.until}"
@@ -68,7 +68,7 @@ class PointOwners:
 
     Attributes:
         curve: the memory curve.
-        note: what is not told of this kind of plan; "" where all is.
+        note: what is not known for this kind of plan; "" if everything is.
     """
 
     curve: tuple[MemoryAt, ...]
@@ -81,7 +81,8 @@ class PointOwners:
         return max(range(len(self.curve)), key=lambda number: self.curve[number].total)
 
     def number_at(self, time_s: float) -> int:
-        """The point of the curve that holds at a time: the last one by then, of several at once the highest.
+        """Return the point of the curve that holds at a time: the last one by then; of several at once, the
+        highest.
 
         Raises:
             TensorOptError: the step has no such time.
@@ -98,7 +99,7 @@ class PointOwners:
         return max(together, key=lambda number: self.curve[number].total) if len(together) > 1 else before[-1]
 
     def at(self, number: int | None = None) -> MomentOwners:
-        """The owners at a point of the curve; at its peak by default.
+        """Return the owners at a point of the curve; at its peak by default.
 
         Raises:
             TensorOptError: there is no such point.
@@ -113,7 +114,8 @@ class PointOwners:
 
 
 def point_owners(exploration: Exploration, index: int) -> PointOwners:
-    """Whose the memory of point ``index`` of ``exploration.all_points`` is, also of one loaded from disk.
+    """Return the owners of the memory of point ``index`` of ``exploration.all_points``, also for one loaded
+    from disk.
 
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without what this needs.
@@ -128,7 +130,7 @@ def point_owners(exploration: Exploration, index: int) -> PointOwners:
 
 
 def _carried(record: Mapping[str, Any], pipelined: bool, index: int) -> PointOwners:
-    """Of a placed or pipelined point, which carries its owners."""
+    """Return the owners of a placed or pipelined point, which carries them."""
     if "owners" not in record:
         raise TensorOptError(
             f"point {index + 1} was saved without the owners of its memory (by an older version); "

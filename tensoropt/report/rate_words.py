@@ -1,4 +1,4 @@
-"""A point's rates in words: throughput, MFU, and what a training costs by it."""
+"""A point's rates in words: throughput, MFU, and the cost of a training by them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TERA = 1e12
 def rate_facts(
     found: Findings, index: int, tariff: Tariff = CLUSTERS_OWN, amount: Amount | None = None
 ) -> list[tuple[str, str]]:
-    """(label, words) of point ``index`` of ``all_points``; what is unknown says why.
+    """Return (label, words) of point ``index`` of ``all_points``; for what is unknown, the words say why.
 
     Args:
-        amount: how long the training is; without one, money is said of 1,000 steps.
+        amount: the length of the training; without one, money is given for 1,000 steps.
 
     Raises:
         TensorOptError: the amount is in a unit of which a step's is unknown.
@@ -28,7 +28,7 @@ def rate_facts(
 
 
 def facts_of(table: RatesOf, index: int, amount: Amount | None = None) -> list[tuple[str, str]]:
-    """:func:`rate_facts` of an exploration whose rates are at hand."""
+    """Return :func:`rate_facts` of an exploration whose rates are at hand."""
     one = table.of(index)
     return [
         ("throughput", _throughput(one, table.work)),
@@ -38,7 +38,7 @@ def facts_of(table: RatesOf, index: int, amount: Amount | None = None) -> list[t
 
 
 def rate_lines(table: RatesOf, index: int, amount: Amount | None = None) -> list[str]:
-    """The facts of a point as lines beneath its others (:func:`tensoropt.report.table.point_lines`)."""
+    """Return the facts of a point as lines below its others (:func:`tensoropt.report.table.point_lines`)."""
     return [f"  {label}: {words}" for label, words in facts_of(table, index, amount)]
 
 
@@ -72,7 +72,7 @@ def _spent(one: Rates, work: StepWork, tariff: Tariff, amount: Amount | None) ->
 
 
 def hours_words(hours: float) -> str:
-    """``12.5 h``, ``34.0 min``, ``8.2 s``: hours as people read them."""
+    """Format hours as people read them: ``12.5 h``, ``34.0 min``, ``8.2 s``."""
     if hours >= 1:
         return f"{format_number(hours)} h"
     minutes = 60 * hours
@@ -80,7 +80,7 @@ def hours_words(hours: float) -> str:
 
 
 def rates_data(table: RatesOf, index: int, amount: Amount | None = None) -> dict[str, Any]:
-    """The same as plain data, numbers unrounded and None for what is unknown; ``unknown`` says why.
+    """Return the same as plain data, numbers unrounded and None for what is unknown; ``unknown`` says why.
 
     Raises:
         TensorOptError: the amount is in a unit of which a step's is unknown.

@@ -1,4 +1,5 @@
-"""A point's strategy, rebuilt from what was saved with its exploration, to be simulated at other prices."""
+"""A point's strategy, rebuilt from what was saved with its exploration, to be simulated under changed
+costs."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ from tensoropt.simulate.recorder import StepRecorder
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A sharded point's strategy with the workloads and the costs that it was simulated with.
+    """A sharded point's strategy, with the workloads and the costs that it was simulated with.
 
     Attributes:
-        works, facts: per group.
+        works, facts: the workload and the facts of each group.
     """
 
     exploration: Exploration
@@ -41,8 +42,8 @@ class Rebuilt:
         recorded: Recorded | None = None,
         communication: CommunicationCosts | None = None,
     ) -> Prices:
-        """The prices of its exploration, or of another cluster of the same mesh, other seconds of workloads
-        and links, or collectives that are priced otherwise."""
+        """Return the prices of its exploration, or those of another cluster with the same mesh, of other
+        seconds for workloads and links, or of collectives that are priced differently."""
         settings = self.exploration.settings
         found = (recorded or self.recorded).prices(
             cluster or self.cluster,
@@ -56,7 +57,7 @@ class Rebuilt:
         return found
 
     def overlap(self, cluster: Cluster | None = None) -> Overlap:
-        """What runs beside what on its cluster, or on another one of the same mesh."""
+        """Return what overlaps what on its cluster, or on another one with the same mesh."""
         asked = str(self.exploration.settings.get("overlap", "default"))
         where = cluster or self.cluster
         return overlap_of(where, self.mesh, beside=runs_beside(where.device_type, asked))
@@ -69,7 +70,7 @@ class Rebuilt:
         communication: CommunicationCosts | None = None,
         recorder: StepRecorder | None = None,
     ) -> Evaluation:
-        """One step of it at :meth:`prices`."""
+        """Return one simulated step of it at :meth:`prices`."""
         prices = self.prices(cluster=cluster, recorded=recorded, communication=communication)
         return evaluate_strategy(
             self.strategy, self.works, self.facts, prices, self.overlap(cluster), recorder
@@ -77,7 +78,7 @@ class Rebuilt:
 
 
 def rebuilt(exploration: Exploration, index: int, recorded: Recorded) -> Rebuilt:
-    """Point ``index`` of ``exploration.all_points``, which is neither placed nor a pipeline.
+    """Return point ``index`` of ``exploration.all_points``, which is neither placed nor a pipeline, rebuilt.
 
     Raises:
         TensorOptError: the costs of its workloads were not saved.

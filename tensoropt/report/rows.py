@@ -1,4 +1,4 @@
-"""All about one point: what it is made of, and what dominates it in words."""
+"""The rows about one point: its parts, and what dominates it in words."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from tensoropt.simulate.recording import (
 from tensoropt.units import format_bytes, format_seconds
 
 WHOLES = ("computing", "waiting for communication")
-"""Parts that are all of their kind, as nothing is told apart."""
+"""Parts that are the whole of their kind, as nothing is distinguished."""
 REDUCTION = "gradient reduction"
 BESIDE = (RECOMPUTATION, COPIES, REDUCTION, OPTIMIZER)
-"""What takes time beside single operators."""
+"""The parts that take time beside single operators."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What of a point's totals is of one operator, or of something beside all operators.
+    """The share of a point's totals that belongs to an operator, or to something beside all operators.
 
     Attributes:
-        memory_bytes: at the peak; of an operator what lasts: parameters, gradients, optimizer state.
-        compute_s, communication_s: of one step; without what is computed again, which is a share of its own.
+        memory_bytes: bytes at the peak; for an operator, what lasts: parameters, gradients, optimizer state.
+        compute_s, communication_s: seconds of one step; without recomputation, which is a share of its own.
     """
 
     title: str
@@ -54,18 +54,18 @@ class Share:
 
 @dataclass(frozen=True, repr=False)
 class Detail:
-    """All about one point of a frontier.
+    """Everything about one point of a frontier.
 
     Attributes:
-        point: its index in ``all_points``; people count from 1.
-        operators, edges: what each group of operators, and each resharding, takes; of a pipeline, each stage,
-            whose seconds are those of its schedule, with what it waits for.
-        timeline, memory_curve: one rank's step in time.
-        parts: what the step goes into, the longest first; they add up to it, of the busiest device where
-            loads differ (:mod:`.step_parts`).
-        overlap: what is assumed to run beside what, in words.
-        sources: shares of all seconds by where they come from.
-        places: where loads differ, the peak and the seconds of each device of a placed plan, and of a rank of
+        point: the point's index in ``all_points``; people count from 1.
+        operators, edges: what each group of operators, and each resharding, takes; for a pipeline, each
+            stage, whose seconds are those of its schedule, including its waits.
+        timeline, memory_curve: one rank's step over time.
+        parts: the parts of the step, the longest first; they add up to it, on the busiest device if loads
+            differ (:mod:`.step_parts`).
+        overlap: what is assumed to overlap what, in words.
+        sources: shares of all seconds by their sources.
+        places: if loads differ, the peak and the seconds of each device of a placed plan, and of a rank of
             each place of a pipeline.
     """
 
@@ -97,10 +97,11 @@ class Detail:
         return any(STAGE_AXIS in row.configuration for row in self.operators)
 
     def shares(self) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
-        """(of every operator, of what is beside them): together the step's compute, communication and peak.
+        """Return (the shares of every operator, those of what is beside them): together the step's compute,
+        communication and peak.
 
-        Read off the timeline, so that nothing is counted twice and nothing is left out. Of placed plans and
-        pipelines no device has the sums: what each has is in :attr:`places`.
+        They are read off the timeline, so that nothing is counted twice and nothing is left out. In placed
+        plans and pipelines no single device has the sums: :attr:`places` says what each has.
         """
         names = {row.group for row in self.operators}
         seconds: dict[str, list[float]] = {}
@@ -133,15 +134,15 @@ class Detail:
         )
 
     def trace(self) -> dict[str, Any]:
-        """Chrome's trace format, which Perfetto opens too."""
+        """Return the step in Chrome's trace format, which Perfetto opens too."""
         return chrome_trace(self.timeline, self.memory_curve, f"point {self.point + 1}", self.overlap)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain data."""
+        """Return all fields as plain data."""
         return asdict(self)
 
     def headline(self) -> str:
-        """What dominates, in two sentences."""
+        """Say what dominates, in two sentences."""
         return f"{self._time_words()} {self._memory_words()}"
 
     def _time_words(self) -> str:
@@ -163,7 +164,8 @@ class Detail:
         return text + "."
 
     def _most_of(self, key: str) -> str:
-        """The largest part of a kind with its share of the step, in brackets; "" where there is but one."""
+        """Name the largest part of a kind with its share of the step, in brackets; "" if there is only
+        one."""
         told = [part for part in self.parts if part.key == key and part.title not in WHOLES]
         words = largest_words(told).replace("waiting for ", "")
         return f" (most of all {words} of the step)" if words else ""

@@ -1,6 +1,6 @@
-"""The decision sheet: one self-contained HTML page, made to be printed, that says why a plan was chosen.
+"""The decision sheet: a self-contained HTML page, made to be printed, that says why a plan was chosen.
 
-Nothing in it is fetched and nothing runs: its own policy forbids both. Whatever comes from a model or a
+The page fetches nothing and runs nothing: its own policy forbids both. Whatever comes from a model or a
 cluster is text and escaped; there is no template engine.
 """
 
@@ -19,25 +19,27 @@ from tensoropt.files import write_text
 from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.plan.changed import fingerprint
 from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.figures import worded
 from tensoropt.plan.frontier_picture import draw_frontier
 from tensoropt.plan.frontier_table import shown_points, source_words
+from tensoropt.plan.point import listed_facts, memory_words
 from tensoropt.plan.rates import RatesOf
 from tensoropt.plan.verified import Verified
 from tensoropt.report.alternatives import alternatives
-from tensoropt.report.assumptions import batch_words, proof_words, settings_rows, share_words
+from tensoropt.report.assumptions import batch_words, proof_words, settings_rows
 from tensoropt.report.commands import commands_for, devices_of, run_place
 from tensoropt.report.miss import ran_parts
 from tensoropt.report.rate_words import facts_of
 from tensoropt.report.rows import Detail
 from tensoropt.report.table import timing_words
 from tensoropt.report.why import looked_up
-from tensoropt.simulate.recording import MEMORY_KINDS, host_words
-from tensoropt.units import counted, format_bytes, format_number, format_seconds
+from tensoropt.simulate.recording import host_words
+from tensoropt.units import counted, format_bytes, format_number, format_seconds, share_words
 from tensoropt.version import __version__
 
 Rows = Sequence[tuple[str, str]]
 MOST_DRAWN = 400
-"""Points of the picture; the ends, the knee and the chosen one are among them."""
+"""The most points of the picture; the ends, the knee and the chosen point are among them."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = """
 @page { size: A4; margin: 16mm 14mm; }
@@ -82,19 +84,19 @@ li { margin: 2pt 0; overflow-wrap: anywhere; }
 
 @dataclass(frozen=True, kw_only=True)
 class SheetOptions:
-    """What a sheet is told beside the exploration and the point.
+    """The information for a sheet beside the exploration and the point.
 
     Attributes:
         model: what people call the model; by default its source.
-        folder: of the exploration, for commands.
-        again: the folder that an exploration made again is written into; by default ``folder``.
-        memory_bytes: the budget per device; None where there is none but the device's memory.
-        headroom: share of a device's memory that is to stay free.
+        folder: the exploration's folder, for commands.
+        again: the folder into which a repeated exploration is written; by default ``folder``.
+        memory_bytes: the budget per device; None if there is none but the device's memory.
+        headroom: the share of a device's memory that is to stay free.
         tariff: prices that replace those of the cluster, and the currency.
-        amount: the training that hours and money are of; by default 1,000 steps.
-        verified: what is known of plans of this exploration that were run.
-        detail: of the point, for what takes its time and what is assumed to overlap; None leaves that out.
-        made: when; by default now.
+        amount: the training to which hours and money refer; by default 1,000 steps.
+        verified: what is known about plans of this exploration that were run.
+        detail: the point's detail, for the parts of its time and the assumed overlap; None leaves these out.
+        made: when the sheet was made; by default now.
     """
 
     model: str = ""
@@ -110,7 +112,7 @@ class SheetOptions:
 
 
 def decision_sheet(exploration: Exploration, index: int, options: SheetOptions | None = None) -> str:
-    """The sheet of point ``index`` of ``exploration.all_points``, as HTML.
+    """Return the sheet of point ``index`` of ``exploration.all_points``, as HTML.
 
     Raises:
         TensorOptError: there is no such point, or the amount is in a unit of which a step's is unknown.
@@ -151,7 +153,7 @@ class _Sheet:
             self.limit_bytes, self.limit = options.memory_bytes, "the budget"
 
     def text(self) -> str:
-        """The whole page."""
+        """Return the whole page."""
         title = f"{self.model} on {self.exploration.cluster['name']}"
         made = self.options.made or datetime.now()
         print_of = fingerprint(self.exploration)
@@ -196,20 +198,22 @@ class _Sheet:
                 detail=self.options.detail,
                 limit=f"{self.limit}, {size},",
             )
-        memory = (*zip(MEMORY_KINDS, point.memory, strict=True), *point.terms.items())
-        hidden = f", {format_seconds(point.hidden_s)} hidden" if point.hidden_s > 1e-6 * point.time_s else ""
+        hidden = ", {hidden_s} hidden" if point.hidden_s > 1e-6 * point.time_s else ""
         facts = [
             ("mesh", f"{self.space.mesh.label} ({counted(self.devices, 'device')})"),
             ("micro-batches", str(self.space.micro_batches)),
-            ("memory", ", ".join(f"{kind} {format_bytes(n)}" for kind, n in memory if n)),
+            ("memory", memory_words(point)),
             (
                 "time",
-                f"compute {format_seconds(point.compute_s)}, waiting for communication "
-                f"{format_seconds(point.exposed_s)}{hidden}, idle {format_seconds(point.idle_s)}",
+                worded(
+                    point,
+                    "compute {compute_s}, waiting for communication {exposed_s}" + hidden + ", idle {idle_s}",
+                ),
             ),
             *([("host", host_words(point))] if point.host_s else []),
+            *listed_facts(point),
             *([("what binds", why.binding.sentence)] if why else []),
-            ("figures", source_words(dict(point.sources)) or "none"),
+            ("figures", source_words(point.sources) or "none"),
             *([("planner", point.planner)] if point.planner != "frontier" else []),
         ]
         big = (("memory per device", format_bytes(point.memory_bytes)),
@@ -258,7 +262,8 @@ class _Sheet:
         return _section("Not chosen, and why", f"<div class=wide tabindex=0>{table}</div>")
 
     def _money(self, step_s: float) -> str:
-        """Of the amount, by a step of the same devices; device-hours where the price is unknown."""
+        """Return the money for the amount, given the seconds of a step on the same devices; device-hours if
+        the price is unknown."""
         rates = replace(self.rates, step_s=step_s)
         cost = rates.cost(self.steps)
         return (
@@ -302,7 +307,7 @@ class _Sheet:
         )  # fmt: skip
 
     def _notes(self) -> str:
-        """Everything that was estimated, approximated or left out, in the words of the run."""
+        """Return everything that was estimated, approximated or left out, in the words of the run."""
         report = self.exploration.report
         told = [*report.get("notes", []), *(n for s in self.exploration.spaces for n in s.notes)]
         unknown = report.get("operators_without_rule") or []

@@ -1,4 +1,5 @@
-"""The seconds of each group of operators, read off a step's timeline: all figures per operator are these."""
+"""The seconds of each group of operators, read off a step's timeline: the source of all figures per
+operator."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from tensoropt.simulate.recording import TimelineEvent
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of one step, without what is computed and gathered again.
+    """The seconds of one step, without what is recomputed and regathered.
 
     Attributes:
-        forward_s, backward_s: of the operators.
-        copies_s: of copies and additions that bring something to where the group uses it.
-        communication_s: of collectives or messages.
+        forward_s, backward_s: seconds of the operators.
+        copies_s: seconds of copies and additions that move something to where the group uses it.
+        communication_s: seconds of collectives or messages.
     """
 
     forward_s: float = 0.0
@@ -38,14 +39,15 @@ NOTHING = Spent()
 
 
 def is_of_group(event: TimelineEvent, names: Container[str]) -> bool:
-    """Whether an event is in a group's own figures: neither computed again nor the optimizer's work."""
+    """Return whether an event counts in a group's own figures: it is neither recomputation nor the
+    optimizer's work."""
     if event.group not in names or event.phase == AGAIN:
         return False
     return event.phase != OPTIMIZER or event.copies or not event.is_computing
 
 
 def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> dict[str, Spent]:
-    """Group -> its seconds, of the groups in ``names`` that have any."""
+    """Return group -> its seconds, for the groups in ``names`` that have any."""
     found: dict[str, Spent] = {}
     for event in timeline:
         if not is_of_group(event, names):
@@ -63,7 +65,7 @@ def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> 
 
 
 def beside_groups(timeline: Iterable[TimelineEvent], spent: Mapping[str, Spent]) -> dict[str, float]:
-    """What a device computes beside groups' own operators, in seconds by title."""
+    """Return what a device computes beside groups' own operators, in seconds by title."""
     found = {COPIES: sum(one.copies_s for one in spent.values()), RECOMPUTATION: 0.0, OPTIMIZER_TITLE: 0.0}
     for event in timeline:
         if event.is_computing:
@@ -76,7 +78,7 @@ def beside_groups(timeline: Iterable[TimelineEvent], spent: Mapping[str, Spent])
 
 
 class Anchor(Protocol):
-    """The operator that a group is called after."""
+    """The operator that a group is named after."""
 
     @property
     def module(self) -> str: ...
@@ -86,7 +88,7 @@ class Anchor(Protocol):
 
 
 def computed_by(spent: Mapping[str, Spent], anchor_of: Callable[[str], Anchor]) -> list[Computed]:
-    """What each group's operators compute, without copies."""
+    """Return what each group's operators compute, without copies."""
     found = []
     for name, one in spent.items():
         anchor = anchor_of(name)

@@ -1,8 +1,8 @@
-"""What a step's time goes into: operators summed by module and kind, and everything beside them.
+"""The parts of a step's time: operators summed by module and kind, and everything beside them.
 
-The one place that says what takes most of a step: the page, the command line, the decision sheet and the
-notebook all read these parts. They add up to the step; where devices have different loads, to the step of
-the busiest one.
+This is the one place that decides what takes most of a step: the page, the command line, the decision sheet
+and the notebook all read these parts. They add up to the step; if devices have different loads, to the step
+of the busiest one.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tensoropt.simulate.recording import COMPUTE, TimelineEvent
 
 COMPUTING, WAITING, IDLE, HOST = "computation", "communication", "idle", "host"
 AGAIN, OPTIMIZER = "again", "optimizer"
-"""Phases of what is computed and gathered a second time, and of the update of parameters."""
+"""The phases of recomputing and regathering, and of the update of parameters."""
 RECOMPUTATION, COPIES, OPTIMIZER_TITLE = "recomputation", "copies and additions", "the optimizer"
 ROUNDING = 1e-9
-"""Shares of a step below it are rounding."""
+"""Smaller shares of a step are rounding errors."""
 ROOT = "model"
-"""What capture calls the model itself, whose own operators are in no module."""
+"""Capture's name for the model itself, whose own operators are in no module."""
 MOST_NAMED = 8
-"""Parts that a table names; the others are one row."""
+"""The most parts that a table names; the others form one row."""
 LEAST_NAMED = 0.01
-"""Share of the step from which an operator has a row of its own in a table."""
+"""The share of the step from which an operator has a row of its own in a table."""
 KINDS = {
     "linear": "linear", "addmm": "linear", "mm": "linear", "bmm": "matrix product",
     "baddbmm": "matrix product", "matmul": "matrix product", "_grouped_mm": "product of experts",
@@ -40,7 +40,7 @@ KINDS = {
     "cross_entropy_loss": "cross entropy", "nll_loss": "cross entropy", "mse_loss": "squared error",
     "lstm": "LSTM", "gru": "GRU",
 }  # fmt: skip
-"""What people call operators; others by the name of their call."""
+"""What people call operators; others are called by the name of their call."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ class Part:
 
     Attributes:
         key: one of ``computation``, ``communication``, ``idle``, ``host``.
-        title: in words: operators of one kind in modules alike, the links and axes that are waited for, ...
-        share: of the step.
-        count: how many groups of operators it sums; 0 of what is none.
+        title: the part in words: operators of one kind in equal modules, the links and axes that are waited
+            for, ...
+        share: its share of the step.
+        count: how many groups of operators it sums; 0 for parts that are not operators.
     """
 
     key: str
@@ -66,8 +67,8 @@ class Computed:
     """The seconds that one group of operators computes.
 
     Attributes:
-        module: the path of its module; "" where none is known.
-        kind: what it computes, as :func:`kind_of` says it.
+        module: the path of its module; "" if none is known.
+        kind: what it computes, as named by :func:`kind_of`.
     """
 
     module: str
@@ -76,7 +77,7 @@ class Computed:
 
 
 def kind_of(target: str) -> str:
-    """What people call an operator, from its target (``aten.addmm.default``) or a name made of that
+    """Return what people call an operator, given its target (``aten.addmm.default``) or a name made from that
     (``addmm_12``)."""
     parts = target.split(".")
     name = parts[1] if len(parts) > 1 else re.sub(r"_\d+$", "", parts[0])
@@ -87,10 +88,10 @@ def kind_of(target: str) -> str:
 
 
 def summed(computed: Iterable[Computed]) -> list[tuple[str, int, float]]:
-    """(title, number of groups, seconds) by module and kind, the longest first.
+    """Return (title, number of groups, seconds) by module and kind, the longest first.
 
-    Modules are alike whose paths differ in numbers alone: ``h.0.mlp.c_fc`` and ``h.11.mlp.c_fc``. Without
-    modules, as of ONNX files, groups are summed by kind.
+    Modules count as equal if their paths differ only in numbers: ``h.0.mlp.c_fc`` and ``h.11.mlp.c_fc``.
+    Without modules, as in ONNX files, groups are summed by kind.
     """
     told = [one for one in computed if one.seconds > 0]
     found: dict[str, list[float]] = {}
@@ -101,23 +102,23 @@ def summed(computed: Iterable[Computed]) -> list[tuple[str, int, float]]:
 
 
 def titles(computed: Sequence[Computed]) -> list[str]:
-    """For each group the title of the part that it is summed in."""
+    """Return, for each group, the title of the part in which it is summed."""
     keys = [(_alike(one.module), one.kind) for one in computed]
     names, counts = _short_names([module for module, _ in keys]), Counter(keys)
     return [_title(kind, names[module], counts[module, kind]) for module, kind in keys]
 
 
 def _alike(module: str) -> str:
-    """A module's path with ``*`` for what numbers its siblings: whole names that are numbers, and numbers at
-    the end of a name that is not the last (``layer3.1.conv2`` is ``layer*.*.conv2``)."""
+    """Return a module's path with ``*`` for what numbers its siblings: whole names that are numbers, and
+    numbers at the end of a name that is not the last (``layer3.1.conv2`` becomes ``layer*.*.conv2``)."""
     *outer, last = module.split(".")
     names = [re.sub(r"\d+$", "*", name) for name in outer]
     return ".".join([*names, "*" if last.isdigit() else last])
 
 
 def _short_names(modules: Sequence[str]) -> dict[str, str]:
-    """Each path without what all have in common, and without the blocks around it where nothing else ends
-    alike."""
+    """Return each path without what all have in common, and without the blocks around it if nothing else has
+    the same end."""
     inside = any(module.startswith(f"{ROOT}.") for module in modules)
     paths = {m: m.split(".") for m in dict.fromkeys(modules) if m and (m != ROOT or inside)}
     common = 0
@@ -135,7 +136,7 @@ def _short_names(modules: Sequence[str]) -> dict[str, str]:
 
 
 def _tail(path: Sequence[str]) -> str:
-    """What follows the last numbered name of a path; "" where nothing is numbered, or nothing follows."""
+    """Return what follows the last numbered name of a path; "" if nothing is numbered, or nothing follows."""
     numbered = [i for i, name in enumerate(path) if name.endswith("*")]
     return ".".join(path[numbered[-1] + 1 :]) if numbered else ""
 
@@ -149,7 +150,8 @@ def _title(kind: str, module: str, count: int) -> str:
 
 
 def waits_of(point: Point) -> dict[str, float]:
-    """Seconds of a step by key: computing, waiting for communication, for the host, and idle otherwise."""
+    """Return the seconds of a step by key: computing, waiting for communication, for the host, and idle
+    otherwise."""
     # A place of a pipeline is idle while it waits for others, too.
     host_s = 0.0
     if point.host_bound:
@@ -163,7 +165,7 @@ def waits_of(point: Point) -> dict[str, float]:
 
 
 def idle_title(point: Point) -> str:
-    """What a device waits for that waits neither for a link nor for its host."""
+    """Say what a device waits for if it waits neither for a link nor for its host."""
     if point.pipeline is not None:
         return "idle time of the pipeline, in which its busiest place waits for others"
     return "waiting for other devices"
@@ -176,12 +178,13 @@ def step_parts(
     beside: Mapping[str, float],
     timeline: Sequence[TimelineEvent],
 ) -> tuple[Part, ...]:
-    """The parts of the step of point ``index`` of ``all_points``, the longest first; they add up to it.
+    """Return the parts of the step of point ``index`` of ``all_points``, the longest first; they add up to
+    it.
 
     Args:
-        computed: what the groups of operators compute on the busiest device; None where that is not known.
-        beside: seconds that this device computes beside them, by title.
-        timeline: of the step; it tells which links are waited for.
+        computed: what the groups of operators compute on the busiest device; None if that is not known.
+        beside: the seconds that this device computes beside them, by title.
+        timeline: the step's timeline; it shows which links are waited for.
     """
     point = exploration.all_points[index]
     step_s = point.time_s or 1.0
@@ -201,7 +204,7 @@ def step_parts(
 
 
 def shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The parts that a table names, and a row for the other operators; they add up to the same."""
+    """Return the parts that a table names, and a row for the other operators; they have the same sum."""
     operators = [part for part in parts if part.count]
     named = [part for part in operators[:MOST_NAMED] if part.share >= LEAST_NAMED]
     rest = operators[len(named) :]
@@ -217,10 +220,10 @@ def shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def largest_words(parts: Sequence[Part], most: int = 1, only: Callable[[Part], bool] | None = None) -> str:
-    """The largest parts with their shares of the step: ``linear mlp.c_fc (12 ×), 30 %``; "" without any.
+    """Name the largest parts with their shares of the step: ``linear mlp.c_fc (12 ×), 30 %``; "" without any.
 
     Args:
-        only: which parts are meant; all by default.
+        only: the parts to consider; all by default.
     """
     told = [part for part in parts if only is None or only(part)]
     words = [
@@ -235,8 +238,8 @@ def largest_words(parts: Sequence[Part], most: int = 1, only: Callable[[Part], b
 def waiting_by_links(
     exploration: Exploration, index: int, timeline: Sequence[TimelineEvent]
 ) -> tuple[tuple[str, float], ...]:
-    """(links and axes in words, seconds waited for) of a sharded plan, the longest first; they add up to all
-    that is waited for. Nothing of placed plans and pipelines, whose devices wait at different times."""
+    """Return (links and axes in words, seconds waited for) of a sharded plan, the longest first; they add up
+    to all that is waited for. Empty for placed plans and pipelines, whose devices wait at different times."""
     point = exploration.all_points[index]
     if point.carried is not None or point.exposed_s <= 0:
         return ()
@@ -253,7 +256,7 @@ def waiting_by_links(
         axes = tuple(mesh.names.index(name) for name in lane.removeprefix("link ").split("+"))
         levels = link_levels(cluster, mesh, axes)
         links = ", ".join(f"{level} links ({names[level]})" for level in levels)
-        # Computation that is slower beside collectives counts as computation, and rounding is left: the parts
+        # Computation that is slower beside collectives counts as computation, and rounding remains: the parts
         # are scaled to what the simulator says is waited for.
         found[f"{links} over {_axes_words(lane)}"] = seconds * point.exposed_s / total
     return tuple(sorted(found.items(), key=lambda item: -item[1]))
@@ -265,8 +268,8 @@ def _axes_words(lane: str) -> str:
 
 
 def waited_lanes(timeline: Sequence[TimelineEvent]) -> dict[str, float]:
-    """Per lane of links the seconds in which it sends while nothing is computed; of lanes that send at the
-    same time each has its part."""
+    """Return, for each lane of links, the seconds in which it sends while nothing is computed; lanes that
+    send at the same time divide these seconds."""
     edges: list[tuple[float, int, str]] = []
     for event in timeline:
         if event.duration_s > 0:
@@ -274,7 +277,7 @@ def waited_lanes(timeline: Sequence[TimelineEvent]) -> dict[str, float]:
                 (event.start_s, 1, event.lane),
                 (event.start_s + event.duration_s, -1, event.lane),
             ]
-    # What ends at a moment ends before what begins then.
+    # At the same moment, ends come before beginnings.
     edges.sort(key=lambda edge: edge[:2])
     busy: dict[str, int] = {}
     waited: dict[str, float] = {}

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tensoropt.console import columns
 from tensoropt.plan.compared import Compared, compared, limits_asked
 from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.figures import worded
 from tensoropt.plan.frontier_table import source_words, split_words
-from tensoropt.plan.point import FRONTIER
-from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words, host_words
+from tensoropt.plan.point import FRONTIER, listed_facts, memory_words
+from tensoropt.simulate.recording import allocator_words, host_words
 from tensoropt.units import format_bytes, format_seconds
 
 
 def timing_words(exploration: Exploration) -> str:
-    """What was timed; where nothing was, why not, and what the figures rest on instead."""
+    """Say what was timed; if nothing was, say why not, and what the figures rest on instead."""
     report = exploration.report
     known, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
     pieces = f"{known} distinct pieces of work"
@@ -27,7 +26,7 @@ def timing_words(exploration: Exploration) -> str:
         pieces += f", {failed} failed, see the notes"
     if known and report.get("timed_now", True):
         return f"timed: {pieces}"
-    # Timing that nobody wanted says nothing of what is here.
+    # If timing was not wanted, its absence does not mean that the device is absent.
     refused = exploration.settings.get("measure") == "never"
     absent = f"{report.get('device', 'the device')} is not here"
     reason = "timing was refused (--measure never)" if refused else absent
@@ -38,7 +37,7 @@ def timing_words(exploration: Exploration) -> str:
 
 
 def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How well what was timed predicts what was not, by class of operator."""
+    """Say how well timed work predicts work that was not timed, by class of operator."""
     if not errors:
         return []
     lines = [
@@ -53,7 +52,7 @@ def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def summary_lines(exploration: Exploration) -> list[str]:
-    """What was found out about the model and the search, a few readable lines."""
+    """Return what was found out about the model and the search, in a few readable lines."""
     report: dict[str, Any] = dict(exploration.report)
     lines = [
         f"model: {exploration.model.parameters:,} parameters, {report['operators']} operators in "
@@ -92,7 +91,7 @@ def summary_lines(exploration: Exploration) -> list[str]:
 
 
 def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
-    """How many strategies were found, simulated and left out."""
+    """Say how many strategies were found, simulated and left out."""
     simulated = report["points_before_judging"]
     found = report.get("points_found", simulated)
     unbeaten = report.get("points_unbeaten", shown)
@@ -102,64 +101,28 @@ def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
 
 
 def point_lines(exploration: Exploration, index: int) -> list[str]:
-    """One point in words."""
+    """Return one point in words."""
     p = exploration.all_points[index]
     space = exploration.spaces[p.space]
-    kinds = (*zip(MEMORY_KINDS, p.memory, strict=True), *p.terms.items())
     return [
-        f"{exploration.title(index)}: {format_bytes(p.memory_bytes)} per device, "
-        f"{format_seconds(p.time_s)} per step",
+        worded(p, f"{exploration.title(index)}: {{memory_bytes}} per device, {{time_s}} per step"),
         f"  {exploration.names[index]}",
         f"  mesh {space.mesh.label}, {space.micro_batches} micro-batch(es); operators split by: "
         f"{split_words(exploration, index)}",
-        "  memory: " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size),
+        f"  memory: {memory_words(p)}",
         *([f"  allocator: {allocator_words(p.allocator)}"] if p.allocator else []),
-        f"  time: compute {format_seconds(p.compute_s)}, communication {format_seconds(p.communication_s)} "
-        f"({source_words(dict(p.sources))})",
+        worded(p, "  time: compute {compute_s}, communication {communication_s} ")
+        + f"({source_words(p.sources)})",
         *([f"  host: {host_words(p)}"] if p.host_s else []),
+        *(f"  {label}: {words}" for label, words in listed_facts(p)),
     ]
 
 
 def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
-    """The command that runs a plan without a script; on CPU ranks, which has to be said of one for GPUs."""
+    """Return the command that runs a plan without a script; a plan for GPUs needs an option to run on CPU
+    ranks."""
     line = f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
     return f"{line} --cpu" if gpus else line
-
-
-def points_data(exploration: Exploration, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:
-    """Points as plain data, with the words of the CSV.
-
-    Args:
-        indices: in ``all_points``; the frontier's without.
-    """
-    rows = []
-    for i in range(len(exploration.points)) if indices is None else indices:
-        p = exploration.all_points[i]
-        space = exploration.spaces[p.space]
-        rows.append(
-            {
-                "point": i + 1,
-                "name": exploration.names[i],
-                "memory_bytes": round(p.memory_bytes),
-                "time_s": p.time_s,
-                "devices": int(np.prod(space.mesh.shape)) if space.mesh.shape else 1,
-                "mesh": space.mesh.label,
-                "micro_batches": space.micro_batches,
-                "compute_s": p.compute_s,
-                "communication_s": p.communication_s,
-                "idle_s": p.idle_s,
-                "host_s": p.host_s,
-                "host_bound": p.host_bound,
-                "exact": p.exact,
-                "gap": p.gap,
-                "planner": p.planner,
-                "memory": dict(zip(MEMORY_KINDS, map(round, p.memory), strict=True)),
-                "terms": {name: round(size) for name, size in p.terms.items()},
-                "allocator": {name: round(size) for name, size in p.allocator.items()},
-                "sources": dict(p.sources),
-            }
-        )
-    return rows
 
 
 COMPARISON_HEADER = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
@@ -169,7 +132,7 @@ GAP_CAPTION = "gap: time over the best known within the same memory, by the fron
 
 
 def comparison_text(exploration: Exploration) -> str:
-    """A row per limit for the frontier and each planner, refusals in words, and what a gap is."""
+    """Return a row per limit for the frontier and each planner, refusals in words, and what a gap is."""
     rows = [COMPARISON_HEADER]
     for limit in limits_asked(exploration):
         rows += [_comparison_row(row) for row in compared(exploration, limit)]

@@ -17,7 +17,7 @@ _DEVICE = 1
 def chrome_trace(
     events: Sequence[TimelineEvent], memory: Sequence[MemoryAt], title: str, assumption: str
 ) -> dict[str, Any]:
-    """Lanes as threads of one process, memory as a stacked counter; times in microseconds."""
+    """Return lanes as threads of one process, and memory as a stacked counter; times in microseconds."""
     lanes = {
         lane: i
         for i, lane in enumerate(

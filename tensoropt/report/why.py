@@ -1,4 +1,4 @@
-"""Why a plan is not faster: what binds it, lower bounds, and what each change would buy."""
+"""The reasons why a plan is not faster: what binds it, lower bounds, and what each change would gain."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Why:
     """What binds a point, and what would make it faster.
 
     Attributes:
-        point: its index in ``all_points``; people count from 1.
-        memory_bytes: the budget: the one given, else what the point itself needs.
+        point: the point's index in ``all_points``; people count from 1.
+        memory_bytes: the budget: the one given, otherwise what the point itself needs.
         within: the frontier's fastest point that fits the budget.
-        unchanged_s: what that takes, where it is faster than the point; None where not.
-        bounds: what a step takes at least.
-        levers: changes whose answers are here.
-        deeper: changes that are to be explored, or were.
-        notes: what could not be said, and why.
+        unchanged_s: that point's seconds, if it is faster than this one; otherwise None.
+        bounds: lower bounds on the step.
+        levers: changes whose answers are known.
+        deeper: changes that are to be explored, or have been.
+        notes: what could not be answered, and why.
     """
 
     point: int
@@ -64,18 +64,18 @@ class Why:
         return "\n".join(why_lines(self))
 
     def answered(self, key: str, title: str, found: Exploration) -> Lever:
-        """What an exploration with a change says of this point's budget."""
+        """Return what an exploration with a change says about this point's budget."""
         return explored_lever(key, title, found, self.memory_bytes, self.unchanged_s)
 
     def with_explored(self, lever: Lever, note: str = "") -> Why:
-        """The same with the answer of a change that was explored in place of the question."""
+        """Return the same with the answer of an explored change in place of the question."""
         deeper = tuple(lever if one.key == lever.key else one for one in self.deeper)
         if lever not in deeper:
             deeper = (*deeper, lever)
         return replace(self, deeper=deeper, notes=(*self.notes, *([note] if note else [])))
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data; points counted from 1."""
+        """Return all of it as plain data; points are counted from 1."""
         return {
             "point": self.point + 1,
             "title": self.title,
@@ -95,18 +95,18 @@ class Why:
 def why_point(
     exploration: Exploration, index: int, *, memory_bytes: float | None = None, folder: str = "DIR"
 ) -> Why:
-    """Why point ``index`` of ``exploration.all_points`` is not faster.
+    """Say why point ``index`` of ``exploration.all_points`` is not faster.
 
-    Looked up or simulated at once; what takes a search is listed with its command
-    (:func:`tensoropt.api.explore_changed` does it).
+    Answers are looked up or simulated at once; what needs a search is listed with its command
+    (:func:`tensoropt.api.explore_changed` runs it).
 
     Args:
         memory_bytes: the budget per device; by default what the point needs.
-        folder: of the exploration, for commands.
+        folder: the exploration's folder, for commands.
 
     Raises:
         TensorOptError: there is no such point.
-        InfeasibleError: it does not fit the budget.
+        InfeasibleError: the point does not fit the budget.
     """
     quick = looked_up(exploration, index, memory_bytes=memory_bytes, folder=folder)
     return with_simulated(exploration, quick)
@@ -121,11 +121,11 @@ def looked_up(
     detail: Detail | None = None,
     limit: str = "",
 ) -> Why:
-    """:func:`why_point` without what takes a simulation of the plan at other prices.
+    """Return :func:`why_point` without what needs a simulation of the plan under changed costs.
 
     Args:
         limit: what ``memory_bytes`` is called, with its size; by default a memory budget.
-        detail: of the point, where it is known already.
+        detail: the point's detail, if it is already known.
     """
     count = len(exploration.all_points)
     if not 0 <= index < count:
@@ -141,7 +141,7 @@ def looked_up(
                 f"of {format_bytes(budget)}; take a point that fits, or a larger budget"
             )
     fitting = [i for i, one in enumerate(exploration.points) if one.memory_bytes <= budget]
-    # A planner's plan may need less than the leanest point.
+    # A planner's plan may need less memory than the leanest point.
     within = fitting[-1] if fitting else 0
     best_s = exploration.points[within].time_s
     notes = []
@@ -170,7 +170,7 @@ def looked_up(
 
 
 def with_simulated(exploration: Exploration, why: Why) -> Why:
-    """What was looked up, and the answers of simulating the plan at other prices."""
+    """Return what was looked up, with the answers of simulating the plan under changed costs."""
     try:
         bounds, levers = simulated_levers(exploration, why.point)
     except TensorOptError as error:
@@ -181,7 +181,7 @@ def with_simulated(exploration: Exploration, why: Why) -> Why:
 def _deeper(
     exploration: Exploration, index: int, memory_bytes: float, folder: str, notes: list[str]
 ) -> tuple[Lever, ...]:
-    """Changes that are to be explored."""
+    """Return the changes that are to be explored."""
     if exploration.recorded is None:
         notes.append(
             "nothing can be explored from it: it was saved without its operator graph (by an older version, "
@@ -210,14 +210,14 @@ def _to_explore(
 
 
 def why_command(folder: str, index: int, points: int, key: str) -> str:
-    """The command that explores a change for a point."""
+    """Return the command that explores a change for a point."""
     point = ["--point", str(index + 1)] if index < points else []
     out = f"out/{key.replace(':', '-')}"
     return shlex.join(["tensoropt", "why", folder, *point, "--deep", key, "--out", out])
 
 
 def why_lines(why: Why) -> list[str]:
-    """All of it as text."""
+    """Return all of it as text."""
     lines = [
         f"{why.title}: {format_seconds(why.time_s)} per step, within {format_bytes(why.memory_bytes)} per "
         "device",

@@ -1,4 +1,5 @@
-"""Counts what ``tensoropt list models`` shows: every model of the zoo, captured on the meta device.
+"""Counts the figures that ``tensoropt list models`` shows, for every model of the zoo, captured on the meta
+device.
 
 ``python -m tensoropt.report.zoo_statistics [NAME ...]`` writes ``zoo/figures.json`` anew, or only
 the rows of the names given.
@@ -34,10 +35,10 @@ from tensoropt.zoo.figures import FILE, Figures
 
 
 def count(name: str, **settings: Any) -> Figures:
-    """The figures of a model of the zoo at its own batch; nothing of its size is allocated.
+    """Return the figures of a model of the zoo at its own batch; nothing of its size is allocated.
 
     Args:
-        settings: of the model's builder, such as ``image=128``.
+        settings: settings of the model's builder, such as ``image=128``.
     """
     built = zoo.build(name, device="meta", **settings)
     problem = prepare(capture(built.model, built.args, built.kwargs))
@@ -69,7 +70,8 @@ def count(name: str, **settings: Any) -> Figures:
 
 
 def kept_bytes(graph: GroupGraph, templates: Mapping[str, Template]) -> int:
-    """Bytes of activations that the unsplit model keeps for backward; what several operators need, once."""
+    """Return the bytes of activations that the unsplit model keeps for backward; what several operators need
+    counts once."""
     tensors, total = graph.atoms.graph.tensors, 0
     needed: set[str] = set()
     counted: set[str] = set()
@@ -79,13 +81,13 @@ def kept_bytes(graph: GroupGraph, templates: Mapping[str, Template]) -> int:
         names = {short: name for name, short in group.short_names.items()}
         needed.update(names[short] for short in facts.reads_kept)
         counted.update(names[short] for short in facts.writes_kept)
-    # Parameters and inputs are there in any case; a tensor that its writer keeps is counted with that group.
+    # Parameters and inputs exist in any case; a tensor that its writer keeps is counted with that group.
     needed = {name for name in needed - counted if tensors[name].kind == "activation"}
     return total + sum(tensors[name].elements * DTYPE_BYTES[tensors[name].dtype] for name in needed)
 
 
 def output_bytes(graph: OperatorGraph) -> int:
-    """Bytes of the outputs of all operators; a view of another tensor has none of its own."""
+    """Return the bytes of the outputs of all operators; a view of another tensor has none of its own."""
     return sum(
         graph.tensors[name].elements * DTYPE_BYTES[graph.tensors[name].dtype]
         for op in graph.operators
@@ -100,7 +102,8 @@ def _is_view(op: Operator) -> bool:
 
 
 def variable_graph(graph: GroupGraph) -> nx.Graph:
-    """Groups, hubs and tied parameters as the search sees them: an edge where two choices meet in a cost."""
+    """Return groups, hubs and tied parameters as the search sees them: an edge where two choices meet in a
+    cost."""
     found = nx.Graph()
     found.add_nodes_from(g.name for g in graph.groups)
     producer = graph.atoms.graph.producer
@@ -116,7 +119,7 @@ def variable_graph(graph: GroupGraph) -> nx.Graph:
 
 
 def main(names: list[str]) -> None:
-    """Count the models named, or all, and write the file of figures after each."""
+    """Count the given models, or all, and write the file of figures after each."""
     path = Path(zoo.__file__).parent / FILE
     before = json.loads(path.read_text(encoding="utf-8"))["models"] if names and path.exists() else {}
     models = dict(before)

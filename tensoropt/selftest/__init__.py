@@ -1,4 +1,4 @@
-"""One command that tries all of this on a machine, above all on a borrowed GPU, and writes a report."""
+"""A single command that tries all of this on a machine, above all on a borrowed GPU, and writes a report."""
 
 from tensoropt.selftest.checks import CHECKS
 from tensoropt.selftest.report import CheckResult, SelftestReport

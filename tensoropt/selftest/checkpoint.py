@@ -1,4 +1,5 @@
-"""A checkpoint saved in mid-training: loaded into a fresh model, training goes on as it would have."""
+"""A checkpoint saved in mid-training and loaded into a fresh model, which then trains on as the first would
+have."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from tensoropt.verify.differences import outputs_difference
 SOURCE = "zoo:gpt-mini"
 STEPS = 2
 BOUND = 1e-5
-"""How far losses after loading may be from those without; kernels that add up in no fixed order are allowed
-roundoff. An assumption; on a CPU they are the same bits."""
+"""How far losses after loading may be from those without; kernels that sum in no fixed order are allowed
+roundoff. An assumption; on a CPU the losses are the same bits."""
 
 
 def run(context: CheckContext) -> Outcome:
-    """Parameters and optimizer state bit for bit, and the losses of the steps after."""
+    """Compare parameters and optimizer state bit for bit, and the losses of the steps after."""
     device = device_of_check(context)
     first, second = (Training(seed, device) for seed in (0, 1))
     first.steps(STEPS)
@@ -59,7 +60,7 @@ class Training:
         self.optimizer = make_optimizer("adam", self.model.parameters())
 
     def steps(self, count: int) -> list[torch.Tensor]:
-        """The losses of so many steps."""
+        """Return the losses of so many steps."""
         losses = []
         for _ in range(count):
             self.optimizer.zero_grad()
@@ -70,7 +71,7 @@ class Training:
         return losses
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copies of parameters, buffers and optimizer state, by name."""
+        """Return copies of parameters, buffers and optimizer state, by name."""
         everything = {**self.model.state_dict(), **optimizer_state(self.model, self.optimizer)}
         return {
             name: value.detach().cpu().clone()

@@ -1,4 +1,4 @@
-"""What the self-test checks, in the order in which it does, with what each may take."""
+"""The checks of the self-test, in their order, with the seconds that each may take."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tensoropt.errors import TensorOptError
 
 @dataclass(frozen=True)
 class Check:
-    """One check; a function of a module that is imported in a process of its own.
+    """A check: a function of a module that is imported in a process of its own.
 
     Attributes:
-        name: as ``--only`` takes it.
-        what: it shows, in words.
-        function: ``module:function``; gets a :class:`~tensoropt.selftest.outcome.CheckContext`, gives an
-            :class:`~tensoropt.selftest.outcome.Outcome`.
-        expected_s: by device, from a start of Python to the end. Of the CPU measured on two cores (see
-            README.md), of a GPU assumptions.
+        name: the name that ``--only`` takes.
+        what: what it shows, in words.
+        function: ``module:function``; takes a :class:`~tensoropt.selftest.outcome.CheckContext` and returns
+            an :class:`~tensoropt.selftest.outcome.Outcome`.
+        expected_s: seconds by device, from the start of Python to the end; measured on two cores for the CPU
+            (see README.md), assumptions for a GPU.
     """
 
     name: str
@@ -49,10 +49,10 @@ CHECKS: dict[str, Check] = {check.name: check for check in _IN_ORDER}
 
 
 def checks_of(names: list[str] | tuple[str, ...] | None) -> list[Check]:
-    """The checks of these names, in their own order; all of them for None.
+    """Return the checks with these names, in their own order; all of them for None.
 
     Raises:
-        TensorOptError: there is no check of a name.
+        TensorOptError: there is no check with one of the names.
     """
     unknown = [name for name in names or () if name not in CHECKS]
     if unknown:

@@ -1,4 +1,4 @@
-"""The clock that times work, against PyTorch's profiler on the same run."""
+"""The clock that times work, checked against PyTorch's profiler on the same run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
 from tensoropt.selftest.timing import device_seconds
 
 BOUND = 0.05
-"""Relative. Gaps between kernels count for the clock and not for the profiler; an assumption."""
+"""The relative bound. Gaps between kernels count for the clock and not for the profiler; an assumption."""
 CALLS, ROUNDS = 24, 3
 WORKS = ("product", "sum of elements", "copy")
 
 
 def run(context: CheckContext) -> Outcome:
-    """Long kernels in a row: products, which compute, and others, which move memory."""
+    """Check long kernels in a row: products, which compute, and others, which move memory."""
     device = device_of_check(context)
     figures = []
     for name, work in zip(WORKS, works(device), strict=True):
         work()
-        # The best of a few: a process that interrupts this one counts for the clock only.
+        # The best of a few: a process that interrupts this one affects only the clock.
         ratios = [ratio(work, device) for _ in range(ROUNDS)]
         figures.append(
             Figure.share(f"{name}: clock against profiler", min(abs(one - 1) for one in ratios), BOUND)
@@ -33,7 +33,7 @@ def run(context: CheckContext) -> Outcome:
 
 
 def works(device: torch.device) -> list[Callable[[], object]]:
-    """Each some calls in a row, of which one takes milliseconds."""
+    """Return works, each with some calls in a row, of which one takes milliseconds."""
     # Milliseconds on an H100 in float32, and on a core; assumptions.
     size, elements = (4096, 1 << 28) if device.type == "cuda" else (512, 1 << 23)
     a, b = (torch.randn(size, size, device=device) for _ in range(2))
@@ -47,7 +47,8 @@ def works(device: torch.device) -> list[Callable[[], object]]:
 
 
 def ratio(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds by the clock over those that the profiler finds in kernels (operators, of a CPU)."""
+    """Return the seconds by the clock over those that the profiler finds in kernels (on a CPU, in
+    operators)."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities, acc_events=True) as seen:
         by_clock = device_seconds(work, device, ahead=True)
@@ -55,10 +56,10 @@ def ratio(work: Callable[[], object], device: torch.device) -> float:
 
 
 def profiled_s(seen: profile, device: torch.device) -> float:
-    """Seconds of all kernels that the profiler saw."""
+    """Return the seconds of all kernels that the profiler saw."""
     averages = seen.key_averages()
     if device.type == "cuda":
-        # Operators of the host have the seconds of their kernels as well, which count once.
+        # Operators on the host include the seconds of their kernels, which must count once.
         kernels = (e for e in averages if e.device_type == DeviceType.CUDA and not e.is_user_annotation)
         return sum(event.self_device_time_total for event in kernels) / 1e6
     return sum(event.self_cpu_time_total for event in averages) / 1e6

@@ -1,4 +1,4 @@
-"""Dropout draws the same bits on every device and for every shard."""
+"""The check that dropout draws the same bits on every device and for every shard."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tensoropt.verify.reference import first_step
 ROWS, COLUMNS, SHARDS = 384, 1000, 4
 CHANCE = 0.1
 LOSS_BOUND = 1e-4
-"""How far the loss of a model with dropout may be from the CPU's, relative. One other mask changes it by per
-cents; other kernels' sums, a few units of 6e-8 each, by some 1e-6. An assumption."""
+"""How far the loss of a model with dropout may be from the CPU's, relative. A different mask changes it by
+per cents; other kernels' sums, off by a few units of 6e-8 each, change it by some 1e-6. An assumption."""
 
 
 def run(context: CheckContext) -> Outcome:
-    """Masks and numbers of the device against the CPU's, whole ones against their shards."""
+    """Compare the device's masks and numbers with the CPU's, and whole masks with their shards."""
     device = device_of_check(context)
     reference = torch.device("cpu")
     masks = [mask(step, reference) for step in range(3)]
@@ -55,7 +55,7 @@ class _Shard(SingleDevice):
 
 
 def mask(step: int, device: torch.device) -> torch.Tensor:
-    """The whole mask of a step, rows by columns."""
+    """Return the whole mask of a step, rows by columns."""
     pieces = ((ROWS, COLUMNS, ROWS, ()), (COLUMNS, 1, COLUMNS, ()))
     return keep_mask(SingleDevice(7, step), "selftest", CHANCE, (ROWS, COLUMNS), pieces, device)
 

@@ -1,4 +1,4 @@
-"""What operators keep for backward: told by fake tensors, and by the device's own kernels."""
+"""What operators keep for backward, according to fake tensors and to the device's own kernels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tensoropt.selftest.models import short_name, small_models
 from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
 
 BOUND = 0.01
-"""Relative: the goal for memory as a whole."""
+"""The relative bound: the goal for memory as a whole."""
 MOST_NAMED = 5
 DTYPES = ("float32", "bfloat16")
 
 
 def run(context: CheckContext) -> Outcome:
-    """Bytes that the groups of small models keep and need, of fake tensors beside real ones."""
+    """Compare the bytes that the groups of small models keep and need, for fake tensors and for real ones."""
     capability = torch.cuda.get_device_capability(0) if context.on_gpu else None
     specs = [replace(spec, compute_dtype=dtype) for spec in small_models(context) for dtype in DTYPES]
     figures: list[Figure] = []
@@ -51,7 +51,7 @@ def run(context: CheckContext) -> Outcome:
 
 
 def workloads_of(spec: ModelSpec) -> list[Workload]:
-    """What one rank runs of each group of the unsplit model; of equal ones, one."""
+    """Return what one rank runs for each group of the unsplit model, without duplicates."""
     graph = open_model(replace(spec, device="cpu")).graph
     strategy = unsplit_strategy(graph)
     works = (workload(graph, c, strategy.mesh) for c in strategy.configurations.values())
@@ -59,7 +59,7 @@ def workloads_of(spec: ModelSpec) -> list[Workload]:
 
 
 def compared(name: str, fake: Iterable[Facts], real: Iterable[Facts]) -> list[Figure]:
-    """The sums over all workloads of what is kept, and of what backward needs beside it."""
+    """Return the sums over all workloads of what is kept, and of what backward needs beside it."""
     kinds: dict[str, Callable[[Facts], int]] = {
         "kept for backward": lambda facts: facts.kept_bytes,
         "most in forward": lambda facts: facts.kept_bytes + facts.forward_peak_bytes,
@@ -73,5 +73,5 @@ def compared(name: str, fake: Iterable[Facts], real: Iterable[Facts]) -> list[Fi
 
 
 def off(predicted: float, true: float) -> float:
-    """How far a prediction is from what is true, relative."""
+    """Return how far a prediction is from the truth, relative."""
     return abs(predicted / true - 1) if true else float(predicted != 0)

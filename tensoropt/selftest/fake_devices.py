@@ -1,4 +1,4 @@
-"""Programs that are lowered for GPUs, run on fake CUDA devices: as far as a check goes without a card.
+"""Programs that are lowered for GPUs, run on fake CUDA devices: as far as a check can go without a card.
 
 PyTorch is imported only once there are such devices, so this module does not import it.
 """
@@ -19,18 +19,19 @@ CASES = (
     ("zoo:transformer-tiny", "bfloat16", (1, 2, 2)),
     ("zoo:moe-mini", "float32", (2, 2, 2)),
 )
-"""Model, precision, and micro-batches with the axis sizes of the mesh of a random strategy."""
+"""Models, precisions, and micro-batches with the axis sizes of a random strategy's mesh."""
 BOUND = 0.01
-"""Of memory, relative: the goal."""
+"""The relative bound on memory: the goal."""
 
 
 def run(context: CheckContext) -> Outcome:
-    """Nothing lies on the CPU, collectives are the CPU ranks', memory is what is predicted."""
+    """Check that nothing lies on the CPU, that collectives equal the CPU ranks', and that memory is as
+    predicted."""
     if reason := why_not(context):
         return Outcome.skipped(reason)
     from tensoropt.profiling.store import default_path
 
-    # Kept, as compiling takes half a minute.
+    # Kept on disk, as compiling takes half a minute.
     fake_cuda.load(fake_cuda.compiled(default_path().parent / "fake_cuda"), DEVICES)
     from tensoropt.engine.models import ModelSpec, load_model
     from tensoropt.fake_cuda.operators import cuda_operators
@@ -50,7 +51,7 @@ def run(context: CheckContext) -> Outcome:
 
 
 def why_not(context: CheckContext) -> str:
-    """Why this process cannot have fake CUDA devices; nothing where it can."""
+    """Say why this process cannot have fake CUDA devices; empty if it can."""
     if context.on_gpu:
         return "there is a GPU: fake CUDA devices are for machines without one"
     if built_for_cuda():
@@ -59,7 +60,7 @@ def why_not(context: CheckContext) -> str:
 
 
 def built_for_cuda() -> bool:
-    """Whether the PyTorch that is installed is built for CUDA, without importing it."""
+    """Return whether the installed PyTorch is built for CUDA, without importing it."""
     found = importlib.util.find_spec("torch")
     assert found is not None
     assert found.origin is not None
@@ -67,14 +68,14 @@ def built_for_cuda() -> bool:
 
 
 def misplaced(seen: dict[str, Any]) -> list[str]:
-    """The operators that made a tensor on the CPU and may not."""
+    """Return the operators that made a tensor on the CPU and may not."""
     from tensoropt.selftest.fake_steps import ON_THE_CPU
 
     return [operator for operator in seen["cpu"] if operator not in ON_THE_CPU]
 
 
 def figures_of(name: str, seen: dict[str, Any]) -> list[Figure]:
-    """What was seen of one strategy (:func:`tensoropt.selftest.fake_steps.watched`) as figures."""
+    """Return the observations of one strategy (:func:`tensoropt.selftest.fake_steps.watched`) as figures."""
     return [
         Figure(f"{name}: operators that make a tensor on the CPU", len(misplaced(seen)), 0),
         Figure(f"{name}: steps with other collectives than on the CPU", int(not seen["alike"]), 0),

@@ -1,4 +1,5 @@
-"""Steps on fake CUDA devices: what they make, send and keep alive. Imported where such devices are."""
+"""Steps on fake CUDA devices: what they make, send and keep alive. Import this only where such devices
+exist."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ from tensoropt.verify.steps import issued, tracked_memory
 ON_THE_CPU = {
     "aten.lift_fresh.default": "Python numbers that PyTorch's optimizers wrap; they are operands as they are",
 }
-"""Operators that may give a CPU tensor in a step on CUDA, and why."""
+"""Operators that may return a CPU tensor in a step on CUDA, and why."""
 RECOMPUTE = 0.3
 """How often a repeated block of a random strategy is recomputed; an assumption."""
 
 
 class MadeOnTheCpu(TorchDispatchMode):
-    """Notes the operators that give a tensor on the CPU, whose operands are none."""
+    """Records the operators that return a tensor on the CPU although no operand is there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,10 +46,10 @@ class MadeOnTheCpu(TorchDispatchMode):
 
 
 def watched_random(loaded: CapturedModel, mesh: tuple[int, ...], seed: int) -> dict[str, Any]:
-    """:func:`watched` of one random sharded strategy.
+    """Run :func:`watched` on one random sharded strategy.
 
     Args:
-        mesh: micro-batches (where the model allows them), then the axis sizes.
+        mesh: micro-batches (if the model allows them), then the axis sizes.
     """
     try:
         micro = micro_strategies(loaded.graph, mesh[0])
@@ -59,14 +60,15 @@ def watched_random(loaded: CapturedModel, mesh: tuple[int, ...], seed: int) -> d
     works = {n: workload(loaded.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     facts = {n: find_facts(work, True, CAPABILITY) for n, work in works.items()}
     predicted = memory_curve(strategy, facts, "adam").peak.total
-    # Shards are as large on the first rank; where gradients of parameters are padded, the last has more.
+    # Shards are as large on the first rank; if gradients of parameters are padded, the last rank has more.
     return watched(loaded, strategy, predicted, [0, prod(mesh) // mesh[0] - 1])
 
 
 def watched(
     loaded: CapturedModel, strategy: AnyStrategy, predicted: float, ranks: Sequence[int]
 ) -> dict[str, Any]:
-    """What steps send and keep alive on CPU and on CUDA ranks, and which operators gave CPU tensors there.
+    """Return what steps send and keep alive on CPU and on CUDA ranks, and which operators returned CPU
+    tensors there.
 
     Returns:
         ``alike``: whether both send the same; ``tracked``: bytes of the fullest CUDA rank; ``predicted``

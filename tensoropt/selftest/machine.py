@@ -1,4 +1,4 @@
-"""What a reader of a report has to know of the machine, and nothing about who uses it."""
+"""The facts about the machine that a reader of a report needs, and nothing about who uses it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PACKAGES = ("torch", "numpy", "triton", "transformers", "nvidia-ml-py")
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Processor, memory, system and versions; of a GPU name, memory, driver, clocks, and how precise it is
-    told to be. No names of users, hosts or folders, and no serial numbers."""
+    """Return the processor, memory, system and versions; for a GPU its name, memory, driver, clocks and
+    precision settings. No names of users, hosts or folders, and no serial numbers."""
     import torch
 
     from tensoropt.cluster import available_cores
@@ -43,7 +43,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def gpu() -> dict[str, Any]:
-    """The first GPU that PyTorch sees; what NVML says of it stands beside, where NVML answers."""
+    """Return the first GPU that PyTorch sees, with what NVML says about it if NVML answers."""
     import torch
 
     by_nvml = _nvml()  # first: what is used of the GPU is then not yet this process's
@@ -70,8 +70,8 @@ def _nccl() -> str | None:
 
 
 def _nvml() -> dict[str, Any]:
-    """Driver, clocks, power and what else uses the GPU. PyTorch's own way to NVML, which knows what
-    ``CUDA_VISIBLE_DEVICES`` makes the first GPU."""
+    """Return the driver, the clocks, the power and what else uses the GPU, through PyTorch's own access to
+    NVML, which respects ``CUDA_VISIBLE_DEVICES``."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""The bytes of a step: predicted and tracked, beside what PyTorch's allocator gave out."""
+"""The bytes of a step: predicted and tracked, beside those that PyTorch's allocator handed out."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.steps import Step, tracked_memory
 
 BOUND = {"cuda": 0.01, "cpu": 0.05}
-"""Relative, of the allocator's peak: the goal for a GPU. On the CPU kernels of convolutions take scratch
-memory from the same allocator, 4 % of a small VGG's peak."""
+"""The bound relative to the allocator's peak: the goal for a GPU. On the CPU, convolution kernels take
+scratch memory from the same allocator, 4 % of a small VGG's peak."""
 _WATCHED = "the step that is watched"
 
 
 def run(context: CheckContext) -> Outcome:
-    """Peaks of a step with Adam of the timed models."""
+    """Compare peaks of a step with Adam for the timed models."""
     figures: list[Figure] = []
     for spec in timed_models(context):
         figures += _of_gpu(spec) if context.on_gpu else _of_cpu(spec, context.folder)
@@ -75,7 +75,8 @@ def _of_gpu(spec: ModelSpec) -> list[Figure]:
 
 
 def _not_pytorchs() -> int:
-    """Bytes of the GPU that PyTorch's allocator did not take: CUDA's context, libraries, other processes."""
+    """Return the bytes of the GPU that PyTorch's allocator did not take: CUDA's context, libraries, other
+    processes."""
     free, total = torch.cuda.mem_get_info(0)
     return total - free - torch.cuda.memory_reserved(0)
 
@@ -100,7 +101,8 @@ def _of_cpu(spec: ModelSpec, folder: Path) -> list[Figure]:
 
 
 def _ready(loaded: CapturedModel) -> Step:
-    """A step that was run: libraries have their workspaces, the optimizer its state."""
+    """Return a step that has run once, so that libraries have their workspaces and the optimizer its
+    state."""
     gc.collect()  # or the model before this one would be freed in the middle of the step
     step = Step(unsplit_engine(loaded), loaded.inputs, "adam")
     step()
@@ -109,7 +111,7 @@ def _ready(loaded: CapturedModel) -> Step:
 
 
 def predicted_peak(loaded: CapturedModel, capability: Capability | None) -> float:
-    """Bytes of the unsplit model's rank at the most, as the simulator has it from fake tensors."""
+    """Return the most bytes of the unsplit model's rank, as simulated from fake tensors."""
     strategy = unsplit_strategy(loaded.graph)
     works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     facts = {n: find_facts(work, True, capability) for n, work in works.items()}
@@ -117,9 +119,10 @@ def predicted_peak(loaded: CapturedModel, capability: Capability | None) -> floa
 
 
 def allocated_above(step: Step, folder: Path) -> int:
-    """Bytes that PyTorch's allocator of the CPU gives out during a step, at the most, above its begin."""
+    """Return the most bytes that PyTorch's CPU allocator hands out during a step, above those at its
+    beginning."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        # Twice: the profiler does not see that memory is freed which it did not see allocated.
+        # Twice, as the profiler does not see the freeing of memory that it did not see allocated.
         step()
         with record_function(_WATCHED):
             step()

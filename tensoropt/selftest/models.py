@@ -1,4 +1,4 @@
-"""The models that checks run: such as need no other package, in sizes for a core and for a GPU."""
+"""The models that checks run: models that need no other package, in sizes for a core and for a GPU."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _LARGE: dict[str, tuple[tuple[str, Any], ...]] = {
 
 
 def small_models(context: CheckContext) -> list[ModelSpec]:
-    """Four models that any device runs in milliseconds."""
+    """Return four models that any device runs in milliseconds."""
     return [ModelSpec(source, settings=given, device=context.device) for source, given in _SMALL.items()]
 
 
 def timed_models(context: CheckContext) -> list[ModelSpec]:
-    """Four models whose steps are long enough to be timed on this device."""
+    """Return four models whose steps are long enough to be timed on this device."""
     if not context.on_gpu:
         return [replace(spec, settings=_WIDER.get(spec.source, ())) for spec in small_models(context)]
     return [ModelSpec(source, settings=given, device="cuda") for source, given in _LARGE.items()]
 
 
 _WIDER: dict[str, tuple[tuple[str, Any], ...]] = {
-    # Steps of a core of about 20 to 100 ms: in shorter ones its clock and its neighbours are seen most.
+    # Steps of about 20 to 100 ms on a core: shorter ones mostly show the core's clock and its neighbours.
     "zoo:mlp": (("batch", 256),),
     "zoo:gpt-mini": (("hidden", 128), ("sequence", 64), ("batch", 8)),
     "zoo:transformer-tiny": (("batch", 16),),
@@ -56,29 +56,29 @@ _WIDER: dict[str, tuple[tuple[str, Any], ...]] = {
 
 
 def short_name(spec: ModelSpec) -> str:
-    """The model's name in the report."""
+    """Return the model's name in the report."""
     return spec.source.removeprefix("zoo:")
 
 
 def device_of_check(context: CheckContext) -> torch.device:
-    """The device as PyTorch has it."""
+    """Return the check's device as a PyTorch device."""
     return torch.device("cuda", 0) if context.on_gpu else torch.device("cpu")
 
 
 def unsplit_engine(loaded: CapturedModel, device: torch.device | None = None) -> ShardedEngine:
-    """The lowered graph of the unsplit model on one rank."""
+    """Return an engine of the unsplit model's lowered graph on one rank."""
     runtime = Runtime((1,), seed=loaded.spec.seed, device=device or loaded.device)
     return ShardedEngine(unsplit_strategy(loaded.graph), loaded.values, runtime=runtime)
 
 
 def module_of(spec: ModelSpec, device: torch.device) -> tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]:
-    """(module, args, kwargs) of a model on a device, in training mode."""
+    """Return (module, args, kwargs) of a model on a device, in training mode."""
     model, args, kwargs = spec.build()
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda value: value.to(device), (args, kwargs))
     return model.to(device).train(), args, kwargs
 
 
 def loss_of(result: Any) -> torch.Tensor:
-    """The loss in what a model of the zoo returns."""
+    """Return the loss in the results of a zoo model."""
     _, loss = find_loss(result)
     return loss

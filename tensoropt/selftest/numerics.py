@@ -1,4 +1,4 @@
-"""The lowered graph against the module that it was captured from: loss and gradients of a step."""
+"""The lowered graph compared with the module that it was captured from: loss and gradients of a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Gradients = Mapping[str, torch.Tensor]
 
 
 def run(context: CheckContext) -> Outcome:
-    """In float32 the graph's step is the module's; in bfloat16 it is as near to it as autocast's is."""
+    """Check that the graph's step is the module's in float32, and as near to it as autocast's in bfloat16."""
     figures = []
     for spec in small_models(context):
         figures += [*_float32(spec), *_bfloat16(spec, device_of_check(context))]
@@ -65,7 +65,7 @@ def _bfloat16(spec: ModelSpec, device: torch.device) -> list[Figure]:
 def module_gradients(
     loaded: CapturedModel, device: torch.device, *, autocast: bool
 ) -> dict[str, torch.Tensor]:
-    """The module's gradients of a step, by the graph's names of parameters."""
+    """Return the module's gradients of a step, by the graph's names of parameters."""
     model, args, kwargs = module_of(loaded.spec, device)
     with torch.autocast(device.type, torch.bfloat16) if autocast else nullcontext():
         loss = loss_of(model(*args, **kwargs))
@@ -80,7 +80,7 @@ def module_gradients(
 
 
 def distance(got: Gradients, exact: Gradients) -> float:
-    """Norm of the difference of all gradients together, relative to that of the exact ones."""
+    """Return the norm of the difference of all gradients together, relative to that of the exact ones."""
     apart = size = 0.0
     for name, want in exact.items():
         apart += float((got[name].double() - want.double()).square().sum())

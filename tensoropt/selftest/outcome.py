@@ -1,4 +1,4 @@
-"""What a check found: figures, each with the most it may be, or why there are none."""
+"""The outcome of a check: figures, each with the most it may be, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, Literal
 from tensoropt.units import format_bytes, format_seconds
 
 RESULT = "outcome.json"
-"""The file in which a check's process leaves what it found."""
+"""The file in which a check's process leaves its outcome."""
 
 State = Literal["passed", "failed", "skipped", "left out"]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
+    """A figure with its bound.
 
     Attributes:
-        what: it is of, in words.
-        value: in ``unit``; NaN is within no bound.
-        bound: the most that it may be; None for figures that are only shown.
-        unit: ``s``, ``bytes``, or ``share`` of something, 1 for all of it; empty for other numbers.
+        what: what it measures, in words.
+        value: the value in ``unit``; NaN is within no bound.
+        bound: the most that it may be; None for a figure that is only shown.
+        unit: ``s``, ``bytes``, or ``share`` of something (1 for all of it); empty for other numbers.
     """
 
     what: str
@@ -34,12 +34,12 @@ class Figure:
 
     @classmethod
     def share(cls, what: str, value: float, bound: float) -> Figure:
-        """A share, which people read as per cents."""
+        """Make a share, which people read as per cents."""
         return cls(what, value, bound, "share")
 
     @property
     def ok(self) -> bool:
-        """Whether it is within its bound; one without a bound always is."""
+        """Whether it is within its bound; a figure without a bound always is."""
         return self.bound is None or self.value <= self.bound
 
     @property
@@ -64,13 +64,13 @@ def _text(value: float, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a check.
+    """The outcome of a check.
 
     Attributes:
-        state: ``skipped`` where this machine cannot do it, ``left out`` where there was no time for it.
-        reason: of all states but ``passed``, in a sentence.
-        notes: what else a reader of the figures has to know.
-        details: plain data for those who look closer.
+        state: ``skipped`` if this machine cannot do it, ``left out`` if there was no time for it.
+        reason: the reason for all states but ``passed``, in a sentence.
+        notes: what else a reader of the figures needs to know.
+        details: plain data for a closer look.
     """
 
     state: State
@@ -81,7 +81,8 @@ class Outcome:
 
     @classmethod
     def of(cls, figures: Sequence[Figure], *notes: str, **details: Any) -> Outcome:
-        """Passed where all figures are within their bounds; at least one has to have a bound."""
+        """Make an outcome that is passed if all figures are within their bounds; at least one must have a
+        bound."""
         bounded = [figure for figure in figures if figure.bound is not None]
         assert bounded, "a check without bounds cannot fail"
         far = [
@@ -93,21 +94,21 @@ class Outcome:
 
     @classmethod
     def skipped(cls, reason: str) -> Outcome:
-        """Of what this machine cannot do."""
+        """Make the outcome of a check that this machine cannot do."""
         return cls("skipped", reason=reason)
 
     @classmethod
     def left_out(cls, reason: str) -> Outcome:
-        """Of what there was no time for."""
+        """Make the outcome of a check for which there was no time."""
         return cls("left out", reason=reason)
 
     @classmethod
     def failed(cls, reason: str, **details: Any) -> Outcome:
-        """Of a check that did not get as far as figures."""
+        """Make the outcome of a check that did not get as far as figures."""
         return cls("failed", reason=reason, details=details)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, read back by :meth:`from_dict`."""
+        """Return plain data, which :meth:`from_dict` reads."""
         figures = [asdict(figure) | {"ok": figure.ok} for figure in self.figures]
         return {
             "state": self.state,
@@ -119,7 +120,7 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
-        """Inverse of :meth:`to_dict`."""
+        """Return the outcome that :meth:`to_dict` wrote; its inverse."""
         figures = tuple(
             Figure(one["what"], math.nan if one["value"] is None else one["value"], one["bound"], one["unit"])
             for one in data["figures"]
@@ -129,11 +130,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class CheckContext:
-    """Where a check works, and with what.
+    """The device and the folder that a check works with.
 
     Attributes:
         device: ``cpu``, or ``cuda`` for the first GPU.
-        folder: an existing one for files that nobody needs afterwards.
+        folder: an existing folder for files that nobody needs afterwards.
     """
 
     device: str
@@ -141,10 +142,10 @@ class CheckContext:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it works on the first GPU."""
+        """Whether the check works on the first GPU."""
         return self.device == "cuda"
 
     @property
     def backend(self) -> str:
-        """What one rank of this kind talks over."""
+        """The communication backend of a rank of this kind."""
         return "nccl" if self.on_gpu else "gloo"

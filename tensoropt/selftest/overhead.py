@@ -1,4 +1,4 @@
-"""What a step of the lowered graph takes over the module's own, as it is and under ``torch.compile``."""
+"""The overhead of a step of the lowered graph over the module's own, as it is and under ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from tensoropt.selftest.timing import in_turns, over, unless_busy
 
 BOUND = {"cuda": 0.03, "cpu": 0.15}
 COMPILED_BOUND = {"cuda": 0.01, "cpu": 0.15}
-"""Relative: the goals for a GPU; on a core of a machine that others use, what its unsteadiness allows."""
+"""The relative bounds: the goal for a GPU; on a core of a machine that others use, what its unsteadiness
+allows."""
 ROUNDS = 12
 WARM_UP = 3
 COMPILED = 1
-"""Of the timed models, so many are compiled, the smallest first: each takes a minute or so."""
+"""How many of the timed models are compiled, the smallest first: each takes a minute or so."""
 
 Step = Callable[[], object]
 Wrap = Callable[[nn.Module], Any]
 
 
 def run(context: CheckContext) -> Outcome:
-    """Steps of the module and of the parallelized module, in turns."""
+    """Compare steps of the module and of the parallelized module, in turns."""
     return unless_busy(lambda at: _of(timed_models(at), at, BOUND[at.device]), context)
 
 
 def run_compiled(context: CheckContext) -> Outcome:
-    """The same with both compiled."""
+    """Compare the same steps with both compiled."""
     if reason := why_not_compiled(context):
         return Outcome.skipped(reason)
     specs, bound = timed_models(context)[:COMPILED], COMPILED_BOUND[context.device]
@@ -45,7 +46,7 @@ _WORDS = f"the fastest of {ROUNDS} rounds of a step of each in turns, Adam inclu
 
 
 def why_not_compiled(context: CheckContext) -> str:
-    """Why ``torch.compile`` has no compiler on this machine; empty where it has."""
+    """Say why ``torch.compile`` has no compiler on this machine; empty if it has one."""
     if context.on_gpu:
         from torch.utils._triton import has_triton
 
@@ -83,12 +84,12 @@ def _compared(spec: ModelSpec, context: CheckContext, bound: float, wrap: Wrap) 
 
 
 def step_of_module(spec: ModelSpec, device: torch.device, wrap: Wrap) -> Step:
-    """A training step of the module as its author wrote it."""
+    """Return a training step of the module as its author wrote it."""
     return _step(*module_of(spec, device), wrap)
 
 
 def step_of_graph(spec: ModelSpec, device: torch.device, wrap: Wrap) -> Step:
-    """A training step of the same module, parallelized for one device."""
+    """Return a training step of the same module, parallelized for one device."""
     model, args, kwargs = spec.build()
     strategy = unsplit_strategy(open_model(spec).graph)
     # Threads and cores are the same for both.

@@ -1,4 +1,5 @@
-"""One check in a process of its own: a kernel's fault or a hang ends this process and not the others' work.
+"""One check in a process of its own: a kernel's fault or a hang ends this process and not the work of the
+others.
 
 ``python -m tensoropt.selftest.process FUNCTION DEVICE FOLDER`` writes ``FOLDER/outcome.json``.
 """
@@ -17,7 +18,7 @@ _FRAMES = 6
 
 
 def main(function: str, device: str, folder: Path) -> None:
-    """Run a check (``module:function``) and write what it found; an error of any kind is a finding."""
+    """Run a check (``module:function``) and write its outcome; an error of any kind is an outcome, too."""
     module, _, name = function.partition(":")
     try:
         outcome = getattr(importlib.import_module(module), name)(CheckContext(device, folder))

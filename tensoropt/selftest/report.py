@@ -1,4 +1,4 @@
-"""What the self-test found, as text, as data, and as two files that can be sent to somebody."""
+"""The results of the self-test, as text, as data, and as two files that can be sent to somebody."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PRIVATE = "…"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A check, what it shows, and what came of it.
+    """A check, what it shows, and its outcome.
 
     Attributes:
-        seconds: that it took; 0 where it did not run.
+        seconds: the seconds that it took; 0 if it did not run.
     """
 
     name: str
@@ -38,12 +38,12 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class SelftestReport:
-    """What the self-test found on a machine; its text is for people.
+    """The results of the self-test on a machine; its text is for people.
 
     Attributes:
-        machine: as :func:`tensoropt.selftest.machine.machine` has it.
-        minutes: that were given.
-        seconds: that it took.
+        machine: the facts from :func:`tensoropt.selftest.machine.machine`.
+        minutes: the minutes that were allowed.
+        seconds: the seconds that the test took.
     """
 
     machine: Mapping[str, Any]
@@ -58,11 +58,11 @@ class SelftestReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no check failed; those that were skipped or left out say nothing."""
+        """Whether no check failed; those that were skipped or left out do not count."""
         return not self.failed
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data without names of users, hosts and folders."""
+        """Return plain data without names of users, hosts and folders."""
         data = {
             "schema": SCHEMA,
             "ok": self.ok,
@@ -83,14 +83,14 @@ class SelftestReport:
         return cleaned
 
     def save(self, stem: Path) -> tuple[Path, Path]:
-        """Write ``STEM.json`` and ``STEM.txt``, both whole or neither; their paths.
+        """Write ``STEM.json`` and ``STEM.txt``, both whole or neither, and return their paths.
 
         Raises:
             TensorOptError: they cannot be written.
         """
         from tensoropt.files import written_together
 
-        # Not with_suffix: a name such as h100.first has no suffix to replace.
+        # Not with_suffix, as a name such as h100.first has no suffix to replace.
         paths = (stem.with_name(stem.name + ".json"), stem.with_name(stem.name + ".txt"))
         with written_together(paths) as (data, text):
             data.write_text(json_text(self.to_dict(), indent=1) + "\n", encoding="utf-8")
@@ -104,7 +104,7 @@ class SelftestReport:
 
     @property
     def summary(self) -> str:
-        """The last lines: how many passed, what failed, and what that leaves open."""
+        """Return the last lines: how many passed, what failed, and what that leaves open."""
         counts = Counter(result.outcome.state for result in self.results)
         of = ", ".join(f"{count} {state}" for state, count in counts.items())
         lines = [f"{len(self.results)} checks in {self.seconds:.0f} s: {of}"]
@@ -153,7 +153,7 @@ _UNITS: Mapping[str, Callable[[Any], str]] = {
     "c": lambda value: f"{value} °C",
     "percent": lambda value: f"{value} %",
 }
-"""By the ending of a key."""
+"""Formatters by the ending of a key."""
 
 
 def _gpu_words(key: str, value: Any) -> str:
@@ -185,8 +185,8 @@ def _check_text(result: CheckResult) -> str:
 
 
 def without_private(value: Any) -> Any:
-    """The data with paths, and names of the user and the host, taken out of all its texts; of a path its last
-    part stays."""
+    """Return the data with paths, and names of the user and the host, removed from all texts; a path keeps
+    its last part."""
     if isinstance(value, str):
         return _cleaned(value)
     if isinstance(value, Mapping):
@@ -204,7 +204,7 @@ def _cleaned(text: str) -> str:
 
 
 def _names() -> list[str]:
-    """Names of the user and of the host, such as are no ordinary word of a report."""
+    """Return the names of the user and of the host, except those that are ordinary words of a report."""
     names = {platform.node(), platform.node().split(".")[0], Path.home().name, os.environ.get("USER", "")}
     with contextlib.suppress(OSError, KeyError):  # a container may have no entry for its user
         names.add(getpass.getuser())
@@ -212,4 +212,4 @@ def _names() -> list[str]:
 
 
 _ORDINARY = frozenset({"root", "user", "localhost", "home", "ubuntu", "torch", "cuda", "gpu", "cpu", "Linux"})
-"""Names that say nothing about anybody, and that texts of a report use."""
+"""Names that say nothing about anybody and that occur in a report's texts."""

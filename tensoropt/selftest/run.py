@@ -1,4 +1,4 @@
-"""The self-test: its checks one after the other, each in a process of its own, as long as there is time."""
+"""The self-test: its checks one after another, each in a process of its own, as long as there is time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tensoropt.types import Progress, silent
 
 MINUTES = 8.0
 HUNG_FACTOR, HUNG_S = 4.0, 60.0
-"""A check that takes so many times as long as expected, and so many seconds more, hangs; assumptions."""
+"""A check that exceeds this multiple of its expected time plus so many seconds counts as hung;
+assumptions."""
 _TAIL = 400
 
 Device = Literal["auto", "gpu", "cpu"]
@@ -36,22 +37,22 @@ def run_selftest(
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> SelftestReport:
-    """Try on this machine that what is computed, kept and predicted is right: the report of it.
+    """Check on this machine that what is computed, kept and predicted is right, and return the report.
 
-    Each check runs in a process of its own. One that is not expected to end in the time that is left is left
+    Each check runs in a process of its own. A check that is not expected to end in the remaining time is left
     out, and the report says so.
 
     Args:
-        device: ``gpu`` for the first GPU, ``cpu`` for CPU ranks and fake CUDA devices, ``auto`` for a GPU
-            where there is one.
+        device: ``gpu`` for the first GPU, ``cpu`` for CPU ranks and fake CUDA devices, ``auto`` for a GPU if
+            there is one.
         only: names of checks (:data:`tensoropt.selftest.checks.CHECKS`); all of them by default.
-        minutes: that all checks together may take.
-        out: where the report is written, ``OUT.json`` and ``OUT.txt``; nowhere by default.
+        minutes: the minutes that all checks together may take.
+        out: where to write the report, ``OUT.json`` and ``OUT.txt``; nowhere by default.
         progress: called with (stage, done, total, what).
 
     Raises:
-        TensorOptError: there is no GPU, no check of a name, too little time for any check, or the report
-            cannot be written.
+        TensorOptError: there is no GPU, no check with one of the names, too little time for any check, or the
+            report cannot be written.
     """
     checks, tell = checks_of(None if only is None else list(only)), progress or silent
     if not minutes > 0:
@@ -103,7 +104,7 @@ def _try_to_write(stem: Path) -> None:
 
 
 def timed_check(check: Check, device: str, left_s: float) -> CheckResult:
-    """What a check finds in a process of its own, in the seconds that are left."""
+    """Return the result of a check in a process of its own, within the remaining seconds."""
     expected = check.expected_s[device]
     if expected > left_s:
         outcome = Outcome.left_out(
@@ -127,7 +128,7 @@ def _in_process(check: Check, device: str, folder: Path, left_s: float) -> Outco
             stdout=stream,
             stderr=subprocess.STDOUT,
             env=_environment(device),
-            # A group of its own, so that the ranks that it starts end with it.
+            # A process group of its own, so that the ranks that it starts end with it.
             start_new_session=True,
         )
         try:

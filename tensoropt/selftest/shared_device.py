@@ -1,4 +1,4 @@
-"""Two ranks on one device: split plans whose numbers its own kernels compute, with one card."""
+"""Two ranks on one device: split plans whose numbers its own kernels compute, with a single card."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
 from tensoropt.verify import verify_random
 
 CLUSTER = "dgx-a100[2]"
-"""Two devices whose prices are from data sheets: nothing is timed for them."""
+"""Two devices priced from data sheets: nothing is timed for them."""
 STRATEGIES = (
     ("zoo:gpt-mini", "float32", False, 2),
     ("zoo:mlp", "bfloat16", False, 1),
     ("zoo:mlp", "float32", True, 1),
 )
-"""Model, precision, whether placed, and how many."""
+"""Models, precisions, whether strategies are placed, and how many there are."""
 
 
 def run(context: CheckContext) -> Outcome:
-    """Random legal strategies beside the unsplit model, as ``verify --random`` runs them."""
+    """Compare random legal strategies with the unsplit model, as ``verify --random`` does."""
     figures: list[Figure] = []
     remarks: list[str] = []
     with ProfileStore(context.folder / "profiles.sqlite") as store:
@@ -43,7 +43,7 @@ def run(context: CheckContext) -> Outcome:
 
 
 def figures_of(name: str, answer: dict[str, Any]) -> list[Figure]:
-    """What is wrong in an answer of ``verify``, and how far numbers are apart."""
+    """Return what is wrong in an answer of ``verify``, and how far numbers differ."""
     largest = {
         kind: max(_number(plan[f"{kind}_difference"]) for plan in answer["plans"])
         for kind in ("loss", "gradient")

@@ -22,17 +22,18 @@ from tensoropt.verify.predict import predicted
 from tensoropt.verify.run import predict_and_run, ranks_with
 
 BOUND = {"cuda": 0.05, "cpu": 0.25}
-"""Relative, per model: the goal for a GPU. A core of a machine that others use is not as steady: a step of it
-was seen to change by a tenth between two minutes, and by more under load."""
+"""The relative bound for each model: the goal for a GPU. A core of a machine that others use is not as
+steady: its step was seen to change by a tenth from one minute to the next, and by more under load."""
 
 
 def run(context: CheckContext) -> Outcome:
-    """Predicted and measured steps; on a machine that others use as well a difference says nothing."""
+    """Compare predicted and measured steps; on a machine that others use as well a difference says
+    nothing."""
     return unless_busy(predicted_and_measured, context)
 
 
 def predicted_and_measured(context: CheckContext) -> Outcome:
-    """Measured anew, into a store that is thrown away."""
+    """Measure anew, into a store that is then discarded, and compare."""
     cluster = load_cluster("local:1" if context.on_gpu else "cpu:1")
     if local_backend(cluster) is None:
         return Outcome.skipped("nothing can be timed here: " + "; ".join(local_notes(cluster)))

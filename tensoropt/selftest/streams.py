@@ -1,4 +1,5 @@
-"""Streams of a GPU: a step in a stream of its own is right, and a copy beside computation hides behind it."""
+"""Streams of a GPU: the checks that a step in a stream of its own is right, and that a copy hides behind
+computation."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from tensoropt.verify.reference import first_step
 from tensoropt.verify.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 
 BOUND = 0.3
-"""The most of the shorter work that may come on top of the longer one when both run in streams of their own;
-1 where nothing overlaps. An assumption, which no GPU has tried."""
+"""The largest share of the shorter work that may come on top of the longer one when both run in streams of
+their own; 1 if nothing overlaps. An assumption that has not been tried on a GPU."""
 ROUNDS = 7
 SIZE, PRODUCTS = 4096, 8
 COPIED_BYTES = 1 << 28
 
 
 def run(context: CheckContext) -> Outcome:
-    """Numbers of steps in a side stream, and seconds of two streams at once."""
+    """Check the numbers of steps in a side stream, and the seconds of two streams at once."""
     if not context.on_gpu:
         return Outcome.skipped("CPU ranks have no streams; give --gpu on a machine that has one")
     device = device_of_check(context)
@@ -62,7 +63,7 @@ def run(context: CheckContext) -> Outcome:
 
 
 def exposed(one_s: float, other_s: float, both_s: float) -> float:
-    """The share of the shorter work that is not hidden behind the longer one."""
+    """Return the share of the shorter work that is not hidden behind the longer one."""
     return (both_s - max(one_s, other_s)) / min(one_s, other_s)
 
 

@@ -1,4 +1,4 @@
-"""What work takes on a device: the one place where checks read a clock."""
+"""The time that work takes on a device: the one place where checks read a clock."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tensoropt.selftest.outcome import CheckContext, Outcome
 
 LOOK_S = 0.5
 OWN_CORE = 0.9
-"""Of its core, what a process gets at least where nobody else is busy; an assumption."""
+"""The least share of its core that a process gets if nobody else is busy; an assumption."""
 
 
 def device_seconds(work: Callable[[], object], device: torch.device, *, ahead: bool = False) -> float:
-    """Seconds from the begin of ``work`` on a device to its end.
+    """Return the seconds from the beginning of ``work`` on a device to its end.
 
     Args:
-        ahead: let the host issue all of it first, so that the device never waits for the host; else as in a
-            step, where it may.
+        ahead: whether the host issues all of it first, so that the device never waits for the host;
+            otherwise, as in a step, it may wait.
     """
     timer = timer_of(str(device))
     _, span = timed(timer, work, ahead=ahead)
@@ -29,10 +29,11 @@ def device_seconds(work: Callable[[], object], device: torch.device, *, ahead: b
 
 
 def in_turns(works: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[list[float]]:
-    """Seconds of each work in each round, run one after the other so that all meet the same machine."""
+    """Return the seconds of each work in each round, run one after another so that all meet the same
+    machine."""
     seconds: list[list[float]] = [[] for _ in works]
     for number in range(rounds):
-        # Forwards and backwards: who comes first has what the last round left behind.
+        # Forwards and then backwards, as the first one finds what the last round left behind.
         order = range(len(works)) if number % 2 == 0 else reversed(range(len(works)))
         for index in order:
             seconds[index].append(device_seconds(works[index], device))
@@ -40,13 +41,13 @@ def in_turns(works: Sequence[Callable[[], object]], device: torch.device, rounds
 
 
 def over(of: Sequence[float], to: Sequence[float]) -> float:
-    """By how much the fastest round of one is slower than that of the other, relative: what else runs on the
-    machine only makes rounds slower."""
+    """Return by how much the fastest round of one is slower than that of the other, relative: anything else
+    on the machine only makes rounds slower."""
     return min(of) / min(to) - 1
 
 
 def share_of_core() -> float:
-    """The share of a core that this process gets while it has something to do."""
+    """Return the share of a core that this process gets while it has something to do."""
     began, used = time.perf_counter(), time.process_time()
     while time.perf_counter() < began + LOOK_S:
         pass
@@ -54,8 +55,8 @@ def share_of_core() -> float:
 
 
 def unless_busy(check: Callable[[CheckContext], Outcome], context: CheckContext) -> Outcome:
-    """What a check of times finds; on CPU ranks a failure says nothing where others use the cores as well,
-    and is a check that was skipped, with its figures."""
+    """Return the outcome of a check of times; on CPU ranks a failure says nothing if others use the cores as
+    well, and then counts as skipped, with its figures."""
     before = share_of_core()
     found = check(context)
     share = min(before, share_of_core())

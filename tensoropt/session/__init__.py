@@ -1,1 +1,1 @@
-"""One exploration from its prepared model to its points: costs, search, simulation, comparison."""
+"""A single exploration, from its prepared model to its points: costs, search, simulation, comparison."""

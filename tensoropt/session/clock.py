@@ -1,4 +1,4 @@
-"""Seconds spent per stage."""
+"""The seconds spent per stage."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 
 class StageClock:
-    """A clock that notes how long each stage took.
+    """A clock that records how long each stage took.
 
     Attributes:
-        seconds: by stage, in the order in which they ended.
+        seconds: the seconds of each stage, in the order in which the stages ended.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class StageClock:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Note the seconds of the block under this name, beside those noted before."""
+        """Add the seconds of the block to those recorded under this name."""
         start = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

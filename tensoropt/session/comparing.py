@@ -1,4 +1,4 @@
-"""Published planners asked on the tables of an exploration, beside its frontier."""
+"""Published planners run on the tables of an exploration, beside its frontier."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def with_planners(
     entries: Sequence[Entry],
     limits: Sequence[float | None],
 ) -> Exploration:
-    """The exploration with what the planners find in the same tables, and a row of comparison for each.
+    """Return the exploration with what the planners find in the same tables, and a row of comparison for
+    each.
 
     Args:
-        limits: memory per device that they are given, bytes; None for all trade-offs they know.
+        limits: bytes of memory per device that the planners are given; None for all trade-offs they know.
     """
     frontier = exploration.points
     # Store and ranks are opened only for planners that price anew, and closed after all have run.
@@ -60,16 +61,17 @@ def with_planners(
 def planning_task(
     session: Session, searched: Searched, exploration: Exploration, kinds: Set[str], stack: ExitStack
 ) -> PlanningTask:
-    """What planners of these kinds are asked on the tables of an exploration.
+    """Return the task for planners of these kinds on the tables of an exploration.
 
-    The exploration in it has further spaces, for pipelines and placed plans that its own have no place for.
+    The exploration in the task has further spaces, for pipelines and placed plans, for which its own have no
+    place.
 
     Args:
-        stack: closes what prices of further work need.
+        stack: closes the resources that prices of further work need.
     """
     tables = tuple(
         TableSpace(s.mesh, s.tables, names)
-        # Spaces of pipelines and of placed plans come behind those that were searched.
+        # Spaces of pipelines and of placed plans come after those that were searched.
         for s, names in zip(searched.spaces, exploration.spaces, strict=False)
     )
     spaces, staged, prices = list(exploration.spaces), None, None
@@ -88,12 +90,13 @@ def planning_task(
 
 
 def _names(graph: GroupGraph) -> dict[str, str]:
-    """Per parameter of the graph the model's own name."""
+    """Return the model's own name for each parameter of the graph."""
     return {tensor.name: str(tensor.key) for tensor in graph.atoms.graph.parameters}
 
 
 def _costs(session: Session, searched: Searched, stack: ExitStack) -> CostSource:
-    """Costs of further work, from where the tables' came; ``stack`` closes what they need."""
+    """Return costs of further work, from the source of the tables' costs; ``stack`` closes the resources they
+    need."""
     store = stack.enter_context(session.open_store())
     pool = stack.enter_context(session.open_ranks())
     return replace(searched.costs, store=store, pool=pool, progress=session.progress)

@@ -1,4 +1,4 @@
-"""What the searches found, simulated: no strategy is shown by the figures that found it."""
+"""The strategies that the searches found, simulated: no strategy is shown with the figures that found it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tensoropt.session.session import Session
 from tensoropt.session.simulations import SpaceSimulations, unbeaten_of
 
 SHOWN, LOSS = 300, 1e-3
-"""Points of an exploration in which a gap is allowed, and the share of hypervolume that leaving others out
-may lose; as many more are shown as that takes."""
+"""The number of points of an exploration that allows a gap, and the share of hypervolume that leaving others
+out may lose; more points are shown if that requires it."""
 
 
 def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) -> Exploration:
-    """The exploration: of all strategies found, simulated, those that no other beats."""
+    """Return the exploration: of all strategies found, simulated, those that no other beats."""
     with session.clock.stage("judge"):
         spaces = tuple(space_of(searched.problem, s.mesh, s.tables, s.notes) for s in searched.spaces)
         points, unbeaten_count = chosen_points(searched, spaces, session.settings)
@@ -54,7 +54,7 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
 def chosen_points(
     searched: Searched, spaces: Sequence[Space], settings: Settings
 ) -> tuple[tuple[Point, ...], int]:
-    """The points that are shown, and how many strategies none of the simulated ones beats."""
+    """Return the points that are shown, and how many strategies none of the simulated ones beats."""
     simulations = searched.simulations
     best = unbeaten_of(simulations)
     chosen = np.arange(len(best.memory))
@@ -69,10 +69,10 @@ def chosen_points(
 
 
 def beaten_by_terms(spaces: Sequence[SpaceSimulations], unbeaten_count: int) -> list[str]:
-    """That strategies are left out for what processes take beside tensors, in words; nothing where none is.
+    """Say that strategies are left out because of what processes take beside tensors; empty if none are.
 
     Args:
-        unbeaten_count: how many strategies none beats, all memory counted.
+        unbeaten_count: how many strategies no other beats, with all memory counted.
     """
     tensors = np.concatenate([one.done.tensors for one in spaces])
     costs = np.concatenate([one.simulated for one in spaces])
@@ -86,10 +86,11 @@ def beaten_by_terms(spaces: Sequence[SpaceSimulations], unbeaten_count: int) -> 
 
 
 def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points with what is proven of them over all spaces together; of placed ones nothing is.
+    """Return the points with what is proven about them over all spaces together; about placed points nothing
+    is proven.
 
-    Under its cap or on its mesh a strategy may be the best, and yet another mesh's be better in the additive
-    model. It stays where the simulator prefers it, with the gap that it has.
+    A strategy may be the best under its cap or on its mesh, and yet another mesh's may be better in the
+    additive model. It stays if the simulator prefers it, with its gap.
     """
     sharded = [i for i, point in enumerate(points) if point.carried is None]
     memory = np.array([points[i].additive_memory_bytes for i in sharded])
@@ -97,13 +98,13 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     gaps, exact = certify([s.frontier for s in searched], memory, time_s)
     found = list(points)
     for i, gap, proven in zip(sharded, gaps, exact, strict=True):
-        found[i] = replace(points[i], exact=bool(proven), gap=float(gap))
+        found[i] = points[i].changed(exact=proven, gap=gap)
     return unbeaten(found)
 
 
 def only_used_spaces(exploration: Exploration) -> Exploration:
-    """The exploration without spaces that were not searched and have no point, each of the others once; its
-    points know their new numbers."""
+    """Return the exploration without spaces that were not searched and have no point, each of the others
+    once; its points have the new numbers."""
     needed = {point.space for point in (*exploration.points, *exploration.others)}
     kept: list[Space] = []
     number: dict[int, int] = {}
@@ -118,20 +119,21 @@ def only_used_spaces(exploration: Exploration) -> Exploration:
     return replace(
         exploration,
         spaces=tuple(kept),
-        points=tuple(replace(p, space=number[p.space]) for p in exploration.points),
-        others=tuple(replace(p, space=number[p.space]) for p in exploration.others),
+        points=tuple(p.changed(space=number[p.space]) for p in exploration.points),
+        others=tuple(p.changed(space=number[p.space]) for p in exploration.others),
     )
 
 
 def record_used(searched: Searched, spaces: Sequence[Space], points: Sequence[Point]) -> Recorded | None:
-    """The operator graph and the costs that these points use, as they are saved with an exploration."""
+    """Return the operator graph and the costs that these points use, as they are saved with an
+    exploration."""
     return record(searched.problem.graph.atoms.graph, _used(searched.spaces, spaces, points))
 
 
 def _used(
     searched: Sequence[SearchedSpace], spaces: Sequence[Space], points: Sequence[Point]
 ) -> Iterator[tuple[CostTables, Mapping[str, int]]]:
-    """Of each sharded point the tables it is from, and its choice by name."""
+    """Yield, for each sharded point, the tables it comes from and its choice by name."""
     for point in points:
         if point.carried is not None:
             continue

@@ -1,7 +1,8 @@
-"""What fails because of the model that is explored is a refusal that names stage, operator and line.
+"""Failures because of the explored model, turned into refusals that name the stage, the operator and the
+line.
 
 PyTorch raises errors of its own for operators that it cannot run in some way (on fake tensors, in pieces,
-without storage). A person needs to know which part of the model that was; our own errors stay what they are.
+without storage). A person needs to know which part of the model that was; our own errors stay as they are.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ _STAGES = {
     "simulate": "simulating its step",
 }
 _REASON = 200
-"""Characters of an error's first line that are shown."""
+"""The most characters of an error's first line that are shown."""
 
 
 @contextlib.contextmanager
 def failures_named(model: str, graph: OperatorGraph | None = None) -> Iterator[None]:
-    """Turn what PyTorch refuses inside the block into an error that a person can act on.
+    """Turn PyTorch's refusals inside the block into errors that a person can act on.
 
     Args:
-        model: its name.
-        graph: its operators, if they are known; they have the lines of the model.
+        model: the model's name.
+        graph: the model's operators, if they are known; they have the lines of the model.
 
     Raises:
-        UnsupportedError: with the stage, the operator and the model's own line.
+        UnsupportedError: names the stage, the operator and the model's own line.
     """
     try:
         yield
@@ -57,7 +58,7 @@ def failures_named(model: str, graph: OperatorGraph | None = None) -> Iterator[N
 
 
 def is_pytorchs(error: Exception) -> bool:
-    """Whether PyTorch refuses something, rather than our own code being wrong."""
+    """Return whether PyTorch refuses something, rather than our own code being wrong."""
     innermost = next(frames_of(error), None)
     if innermost is None:
         return False
@@ -67,7 +68,7 @@ def is_pytorchs(error: Exception) -> bool:
 
 
 def _raised(error: BaseException) -> bool:
-    """Whether a statement of Python raised the error, rather than a function in C that it calls."""
+    """Return whether a Python statement raised the error, rather than a C function that it calls."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -75,7 +76,7 @@ def _raised(error: BaseException) -> bool:
 
 
 def described(model: str, graph: OperatorGraph | None, error: BaseException) -> str:
-    """One sentence on a failure: at what, where, why, and what to do."""
+    """Return one sentence on a failure: doing what, where, why, and what to do."""
     operator = _operator(error, graph)
     at = f" at {operator.target}" if operator is not None else ""
     if operator is not None and operator.module:
@@ -100,7 +101,7 @@ def _stage(error: BaseException) -> str:
 
 
 def _operator(error: BaseException, graph: OperatorGraph | None) -> Operator | None:
-    """The operator that the innermost of our functions had in hand."""
+    """Return the operator that the innermost of our functions was handling."""
     operators = graph.operators if graph is not None else ()
     makers = {name: op for op in operators for name in op.outputs}
     by_name = {op.name: op for op in operators}
@@ -113,7 +114,7 @@ def _operator(error: BaseException, graph: OperatorGraph | None) -> Operator | N
             if isinstance(value, Workload):
                 made = [value.names.get(name, name) for _, names in value.calls for name in names]
                 found = [makers[name] for name in made if name in makers]
-                # In backward none is in hand; the error may name one.
+                # In backward no function handles an operator; the error may name one.
                 named = [op for op in found if op.target.split(".")[1] in str(error)]
                 if found:
                     return (named or found)[0]
@@ -125,7 +126,7 @@ def _values(names: dict[str, Any]) -> list[Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first sentence of an error of PyTorch's, without its advice to those who write PyTorch."""
+    """Return the first sentence of a PyTorch error, without its advice to developers of PyTorch."""
     text = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
     first = text.split(". ")[0]
     return first if len(first) <= _REASON else first[:_REASON].rsplit(" ", 1)[0] + " ..."

@@ -1,10 +1,11 @@
-"""Explorations kept by what they depend on, so that the same question is answered at once.
+"""Explorations kept by what they depend on, so that a repeated question is answered at once.
 
 The key of an exploration is a hash of all that decides its points: the operator graph, the cluster, the
-settings, what the profile store knows, and this package's own code. A memory budget is no part of it: it
-decides only which points fit. One that was searched with a smaller gap than is allowed is good enough. What
-is known before a model is captured (a zoo model's name, a file's content) leads to the operator graph's part
-of the key, so that not even the capture is made again; the graph is kept too, for other questions about it.
+settings, what the profile store knows, and this package's own code. A memory budget is not part of it: it
+decides only which points fit. An exploration that was searched with a smaller gap than is allowed is good
+enough. What is known before a model is captured (a zoo model's name, a file's content) leads to the operator
+graph's part of the key, so that not even the capture is repeated; the graph is kept too, for other questions
+about it.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from tensoropt.session.kept_frontiers import KeptFrontiers
 from tensoropt.version import __version__
 
 MOST_KEPT = 64
-"""Explorations kept, and operator graphs; of more, those that were not asked for longest are removed. An
-assumption."""
+"""The most explorations, and operator graphs, that are kept; beyond that, those unused for longest are
+removed. An assumption."""
 GRAPH = ".graph.json.gz"
 
 
 @dataclass(frozen=True)
 class KeptCapture:
-    """What the capture of a model gave, with which it is explored again without the model.
+    """The result of a model's capture, with which it can be explored once more without the model.
 
     Attributes:
-        model: what plans say of the model.
-        notes: what its import had to say.
+        model: what plans say about the model.
+        notes: the remarks of its import.
     """
 
     model: ModelInfo
@@ -61,10 +62,10 @@ class KeptCapture:
 
 
 class KeptExplorations:
-    """Explorations beside a profile store.
+    """The explorations kept beside a profile store.
 
     Args:
-        store: what it knows is part of every key; one in memory keeps no explorations.
+        store: the profile store; its contents are part of every key; a store in memory keeps no explorations.
     """
 
     def __init__(self, store: ProfileStore):
@@ -72,10 +73,10 @@ class KeptExplorations:
         self.folder = None if store.path is None else store.path.parent / "explorations"
 
     def find(self, question: str, cluster: Cluster, settings: Settings) -> Exploration | None:
-        """The exploration of a question, if it was kept and nothing that decides it has changed since.
+        """Return the exploration of a question, if it was kept and nothing that decides it has changed since.
 
         Args:
-            question: as :func:`question_of` gives it.
+            question: the question, from :func:`question_of`.
 
         Raises:
             InfeasibleError: none of its points fits the budget of the settings.
@@ -91,7 +92,7 @@ class KeptExplorations:
         return None
 
     def _as_asked(self, folder: Path, gap: float, found: Exploration, settings: Settings) -> Exploration:
-        """An exploration that was searched with a gap, as the answer to these settings."""
+        """Return an exploration that was searched with a gap, as the answer to these settings."""
         made = datetime.fromtimestamp((folder / DESCRIBED).stat().st_mtime)
         with contextlib.suppress(OSError):
             os.utime(folder)
@@ -106,7 +107,7 @@ class KeptExplorations:
         return replace(found, settings=settings.to_dict(), report=report)
 
     def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> str:
-        """Keep an exploration; why that was not possible, in words, or nothing."""
+        """Keep an exploration; return why that was not possible, in words, or an empty text."""
         if self.folder is None:
             return ""  # a store in memory says so itself
         # Written beside and renamed, so that nobody finds half of one.
@@ -125,8 +126,13 @@ class KeptExplorations:
             return f"not kept for the next time it is asked: {error}"
         return ""
 
+    def answer(self, source: str, cluster: Cluster, settings: Settings) -> Exploration | None:
+        """The exploration of what a source has led to before, as :meth:`find` finds it."""
+        question = self.question_from(source)
+        return None if question is None else self.find(question, cluster, settings)
+
     def question_from(self, source: str) -> str | None:
-        """The question that a source has led to before, if any."""
+        """Return the question to which a source has led before, if any."""
         if self.folder is None:
             return None
         try:
@@ -135,7 +141,7 @@ class KeptExplorations:
             return None
 
     def note_source(self, source: str, found: KeptCapture) -> None:
-        """Note which question a source leads to, and keep its operator graph for other questions."""
+        """Record to which question a source leads, and keep its operator graph for other questions."""
         if self.folder is None:
             return
         data = {
@@ -149,7 +155,7 @@ class KeptExplorations:
             files[1].write_bytes(gzip.compress(json.dumps(data).encode()))
 
     def capture_of(self, source: str) -> KeptCapture | None:
-        """What the capture of a source gave before, if it was kept."""
+        """Return what the capture of a source gave before, if it was kept."""
         if self.folder is None:
             return None
         path = (self.folder / "sources" / _hash(source, code())).with_suffix(GRAPH)
@@ -164,9 +170,10 @@ class KeptExplorations:
             return None  # not there, or damaged: as if it were not there
 
     def _good_enough(self, key: str, epsilon: float) -> list[tuple[Path, float]]:
-        """The folders of what was searched with this gap or a smaller one, the widest first, and their gaps.
+        """Return the folders of what was searched with this gap or a smaller one, the widest first, with
+        their gaps.
 
-        An exact list is the answer only to who asks for one: it may be ten times as long.
+        An exact list answers only a request for one: it may be ten times as long.
         """
         assert self.folder is not None
         found: list[tuple[Path, float]] = []
@@ -177,7 +184,7 @@ class KeptExplorations:
         return sorted(enough, key=lambda one: -one[1])
 
     def _key(self, question: str, cluster: Cluster, settings: Settings) -> str:
-        """Of all but the allowed gap, which the folder's name has beside it."""
+        """Return the key of everything but the allowed gap, which the folder's name adds."""
         asked = {**settings.to_dict(), "memory_bytes": None, "epsilon": None}
         told = json.dumps([cluster.to_dict(), asked, _kernel_settings(cluster)], sort_keys=True)
         return _hash(question, code(), told, self.store.digest())
@@ -193,17 +200,17 @@ class KeptExplorations:
 
 
 def kept_tables(store: ProfileStore) -> KeptTables:
-    """Cost tables beside a profile store; one in memory keeps none."""
+    """Return the cost tables beside a profile store; a store in memory keeps none."""
     return KeptTables(None if store.path is None else store.path.parent / "tables", code())
 
 
 def kept_frontiers(
     store: ProfileStore, graph: OperatorGraph, cluster: Cluster, settings: Settings
 ) -> KeptFrontiers:
-    """The frontiers of single spaces beside a profile store; one in memory keeps none."""
+    """Return the frontiers of single spaces beside a profile store; a store in memory keeps none."""
     if store.path is None:
         return KeptFrontiers()
-    # A budget decides only which points fit, and placed plans come from no space.
+    # A budget only decides which points fit, and placed plans come from no space.
     asked = {**settings.to_dict(), "memory_bytes": None, "placements": None}
     told = json.dumps([cluster.to_dict(), asked, _kernel_settings(cluster)], sort_keys=True)
     key = _hash(graph.fingerprint, code(), told, store.digest())
@@ -211,19 +218,19 @@ def kept_frontiers(
 
 
 def _kernel_settings(cluster: Cluster) -> str:
-    """The settings of PyTorch under which figures are looked up and priced."""
+    """Return the settings of PyTorch under which figures are looked up and priced."""
     return KernelSettings.now().of(cluster.device_type).words
 
 
 def question_of(model: ModelInfo) -> str:
-    """What an exploration is asked about: an operator graph by its fingerprint, and all else that plans say
-    of the model."""
+    """Return the question of an exploration: an operator graph by its fingerprint, and all else that plans
+    say about the model."""
     return _hash(model.model_dump_json())
 
 
 @cache
 def code() -> str:
-    """A hash of this package's code and of the libraries that decide what it computes."""
+    """Return a hash of this package's code and of the libraries that decide what it computes."""
     root = Path(__file__).parent.parent
     # The versions as installed: importing PyTorch to ask it would take longer than all else here.
     versions = (importlib.metadata.version(name) for name in ("torch", "numpy"))
@@ -235,8 +242,8 @@ def code() -> str:
 
 
 def source_key(source: str, facts: Mapping[str, Any]) -> str | None:
-    """What a model's source and all that its capture depends on are, in one string; None where they cannot be
-    known without building it (a function may read anything).
+    """Return a model's source and everything that its capture depends on, in one string; None if they cannot
+    be known without building it (a function may read anything).
 
     Args:
         source: as on the command line: ``zoo:NAME``, or the path of an ONNX file.
@@ -253,7 +260,7 @@ def source_key(source: str, facts: Mapping[str, Any]) -> str | None:
 
 
 def _transformers() -> str:
-    """The version of the package that some zoo models are built with."""
+    """Return the version of the package with which some zoo models are built."""
     try:
         return importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""What was found of single spaces, kept for explorations that search alike.
+"""Search results of single spaces, kept for explorations that search in the same way.
 
 An exploration that was interrupted goes on where it ended, and published planners are compared without a new
-search. Every step of the search follows from what the exploration is asked, so that its place among the steps
-names it. Files are pickles of this package's own classes, in the folder of the profile store.
+search. Every step of the search follows from the exploration's question, so its place among the steps
+identifies it. Files are pickles of this package's own classes, in the folder of the profile store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tensoropt.session.one_space import SpacePart
 
 READABLE = {
     "numpy": {"dtype", "ndarray"},
-    # NumPy's own names for making an array of its bytes; `numpy.core` before version 2.
+    # NumPy's own names for making an array from its bytes; `numpy.core` before version 2.
     "numpy._core.multiarray": {"_reconstruct", "scalar"},
     "numpy._core.numeric": {"_frombuffer"},
     "numpy.core.multiarray": {"_reconstruct", "scalar"},
@@ -39,9 +39,9 @@ READABLE = {
     "tensoropt.session.simulations": {"Simulated"},
     "tensoropt.session.turns": {"Found"},
 }
-"""What a kept file may name, by module: data only, none of which does anything when it is made."""
+"""What a kept file may name, by module: only data, none of which does anything when it is created."""
 MOST_BYTES = 1 << 30
-"""Kept in all; of more, what was not asked for longest is removed. An assumption."""
+"""The most bytes kept in total; beyond that, what was unused for longest is removed. An assumption."""
 
 
 class PartReader(pickle.Unpickler):
@@ -49,10 +49,10 @@ class PartReader(pickle.Unpickler):
     a folder for caches may be written by others."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """One of :data:`READABLE`.
+        """Return one of :data:`READABLE`.
 
         Raises:
-            pickle.UnpicklingError: it is none of them.
+            pickle.UnpicklingError: the name is none of them.
         """
         if (module, name) == ("builtins", "getattr"):
             return _method
@@ -62,18 +62,19 @@ class PartReader(pickle.Unpickler):
 
 
 def _method(owner: Any, name: str) -> Any:
-    """The method of an object on the list: what a frontier rebuilds its strategies and its bounds with."""
+    """Return the method of an object on the list: those with which a frontier rebuilds its strategies and its
+    bounds."""
     if name not in ("at", "bounds") or type(owner).__name__ not in READABLE.get(type(owner).__module__, ()):
         raise pickle.UnpicklingError(f"{name} of {type(owner).__name__} is no part of a search")
     return getattr(owner, name)
 
 
 class KeptFrontiers:
-    """The steps of one search.
+    """The kept steps of one search.
 
     Args:
-        folder: of all searches; None keeps nothing.
-        key: all that decides what this search finds.
+        folder: the folder of all searches; None keeps nothing.
+        key: identifies everything that decides what this search finds.
     """
 
     def __init__(self, folder: Path | None = None, key: str = ""):
@@ -84,10 +85,11 @@ class KeptFrontiers:
     def each(
         self, work: Callable[[int], SpacePart], numbers: Sequence[int], tables: Callable[[int], CostTables]
     ) -> list[SpacePart]:
-        """``work`` of each of some spaces, in forks; of those that were kept, what was found then.
+        """Run ``work`` on each of some spaces, in forks; for kept spaces, return what was found then.
 
         Args:
-            tables: of a space; what was found in tables of other numbers (timed anew) is not looked at.
+            tables: returns the tables of a space; what was found in tables with other numbers (timed anew) is
+                ignored.
         """
         self._step += 1
         self._tables = tables
@@ -114,7 +116,7 @@ class KeptFrontiers:
         path = self._path(number)
         if path is None:
             return None
-        # Not there, or damaged in whatever way: as if it were not there.
+        # Missing, or damaged in whatever way: treated as missing.
         with contextlib.suppress(Exception):
             with gzip.open(path) as file:
                 part = PartReader(file).load()
@@ -126,8 +128,8 @@ class KeptFrontiers:
         path = self._path(number)
         if path is None:
             return
-        # What cannot be written is found again the next time.
-        # Costs of equal layers repeat: a fortieth of the bytes is left, in a second per 500 MB.
+        # What cannot be written is searched once more the next time. Costs of equal layers repeat: a fortieth
+        # of the bytes is left, in a second per 500 MB.
         with (
             contextlib.suppress(TensorOptError),
             written_whole(path) as written,
@@ -137,7 +139,7 @@ class KeptFrontiers:
             pickle.dump(part, packed, pickle.HIGHEST_PROTOCOL)
 
     def remove_old(self) -> None:
-        """Remove the searches that were not asked for longest, as far as there are more than are kept."""
+        """Remove the searches unused for longest, if there are more than may be kept."""
         if self.all is None:
             return
         with contextlib.suppress(OSError):  # another process may remove them too

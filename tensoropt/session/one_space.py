@@ -1,8 +1,8 @@
-"""One space of an exploration, a mesh and a micro-batch count, searched and simulated in turns.
+"""A single space of an exploration, a mesh and a micro-batch count, searched and simulated in turns.
 
-The search adds memory up, while the simulator takes the peak. Where much of the sum is what operators need
-while they run, a space is searched again under caps on that, so that strategies are found whose sum is
-larger and whose peak is smaller.
+The search sums memory, while the simulator takes the peak. If much of the sum is what operators need while
+they run, a space is searched once more under caps on that, to find strategies whose sum is larger but whose
+peak is smaller.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ from tensoropt.session.turns import Found, first_look, unbeaten_by
 from tensoropt.units import format_bytes
 
 CLOSE = 0.01
-"""By how much less memory and time a strategy under a cap would have to need to be beaten by none, for the
-space to be searched under that cap; an assumption."""
+"""A space is searched under a cap if some strategy under it would be beaten by none if it needed less memory
+and time by this share; an assumption."""
 
 Built = tuple[Mesh, CostTables, CommunicationModel]
-"""A mesh, the tables of it and of a micro-batch count, and what prices its communication."""
+"""A mesh, its tables for a micro-batch count, and the model that prices its communication."""
 
 
 @dataclass(frozen=True)
 class SearchedSpace:
-    """Tables and frontiers of one mesh and micro-batch count.
+    """The tables and frontiers of one mesh and micro-batch count.
 
     Attributes:
-        frontier: of all strategies; of those that known ones leave room for, where a gap is allowed.
-        capped: of those whose groups need no more than a cap while they run, by cap in bytes; None where no
-            strategy keeps to it.
+        frontier: the frontier of all strategies or, if a gap is allowed, of those that known strategies leave
+            room for.
+        capped: the frontiers of those whose groups need no more than a cap while they run, by cap in bytes;
+            None if no strategy fits.
     """
 
     mesh: Mesh
@@ -59,7 +60,7 @@ class SearchedSpace:
 
     @cached_property
     def frontiers(self) -> tuple[TrackedFrontier, ...]:
-        """Of all searches that found something."""
+        """The frontiers of all searches that found something."""
         return (self.frontier, *(frontier for _, frontier in self.capped if frontier is not None))
 
     @property
@@ -81,9 +82,10 @@ class SearchedSpace:
 def cost_graph(
     tables: CostTables, working: WorkingSets | None = None, cap_bytes: float = np.inf
 ) -> CostGraph:
-    """The tables as the search takes them, without options that need more than a cap while they run."""
+    """Return the tables as the search takes them, without options that need more than a cap while they
+    run."""
     graph = CostGraph()
-    # Layers that look alike share the arrays themselves, so that each kind of layer is made ready once.
+    # Layers that look alike share the arrays themselves, so each kind of layer is prepared once.
     known: dict[tuple[int, int], CostTable] = {}
     for variable in tables.variables:
         above = working.of.get(variable.key) if working is not None else None
@@ -109,16 +111,16 @@ def cost_graph(
 
 @dataclass(frozen=True)
 class SpacePart:
-    """What was found of one space, as another process sends it.
+    """The results for one space, as another process sends them.
 
     Attributes:
-        number: of the space.
-        frontier: None where there is no strategy.
-        capped: as a :class:`SearchedSpace` has them.
-        every: all frontiers found, and which of their points were simulated.
-        simulated: all strategies of the space that were simulated, also before.
+        number: the number of the space.
+        frontier: the frontier; None if there is no strategy.
+        capped: the frontiers under caps, as in :class:`SearchedSpace`.
+        every: all frontiers found, with which of their points were simulated.
+        simulated: all strategies of the space that were simulated, now or before.
         refused: why there is no strategy, in words.
-        took_s: seconds.
+        took_s: the seconds it took.
     """
 
     number: int
@@ -131,11 +133,11 @@ class SpacePart:
 
 
 class OneSpace:
-    """Searches one space.
+    """The search of one space.
 
     Args:
-        number: of the space in ``simulations``, which it adds to.
-        threads: of the search; one per core by default.
+        number: the number of the space in ``simulations``, to which it adds.
+        threads: the threads of the search; one per core by default.
     """
 
     def __init__(
@@ -158,14 +160,14 @@ class OneSpace:
         return self.settings.epsilon > 0
 
     def outline(self) -> SpacePart:
-        """The space's outline, and its best points simulated."""
+        """Outline the space, and simulate its best points."""
         return self._part(self._outline(cost_graph(self.tables)))
 
     def search(self, outline: TrackedFrontier | None) -> SpacePart:
-        """The space searched for what simulated strategies leave room for, also under caps.
+        """Search the space for what simulated strategies leave room for, also under caps.
 
         Args:
-            outline: of the space, if it was outlined.
+            outline: the space's outline, if it was outlined.
         """
         rivals = self.simulations.rivals(self.number) if self.allows_gap else None
         frontier = self._track(cost_graph(self.tables), rivals)
@@ -182,7 +184,7 @@ class OneSpace:
         return SpacePart(self.number, frontier, capped, self.every, simulated, self.refused, took_s)
 
     def _outline(self, graph: CostGraph) -> TrackedFrontier | None:
-        """The outline of a graph of the space, simulated; None where there is no strategy."""
+        """Return the outline of a graph of the space, simulated; None if there is no strategy."""
         try:
             outline = outline_frontier(graph, threads=self.threads)
         except NoStrategyError as error:
@@ -197,7 +199,8 @@ class OneSpace:
             first_look(self.every[-1], self.simulations, rivals)
 
     def _track(self, graph: CostGraph, rivals: Staircase | None) -> TrackedFrontier | None:
-        """A frontier of the space, representatives of it simulated; None where there is no strategy."""
+        """Return a frontier of the space, with representatives of it simulated; None if there is no
+        strategy."""
         try:
             # Not thorough: the simulator decides, and a gap of the sums that is proven to a thousandth is not
             # worth as much time as all else together.
@@ -218,8 +221,8 @@ class OneSpace:
     def _capped(
         self, frontier: TrackedFrontier, outline: TrackedFrontier | None, rivals: Staircase | None
     ) -> tuple[tuple[float, TrackedFrontier | None], ...]:
-        """Per cap worth searching under the frontier there, None where no strategy keeps to it."""
-        # Where known strategies leave this space no room, they leave none under a cap.
+        """Return the frontier under each cap worth searching; None if no strategy fits."""
+        # If known strategies leave this space no room, they leave none under a cap either.
         if rivals is not None and not len(unbeaten_by(frontier, rivals)):
             return ()
         working = working_sets(self.tables)
@@ -228,7 +231,7 @@ class OneSpace:
         # that rivals have pruned the leanest may be missing; an outline begins with it.
         lean = outline if outline is not None else frontier
         for cap in working.caps(lean.strategy(0), lean.options(0), float(lean.memory[0])):
-            # Nothing under a cap is no reason to refuse the space.
+            # A cap without any strategy is no reason to refuse the space.
             graph, before = cost_graph(self.tables, working, cap), self.refused
             under = self._outline(graph) if self.allows_gap else None
             # What the outline's best strategies are far from is not worth more than the outline.
@@ -248,8 +251,8 @@ class OneSpace:
 
 
 def comes_close(found: Found, simulations: Simulations, best: Points, share: float) -> bool:
-    """Whether some simulated strategy of a frontier is not beaten by any of the best, or would not be if it
-    needed less by a share; more, where the share is negative."""
+    """Return whether some simulated strategy of a frontier is not beaten by any of the best, or would not be
+    if it needed less by a share; or more, if the share is negative."""
     own = simulations.spaces[found.space].simulated
     memory, time_s = (1.0 - share) * own[found.numbers[found.numbers >= 0]].T
     rival = np.append(np.inf, best.time)[np.searchsorted(best.memory, memory, side="right")]

@@ -1,4 +1,5 @@
-"""Where the stages of pipelines that are looked for may begin, and how many of them a place has."""
+"""The places where the stages of pipelines may begin in a search, and how many stages each device part
+has."""
 
 from __future__ import annotations
 
@@ -27,20 +28,20 @@ from tensoropt.sharding.constraints import ConstraintError, PipelinePin
 from tensoropt.sharding.regions import find_regions
 
 FEW_POSITIONS = 8
-"""Positions up to which all cuts are tried; an assumption."""
+"""The number of positions up to which all cuts are tried; an assumption."""
 MOST_STAGES = 16
-"""Stages of a place, of which Llama 3's published job has 8."""
+"""The most stages per place; Llama 3's published job has 8."""
 
 
 class Cutting:
-    """The cuts of one problem's pipelines.
+    """The possible cuts of one problem's pipelines.
 
     Args:
-        again: activations that stages make for themselves.
-        pin: what constraints say of pipelines.
-        costs: by which computation is evened out.
-        note: is told what is left out.
-        small: whether the model is small enough for more than blocks to be dealt to stages.
+        again: activations that stages make themselves.
+        pin: what constraints say about pipelines.
+        costs: the costs by which computation is balanced.
+        note: is called with remarks on what is left out.
+        small: whether the model is small enough to cut it elsewhere than between blocks.
     """
 
     def __init__(
@@ -62,18 +63,18 @@ class Cutting:
         return self.pin is not None and bool(self.pin.cuts)
 
     def stages_to_a_place(self, places: int, micro_batches: int) -> int:
-        """How many the bubble asks for."""
+        """Return how many stages per place the bubble calls for."""
         return stages_to_a_place(self._blocks, places, micro_batches, MOST_STAGES, ends=self._ends)
 
     def positions(self, composer: Composer, costs: CostSource, *, every: bool) -> list[list[int]]:
-        """Per stage of what is composed where it may begin, and behind the last where it ends.
+        """Return where each stage of a composition may begin, and then where the last one ends.
 
         Args:
-            costs: by which the speeds of places are compared.
-            every: try all cuts, where they are few.
+            costs: the costs by which the speeds of places are compared.
+            every: whether to try all cuts, if they are few.
 
         Raises:
-            PlanError, ConstraintError: the model cannot be cut as it is pinned.
+            PlanError, ConstraintError: the model cannot be cut as the pin says.
         """
         count, stages = len(self.cutter.graph.groups), composer.stages
         if self.pin is not None and self.pin.cuts:
@@ -108,12 +109,12 @@ class Cutting:
 
     @cached_property
     def _blocks(self) -> int:
-        """How many repeated blocks there are."""
+        """The number of repeated blocks."""
         return len(find_regions(self.cutter.graph))
 
     @cached_property
     def _ends(self) -> bool:
-        """Whether what is before and behind these can be stages of their own."""
+        """Whether what precedes and what follows the blocks can be stages of their own."""
         return has_ends(self.cutter)
 
     @cached_property
@@ -122,7 +123,7 @@ class Cutting:
         return flops_of(self.cutter.graph, self._costs), parameter_bytes_of(self.cutter.graph)
 
     def _strengths(self, composer: Composer, costs: CostSource) -> tuple[Sequence[float], Sequence[float]]:
-        """Per stage the speed and the memory of its devices, where places differ in them."""
+        """Return the speed and the memory of each stage's devices, if places differ in them."""
         prices, at = composer.frontiers.prices, composer.place_of
         if not prices.of_places:
             return (), ()
@@ -130,7 +131,8 @@ class Cutting:
         return [speeds[place] for place in at], [prices.room(place) for place in at]
 
     def _cuttable(self, stages: int) -> list[int]:
-        """Where stages may begin: with repeated blocks where there are enough, else where least crosses."""
+        """Return where stages may begin: with repeated blocks if there are enough, otherwise where the fewest
+        bytes cross."""
         if len(self.cutter.cuts) <= FEW_POSITIONS:
             return list(self.cutter.cuts)
         blocks = block_cuts(self.cutter)

@@ -1,10 +1,10 @@
-"""Pipelines beside the frontier of one mesh: ranges of the model searched, and put together to stages.
+"""Pipelines beside the frontier of one mesh: ranges of the model are searched, and composed to stages.
 
-Of every degree, mesh of a place and number of micro-batches the frontiers of ranges are found
-(:mod:`tensoropt.pipeline.stage_frontiers`), stages are composed of them for every amount of memory
-(:mod:`tensoropt.pipeline.compose`), and what is composed is simulated with its schedule. Where a model has
-more positions to cut at than are all tried, the cuts lie between those that even out computation and those
-that even out storage, and what else is left out is in the notes.
+Find the frontier of each range, for every pipeline degree, mesh and micro-batch count
+(:mod:`tensoropt.pipeline.stage_frontiers`), compose stages from them for every amount of memory
+(:mod:`tensoropt.pipeline.compose`), and simulate each composition with its schedule. If a model has more
+positions to cut at than are all tried, the cuts lie between those that balance computation and those that
+balance storage; the notes say what else is left out.
 """
 
 from __future__ import annotations
@@ -43,36 +43,37 @@ from tensoropt.sharding.constraints import ConstraintError, PipelinePin, match
 from tensoropt.sharding.groups import GroupGraph
 
 MOST_PLACES = 16
-"""The highest degree that is tried, as in what is published."""
+"""The highest degree that is tried, as in published work."""
 MOST_AXES = 2
-"""Axes of a place's mesh: what crosses is searched for every one of their placements."""
+"""The most axes of a place's mesh: each placement of what crosses is searched over these."""
 INTERLEAVED = "interleaved_1f1b"
 """The schedule in which places have several stages."""
 APART = "zero_bubble"
-"""The schedule in which pipelines that are found are tried as well."""
+"""The schedule in which found pipelines are tried as well."""
 MULTIPLES = (8, 4, 2, 1)
 """Micro-batches for each place of the pipeline: with 8 the bubble is a ninth of the step."""
 MOST_COUNTS = 2
-"""Of these, so many are searched of a large model, those with the smallest bubbles that divide the batch."""
+"""How many of these are searched for a large model: those with the smallest bubbles that divide the batch."""
 EXACT = Thoroughness(gap=1e-3, candidates=64, in_flight=True)
 CLOSE = Thoroughness(gap=1e-2, candidates=48, in_flight=False)
 QUICK = Thoroughness(gap=None, candidates=24, in_flight=False)
 FEW_GROUPS, SOME_GROUPS = 64, 600
-"""Groups of a model up to which ranges are searched to a small gap, each cut with a placement of its own; and
-those up to which the meshes and numbers of micro-batches that an outline finds good are searched to a larger
-one. Assumptions."""
+"""The numbers of a model's groups up to which ranges are searched to a small gap, each cut with a placement
+of its own; and up to which the meshes and numbers of micro-batches that an outline finds good are searched to
+a larger gap. Assumptions."""
 HEURISTIC = "pipelines: a heuristic, which proves nothing of the points that it adds"
 STEP, COARSE_STEP = 0.01, 0.05
-"""By which share the memory of the next pipeline is less, where not all are tried; and where places have
-several stages, each of which is one more to put together."""
+"""The share by which the memory of the next pipeline is smaller, if not all are tried; and if places have
+several stages, each of which is one more to compose."""
 
 
 def wants_pipelines(session: Session) -> bool:
-    """Whether pipelines are looked for: where they are asked for, pinned, or published jobs have them."""
+    """Return whether to search for pipelines: if they are requested or pinned, or if published jobs have
+    them."""
     settings = session.settings
     if (pin := _pinned(settings)) is not None:
         return pin.stages > 1
-    # With several kinds of devices all other plans go at the pace of the slowest.
+    # With several kinds of devices, all other plans run at the pace of the slowest.
     promising = len(session.cluster.levels) > 1 or len(session.cluster.device_kinds) > 1
     return settings.pipelines == "always" or (settings.pipelines == "auto" and promising)
 
@@ -82,11 +83,11 @@ def _pinned(settings: Settings) -> PipelinePin | None:
 
 
 def with_pipelines(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
-    """The exploration with the pipelines that are found, reduced to one frontier; where a pipeline is pinned,
-    with these alone.
+    """Return the exploration with the pipelines that are found, reduced to one frontier; if a pipeline is
+    pinned, with these alone.
 
     Raises:
-        ConstraintError: there is no pipeline as it is pinned.
+        ConstraintError: there is no pipeline that fits the pin.
     """
     finder = _Finder(session, searched)
     pinned = finder.pin is not None
@@ -128,7 +129,7 @@ def _noted(exploration: Exploration, notes: Sequence[str]) -> dict[str, object]:
 
 
 class _Finder:
-    """Finds pipelines of one problem on one cluster."""
+    """The search for pipelines of one problem on one cluster."""
 
     def __init__(self, session: Session, searched: Searched):
         self.session, self.problem, self.searched = session, searched.problem, searched
@@ -147,28 +148,28 @@ class _Finder:
 
     @property
     def refusals(self) -> list[str]:
-        """Why pipelines of the schedules that were looked at are not possible."""
+        """The reasons why pipelines of the schedules tried are not possible."""
         return list(self._refusals.values())
 
     def _refused(self, schedule: str, refusal: PlanError) -> None:
-        """Say why pipelines of a schedule were left out: the first reason, as others are mostly like it."""
+        """Note why pipelines of a schedule were left out: the first reason, as others are mostly similar."""
         if schedule not in self._refusals:
             self._refusals[schedule] = str(refusal)
             self._note(f"pipelines in {schedule}, all or some, were left out: {refusal}")
 
     @property
     def notes(self) -> list[str]:
-        """What was left out."""
+        """The notes on what was left out."""
         return list(self._notes)
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
     def refusal(self) -> str:
-        """Why there are no pipelines, or "".
+        """Return why there are no pipelines, or "".
 
         Raises:
-            PlanError: there is no schedule of the name that is pinned.
+            PlanError: there is no schedule with the pinned name.
         """
         schedule_named(self.schedule)
         if self.settings.process_memory:
@@ -189,7 +190,7 @@ class _Finder:
         return tuple(p for p in found if p <= most)
 
     def all(self) -> list[tuple[Mesh, int, Sequence[PipelineEvaluation]]]:
-        """Per mesh of a job and number of micro-batches the pipelines found."""
+        """Return the pipelines found for each job mesh and number of micro-batches."""
         self._note_kinds()
         asked = [
             (mesh, micro_batches)
@@ -215,7 +216,7 @@ class _Finder:
         return [(*one, _unbeaten(of)) for one, of in zip(asked, found, strict=True)]
 
     def _note_kinds(self) -> None:
-        """Say what becomes of several kinds of devices."""
+        """Note how several kinds of devices are treated."""
         cluster = self.session.cluster
         if len(cluster.device_kinds) == 1:
             return
@@ -239,8 +240,8 @@ class _Finder:
     def _leanest(
         self, asked: Sequence[tuple[Mesh, int]], found: Sequence[Sequence[PipelineEvaluation]]
     ) -> tuple[Mesh, int] | None:
-        """Of a large model the mesh whose pipelines need least memory, with one row of the batch in each
-        micro-batch; None where that was asked for already, or is not for the search to choose."""
+        """Return, for a large model, the mesh whose pipelines need least memory, with one row of the batch in
+        each micro-batch; None if that was already tried, or is not for the search to choose."""
         rows = self._batch
         given = self.pin is not None and self.settings.micro_batches != "auto"
         if self.small or given or not any(found):
@@ -250,15 +251,15 @@ class _Finder:
         return (mesh, rows) if mesh.shape[0] <= rows and (mesh, rows) not in asked else None
 
     def _of_rows(self, mesh: Mesh, rows: int) -> list[PipelineEvaluation]:
-        """Pipelines of one row of the batch in each micro-batch, all axes of a place splitting the dim behind
-        it: the least that a stage can have in flight."""
+        """Return pipelines with one row of the batch in each micro-batch, where all axes of a place split the
+        next dim: the least that a stage can have in flight."""
         self.session.report("pipelines", 0, 1, f"pp{mesh.label}, {rows} micro-batches of one row")
         self._note(f"pipelines of one row in each micro-batch: on pp{mesh.label} alone")
         return self._of_mesh(mesh, rows, QUICK, outer=CROSSINGS[1:2])
 
     def _of_several_stages(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
-        """Pipelines of a large model with as many stages to a place as the bubble asks for, of as many blocks
-        each."""
+        """Return pipelines of a large model with as many stages per place as the bubble calls for, each with
+        the same number of blocks."""
         count = self.cutting.stages_to_a_place(mesh.shape[0], micro_batches)
         if count == 1:
             return []
@@ -267,8 +268,8 @@ class _Finder:
         return self._of_mesh(mesh, micro_batches, QUICK, INTERLEAVED, per_place=count)
 
     def _closer(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
-        """Pipelines of a mesh that is promising: from frontiers that are tracked, and of a small model with
-        two stages to a place."""
+        """Return pipelines on a promising mesh: from tracked frontiers, and for a small model with two stages
+        per place."""
         found: list[PipelineEvaluation] = []
         if not self.small and len(mesh.shape) <= MOST_AXES:
             found += self._of_mesh(mesh, micro_batches, CLOSE)
@@ -277,8 +278,8 @@ class _Finder:
         return found
 
     def _promising(self, found: Sequence[Sequence[PipelineEvaluation]]) -> list[int]:
-        """The meshes and micro-batches of pipelines that nothing known beats, where the model is not too
-        large to look closer, and that is asked for."""
+        """Return the meshes and micro-batches of pipelines that nothing known beats, if the model is not too
+        large for a closer search, and one is requested."""
         if not self.closely:
             self._note("pipelines: a first look; --pipelines always looks closer")
             return []
@@ -292,8 +293,9 @@ class _Finder:
         return sorted({number for *_, number in best if number >= 0})
 
     def _counts(self, places: int) -> tuple[int, ...]:
-        """Micro-batches that divide the batch: as many for each place as plans without stages have, which
-        leaves each device pieces of the same size; where a pipeline is pinned, as many as are asked for."""
+        """Return the micro-batch counts that divide the batch: as many for each place as plans without
+        stages have, which leaves each device pieces of the same size; if a pipeline is pinned, as many as
+        requested."""
         batch = self._batch
         if self.settings.micro_batches == "auto":
             counts = [places * m for m in MULTIPLES if batch % (places * m) == 0]
@@ -305,7 +307,7 @@ class _Finder:
 
     @cached_property
     def _batch(self) -> int:
-        """Rows of a step."""
+        """The rows of a step."""
         tensors = self.graph.atoms.graph.tensors
         return next((tensors[n].shape[0] for n in self.graph.atoms.graph.inputs if tensors[n].shape), 1)
 
@@ -320,11 +322,12 @@ class _Finder:
         outer: Sequence[str] = CROSSINGS[:1],
         per_place: int | None = None,
     ) -> list[PipelineEvaluation]:
-        """The pipelines on a mesh that none of them beats, in a schedule; by default in the one asked for.
+        """Return the pipelines on a mesh that none of them beats, in a schedule; by default in the requested
+        one.
 
         Args:
-            outer: how tensors may cross on all axes of a place but the last, where not every way is tried.
-            per_place: stages of a place; by default as :meth:`_several` has it.
+            outer: how tensors may cross on all axes of a place but the last, if not every way is tried.
+            per_place: stages per place; by default from :meth:`_several`.
         """
         schedule = schedule or self.schedule
         restriction = self._restriction(mesh, micro_batches)
@@ -374,8 +377,8 @@ class _Finder:
         return self.pin is not None and self.pin.schedule is not None
 
     def _several(self, places: int, micro_batches: int, schedule: str) -> int | None:
-        """Stages of a place in a schedule of several: as many as pinned cuts make, or as the bubble asks for;
-        None for as many as the schedule has anyway."""
+        """Return the stages per place in a schedule with several: as many as pinned cuts make, or as the
+        bubble calls for; None for the schedule's own number."""
         if self.pin is not None and self.pin.cuts:
             return max(1, (len(self.pin.cuts) + 1) // places)
         if schedule != INTERLEAVED or self.small:
@@ -383,7 +386,8 @@ class _Finder:
         return max(2, self.cutting.stages_to_a_place(places, micro_batches))
 
     def _apart(self, found: Sequence[PipelineEvaluation], prices: PipelinePrices) -> list[PipelineEvaluation]:
-        """The same stages in the schedule that makes gradients of parameters apart, where they can run so."""
+        """Return the same stages in the schedule that makes gradients of parameters apart, if they can run
+        so."""
         made = []
         for one in found:
             try:
@@ -398,7 +402,7 @@ class _Finder:
         return fitting
 
     def _restriction(self, mesh: Mesh, micro_batches: int) -> Restriction | None:
-        """Which configurations of a place are searched; None where constraints leave none."""
+        """Return which configurations of a place are searched; None if constraints leave none."""
         inner = Mesh(shape=mesh.shape[1:] or (1,), names=mesh.names[1:] or ("gpu",))
         given, limit = self.settings.constraints, FREE
         if given is not None:
@@ -423,7 +427,7 @@ class _Finder:
 
     @cached_property
     def _simulations(self) -> Simulations:
-        """Of all strategies without stages."""
+        """Return the simulations of all strategies without stages."""
         made = Simulations(self.session.cluster, [])
         made.spaces = list(self.searched.simulations)
         return made

@@ -1,8 +1,8 @@
 """Plans of published planners among the points: quick planners run beside every search.
 
-What they find is simulated like everything else and comes in where no other point needs as little of both
-memory and time. Which of them are tried is said in :mod:`tensoropt.planners.quick`; what was tried and what
-came in is in the exploration's notes, and per planner in its report under ``tried``.
+Their plans are simulated like everything else and are taken in if no other point needs as little of both
+memory and time. :mod:`tensoropt.planners.quick` says which planners are tried; what was tried and what was
+taken in is in the exploration's notes, and by planner in its report under ``tried``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import SAME, Point, unbeaten, with_others
 from tensoropt.plan.settings import Settings
-from tensoropt.planners.quick import FEW_GROUPS, PIPELINED, PLACED, SHARDED, placed_refusal
+from tensoropt.planners.quick import placed_refusal, quick_planners
 from tensoropt.planners.registry import ENTRIES, Entry
+from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
 from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces, record_used
@@ -29,13 +30,14 @@ from tensoropt.session.session import Session
 from tensoropt.session.simulations import unbeaten_of
 
 STAGE = "placements"
-"""The name of these seconds in a report."""
+"""The name of this stage's seconds in a report."""
 
 
 def with_quick_plans(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
-    """The exploration with what quick planners find that none of its points beats, reduced to one frontier.
+    """Return the exploration with those plans of quick planners that none of its points beats, reduced to one
+    frontier.
 
-    Where a pipeline is pinned, with the pipelines of that pin alone, as the search found them.
+    If a pipeline is pinned, it has only the pipelines of that pin, as the search found them.
     """
     settings = session.settings
     constraints = settings.constraints
@@ -46,10 +48,16 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         task = planning_task(session, searched, exploration, kinds, stack)
         if "placed" in kinds and (reason := _against_constraints(task)):
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
-        entries = [e for e in map(ENTRIES.__getitem__, (*SHARDED, *PLACED, *PIPELINED)) if e.kind in kinds]
+        names = quick_planners(len(searched.problem.graph.groups))
+        entries = [entry for name in names if (entry := ENTRIES[name]).kind in kinds]
         found, tried = _asked(session, task, entries)
-        proven = certified(searched.spaces, found)
+        proven = certified(searched.spaces, [each.point for each in found])
         points = with_others(exploration.points, [*_better_known(searched, task, proven), *proven])
+        # Only now, as most of what is found does not come in.
+        records = {each.point.identity: each.record for each in found if each.record is not None}
+        points = tuple(
+            replace(p, placed=records[p.identity]()) if p.identity in records else p for p in points
+        )
     points = unbeaten(points)
     came_in = Counter(p.planner for p in points if p.planner in tried)
     for planner, row in tried.items():
@@ -72,23 +80,23 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
 
 
 def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:
-    """(the kinds of planners that are tried, per other kind of plans why not)"""
+    """Return (the kinds of planners that are tried, for each other kind why not)."""
     settings, groups = session.settings, len(searched.problem.graph.groups)
     kinds, refusals = {"sharded"}, {}
     if reason := placed_refusal(settings.placements, groups, session.cluster.device_count):
         refusals["placed plans"] = reason
     else:
         kinds.add("placed")
-    # The conditions of the search for pipelines, and that methods know no constraints.
+    # The conditions of the search for pipelines; besides, these methods know no constraints.
     suits = settings.pipelines != "never" and settings.constraints is None and not settings.process_memory
     training = searched.problem.graph.atoms.graph.training and not searched.problem.refusal
-    if suits and training and groups <= FEW_GROUPS and session.cluster.device_count > 1:
+    if suits and training and session.cluster.device_count > 1:
         kinds.add("pipelined")
     return frozenset(kinds), refusals
 
 
 def _against_constraints(task: PlanningTask) -> str:
-    """Why placed plans would not do what a person's constraints ask for; "" where they do."""
+    """Say why placed plans would violate a person's constraints; "" if they do not."""
     assert task.placed is not None
     try:
         notes = task.placed.limits.notes
@@ -99,35 +107,36 @@ def _against_constraints(task: PlanningTask) -> str:
 
 def _asked(
     session: Session, task: PlanningTask, entries: Sequence[Entry]
-) -> tuple[list[Point], dict[str, dict[str, Any]]]:
+) -> tuple[list[SimulatedPoint], dict[str, dict[str, Any]]]:
     """(all points that the planners find, per planner how many, its fastest, or why it has none)"""
     seed = task.base.model.seed
-    found: dict[object, Point] = {}
+    found: dict[object, SimulatedPoint] = {}
     tried: dict[str, dict[str, Any]] = {}
     for number, entry in enumerate(entries):
         session.report(STAGE, number, len(entries), entry.name)
-        points: list[Point] = []
+        points: list[SimulatedPoint] = []
         reason = ""
-        # Never for a budget of memory: what is found may not depend on it, as it only says which points fit.
+        # Never for a memory budget: what is found may not depend on it, as it only says which points fit.
         try:
-            points = [point for point, _ in entry.points(task, None, seed)]
+            points = list(entry.points(task, None, seed))
         except TensorOptError as refusal:
             reason = str(refusal)
-        points = [p for p in points if _was_asked_for(task, session.settings, p)]
-        best = min(points, key=lambda p: p.time_s, default=None)
+        points = [p for p in points if _was_asked_for(task, session.settings, p.point)]
+        best = min((p.point for p in points), key=lambda p: p.time_s, default=None)
         tried[entry.name] = {
             "points": len(points),
             "memory_bytes": None if best is None else best.memory_bytes,
             "time_s": None if best is None else best.time_s,
             "refusal": reason,
         }
-        found.update((p.identity, p) for p in points)
+        found.update((p.point.identity, p) for p in points)
     session.report(STAGE, len(entries), len(entries), f"{len(found)} plans of published planners")
     return list(found.values()), tried
 
 
 def _was_asked_for(task: PlanningTask, settings: Settings, point: Point) -> bool:
-    """Whether a point has as many micro-batches as were asked for, which methods for pipelines choose."""
+    """Return whether a point has the requested number of micro-batches, which methods for pipelines choose
+    themselves."""
     if point.pipeline is None or settings.micro_batches == "auto":
         return True
     space = task.base.spaces[point.space]
@@ -135,8 +144,8 @@ def _was_asked_for(task: PlanningTask, settings: Settings, point: Point) -> bool
 
 
 def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]) -> list[Point]:
-    """Strategies that the search found and that are as good as a plan that would come in, though they are
-    not among the points, which only stand for them."""
+    """Return strategies that the search found and that are as good as a plan that would be taken in, though
+    they are not among the points, which only represent them."""
     best = unbeaten_of(searched.simulations)
     coming_in = {p.identity for p in with_others(task.base.points, found)}
     wanted: dict[int, None] = {}
@@ -151,7 +160,7 @@ def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]
 
 
 def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[str]:
-    """What was tried and what came in, in words."""
+    """Say what was tried and what was taken in."""
     simulated = sum(row["points"] for row in tried.values())
     came_in = [f"{row['merged']} of {name}" for name, row in tried.items() if row["merged"]]
     without = [name for name, row in tried.items() if not row["points"]]

@@ -1,4 +1,4 @@
-"""Points of a saved exploration at the costs of now."""
+"""Points of a saved exploration at current costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tensoropt.simulate.overlap import overlap_of
 
 
 def recost_point(session: Session, searched: Searched, old: Exploration, index: int) -> Recosted:
-    """Memory and time of a point of another exploration of the same operators, at this one's prices."""
+    """Return the memory and time of a point of another exploration of the same operators, at this one's
+    prices."""
     if old.points[index].placed is not None:
         return Recosted(index, None, None, "placed plans are made anew, by their planners")
     if old.points[index].pipeline is not None:
@@ -28,7 +29,7 @@ def recost_point(session: Session, searched: Searched, old: Exploration, index: 
     graph = searched.problem.graph
     strategy = strategy_from_dict(plan.strategy_data(), graph)
     works = {n: workload(graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
-    # From the source and not from the tables: an old strategy need not be among the configurations of today.
+    # From the source and not from the tables: an old strategy need not be among today's configurations.
     facts = {n: searched.costs.facts_of(work) for n, work in works.items()}
     overlap = overlap_of(session.cluster, found.mesh, beside=found.tables.prices.beside)
     metrics = evaluate_strategy(strategy, works, facts, found.tables.prices, overlap).metrics

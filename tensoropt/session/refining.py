@@ -1,9 +1,9 @@
-"""Meshes of many configurations, searched among those that combine what other meshes' best strategies use.
+"""Meshes with many configurations, searched among combinations of what other meshes' best strategies use.
 
 On a mesh of three axes a group has some hundred configurations, and tables and searches grow with their
-square. Most of them combine ways to split that are good nowhere. So these meshes come last: per micro-batch
-count a group combines, over all axes, the axis strategies that it uses most in strategies that none beats,
-and those that its sizes forbade it on the other meshes. That this may miss something is in the notes.
+square. Most of them combine ways to split that are good nowhere. So these meshes come last: for each
+micro-batch count a group combines, over all axes, the axis strategies that it uses most in unbeaten
+strategies, and those that its sizes forbade on the other meshes. The notes say that this may miss something.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.regions import Region
 
 COMBINED = 3
-"""Of the axis strategies that other meshes' best strategies use, a group combines so many: those that most of
+"""How many of the axis strategies that other meshes' best strategies use a group combines: those that most of
 them use. Three on three axes are 27 configurations. An assumption; with more, or with all, GPT-2 on four
 nodes, BERT on two and a tiny GPT on two gain in some places what they lose in others."""
 
@@ -41,7 +41,7 @@ class SpaceTables:
     """Makes the cost tables of spaces.
 
     Attributes:
-        regions: blocks that may be recomputed.
+        regions: the blocks that may be recomputed.
     """
 
     problem: Problem
@@ -49,7 +49,7 @@ class SpaceTables:
     regions: Sequence[Region]
 
     def build(self, offered: Offered) -> list[Built]:
-        """The tables of spaces, in their order."""
+        """Return the tables of spaces, in their order."""
         meshes = tuple(dict.fromkeys(mesh for mesh, _ in offered))
         counts = tuple(dict.fromkeys(count for _, count in offered))
         limits = {(mesh.label, count): limit for (mesh, count), limit in offered.items()}
@@ -60,8 +60,8 @@ class SpaceTables:
 def apart(
     graph: GroupGraph, meshes: Sequence[Mesh], counts: Sequence[int], left: Restrictions
 ) -> tuple[Offered, Offered]:
-    """The spaces that are searched as a whole, and those of wide meshes; all are searched as a whole where
-    there are no others."""
+    """Return the spaces that are searched as a whole, and those of wide meshes; all are searched as a whole
+    if there are no others."""
     spaces = {
         (mesh, count): left.spaces[mesh.label, count] if left.spaces is not None else FREE
         for mesh in meshes
@@ -75,10 +75,10 @@ def apart(
 
 
 def refine(session: Session, tables: SpaceTables, spaces: SpaceSearch, wide: Offered) -> tuple[str, ...]:
-    """Search spaces of wide meshes beside those that were searched; what was left out, in words.
+    """Search spaces of wide meshes beside those that were searched; return what was left out, in words.
 
-    Of each mesh the micro-batch count comes first at which most strategies are beaten by none; where an
-    outline there brings nothing new, the others are left out.
+    On each mesh, the micro-batch count with the most unbeaten strategies comes first; if an outline there
+    brings nothing new, the other counts are left out.
     """
     notes: list[str] = []
     clock, others, waiting = session.clock, list(spaces.built), dict(wide)
@@ -108,7 +108,7 @@ def refine(session: Session, tables: SpaceTables, spaces: SpaceSearch, wide: Off
 
 
 def announce(session: Session, others: Sequence[Built], waiting: Offered) -> None:
-    """Say how long spaces of wide meshes will take, given the others."""
+    """Report how long spaces of wide meshes will take, given the others."""
     levels = len(session.cluster.levels)
     # Inside one level the first count of a mesh mostly brings nothing, and the others are left out.
     spaces = len(waiting) if levels > 1 else len({mesh for mesh, _ in waiting})
@@ -117,7 +117,7 @@ def announce(session: Session, others: Sequence[Built], waiting: Offered) -> Non
 
 
 def best_counts(simulations: Simulations) -> list[int]:
-    """Micro-batch counts of strategies that none beats, the one with most of them first."""
+    """Return the micro-batch counts of unbeaten strategies, the one with most of them first."""
     best = simulations.frontier().origin[:, 0]
     of_space = np.array([space.tables.mesh[0] for space in simulations.spaces])
     counts, frequency = np.unique(of_space[best], return_counts=True)
@@ -125,8 +125,8 @@ def best_counts(simulations: Simulations) -> list[int]:
 
 
 def combining(limit: Restriction, simulations: Simulations, count: int) -> Restriction:
-    """A space's restriction, and groups combine what they use most at a micro-batch count in strategies that
-    none beats, and what those had no chance to use."""
+    """Return a space's restriction in which groups combine what they use most in unbeaten strategies at a
+    micro-batch count, and what those strategies had no chance to use."""
     best = simulations.frontier().origin
     graph = simulations.spaces[0].tables.graph
     used = {group.name: Counter[int]() for group in graph.groups}
@@ -151,7 +151,7 @@ def combining(limit: Restriction, simulations: Simulations, count: int) -> Restr
 
 
 def _chosen(used: Counter[int], untried: set[int]) -> tuple[int, ...]:
-    # By number, then by position, so that ties fall alike in every run.
+    # By number, then by position, so that ties are broken the same way in every run.
     ranked = sorted(used, key=lambda position: (-used[position], position))
     return tuple(sorted({*ranked[:COMBINED], *untried}))
 

@@ -1,4 +1,4 @@
-"""Facts about a run, kept with the exploration: what its model is, what was timed, what was left out."""
+"""The facts about a run, kept with the exploration: what its model is, what was timed, what was left out."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tensoropt.units import format_bytes
 from tensoropt.version import __version__
 
 HOUR_S = 3600.0
-"""A step that takes longer is noted."""
+"""Seconds of a step above which a note is made."""
 
 
 def versions() -> dict[str, str]:
-    """The versions of everything that a plan's figures depend on."""
+    """Return the versions of everything that a plan's figures depend on."""
     return {
         "tensoropt": __version__,
         "torch": torch.__version__,
@@ -37,12 +37,12 @@ def versions() -> dict[str, str]:
 def run_report(
     searched: Searched, seconds: Mapping[str, float], simulated: int, unbeaten: int
 ) -> dict[str, Any]:
-    """The facts, under the names that saved explorations have them by.
+    """Return the facts, under the names that they have in saved explorations.
 
     Args:
-        seconds: by stage.
+        seconds: the seconds of each stage.
         simulated: how many of the strategies that the search found were simulated.
-        unbeaten: how many of these no other one beats.
+        unbeaten: how many of these no other beats.
     """
     problem, costs = searched.problem, searched.costs
     graph, spaces = problem.graph.atoms.graph, problem.graph.atoms.spaces
@@ -79,13 +79,13 @@ def run_report(
         "failed_measurements": sum("error" in e for e in costs.measured.values()),
         "device": costs.cluster.device.name,
         "timed_now": costs.pool is not None,
-        # With ranks the figures were timed, and none rests on the fit.
+        # With ranks, the figures were timed, and none rests on the fit.
         "fit": [asdict(error) for error in costs.efficiencies.errors] if costs.pool is None else [],
     }
 
 
 def unusual_figures(cluster: Cluster) -> Iterator[str]:
-    """Figures of a cluster that no device or link has, in words: units are easily mistaken."""
+    """Yield figures of a cluster that no device or link has, in words: units are easily mistaken."""
     for kind in cluster.device_kinds:
         yield from unusual(kind.memory_bytes, f"memory of {kind.name}", MEMORY)
         yield from unusual(kind.memory_bandwidth, f"memory bandwidth of {kind.name}", BANDWIDTH)
@@ -98,7 +98,7 @@ def unusual_figures(cluster: Cluster) -> Iterator[str]:
 
 
 def implausible(cluster: Cluster, points: Sequence[Point]) -> Iterator[str]:
-    """That no plan fits a device, or that every step takes hours, in words."""
+    """Yield remarks that no plan fits a device, or that every step takes hours."""
     largest = max(device.memory_bytes for device in cluster.devices)
     if points[0].memory_bytes > largest:
         yield (
@@ -113,7 +113,7 @@ def implausible(cluster: Cluster, points: Sequence[Point]) -> Iterator[str]:
 
 
 def _lost(atoms: AtomGraph) -> Iterator[str]:
-    """Operators that could not be tried without their rules, in words."""
+    """Yield the operators that could not be tried without their rules, in words."""
     for target, reason in atoms.lost().items():
         yield (
             f"{target} has no rule and is kept whole on every device: {reason}; once it is mended, "

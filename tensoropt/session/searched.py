@@ -28,17 +28,17 @@ from tensoropt.sharding.constraints import ConstraintError
 
 @dataclass(frozen=True)
 class Searched:
-    """The frontiers of all spaces, with the costs that they rest on.
+    """The frontiers of all spaces, with the costs on which they rest.
 
     Attributes:
-        problem: the model made ready for costs.
-        costs: where the costs came from; it still knows those that were found.
-        spaces: one per mesh and micro-batch count in which there is a strategy.
-        simulations: of the strategies that were found.
-        split_share: of the forward FLOPs the share in groups that can be split in two or more ways.
-        model_flops: of a step by number format (:func:`~tensoropt.plan.model_flops.model_flops`).
+        problem: the model, prepared for costs.
+        costs: the source of the costs; it still knows those that were found.
+        spaces: one space for each mesh and micro-batch count in which there is a strategy.
+        simulations: the simulations of the strategies that were found.
+        split_share: the share of the forward FLOPs in groups that can be split in two or more ways.
+        model_flops: the FLOP of a step by number format (:func:`~tensoropt.plan.model_flops.model_flops`).
         notes: what constraints, refused spaces and undivided sizes left out, and what attention's math form
-            takes more, in words.
+            costs in addition, in words.
     """
 
     problem: Problem
@@ -51,7 +51,8 @@ class Searched:
 
 
 def search(session: Session, problem: Problem) -> Searched:
-    """The frontiers of the problem on every mesh of the session's cluster, at every micro-batch count.
+    """Search the problem on every mesh of the session's cluster, at every micro-batch count, and return the
+    frontiers.
 
     Raises:
         TensorOptError: the settings ask for what the model refuses.
@@ -81,7 +82,7 @@ def search(session: Session, problem: Problem) -> Searched:
         except (InfeasibleError, ConstraintError) as error:
             if not wide:
                 raise
-            # Where only wide meshes have strategies, nothing says which of these are good.
+            # If only wide meshes have strategies, nothing says which of these are good.
             refused, narrow, wide = (str(error),), wide, {}
             spaces = _search(session, tables, narrow, wide, kept)
         # The name under which saved explorations keep these seconds.
@@ -118,7 +119,7 @@ def _kept_frontiers(session: Session, store: ProfileStore, problem: Problem) -> 
 def _search(
     session: Session, tables: SpaceTables, offered: Offered, wide: Offered, kept: KeptFrontiers
 ) -> SpaceSearch:
-    """The spaces offered, with their tables made and searched; wide ones are to come after them."""
+    """Make the tables of the spaces offered, and search them; wide ones come after them."""
     with session.clock.stage("costs"):
         built = tables.build(offered)
     simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])

@@ -1,4 +1,4 @@
-"""What all stages of one exploration share."""
+"""The state that all stages of one exploration share."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tensoropt.types import Progress, silent
 
 @dataclass(frozen=True)
 class Session:
-    """Where and how is explored.
+    """The settings and resources of an exploration.
 
     Attributes:
-        store: the profile store; None for the user's own, which is opened where it is needed.
+        store: the profile store; None for the user's own, which is opened when it is needed.
         progress: called with (stage, done, total, what).
-        clock: seconds per stage so far.
-        remaining: seconds that are left, as far as that can be said.
-        keep: tables and frontiers of single spaces are kept beside the profile store, and those that were
-            kept are used.
+        clock: the seconds per stage so far.
+        remaining: the remaining seconds, as far as they can be estimated.
+        keep: whether tables and frontiers of single spaces are kept beside the profile store, and reused from
+            there.
     """
 
     cluster: Cluster
@@ -37,15 +37,16 @@ class Session:
     keep: bool = False
 
     def report(self, stage: str, done: int, total: int, what: str, /) -> None:
-        """Show progress, and how long all that was announced still takes."""
+        """Show progress, and how long everything that was announced still takes."""
         words = self.remaining.words
         self.progress(stage, done, total, f"{words}, {what}" if words else what)
 
     def open_store(self) -> AbstractContextManager[ProfileStore]:
-        """The profile store for a block; one that was given stays open behind it."""
+        """Return the profile store for a block; a given store stays open afterwards."""
         return nullcontext(self.store) if self.store is not None else ProfileStore()
 
     def open_ranks(self) -> AbstractContextManager[RankPool | None]:
-        """Ranks to measure on for a block; None unless the cluster is this machine and may be measured."""
+        """Return ranks to measure on for a block; None unless the cluster is this machine and may be
+        measured."""
         pool = None if self.settings.measure == "never" else local_pool(self.cluster)
         return pool if pool is not None else nullcontext()

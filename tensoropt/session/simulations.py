@@ -1,4 +1,4 @@
-"""Strategies of all spaces, simulated: no strategy is shown by the figures that found it."""
+"""The strategies of all spaces, simulated: no strategy is shown with the figures that found it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from tensoropt.simulate.overlap import overlap_of
 from tensoropt.types import Floats, Indices
 
 MARGIN = 0.05
-"""How much less memory, or time, a strategy of a space may turn out to need than all of its simulated ones,
-as a share of what the search added up, before it is missed; an assumption."""
+"""How much less memory or time a strategy of a space may turn out to need than all simulated ones, as a share
+of the search's sum, before it is missed; an assumption."""
 
 ChosenIndices = NDArray[np.int32]
-"""Choices of strategies as they are kept: of big models thousands in each of thousands of strategies."""
+"""The stored form of strategies' choices: big models have thousands in each of thousands of strategies."""
 
 LEAST_PER_PROCESS = 8
-"""Replays of the allocator that are worth a process: one takes some 10 to 100 ms; an assumption."""
+"""The least number of allocator replays that is worth a process: one replay takes some 10 to 100 ms; an
+assumption."""
 
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
-    """Strategies that were simulated, a row each.
+    """Simulated strategies, a row each.
 
     Attributes:
-        configurations, options: (n, variables) what they choose of every variable, in the tables' order.
-        additive: (n, 2) memory and time as the search added them up.
+        configurations, options: (n, variables) the choice for every variable, in the tables' order.
+        additive: (n, 2) memory and time as the search summed them.
         costs: (n, 2) memory and time as simulated.
-        tensors: (n,) of that memory what tensors take, which is what the search adds up.
+        tensors: (n,) the part of that memory that tensors take, which is what the search sums.
     """
 
     configurations: ChosenIndices
@@ -50,14 +51,14 @@ class Simulated:
     tensors: Floats
 
     def and_then(self, more: Simulated) -> Simulated:
-        """These, then more of them."""
+        """Return these strategies, followed by more."""
         return Simulated(
             *(np.concatenate([getattr(one, field.name) for one in (self, more)]) for field in fields(self))
         )
 
 
 class SpaceSimulations:
-    """Strategies of one space that were simulated."""
+    """The simulated strategies of one space."""
 
     def __init__(self, tables: CostTables, mesh: Mesh, evaluator: Evaluator):
         self.tables, self.mesh, self.evaluator = tables, mesh, evaluator
@@ -70,12 +71,12 @@ class SpaceSimulations:
         return self.done.costs
 
     def add(self, frontier: TrackedFrontier, indices: Indices) -> Indices:
-        """Simulate points of a frontier of this space; their numbers among all of the space."""
+        """Simulate points of a frontier of this space; return their numbers among all of the space."""
         return self.add_all([(frontier, indices)])[0]
 
     def add_all(self, parts: Sequence[tuple[TrackedFrontier, Indices]]) -> list[Indices]:
-        """Simulate points of several frontiers of this space together, which takes little more than of one;
-        per frontier their numbers among all of the space."""
+        """Simulate points of several frontiers of this space together, which takes little longer than one
+        frontier; return their numbers among all of the space, by frontier."""
         chosen = [frontier.strategies(indices) for frontier, indices in parts]
         configurations, options = (
             np.concatenate([getattr(one, name) for one in chosen], dtype=np.int32, casting="same_kind")
@@ -97,8 +98,7 @@ class SpaceSimulations:
 
     @property
     def least_shares(self) -> Floats:
-        """(2,) of the memory and the time that the search adds up, the least share that a strategy is taken
-        to need."""
+        """(2,) the least shares of the summed memory and time that a strategy is assumed to need."""
         additive = self.done.additive
         if not len(additive):
             return np.zeros(2)
@@ -108,7 +108,8 @@ class SpaceSimulations:
         return shares.min(axis=0) - MARGIN
 
     def uses(self, numbers: Indices) -> dict[str, Counter[int]]:
-        """Of strategies by number, per group how many use each of its axis strategies, by position."""
+        """Return, for each group, how many of the numbered strategies use each of its axis strategies, by
+        position."""
         tables = self.tables
         found = {group.name: Counter[int]() for group in tables.graph.groups}
         for column, variable in enumerate(tables.variables):
@@ -121,8 +122,8 @@ class SpaceSimulations:
         return found
 
     def points(self, numbers: Indices, space: Space, index: int) -> list[Point]:
-        """Strategies by number as points of space ``index``; simulated once more, for what a point says
-        beside its costs."""
+        """Return strategies by number as points of space ``index``; they are simulated once more, for what a
+        point says beside its costs."""
         found: list[Point] = []
         for start in range(0, len(numbers), CHUNK):
             part = numbers[start : start + CHUNK]
@@ -135,10 +136,11 @@ class SpaceSimulations:
         return found
 
     def _evaluated(self, configurations: ChosenIndices, options: ChosenIndices) -> Evaluation:
-        """Strategies of the search, a row each, with one array per variable and one per group of options."""
+        """Evaluate strategies of the search, a row each, with one array per variable and one per group of
+        options."""
         keys = [variable.key for variable in self.tables.variables]
         groups = {group.name for group in self.tables.graph.groups}
-        # The figures of one variable lie one after the other, as the simulator goes through them.
+        # The figures of one variable are contiguous, as the simulator goes through them.
         chosen, own = (np.ascontiguousarray(each.T, dtype=np.int64) for each in (configurations, options))
         choices: dict[str, Indices] = dict(zip(keys, chosen, strict=True))
         return self.evaluator.rows(
@@ -147,7 +149,7 @@ class SpaceSimulations:
 
 
 class Simulations:
-    """Strategies of all spaces that were simulated."""
+    """The simulated strategies of all spaces."""
 
     def __init__(self, cluster: Cluster, spaces: Sequence[tuple[Mesh, CostTables]]):
         self.cluster = cluster
@@ -156,12 +158,12 @@ class Simulations:
             self.add(mesh, tables)
 
     def add(self, mesh: Mesh, tables: CostTables) -> None:
-        """One more space, of which nothing is simulated yet."""
+        """Add a space of which nothing is simulated yet."""
         evaluator = Evaluator(tables, overlap_of(self.cluster, mesh, beside=tables.prices.beside))
         self.spaces.append(SpaceSimulations(tables, mesh, evaluator))
 
     def copy(self) -> Simulations:
-        """The same, to which other strategies can be added."""
+        """Return a copy, to which other strategies can be added."""
         made = copy(self)
         made.spaces = [copy(space) for space in self.spaces]
         return made
@@ -170,16 +172,16 @@ class Simulations:
         return sum(len(space.simulated) for space in self.spaces)
 
     def frontier(self) -> Frontier:
-        """What none of them beats."""
+        """Return the strategies that none of them beats."""
         return unbeaten_of(self.spaces)
 
     def rivals(self, index: int, *, capped: bool = False) -> Staircase | None:
-        """What a strategy of a space has to beat, in memory and time as the search adds them up: it is taken
-        to need at least the least shares of the space's simulated strategies.
+        """Return what a strategy of a space has to beat, in memory and time as the search sums them: it is
+        assumed to need at least the least shares of the space's simulated strategies.
 
         Args:
-            capped: of strategies under a cap on working memory, which may add less to what is kept than any
-                of those that were simulated: they are taken to need no more than the sum.
+            capped: whether the strategies are under a cap on working memory; these may add less to what is
+                kept than any simulated strategy, so they are assumed to need no more than the sum.
         """
         shares = self.spaces[index].least_shares
         if capped:
@@ -190,12 +192,12 @@ class Simulations:
         tensors = np.array(
             [self.spaces[space].done.tensors[number] for space, number in known.origin.tolist()]
         )
-        # Of communicators one strategy has more than another: what is leaner in all may have more tensors.
+        # Strategies differ in their communicators: one that is leaner in total may have more tensors.
         return Staircase(np.maximum.accumulate(tensors) / shares[0], known.time / shares[1])
 
 
 def _replayed(evaluation: Evaluation, count: int) -> list[dict[str, float]]:
-    """The allocator's peaks of all rows, on all cores."""
+    """Return the allocator's peaks of all rows, computed on all cores."""
     parts = max(1, min(cores(), count // LEAST_PER_PROCESS))
 
     def replay(first: int) -> list[dict[str, float]]:
@@ -206,8 +208,8 @@ def _replayed(evaluation: Evaluation, count: int) -> list[dict[str, float]]:
 
 
 def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:
-    """What no simulated strategy beats, by simulated costs; ``origin`` (n, 2): the space, and the number
-    there."""
+    """Return what no simulated strategy beats, by simulated costs; ``origin`` (n, 2): the space, and the
+    number there."""
     sizes = [len(space.simulated) for space in spaces]
     which = np.repeat(np.arange(len(sizes)), sizes)
     number = np.concatenate([np.arange(size) for size in sizes])

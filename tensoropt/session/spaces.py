@@ -1,7 +1,6 @@
-"""The spaces of an exploration, a mesh and a micro-batch count each, searched and simulated in turns.
+"""The spaces of an exploration, each a mesh and a micro-batch count, searched and simulated in turns.
 
-What the simulator has seen of the frontiers of all spaces is reduced to one, and prunes the spaces that come
-after.
+The simulated strategies of all spaces are reduced to one frontier, which prunes the spaces that follow.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Progress
 
 TRIFLE = 1e-3
-"""By how much less memory or time a strategy has to need for its space to bring something new; what an
-exploration may lose anyway."""
+"""The share by which a strategy must need less memory or time for its space to count as bringing something
+new; an exploration may lose as much anyway."""
 
 TOGETHER = 8
-"""Spaces that are searched at once, in processes: none of them is pruned by what the others find. Not the
-number of cores, on which the points of an exploration may not depend; enough for two cores to be busy
-although one space takes ten times as long as another."""
+"""The number of spaces that are searched at once, in processes: none of them is pruned by what the others
+find. It is not the number of cores, on which the points of an exploration may not depend; it is enough to
+keep two cores busy although one space takes ten times as long as another."""
 
 
 class SpaceSearch:
-    """All spaces of an exploration, searched.
+    """The search of all spaces of an exploration.
 
     Args:
-        simulations: of the same spaces, in the same order; filled here.
-        kept: what was found of single spaces before.
+        simulations: the simulations of the same spaces, in the same order; filled here.
+        kept: what was found for single spaces before.
     """
 
     def __init__(
@@ -69,11 +68,11 @@ class SpaceSearch:
         worth it are simulated.
 
         Raises:
-            InfeasibleError, ConstraintError: no space has a strategy; says what to take back.
+            InfeasibleError, ConstraintError: no space has a strategy; the message says what to relax.
         """
         self._expect(range(len(self.built)))
         order = self._outlined() if self.allows_gap else range(len(self.built))
-        # Where no gap is allowed, the search itself keeps all cores busy.
+        # If no gap is allowed, the search itself keeps all cores busy.
         together = TOGETHER if self.allows_gap else 1
         done = 0
         while done < len(order):
@@ -91,7 +90,7 @@ class SpaceSearch:
 
     def add(self, built: Built) -> bool:
         """Outline one more space, and search it if a simulated strategy of the outline needs less than any
-        that is known by more than a trifle; whether one does."""
+        known one by more than a trifle; return whether one does."""
         number = len(self.built)
         self.built.append(built)
         before = self.simulations.frontier()
@@ -112,7 +111,7 @@ class SpaceSearch:
         return better
 
     def simulate(self) -> None:
-        """Simulate what is left: everything, or neighbours of what won."""
+        """Simulate what is left: everything, or neighbours of the winners."""
         if self.allows_gap:
             for done, count in enumerate(neighbours_of_winners(self.every, self.simulations)):
                 self.progress("simulate", done, done + 2, f"{count} neighbours of the best")
@@ -122,12 +121,12 @@ class SpaceSearch:
                 found.simulate(self.simulations, np.arange(len(found.frontier)))
 
     def _outlined(self) -> list[int]:
-        """The spaces that have strategies, the most promising first, with their outlines simulated."""
+        """Return the spaces that have strategies, the most promising first, with their outlines simulated."""
         for number in range(len(self.built)):
             self._report(0, [number])
             self._outline(number)
         best = self.simulations.frontier().origin[:, 0] if self.outlines else np.zeros(0)
-        # What is found first prunes the other searches.
+        # The first results prune the other searches.
         return sorted(self.outlines, key=lambda number: (-int((best == number).sum()), number))
 
     def _outline(self, number: int) -> None:
@@ -137,7 +136,7 @@ class SpaceSearch:
             self.outlines[number], self.outlines_s[number] = part.frontier, part.took_s
 
     def _search(self, numbers: Sequence[int]) -> None:
-        """Search some spaces; of those that are too large the outline is what is found."""
+        """Search some spaces; for those that are too large, the outline is the result."""
         for number in numbers:
             if self._is_too_large(number):
                 self._add(number, self.outlines[number])
@@ -147,7 +146,7 @@ class SpaceSearch:
                 self._add(part.number, part.frontier, part.capped)
 
     def _each(self, work: Callable[[OneSpace], SpacePart], numbers: Sequence[int]) -> list[SpacePart]:
-        """``work`` of each of some spaces, none of which knows what is found of the others."""
+        """Run ``work`` on each of some spaces, none of which knows what is found in the others."""
         threads = max(1, cores() // max(len(numbers), 1))
 
         def alone(number: int) -> SpacePart:
@@ -172,7 +171,7 @@ class SpaceSearch:
         self.found[number] = SearchedSpace(mesh, tables, frontier, communication, capped)
 
     def _expect(self, left: Sequence[int]) -> None:
-        """Say how long the searches of these spaces will take."""
+        """Announce how long the searches of these spaces will take."""
         seconds = (
             outlined_s(self.built[number][1], self.outlines_s.get(number, 0.0))
             for number in left
@@ -181,7 +180,7 @@ class SpaceSearch:
         self.remaining.expect("searches", sum(seconds))
 
     def _is_too_large(self, number: int) -> bool:
-        """Whether a space's outline is all that a search of it would find."""
+        """Return whether a space's outline is all that a search of it would find."""
         return number in self.outlines and TOO_LARGE in self.outlines[number].notes
 
     def _report(self, done: int, numbers: Sequence[int]) -> None:

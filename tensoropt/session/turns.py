@@ -1,9 +1,9 @@
-"""Search and simulation in turns: what is simulated says what is still worth a search.
+"""Search and simulation in turns: simulated strategies decide what is still worth a search.
 
-The search adds costs up, the simulator steps through them, and neither orders strategies quite as the other
-does. So a space is outlined and its outline simulated before it is searched: what all simulated strategies
-leave room for, given how much the space's own simulated ones differ from their sums, is what its search has
-to find. Of what a search finds, representatives are simulated, and then the neighbours of those that won.
+The search sums costs, the simulator steps through them, and the two order strategies slightly differently. So
+a space is outlined and its outline simulated before it is searched: its search only has to find what all
+simulated strategies leave room for, given how much the space's own simulated strategies differ from their
+sums. Of what a search finds, representatives are simulated, and then the neighbours of those that won.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from tensoropt.session.simulations import Simulations
 from tensoropt.types import Indices
 
 OUTLINED = 48
-"""Points of an outline that are simulated. An assumption, as are the numbers below."""
+"""The points of an outline that are simulated. An assumption, as are the numbers below."""
 REPRESENTATIVES, LOSS = 160, 2e-4
-"""Points of a frontier that are simulated before their neighbours, and the share of hypervolume that the
-others would add, at most, where fewer are enough."""
+"""The points of a frontier that are simulated before their neighbours; fewer are enough if the others would
+add at most this share of hypervolume."""
 LEANEST = 8
-"""Of the points that no rival beats, so many of the leanest are simulated: what the simulator adds to the
-sums differs most there."""
+"""How many of the leanest points that no rival beats are simulated: what the simulator adds to the sums
+differs most there."""
 NEIGHBOURS = 3
-"""Points that are simulated between two simulated ones, of which one won."""
+"""The points that are simulated between two simulated ones, one of which won."""
 REACH = 3
-"""Simulated points between which and a winner neighbours are still looked for: the simulator's order is not
-the search's."""
+"""How many simulated points away from a winner neighbours are still tried: the simulator's order is not the
+search's."""
 ROUNDS = 8
-"""Rounds in which neighbours are simulated, at most."""
+"""The most rounds in which neighbours are simulated."""
 
 
 @dataclass(eq=False)
 class Found:
-    """A frontier of a space and which of its points were simulated.
+    """A frontier of a space, and which of its points were simulated.
 
     Attributes:
         space: the number of the space.
-        numbers: (n,) per point its number among the space's simulated strategies; -1 of the others.
+        numbers: (n,) each point's number among the space's simulated strategies; -1 for the others.
     """
 
     space: int
@@ -53,16 +53,16 @@ class Found:
         self.numbers = np.full(len(self.frontier), -1)
 
     def simulate(self, simulations: Simulations, indices: Indices) -> int:
-        """Simulate those of the points that were not yet; how many these were."""
+        """Simulate those of the points that were not simulated yet; return how many these were."""
         return simulate_together([(self, indices)], simulations)
 
     def neighbours(self, won: Indices) -> Indices:
-        """Points not simulated yet near those whose numbers ``won``, spread evenly over each gap."""
+        """Return points not simulated yet near those whose numbers ``won``, spread evenly over each gap."""
         seen = np.flatnonzero(self.numbers >= 0)
         winners = np.isin(self.numbers[seen], won)
         found: list[int] = []
         ends = np.concatenate([[-1], seen, [len(self.numbers)]])
-        # Per gap whether one of the simulated points up to REACH to either side won.
+        # For each gap, whether one of the simulated points up to REACH to either side won.
         wins = np.concatenate([np.zeros(REACH, bool), winners, np.zeros(REACH, bool)])
         close = np.asarray(np.lib.stride_tricks.sliding_window_view(wins, 2 * REACH).any(axis=1))
         for left, right, near in zip(ends, ends[1:], close.tolist(), strict=False):
@@ -73,8 +73,8 @@ class Found:
 
 
 def simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simulations) -> int:
-    """Simulate those of the points of some frontiers that were not yet, each space's together; how many these
-    were."""
+    """Simulate those points of some frontiers that were not simulated yet, each space's together; return how
+    many these were."""
     of_space: dict[int, list[tuple[Found, Indices]]] = {}
     for found, indices in asked:
         new = indices[found.numbers[indices] < 0]
@@ -88,7 +88,7 @@ def simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simul
 
 
 def unbeaten_by(frontier: TrackedFrontier, rivals: Points | None) -> Indices:
-    """The points of a frontier that no rival beats."""
+    """Return the points of a frontier that no rival beats."""
     if rivals is None or not len(rivals.memory):
         return np.arange(len(frontier))
     best = np.append(np.inf, rivals.time)[np.searchsorted(rivals.memory, frontier.memory, side="right")]
@@ -96,7 +96,7 @@ def unbeaten_by(frontier: TrackedFrontier, rivals: Points | None) -> Indices:
 
 
 def first_look(found: Found, simulations: Simulations, rivals: Points | None = None) -> int:
-    """Simulate representatives of what no rival beats; how many."""
+    """Simulate representatives of what no rival beats; return how many."""
     left = unbeaten_by(found.frontier, rivals)
     if not len(left):
         return 0
@@ -107,7 +107,7 @@ def first_look(found: Found, simulations: Simulations, rivals: Points | None = N
 
 def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> Iterator[int]:
     """Simulate, round after round, neighbours of what no other simulated strategy beats, as long as that
-    finds something that none beats; yields how many were simulated."""
+    finds something unbeaten; yield how many were simulated."""
     for _ in range(ROUNDS):
         best = simulations.frontier()
         won = [best.origin[best.origin[:, 0] == space, 1] for space in range(len(simulations.spaces))]

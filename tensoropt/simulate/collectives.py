@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +68,23 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
         Counter({sent: int(count[row]) for sent, count in times.items() if count[row]})
         for row in range(batch.count)
     ]
+
+
+def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
+    """The bytes that leave a rank for what it issues, by the algorithms of
+    :mod:`tensoropt.costs.communication` where these are rings: of a message and a broadcast all of it, of
+    other collectives what is for the other ranks of its group, of a sum twice.
+
+    Args:
+        sizes: of the mesh's axes.
+    """
+    total = 0.0
+    for one, times in issued.items():
+        whole = one.kind in ("send", "broadcast")
+        ranks = 1 if whole else math.prod(sizes[axis] for axis in one.axes)
+        share = 1.0 if whole else (2.0 if one.kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
+        total += times * one.bytes * share
+    return total
 
 
 def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Counter[Collective]:

@@ -100,6 +100,16 @@ class Timeline:
         """
         return tuple(self._curves.get(device, [(0.0, {})]))
 
+    def steps(self, device: str) -> list[list[tuple[str, float]]]:
+        """Per point of a device's memory curve (kind, bytes) of what it takes, below 0 what is given back;
+        the first is the initial state."""
+        found = [[(kind, size) for where, kind, size in self.initial if where == device]]
+        for _, holdings, sign in self._changes():
+            changed = [(kind, sign * size) for where, kind, size in holdings if size and where == device]
+            if changed:
+                found.append(changed)
+        return found
+
     def peak(self, device: str) -> tuple[float, Mapping[str, float]]:
         """(time, bytes by kind) when the most is alive; the first of several such times."""
         return max(self.memory(device), key=lambda point: sum(point[1].values()))

@@ -1,8 +1,8 @@
-"""Prediction beside reality: plans are run next to the unsplit model on the same data.
+"""Comparison of predictions with reality: plans are run beside the unsplit model on the same data.
 
-What is predicted comes from the cost side (facts, measurements, link fits), what is measured from the
-executor; here the two meet and ``ok`` is decided: the numbers agree to rounding, replicas agree, and the
-collectives issued are those predicted, one by one and in order. Memory and time are shown and decide nothing.
+Predictions come from the cost side (facts, measurements, link fits), measurements from the executor; here the
+two meet and decide ``ok``: the numbers agree up to rounding, replicas agree, and the collectives issued are
+those predicted, one by one and in order. Memory and time are shown and decide nothing.
 """
 
 from __future__ import annotations

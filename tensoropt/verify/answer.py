@@ -1,4 +1,4 @@
-"""The answer of ``verify``: what was predicted beside what was found, and whether that is in order."""
+"""The answer of ``verify``: the predictions beside the findings, and whether they agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensoropt.verify.places import Place
 from tensoropt.verify.predict import Prediction
 from tensoropt.verify.recorder import compare_collectives, compare_smaller, shown_axes
 from tensoropt.verify.reference import ModuleFindings
-from tensoropt.verify.tolerances import Differences
+from tensoropt.verify.tolerances import Differences, within_tolerance
 
 
 def answer_of(
@@ -24,14 +24,14 @@ def answer_of(
     module: ModuleFindings | None,
     file: FileFindings | None = None,
 ) -> dict[str, Any]:
-    """The answer about strategies that were predicted and looked at, as plain data with fixed keys.
+    """Return the answer about strategies that were predicted and checked, as plain data with fixed keys.
 
     Args:
-        module: the unsplit graph against the module; None where they were not compared.
-        file: an ONNX file against the import of it; None for models of other sources.
+        module: the unsplit graph against the module; None if they were not compared.
+        file: an ONNX file against its import; None for models from other sources.
 
     Returns:
-        ``ok``; ``checked_on`` in words; ``plans``, an entry for each (:func:`entry_of`); ``module``; and
+        ``ok``; ``checked_on`` in words; ``plans``, with an entry for each (:func:`entry_of`); ``module``; and
         ``file``.
     """
     plans = [entry_of(*row) for row in zip(executables, predictions, findings, strict=True)]
@@ -46,16 +46,16 @@ def answer_of(
 
 
 def entry_of(executable: Executable, predicted: Prediction, found: Findings) -> dict[str, Any]:
-    """The answer about one strategy.
+    """Return the answer about one strategy.
 
-    ``ok`` says that its numbers agree to rounding, its replicas agree, and the collectives it issues are
+    ``ok`` says that its numbers agree up to rounding, its replicas agree, and the collectives it issues are
     those predicted, one by one and in this order. Memory and time are shown beside their predictions and
-    decide nothing. None stands for what was not looked at.
+    decide nothing. None stands for what was not checked.
     """
     issued = _shown(found.collectives_issued)
     expected = predicted.collectives
     if predicted.of_ranks:
-        # Each rank has its own, so that what one misses is not made up for by another.
+        # Each rank is compared with its own prediction, so that one rank's lack is not offset by another.
         issued = _together([_shown(rows) for rows in found.collectives_of_ranks])
         expected = _together([predicted.of_ranks[rank] for rank in found.ranks_checked or ()])
     # A strategy that failed issued nothing, or not all: the error says more than a list of what is missing.
@@ -104,7 +104,7 @@ def _shown(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows of several ranks as one list, with the sums of their counts."""
+    """Return the rows of several ranks as one list, with their counts summed."""
     counts: dict[tuple[str, tuple[int, ...], int], int] = {}
     for rows in of_ranks:
         for row in rows:
@@ -122,7 +122,7 @@ def _unlike(
     expected: Sequence[Mapping[str, Any]],
     issued: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """What was issued other than predicted, rank by rank where each has its own."""
+    """Return how what was issued differs from the prediction, rank by rank if each has its own."""
     if not predicted.of_ranks:
         return compare_collectives(expected, issued)
     lines = []
@@ -136,7 +136,8 @@ def _unlike(
 
 
 def _order_unlike(predicted: Prediction, found: Findings) -> list[str] | None:
-    """Where the order of issue first differs from the predicted one; None where one of them is not known."""
+    """Return where the order of issue first differs from the predicted one; None if one of them is not
+    known."""
     if found.error or predicted.order is None or found.issued_order is None:
         return None
     return compare_order(predicted.order, in_order(found.collectives_issued, found.issued_order))
@@ -150,8 +151,13 @@ def _module_data(module: ModuleFindings) -> dict[str, Any]:
     return {
         "loss_difference": module.differences.loss,
         "gradient_difference": module.differences.gradient,
+        "buffer_difference": module.differences.buffer,
         "ok": module.ok,
         "worst_gradient": module.worst_gradient,
+        "worst_buffer": module.worst_buffer,
+        "buffers_ok": within_tolerance(
+            Differences(buffer=module.differences.buffer), rounding=module.rounding
+        ),
         "compared_in": module.compared_in,
         "not_finite": dict(module.not_finite),
     }

@@ -1,7 +1,7 @@
-"""A rank of any job, without the job: fake tensors and PyTorch's fake process group.
+"""A rank of any job without the job: fake tensors and PyTorch's fake process group.
 
 Nothing is computed and nothing is sent, so a 64-device plan can be checked on a laptop: what each rank would
-send and keep alive is what it does send and keep alive, only the numbers are missing. Tensors are the CPU's
+send and keep alive is what it does send and keep alive; only the numbers are missing. Tensors are on the CPU
 (fake CUDA tensors with autograd abort a CPU-only build of PyTorch).
 """
 
@@ -27,7 +27,7 @@ from tensoropt.verify.recorder import all_sent, outgoing, summarise
 from tensoropt.verify.steps import Step, issued, tracked_memory
 
 MOST_RANKS = 3
-"""Ranks of a bigger job that are looked at: the first, the last, and others between them. An assumption:
+"""How many ranks of a bigger job are checked: the first, the last, and others between them. An assumption:
 shards are uneven at the end of a dim, so the first and the last differ most, and each rank takes as long as
 the first."""
 
@@ -56,7 +56,7 @@ def fake_job(rank: int, world_size: int) -> Iterator[None]:
 
 
 def looked_at(world_size: int) -> tuple[int, ...]:
-    """The ranks that are checked of a job; all of them where they are few."""
+    """Return the ranks of a job that are checked; all of them if they are few."""
     if world_size <= MOST_RANKS:
         return tuple(range(world_size))
     last = world_size - 1
@@ -71,12 +71,12 @@ def check_on_fake_ranks(
     ranks: Sequence[int] | None = None,
     device: str = "cpu",
 ) -> Findings:
-    """What ranks of a strategy send and keep alive in a step, without numbers and times.
+    """Check what ranks of a strategy send and keep alive in a step, without numbers and times.
 
     Args:
         loaded: the model; its tensors need no data.
-        ranks: those to look at. By default some where all run the same program, else all of them.
-        device: where their tensors are.
+        ranks: the ranks to check. By default some of them if all run the same program, otherwise all.
+        device: the device of their tensors.
     """
     executable = executable_of(strategy)
     if executable.spmd:
@@ -87,8 +87,8 @@ def check_on_fake_ranks(
 def _alike(
     loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int], device: str
 ) -> Findings:
-    """Collectives and memory of the first rank, whose shards are the largest, and where another one's
-    collectives differ in more than being smaller (uneven shards)."""
+    """Return the collectives and the memory of the first rank, whose shards are the largest, and where
+    another rank's collectives differ in more than being smaller (uneven shards)."""
     first, *others = ranks
     with step_on(first, loaded, strategy, optimizer, device) as step:
         sent = issued(step.engine, step)
@@ -109,11 +109,11 @@ def _alike(
 def _each_its_own(
     loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int], device: str
 ) -> Findings:
-    """Collectives of all ranks together, memory of the fullest."""
+    """Return the collectives of all ranks together, and the memory of the fullest."""
     sent, memory = [], []
     for rank in ranks:
         with step_on(rank, loaded, strategy, optimizer, device) as step:
-            # A rank at a time: a process can be one rank of one job only.
+            # One rank at a time: a process can be only one rank of one job.
             sent.append(summarise(outgoing(issued(step.engine, step))))
             memory.append(tracked_memory(step))
     return Findings(
@@ -129,7 +129,7 @@ def _each_its_own(
 def step_on(
     rank: int, loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, device: str = "cpu"
 ) -> Iterator[Step]:
-    """A step of a fake rank."""
+    """Yield a step of a fake rank."""
     executable = executable_of(strategy)
     with contextlib.ExitStack() as stack:
         if executable.devices > 1:
@@ -153,9 +153,9 @@ def _like(value: torch.Tensor, device: str) -> torch.Tensor:
 def compare_ranks(
     first: int, expected: Sequence[Collective], rank: int, sent: Sequence[Collective]
 ) -> list[str]:
-    """What would let two ranks of a job wait for each other for ever, or send more than the first: one line
-    for the first difference in order, kind or axes, and one for each that is bigger."""
-    # The order counts: ranks that issue the same collectives in another order wait for each other for ever.
+    """Return what would let two ranks of a job wait for each other forever, or send more than the first: one
+    line for the first difference in order, kind or axes, and one for each collective that is bigger."""
+    # The order counts: ranks that issue the same collectives in different orders wait for each other forever.
     for position, (one, other) in enumerate(zip(expected, sent, strict=False)):
         if (one.kind, one.axes) != (other.kind, other.axes):
             return [
@@ -175,5 +175,5 @@ def compare_ranks(
 
 
 def _shown(axes: Sequence[int]) -> list[int]:
-    """Axes as people count them: without that of the micro-batches."""
+    """Return axes as people count them: without the micro-batch axis."""
     return [axis - 1 for axis in axes]

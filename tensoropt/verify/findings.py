@@ -1,4 +1,4 @@
-"""What was found of a strategy: the one form in which real ranks and fake ones report."""
+"""The findings about a strategy: the one form in which real ranks and fake ones report."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from tensoropt.verify.tolerances import Differences
 
 @dataclass(frozen=True)
 class Findings:
-    """What running a strategy showed; None stands for what was not looked at.
+    """What running a strategy showed; None stands for what was not checked.
 
     Attributes:
-        differences: from the unsplit model.
-        worst_gradient, worst_parameter: whose difference is the largest of its kind; "" where none is.
-        not_finite: how many values of the unsplit model itself are NaN or infinite, by what they are of.
+        differences: the differences from the unsplit model.
+        worst_gradient, worst_parameter: the names of the largest difference of each kind; "" if there is
+            none.
+        not_finite: how many values of the unsplit model itself are NaN or infinite, by what they belong to.
         replicas_agree: whether ranks with the same shard have the same bits, or on GPUs nearly the same
-            values. replica_difference: how far they are apart, relative; None where bits differ and decide.
-            unsplit_on: the device that the unsplit model ran on. numerics_ok: whether differences are
-            rounding and replicas agree. compared_in: the precision in which ``differences`` were taken.
-            narrow: the differences in the model's own precision, where it took double precision to tell.
-            collectives_issued: as :func:`tensoropt.verify.recorder.summarise` writes them; of the first rank
-            where all run the same program, else of all ranks.
-        issued_order: of that first rank, per collective in the order of issue its row in
-            ``collectives_issued``; None where ranks run programs of their own.
-        collectives_of_ranks: likewise of each of ``ranks_checked``, where ranks run programs of their own.
-        ranks_checked: their numbers.
-        ranks_unlike: where ranks that should issue the same collectives do not, a line each.
-        memory_tracked: bytes of the fullest rank by what they are for, and their ``peak``; on GPUs the
-            allocator's own peaks as well, ``allocated`` and ``reserved``.
+            values. replica_difference: how far they are apart, relative; None if bits decide. unsplit_on: the
+            device that the unsplit model ran on. numerics_ok: whether differences are rounding and replicas
+            agree. compared_in: the precision in which ``differences`` were taken. narrow: the differences in
+            the model's own precision, if the decision took double precision. collectives_issued: as
+            :func:`tensoropt.verify.recorder.summarise` writes them; those of the first rank if all run the
+            same program, otherwise of all ranks.
+        issued_order: for that first rank, the row in ``collectives_issued`` of each collective in the order
+            of issue; None if ranks run different programs.
+        collectives_of_ranks: the same for each of ``ranks_checked``, if ranks run different programs.
+        ranks_checked: the numbers of the ranks that were checked.
+        ranks_unlike: a line for each case in which ranks that should issue the same collectives do not.
+        memory_tracked: bytes of the fullest rank by purpose, and their ``peak``; on GPUs also the allocator's
+            own peaks, ``allocated`` and ``reserved``.
         memory_tracked_of_ranks: the peaks of all ranks.
         time_measured_s: the median step of the slowest rank.
-        error: why the strategy could not be run, or that it is right in double precision only.
+        error: why the strategy could not be run, or that it is right only in double precision.
     """
 
     differences: Differences = field(default_factory=Differences)
@@ -59,7 +60,7 @@ class Findings:
 
     @classmethod
     def failed(cls, error: str) -> Findings:
-        """Of a strategy that could not be run."""
+        """Make the findings of a strategy that could not be run."""
         return cls(
             Differences.infinite(),
             worst_gradient="",

@@ -1,6 +1,6 @@
-"""An ONNX file by the package's own evaluator, beside what was imported: do they compute the same?
+"""An ONNX file run by the package's own evaluator and compared with its import: do they compute the same?
 
-Everything else compares plans with the imported module, which cannot see a mistake of the import.
+Everything else compares plans with the imported module, which cannot reveal a mistake of the import.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from tensoropt.plan.model_source import OnnxOptions, is_onnx
 from tensoropt.ranks.timeouts import call_in_fork
 
 ALLOWED_S = 30.0
-"""Seconds that the evaluator may take, which computes in plain NumPy; larger files are not compared."""
+"""The seconds that the evaluator, which computes in plain NumPy, may take; files that need more are not
+compared."""
 LARGEST_BYTES = 1 << 28
-"""Of a file that is compared; the evaluator holds several copies of it."""
+"""The most bytes of a file that is compared; the evaluator holds several copies of it."""
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""Of the largest value, by an output's type; other types have 1e-3. Assumptions, as for other rounding."""
+"""The tolerance relative to the largest value, by an output's type; 1e-3 for other types. Assumptions, as for
+other rounding."""
 _RANDOM = ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial")
 
 
 @dataclass(frozen=True)
 class FileFindings:
-    """What was found of a file.
+    """The findings about a file.
 
     Attributes:
-        difference: the largest of any output's, relative to its largest value; None: nothing was compared.
-        ok: whether that is rounding.
-        why: nothing was compared, or "".
+        difference: the largest difference of any output, relative to its largest value; None if nothing was
+            compared.
+        ok: whether the difference is rounding.
+        why: why nothing was compared, or "".
     """
 
     difference: float | None
@@ -41,7 +44,7 @@ class FileFindings:
 
 
 def verify_file(spec: ModelSpec) -> FileFindings | None:
-    """The imported file on example inputs against the evaluator; None for models of other sources."""
+    """Compare the imported file with the evaluator on example inputs; None for models from other sources."""
     if not is_onnx(spec.source):
         return None
     if Path(spec.source).stat().st_size > LARGEST_BYTES:

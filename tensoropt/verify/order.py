@@ -1,4 +1,4 @@
-"""The order in which a rank issues its collectives, kept short, beside the order that was predicted."""
+"""The order in which a rank issues its collectives, in a short form, compared with the predicted order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensoropt.verify.recorder import between, shown_axes
 
 
 def rows_in_order(collectives: Sequence[Collective]) -> list[int]:
-    """Per collective, in the order given, the number of its row in
+    """Return, for each collective in the order given, the number of its row in
     :func:`tensoropt.verify.recorder.summarise`."""
     # A step issues thousands of collectives, of which few differ.
     rows = {one: number for number, one in enumerate(sorted(set(collectives)))}
@@ -19,17 +19,17 @@ def rows_in_order(collectives: Sequence[Collective]) -> list[int]:
 
 
 def in_order(rows: Sequence[Mapping[str, Any]], order: Sequence[int]) -> list[Collective]:
-    """The collectives of a summary one by one, axes from 0; inverse of :func:`rows_in_order`."""
+    """Return the collectives of a summary one by one, axes from 0; inverse of :func:`rows_in_order`."""
     known = [Collective(row["kind"], tuple(shown_axes(row)), row["bytes"]) for row in rows]
     return [known[number] for number in order]
 
 
 def compare_order(predicted: Sequence[Collective], issued: Sequence[Collective]) -> list[str]:
-    """What differs first between two orders, in one readable line; empty where they are the same."""
+    """Return the first difference between two orders, in one readable line; empty if they are the same."""
     most = max(len(predicted), len(issued))
     for position, (one, other) in enumerate(zip_longest(predicted, issued)):
         if one != other:
-            # Only the first: where one is missing, all that follow it differ.
+            # Only the first: if one is missing, all that follow it differ.
             return [f"collective {position} of {most}: predicted {_words(one)}, issued {_words(other)}"]
     return []
 

@@ -1,4 +1,4 @@
-"""Where strategies are checked: on CPU ranks, on GPUs, or on fake ranks where neither is enough."""
+"""The places where strategies are checked: on CPU ranks, on GPUs, or on fake ranks if neither suffices."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Kind = Literal["cpu", "cuda", "fake"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where, and in words what that means for the result.
+    """A place to check strategies, with words on what that means for the result.
 
     Attributes:
-        shared: all ranks are on one GPU, so that what a step takes means nothing.
+        shared: whether all ranks are on one GPU, so that the time of a step means nothing.
     """
 
     kind: Kind
@@ -30,31 +30,32 @@ class Place:
 
     @property
     def backend(self) -> str:
-        """What ranks talk over."""
+        """The communication backend of ranks."""
         return "nccl" if self.kind == "cuda" and not self.shared else "gloo"
 
     def pool(self, ranks: int, timeout_s: float) -> RankPool:
-        """Ranks of this kind, which are not fake; not started yet."""
+        """Return ranks of this kind, which is not fake; they are not started yet."""
         assert self.kind != "fake"
         return RankPool(ranks, timeout_s=timeout_s, backend=self.backend, share_gpu=self.shared)
 
     @property
     def device(self) -> str:
-        """Where ranks hold the model; fake ones need no data."""
+        """The device on which ranks hold the model; fake ranks need no data."""
         return "meta" if self.kind == "fake" else self.kind
 
 
 def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto") -> Place:
-    """Where to check strategies for ``devices`` of a cluster.
+    """Return the place to check strategies for ``devices`` of a cluster.
 
     Args:
-        device_type: of the cluster, ``cpu`` or ``cuda``.
-        name: of the cluster, for the text.
+        device_type: the cluster's, ``cpu`` or ``cuda``.
+        name: the cluster's name, for the text.
         wanted: ``ranks`` for CPU ranks of this machine whatever the cluster is, ``share-gpu`` for ranks that
-            are all on its first GPU, ``fake`` for fake ranks.
+            all use its first GPU, ``fake`` for fake ranks.
 
     Raises:
-        TensorOptError: ``ranks`` of more devices than this machine could pretend to have, or no GPU to share.
+        TensorOptError: ``ranks`` with more devices than this machine could pretend to have, or no GPU to
+            share.
     """
     if wanted == "fake":
         return Place("fake", "checked on fake ranks, as asked: nothing was computed, sent or timed")
@@ -88,13 +89,13 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
 
 
 def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:
-    """(device type, name) of a plan's cluster; CPU ranks where the plan does not say."""
+    """Return (device type, name) of a plan's cluster; CPU ranks if the plan does not say."""
     cluster = made_for(data)
     return ("cpu", "an unknown cluster") if cluster is None else (cluster.device_type, cluster.name)
 
 
 def most_ranks() -> int:
-    """Processes this machine is asked to run at once, at most.
+    """Return the most processes that this machine may run at once.
 
     Ranks that share a core are slow but right. Both numbers are assumptions.
     """

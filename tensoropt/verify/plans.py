@@ -1,4 +1,4 @@
-"""Plans of an exploration: run beside the unsplit model, and compared with what they say of themselves."""
+"""Plans of an exploration, run beside the unsplit model and compared with their own predictions."""
 
 from __future__ import annotations
 
@@ -25,26 +25,28 @@ from tensoropt.verify.run import Predicted, ranks_with, run_and_answer
 
 
 def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: Progress = silent) -> dict[str, Any]:
-    """Whether a plan does what it should; :func:`verify_plans` for one plan."""
+    """Check whether a plan does what it should; :func:`verify_plans` for one plan."""
     return verify_plans([plan], where=where, progress=progress)
 
 
 def verify_plans(
     plans: Sequence[Plan], *, where: Wanted = "auto", progress: Progress = silent
 ) -> dict[str, Any]:
-    """Whether plans of one model, cluster and optimizer do what they should, run beside the unsplit model.
+    """Check whether plans of one model, cluster and optimizer do what they should, run beside the unsplit
+    model.
 
     Args:
-        where: ``auto`` takes the plan's own devices where they are here, else fake ranks; ``ranks`` takes CPU
-            ranks of this machine whatever the plan is for; ``share-gpu`` takes ranks that are all on its
-            first GPU and talk through the host, whose steps are not timed; ``fake`` takes fake ranks.
+        where: ``auto`` takes the plan's own devices if this machine has them, otherwise fake ranks; ``ranks``
+            takes CPU ranks of this machine whatever the plan is for; ``share-gpu`` takes ranks that all use
+            its first GPU and communicate through the host, whose steps are not timed; ``fake`` takes fake
+            ranks.
 
     Returns:
         ``ok``; ``plans`` with an entry for each, whose keys :func:`tensoropt.verify.answer.entry_of`
         explains; ``checked_on`` in words; and ``module``: the unsplit graph against the model it came from.
 
     Raises:
-        PlanError: a plan is for another model, or cannot be run here.
+        PlanError: a plan is for another model, or cannot be run on this machine.
     """
     first = plans[0]
     for plan in plans:
@@ -60,7 +62,7 @@ def verify_plans(
 
 
 def _predicted(plan: Plan, graph: GroupGraph, progress: Progress) -> Predicted:
-    """A plan's strategy and what it says of itself, in which order included where it can be told."""
+    """Return a plan's strategy and its own predictions, including the order if that can be determined."""
     strategy, found = executable_of_plan(plan, graph).strategy, prediction_of(plan, graph)
     cluster = made_for(plan.cluster)
     if isinstance(strategy, PipelinedStrategy):

@@ -1,4 +1,5 @@
-"""What the cost side says of strategies, figure by figure as the search and the simulator would."""
+"""The predictions of the cost side for strategies, figure by figure as the search and the simulator would
+make them."""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the cost side says of a strategy: collectives (axes from 0), bytes and seconds of one rank, and
-    where the simulator was asked, seconds of its collectives.
+    """The prediction for a strategy: collectives (axes from 0), bytes and seconds of one rank and, if the
+    simulator was used, seconds of its collectives.
 
-    ``order`` has the collectives in the order in which each rank issues them, None where that is not known.
-    Of a placed one: messages with their ends instead of axes, bytes of the fullest device. Of a pipelined one
-    ``collectives`` are those of all ranks together, ``of_ranks`` each rank's own, and ``of_places`` the bytes
-    of a rank of each part of the devices.
+    ``order`` has the collectives in the order in which each rank issues them; None if that is not known. A
+    placed strategy has messages with their ends instead of axes, and the bytes of the fullest device. For a
+    pipelined one ``collectives`` are those of all ranks together, ``of_ranks`` each rank's own, and
+    ``of_places`` the bytes of a rank of each part of the devices.
     """
 
     collectives: Rows
@@ -53,19 +54,19 @@ class Prediction:
 
 
 def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
-    """What a plan file says of itself."""
+    """Return a plan file's own prediction."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
     if plan.placed is not None:
         rows += result_rows(placed_strategy(plan, graph))
     peaks = plan.pipeline.peak_bytes if plan.pipeline is not None else ()
-    # A tracker sees tensors and constants, not what a process takes beside them.
+    # A tracker sees tensors and constants, but not what a process takes beside them.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
     return Prediction(rows, seen, plan.predicted.time_s, of_places=peaks)
 
 
 def of_each_rank(found: Prediction, strategy: PipelinedStrategy, costs: CostSource) -> Prediction:
-    """What a plan file with a pipeline says of itself, with what each rank sends, which no file keeps: it
-    follows from the facts of the stages' workloads."""
+    """Return the prediction of a plan file with a pipeline, with what each rank sends, which no file keeps:
+    it follows from the facts of the stages' workloads."""
     works = stage_works(strategy)
     costs.find_facts_of(work for of_stage in works for work in of_stage.values())
     sent = [
@@ -77,11 +78,11 @@ def of_each_rank(found: Prediction, strategy: PipelinedStrategy, costs: CostSour
 
 
 def with_order(found: Prediction, strategy: Strategy, costs: CostSource) -> Prediction:
-    """What a plan file says of itself, with the order of its collectives, which no file keeps.
+    """Return a plan file's own prediction, with the order of its collectives, which no file keeps.
 
-    The order depends on the facts of the strategy's workloads: they are as in the profile store, or found
-    now on fake tensors. Where they give other collectives than the file names (a file of an earlier version,
-    or made beside a GPU whose facts are not in the store), nothing is said of the order.
+    The order depends on the facts of the strategy's workloads: these come from the profile store, or are
+    found now on fake tensors. If they give other collectives than the file names (a file of an earlier
+    version, or made beside a GPU whose facts are not in the store), nothing is said about the order.
     """
     works = _works_of(strategy)
     costs.find_facts_of(works.values())
@@ -95,8 +96,8 @@ def with_order(found: Prediction, strategy: Strategy, costs: CostSource) -> Pred
 def _order(
     strategy: Strategy, works: Mapping[str, Workload], facts: Mapping[str, Facts], costs: CostSource
 ) -> tuple[Collective, ...] | None:
-    """The collectives in the order of issue; None with recurrent layers of GPUs: cuDNN's kernels ask for
-    their parameters in an order of their own, and on fake ranks those of the CPU run."""
+    """Return the collectives in the order of issue; None with recurrent layers on GPUs: cuDNN's kernels ask
+    for their parameters in an order of their own, and on fake ranks those of the CPU run."""
     if costs.cluster.device_type == "cuda" and any(has_recurrent(work) for work in works.values()):
         return None
     return collectives_in_order(strategy, facts)
@@ -110,9 +111,9 @@ def _works_of(strategy: Strategy) -> dict[str, Workload]:
 
 
 def result_rows(strategy: PlacedStrategy) -> Rows:
-    """How ranks of a placed plan all get new values of buffers that they read, and the model's results: from
-    where they are made, those of all micro-batches at once. In training with several of these the loss is the
-    only result."""
+    """Return how ranks of a placed plan all get new values of buffers that they read, and the model's
+    results: from where they are made, those of all micro-batches at once. In training with several
+    micro-batches the loss is the only result."""
     source = strategy.graph.groups.atoms.graph
     names = source.outputs[:1] if strategy.micro_batches > 1 and source.training else source.outputs
     made = [name for name in names if source.tensors[name].kind == "activation"]
@@ -122,7 +123,7 @@ def result_rows(strategy: PlacedStrategy) -> Rows:
 
 
 def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStrategy, Prediction]:
-    """A placement as it runs, and what the simulator of placed plans says of it."""
+    """Return a placement as it runs, and its prediction by the simulator of placed plans."""
     simulated = simulate_placement(graph.problem, placement)
     tensors = simulated.problem.tensors
     transfers = tuple(ValueTransfer(tensors[t].name, i, j, back) for t, i, j, back in simulated.transfers)
@@ -169,14 +170,14 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
 
 
 def rows_of(found: Mapping[Collective, int]) -> Rows:
-    """Collectives as the rows that are shown of them."""
+    """Return collectives as the rows that are shown for them."""
     return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
 
 
 def predict_pipelines(
     drawn: Sequence[tuple[PipelinedStrategy, Mesh]], costs: CostSource
 ) -> list[tuple[PipelinedStrategy, Prediction]]:
-    """Pipelined strategies, each with the mesh of its job, and what the simulator says of them."""
+    """Return pipelined strategies, each with the mesh of its job, and their predictions by the simulator."""
     works = [stage_works(strategy) for strategy, _ in drawn]
     every = {w.key: w for of_strategy in works for of_stage in of_strategy for w in of_stage.values()}
     costs.find_facts_of(every.values())
@@ -205,5 +206,5 @@ def predict_pipelines(
 
 
 def predicted(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[tuple[Strategy, Prediction]]:
-    """Strategies with what :func:`predict` says of them."""
+    """Return strategies with their predictions from :func:`predict`."""
     return [(strategy, found) for (strategy, _), found in zip(drawn, predict(drawn, costs), strict=True)]

@@ -20,9 +20,9 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 
 AGAIN = 0.6
-"""How often a stage makes a tensor again that it could be sent: an assumption."""
+"""How often a stage remakes a tensor that it could receive: an assumption."""
 TRIES = 200
-"""Pipelines that are drawn until one is legal."""
+"""The most pipelines that are drawn until one is legal."""
 
 
 def draw_pipelines(
@@ -34,12 +34,12 @@ def draw_pipelines(
     seed: int,
     recompute: float,
 ) -> list[tuple[PipelinedStrategy, Mesh]]:
-    """Random pipelines of a model on a cluster, each with the mesh of its job.
+    """Return random pipelines of a model on a cluster, each with the mesh of its job.
 
     Args:
-        degrees: numbers of places of which one is drawn; so many devices of the cluster as there are for each
-            place compute a stage together.
-        counts: of micro-batches, of which one is drawn.
+        degrees: the numbers of places from which one is drawn; the devices of the cluster that each place
+            gets compute a stage together.
+        counts: the micro-batch counts from which one is drawn.
         recompute: how often a repeated block is recomputed.
 
     Raises:
@@ -61,10 +61,10 @@ def _any_way(
     rng: random.Random,
     recompute: float,
 ) -> PipelinedStrategy:
-    """A random pipeline with one of some schedules, whichever the model can have.
+    """Return a random pipeline with one of some schedules that the model can have.
 
     Raises:
-        TensorOptError: no schedule takes the model.
+        TensorOptError: no schedule accepts the model.
     """
     left = list(ways)
     while True:
@@ -73,14 +73,14 @@ def _any_way(
         try:
             return random_pipeline(graph, (rng.choice(taken), *axes), schedule, rng, recompute)
         except TensorOptError:
-            # A parameter at both ends of the model, for one, keeps it from a schedule that comes back.
+            # For example, a parameter at both ends of the model rules out a schedule that comes back.
             left.remove(way)
             if not left:
                 raise
 
 
 def pipeline_degrees(graph: GroupGraph, cluster: Cluster) -> tuple[int, ...]:
-    """The numbers of places that pipelines of a model can have on a cluster."""
+    """Return the numbers of places that pipelines of a model can have on a cluster."""
     return tuple(p for p in degrees_of(cluster) if p <= len(Cutter(graph).cuts) + 1)
 
 
@@ -91,15 +91,16 @@ def random_pipeline(
     rng: random.Random,
     recompute: float = 0.0,
 ) -> PipelinedStrategy:
-    """Any legal pipeline: random cuts, a random strategy for every stage, some of what crosses made again.
+    """Return any legal pipeline: random cuts, a random strategy for every stage, some crossing tensors made
+    again.
 
     Args:
         mesh: micro-batches, places, then the axes of a place.
-        schedule: of :data:`~tensoropt.pipeline.schedules.SCHEDULES`.
+        schedule: one of :data:`~tensoropt.pipeline.schedules.SCHEDULES`.
         recompute: how often a repeated block is recomputed.
 
     Raises:
-        TensorOptError: the graph has none.
+        TensorOptError: the graph has no such pipeline.
     """
     micro_batches, places, *axes = mesh
     cutter, apart = Cutter(graph), SCHEDULES[schedule].apart
@@ -133,10 +134,11 @@ def _per_place(schedule: str) -> int:
 
 
 def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) -> list[tuple[str, list[int]]]:
-    """The schedules that a pipeline can have, each with the numbers of micro-batches that it takes."""
+    """Return the schedules that a pipeline can have, each with the numbers of micro-batches that it
+    accepts."""
     found = []
     for name, schedule in SCHEDULES.items():
-        # A backward that is taken apart passes no collectives.
+        # A backward that is taken apart must not pass collectives.
         if (schedule.apart and axes) or places * _per_place(name) > cuts + 1:
             continue
         taken = []
@@ -157,7 +159,7 @@ def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) ->
 
 
 def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
-    """What arrives comes as it departed."""
+    """Return configurations in which what arrives has the layout in which it departed."""
     found = {}
     for name in part.arriving:
         group = part.graph.group_of[arriving_group(name)]

@@ -1,6 +1,6 @@
 """Random legal placements of a model: random devices, orders and splits.
 
-Nothing here is good at anything; it is what rules, lowering and the simulator are tried on.
+None of them is meant to be good; they test rules, lowering and the simulator.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tensoropt.sharding.groups import GroupGraph
 def random_splits(
     groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3
 ) -> Mapping[str, tuple[str, int]]:
-    """Some groups, each cut in one of the ways it can be.
+    """Return some groups, each cut in one of the ways in which it can be.
 
     Args:
-        share: how often a group that can be cut is.
+        share: how often a group that can be cut is cut.
     """
     found = {}
     for group in groups.groups:
@@ -29,14 +29,15 @@ def random_splits(
 
 
 def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Placement:
-    """Random devices, and random orders in which everything can run, backward no mirror of forward.
+    """Return random devices, and random orders in which everything can run, with backward no mirror of
+    forward.
 
-    An operator that changes a buffer runs on its own device of course; nothing else is asked for.
+    An operator that changes a buffer runs on its own device, of course; there are no other requirements.
     """
     device = [rng.randrange(devices) for _ in graph.operators]
     after = readers_of_operators(graph)
     forward = random_order(after, rng)
-    # Drawn anew rather than forward reversed, which the executor has to bear as well.
+    # Drawn anew rather than forward reversed: the executor has to handle this as well.
     backward = random_order(reversed_edges(after), rng)
     return Placement(
         tuple(device), _per_device(forward, device, devices), _per_device(backward, device, devices)
@@ -44,7 +45,7 @@ def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Pl
 
 
 def random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
-    """Every operator behind those it waits for, otherwise at random."""
+    """Return every operator after those it waits for, otherwise in random order."""
     waiting = [len(row) for row in reversed_edges(after)]
     ready = [node for node, count in enumerate(waiting) if not count]
     found = []
@@ -59,7 +60,7 @@ def random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int
 
 
 def readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
-    """Per operator the operators that read what it makes, by position."""
+    """Return, for each operator, the operators that read what it makes, by position."""
     # By position: orders and devices are lists over the operators.
     makers = {v: i for i, op in enumerate(graph.operators) for v in op.writes}
     after: list[set[int]] = [set() for _ in graph.operators]
@@ -70,7 +71,7 @@ def readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
 
 
 def reversed_edges(after: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Per operator those that have it in their row of ``after``."""
+    """Return, for each operator, those that have it in their row of ``after``."""
     before: list[list[int]] = [[] for _ in after]
     for node, row in enumerate(after):
         for other in row:

@@ -31,7 +31,7 @@ RECOMPUTE = 0.3
 """How often a repeated block of a random strategy is recomputed: an assumption, often enough for most
 strategies to recompute something and to leave something."""
 PIPELINED = 3
-"""Of so many random strategies one is a pipeline, unless pipelines are asked for: an assumption."""
+"""One of so many random strategies is a pipeline, unless pipelines are requested: an assumption."""
 
 
 def verify_random(
@@ -49,28 +49,28 @@ def verify_random(
     store: ProfileStore | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Whether random legal strategies of a model do what they should; as
-    :func:`tensoropt.verify.verify_plans`.
+    """Check whether random legal strategies of a model do what they should; returns what
+    :func:`tensoropt.verify.verify_plans` does.
 
-    They go where no frontier does: mistakes in rules, lowering and prices have nowhere to hide.
+    They go where no frontier does, so that mistakes in rules, lowering and prices have nowhere to hide.
 
     Args:
-        source: of the model.
-        cluster: its meshes are drawn from.
-        count: how many strategies.
+        source: the model's source.
+        cluster: the cluster from whose meshes one is drawn.
+        count: the number of strategies.
         seed: decides the weights and the strategies.
-        batch: of a zoo model.
+        batch: the batch of a zoo model.
         dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
         onnx: what an ONNX file leaves open.
         where: as for :func:`tensoropt.verify.verify_plans`.
-        placed: random placements instead, some operators in pieces or the batch in micro-batches, in random
-            orders.
-        pipeline: pipelines only, of so many places; by default a third of the strategies are pipelines of any
-            degree, where the model can be cut.
-        store: of measurements that predictions need; by default that of this machine.
+        placed: whether to draw random placements instead, with some operators in pieces or the batch in
+            micro-batches, in random orders.
+        pipeline: draw only pipelines, with so many places; by default a third of the strategies are pipelines
+            of any degree, if the model can be cut.
+        store: the store of measurements that predictions need; by default this machine's.
 
     Raises:
-        TensorOptError: no strategies are asked for, or the place cannot be had.
+        TensorOptError: no strategies are requested, or the place is not available.
     """
     if count < 1:
         raise TensorOptError(f"{count} random strategies prove nothing; ask for at least 1")
@@ -95,7 +95,7 @@ def verify_random(
 def draw_strategies(
     loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int
 ) -> list[tuple[Strategy, Mesh]]:
-    """Random legal strategies on random meshes of a cluster, with random micro-batch counts."""
+    """Return random legal strategies on random meshes of a cluster, with random micro-batch counts."""
     meshes, counts = cluster.meshes(MAX_AXES), micro_batch_counts(problem, Settings())
     # A generator of its own: the same seed gives the same strategies whatever else drew numbers before.
     rng = random.Random(seed)
@@ -125,7 +125,7 @@ def _strategies(
     pipeline: int | None,
     costs: CostSource,
 ) -> list[Predicted]:
-    """Random strategies and pipelines of a model, with what to expect of them."""
+    """Return random strategies and pipelines of a model, with what to expect of them."""
     counts = micro_batch_counts(problem, Settings())
     degrees = pipeline_degrees(loaded.graph, cluster) if pipeline is None else (pipeline,)
     piped = count if pipeline is not None else (count // PIPELINED if degrees else 0)
@@ -142,7 +142,8 @@ def _strategies(
 def _placements(
     loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int, costs: CostSource
 ) -> list[Predicted]:
-    """Random placements of a model, which take prices to put their transfers in order, and what to expect.
+    """Return random placements of a model, which need prices to order their transfers, with what to expect of
+    them.
 
     Some operators are in pieces, or the batch is in micro-batches.
     """

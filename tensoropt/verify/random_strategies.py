@@ -1,4 +1,4 @@
-"""Random legal strategies: the widest net for mistakes in rules, lowering and prices."""
+"""Random legal strategies: the broadest search for mistakes in rules, lowering and prices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARD_CHANCE = 0.4
 UNSHARDED_CHANCE = 0.4
 """How often a stored parameter is gathered once per step (ZeRO, stages 1 and 2)."""
 UNEVEN_CHANCE = 0.3
-"""How often a stored parameter may be cut into shards of which the last is smaller."""
+"""How often a stored parameter may be cut into shards with a smaller last one."""
 AHEAD_CHANCE = 0.5
 """How often a stored parameter that is gathered for each use is gathered ahead of it."""
 OTHER_REDUCTION_CHANCE = 0.2
@@ -32,7 +32,7 @@ OTHER_REDUCTION_CHANCE = 0.2
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
-    """Per group what it does on the micro-batch axis: follow the batch, or nothing for one micro-batch.
+    """Return what each group does on the micro-batch axis: follow the batch, or nothing for one micro-batch.
 
     Raises:
         MicroBatchRefused: the model cannot be run in ``count`` > 1 pieces.
@@ -51,16 +51,16 @@ def random_strategy(
     given: Mapping[str, Configuration] | None = None,
     stored_so: Mapping[str, Layout] | None = None,
 ) -> Strategy:
-    """Any legal strategy: a random configuration per group, random materialised placements of hubs
+    """Return any legal strategy: a random configuration per group, random materialised placements of hubs
     among what their producer and readers use, random stored placements, as used or sharded further.
 
     Args:
         mesh: micro-batches, then axis sizes.
-        micro: from :func:`micro_strategies`.
+        micro: the result of :func:`micro_strategies`.
         rng: the source of randomness; the result depends on nothing else.
         recompute: how often a repeated block is recomputed, between 0 and 1.
-        given: configurations of groups that are not drawn.
-        stored_so: stored layouts of parameters that are not drawn.
+        given: the configurations of groups that are not drawn.
+        stored_so: the stored layouts of parameters that are not drawn.
     """
     given, stored_so = given or {}, stored_so or {}
     configurations = {
@@ -95,7 +95,8 @@ def random_strategy(
 def _fitting(
     sizes: tuple[int, ...], mesh: AxisSizes, layout: list[int], axis: int
 ) -> tuple[list[int], list[int]]:
-    """The atoms that one more axis may cut, and those that it alone may cut unevenly, no piece empty."""
+    """Return the atoms that one more axis may cut, and those that it alone may cut unevenly, with no piece
+    empty."""
     even, uneven = [], []
     for atom, size in enumerate(sizes):
         cutting = [mesh[a] for a, code in enumerate(layout) if code == atom]
@@ -107,10 +108,10 @@ def _fitting(
 
 
 def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rng: random.Random) -> Layout:
-    """A legal stored placement near a use: axes on which it is whole may shard any atom that divides, or one
-    of them an atom that does not.
+    """Return a legal stored placement near a use: axes on which it is whole may shard any atom that divides,
+    and one of them an atom that does not.
 
-    In training it may be gathered once per step, and its gradient reduced last.
+    In training, it may be gathered once per step, and its gradient reduced last.
     """
     tensor, sizes = graph.atoms.graph.tensors[name], graph.atoms.atom_sizes(name)
     layout = list(stored_layout(tensor, use))
@@ -125,7 +126,7 @@ def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rn
             if fitting:
                 layout[axis] = rng.choice(fitting)
         elif rng.random() < OTHER_REDUCTION_CHANCE:
-            # Whole, with the gradient reduced in backward instead of in the bucket, or the other way.
+            # Whole, with the gradient reduced in backward instead of in the bucket, or the other way round.
             layout[axis] = canonical(tensor, rng.choice((REPLICATE, PARTIAL_GRAD)))
     if graph.atoms.graph.training and tensor.requires_grad and rng.random() < UNSHARDED_CHANCE:
         each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH

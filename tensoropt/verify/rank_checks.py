@@ -1,4 +1,4 @@
-"""What every rank does of :mod:`tensoropt.verify.real_ranks`: run its part of a plan, compare, watch."""
+"""The work of every rank for :mod:`tensoropt.verify.real_ranks`: run its part of a plan, compare, watch."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tensoropt.verify.tolerances import Differences, NarrowDistance
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What to check; picklable.
+    """The choice of checks; picklable.
 
     Attributes:
-        optimizer: the plan's, for memory and time.
-        seed: of dropout.
-        numerics: compare with the unsplit model.
-        memory: track memory of one step.
-        timed_steps: steps to time, 0 for none.
+        optimizer: the plan's optimizer, for memory and time.
+        seed: the seed of dropout.
+        numerics: whether to compare with the unsplit model.
+        memory: whether to track the memory of one step.
+        timed_steps: the number of steps to time, 0 for none.
     """
 
     optimizer: str = "adam"
@@ -50,16 +50,16 @@ class CheckOptions:
 
 @dataclass(frozen=True)
 class RankNumerics:
-    """How far one rank's results are from the unsplit model's; picklable.
+    """The distance of one rank's results from the unsplit model's; picklable.
 
     Attributes:
-        loss: of the outputs in inference.
-        gradient, parameter, buffer: the largest of their kind.
-        not_finite: of the unsplit model.
-        rounding: of the unsplit model under mixed precision, else None.
-        replicas: per parameter which shard this rank has, and a digest of all that became of it.
-        spread: how far ranks with the same shard are apart, where bits do not decide
-            (:func:`replica_spread`); None where they do.
+        loss: the loss's difference; in inference that of the outputs.
+        gradient, parameter, buffer: the largest difference of each kind.
+        not_finite: the counts for the unsplit model.
+        rounding: the unsplit model's rounding under mixed precision, otherwise None.
+        replicas: for each parameter, which shard this rank has, and a digest of everything that became of it.
+        spread: how far ranks with the same shard are apart, if bits do not decide (:func:`replica_spread`);
+            None if they do.
         unsplit_on: the device that the unsplit model ran on.
     """
 
@@ -76,16 +76,16 @@ class RankNumerics:
 
 @dataclass(frozen=True)
 class RankFindings:
-    """Everything one rank finds out about one plan; picklable.
+    """Everything that one rank finds out about a plan; picklable.
 
     Attributes:
-        collectives: that it issues in a step, summarised.
-        order: of these, in the order of issue (:func:`tensoropt.verify.order.rows_in_order`).
-        sequence: a digest of their kinds and groups in order.
-        precision: the lowest one that the model computes in.
-        times_s: of the timed steps.
-        memory: bytes of a step (:func:`tensoropt.verify.steps.tracked_memory`); None if not asked for.
-        numerics: None if not asked for.
+        collectives: the collectives that it issues in a step, summarised.
+        order: their rows in the order of issue (:func:`tensoropt.verify.order.rows_in_order`).
+        sequence: a digest of their kinds and groups, in order.
+        precision: the lowest precision in which the model computes.
+        times_s: the seconds of the timed steps.
+        memory: the bytes of a step (:func:`tensoropt.verify.steps.tracked_memory`); None if not requested.
+        numerics: the numerics; None if not requested.
     """
 
     collectives: list[dict[str, Any]]
@@ -105,14 +105,15 @@ def hold_model(rank: int, world_size: int, spec: ModelSpec) -> None:
 def check_plan(
     rank: int, world_size: int, spec: ModelSpec, strategy_data: Mapping[str, Any], options: CheckOptions
 ) -> RankFindings:
-    """What this rank finds out about a plan; put together by :mod:`tensoropt.verify.real_ranks`."""
+    """Return what this rank finds out about a plan; :mod:`tensoropt.verify.real_ranks` combines the ranks'
+    findings."""
     loaded = load_model(spec)
     ref = reference(loaded, options.seed) if options.numerics else None
     engine = executable_from_dict(strategy_data, loaded.graph).engine(
         loaded.values, seed=options.seed, device=loaded.device
     )
     results: list[Any] = []
-    # The step that is compared is the one that is recorded: both are of the same calls.
+    # The compared step is the recorded one: both come from the same calls.
     sent = outgoing(issued(engine, lambda: results.extend(first_step(engine, loaded))))
     numerics = None
     if ref is not None:
@@ -128,8 +129,7 @@ def check_plan(
     return RankFindings(
         collectives=summarise(sent),
         order=rows_in_order(sent),
-        # Without sizes, which differ between ranks where shards are uneven. A digest, as the list may be
-        # long.
+        # Without sizes, which differ between ranks if shards are uneven. A digest, as the list may be long.
         sequence=digest([repr((c.kind, c.axes)).encode() for c in sent]),
         precision=precision(loaded),
         times_s=step_times(step, options.timed_steps),
@@ -141,9 +141,10 @@ def check_plan(
 def narrow_distance(
     rank: int, world_size: int, spec: ModelSpec, strategy_data: Mapping[str, Any], options: CheckOptions
 ) -> NarrowDistance:
-    """How far this rank's gradients are from the unsplit model's in double precision, in the model's own one.
+    """Return how far this rank's gradients, in the model's own precision, are from the unsplit model's in
+    double precision.
 
-    In inference the same of the outputs.
+    In inference, the same for the outputs.
     """
     loaded, wide = load_model(spec), load_model(replace(spec, dtype="float64", compute_dtype="float32"))
     exact, unsplit = reference(wide, options.seed), reference(loaded, options.seed)
@@ -162,7 +163,7 @@ def narrow_distance(
 
 
 def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Norm of the differences of (got, wanted) pairs relative to that of what is wanted."""
+    """Return the norm of the differences of (got, wanted) pairs, relative to that of what is wanted."""
     apart = size = 0.0
     for got, want in pairs:
         want = want.to(got.device)
@@ -174,7 +175,7 @@ def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
 def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Results) -> RankNumerics:
     shard = engine.shards.shard
     per_gradient = {
-        # Shard against shard, but relative to the whole: a shard of small values must not be held to more.
+        # Shard against shard, but relative to the whole: a shard of small values needs no higher accuracy.
         name: difference(got, shard(name, ref.gradients[name]), ref.gradients[name], ref.floor)
         for name, got in first.gradients.items()
     }
@@ -202,26 +203,26 @@ def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Result
 
 
 def _spread(engine: Engine, results: Sequence[Mapping[str, torch.Tensor]]) -> float | None:
-    """:func:`replica_spread` of all results; None on CPUs and under deterministic algorithms, whose kernels
-    give the same bits each time."""
+    """Return the :func:`replica_spread` of all results; None on CPUs and under deterministic algorithms,
+    whose kernels give the same bits each time."""
     if engine.runtime.device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
         return None
     return max((replica_spread(engine, values) for values in results), default=0.0)
 
 
 def replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
-    """The largest difference of any element between ranks that have the same shard, relative to the largest
-    value of its parameter. All ranks call it.
+    """Return the largest difference of any element between ranks that have the same shard, relative to the
+    largest value of its parameter. All ranks must call it.
 
     Args:
-        values: shards of parameters, or of their gradients.
+        values: the shards of parameters, or of their gradients.
     """
     found = 0.0
     for name, value in values.items():
         axes = engine.shards.replica_axes(name)
         if engine.runtime.group(axes) is None:
             continue
-        # NaN has no order; that they are in the same places is found out beside the unsplit model.
+        # NaN has no order; the comparison with the unsplit model checks that they are in the same places.
         wide = value.detach().double().nan_to_num()
         highest = engine.runtime.all_reduce(wide, axes, "max")
         lowest = -engine.runtime.all_reduce(-wide, axes, "max")
@@ -232,7 +233,7 @@ def replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
 
 
 def digest(pieces: list[bytes]) -> str:
-    """The SHA-256 of all pieces in a row, in hexadecimal."""
+    """Return the SHA-256 of all pieces in sequence, in hexadecimal."""
     found = hashlib.sha256()
     for piece in pieces:
         found.update(piece)
@@ -246,7 +247,8 @@ def _bytes_of(value: torch.Tensor) -> bytes:
 def _checksums(
     engine: Engine, after: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
-    """Per parameter which shard this rank holds, and a digest of its last gradient and of what it became."""
+    """Yield, for each parameter, which shard this rank holds, and a digest of its last gradient and of what
+    it became."""
     for name, leaf in engine.shards.leaves.items():
         gradient = [engine.shards.gradients[name]] if name in engine.shards.gradients else []
         # Bits, not tolerances: replicas are never sent to each other, and what drifts once drifts on.

@@ -1,8 +1,8 @@
 """Strategies on real ranks: each is run beside the unsplit model, on the same data.
 
 Checked: the loss, every gradient, the parameters after some optimizer steps, that replicas still agree;
-noted: the collectives issued, the memory a step needs, the time it takes. What every rank does of it is in
-:mod:`tensoropt.verify.rank_checks`.
+recorded: the collectives issued, the memory a step needs, the time it takes.
+:mod:`tensoropt.verify.rank_checks` has the part of every rank.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def verify_strategies(
     """Run strategies on ranks of this machine and compare them with the unsplit model.
 
     Args:
-        model: what to build on every rank.
-        strategies: as :func:`tensoropt.sharding.serialise.strategy_to_dict` writes them; a placed one is
-            ``{"placed": ...}`` as :func:`tensoropt.placement.plans.placed_to_dict` writes it.
-        pool: ranks to use where their number fits; others are started as needed.
+        model: the model to build on every rank.
+        strategies: strategies as :func:`tensoropt.sharding.serialise.strategy_to_dict` writes them; a placed
+            one is ``{"placed": ...}`` as :func:`tensoropt.placement.plans.placed_to_dict` writes it.
+        pool: ranks to use if their number fits; others are started as needed.
         options: what to check.
-        timeout_s: for one strategy.
-        progress: is told after each strategy, as the stage ``run``.
+        timeout_s: the timeout for one strategy.
+        progress: is called after each strategy, as the stage ``run``.
 
     Returns:
-        What was found, per strategy.
+        The findings for each strategy.
 
     Raises:
         PlanError: a strategy is for another model.
@@ -86,9 +86,9 @@ def verify_strategies(
 
 
 def may_be_rounding(found: Findings) -> bool:
-    """Whether a result outside the tolerances is worth another look in double precision.
+    """Return whether a result outside the tolerances is worth another check in double precision.
 
-    A NaN that the unsplit model does not give in the same precision is no rounding.
+    A NaN that the unsplit model does not give in the same precision is not rounding.
     """
     return found.numerics_ok is False and not found.error and found.differences.finite
 
@@ -101,19 +101,20 @@ def _decide_in_double(
     timeout_s: float,
     narrow: Findings,
 ) -> Findings:
-    """``narrow`` with its numbers compared once more in double precision, which tells rounding from a fault.
+    """Return ``narrow`` with its numbers compared once more in double precision, which distinguishes rounding
+    from a fault.
 
     A value that rounding moves across a kink (a ReLU at zero, a maximum between equals) changes gradients by
     whole elements: on a ResNet with 2x2 images, by 7 % between two right results, in bfloat16 on a small VGG
-    by 55 %. In double precision such a crossing is a billion times rarer, and a wrong placement is as wrong
+    by 55 %. In double precision such a crossing is a billion times rarer, while a wrong placement is as wrong
     as before: a difference that shrinks with the unit of rounding is rounding, however much the model
-    amplifies it. What goes wrong in the narrow type alone is bounded by :func:`near_enough`.
+    amplifies it. :func:`near_enough` bounds what goes wrong only in the narrow type.
     """
     numerics = replace(options, memory=False, timed_steps=0)
     double = _check(replace(model, dtype="float64"), data, pool, numerics, timeout_s)
     if double.error:
         return narrow
-    # Replicas first: bits that differ between them are no rounding in any precision.
+    # Replicas first: bits that differ between them are not rounding in any precision.
     right = bool(double.replicas_agree) and is_rounding(narrow.differences, double.differences)
     error = narrow.error
     if right:
@@ -147,14 +148,15 @@ def _only_narrow(found: NarrowDistance, precision: str) -> str:
 
 
 def verify_module(model: ModelSpec, pool: RankPool, seed: int = 0) -> ModuleFindings | None:
-    """How far the unsplit graph is from the original module; None for models that draw at random."""
+    """Return how far the unsplit graph is from the original module; None for models that draw random
+    numbers."""
     found: ModuleFindings | None = pool.run(module_difference, model, seed)[0]
     return found
 
 
 @contextmanager
 def _pool_of(pool: RankPool | None, size: int, timeout_s: float) -> Iterator[RankPool]:
-    """``pool`` where it has as many ranks as are wanted, else one for as long as the context is open."""
+    """Yield ``pool`` if it has as many ranks as needed, otherwise one for as long as the context is open."""
     if pool is not None and pool.world_size == size:
         yield pool
         return
@@ -165,7 +167,7 @@ def _pool_of(pool: RankPool | None, size: int, timeout_s: float) -> Iterator[Ran
 def _check(
     model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions, timeout_s: float
 ) -> Findings:
-    """What all ranks of a pool find of one strategy."""
+    """Return the joint findings of all ranks of a pool about one strategy."""
     try:
         ranks = pool.run(check_plan, model, data, options, timeout_s=timeout_s)
     except RankError as error:
@@ -177,7 +179,7 @@ def _check(
 
 
 def _joined(ranks: Sequence[RankFindings], *, spmd: bool) -> Findings:
-    """The findings of all ranks as one."""
+    """Return the findings of all ranks as one."""
     # A step takes as long as its slowest rank; the median is taken over steps, not over ranks.
     steps = [max(times) for times in zip(*(r.times_s for r in ranks), strict=True)]
     found = Findings(
@@ -205,7 +207,7 @@ def _unlike(ranks: Sequence[RankFindings]) -> list[str]:
 
 
 def _with_numerics(found: Findings, ranks: Sequence[RankFindings]) -> Findings:
-    """``found`` with the comparisons of all ranks, where they were asked for."""
+    """Return ``found`` with the comparisons of all ranks, if they were requested."""
     numerics = [r.numerics for r in ranks if r.numerics is not None]
     if not numerics:
         return found
@@ -214,7 +216,7 @@ def _with_numerics(found: Findings, ranks: Sequence[RankFindings]) -> Findings:
     )
     differences = Differences(max(n.loss for n in numerics), gradient.size, parameter.size, buffer.size)
     precision = ranks[0].precision
-    # The same number on all ranks that share a shard; the others' is theirs.
+    # The number is the same on all ranks that share a shard; other ranks have their own.
     spreads = [n.spread for n in numerics if n.spread is not None]
     spread = max(spreads, default=None)
     alike = replicas_agree([n.replicas for n in numerics])

@@ -1,7 +1,7 @@
-"""What a step really does: the collectives it issues and the bytes it keeps alive.
+"""Recorders of what a step really does: the collectives it issues and the bytes it keeps alive.
 
-Both are dispatch modes that watch from below, so they know nothing of strategies, edges or prices and
-can contradict them. On CPU, backward runs in the thread that calls it, where the modes are active too.
+Both are dispatch modes that watch from below, so they know nothing about strategies, edges or prices and can
+contradict them. On the CPU, backward runs in the thread that calls it, where the modes are active too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tensoropt.simulate.collectives import Collective
+from tensoropt.verify.on_copies import is_collective, run_on_copies
 
 # operator -> (kind, position of the argument that is counted)
 _COUNTED = {
@@ -44,18 +45,22 @@ _FUNCTIONAL = {
 _SILENT = frozenset({"barrier", "monitored_barrier_", "wait_tensor"})
 
 
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
 def _nbytes(value: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, torch.Tensor))
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Notes every collective issued while it is active, forward and backward.
+    """Records every collective issued while it is active, forward and backward.
 
     Args:
         mesh: micro-batches, then the axis sizes; ranks are numbered along them row-major.
 
     Attributes:
-        issued: in order of issue.
+        issued: the collectives, in order of issue.
     """
 
     def __init__(self, mesh: Sequence[int]):
@@ -65,7 +70,7 @@ class CollectiveRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        # Both forms that PyTorch has: in-place collectives, and the functional ones that DTensor issues.
+        # Both of PyTorch's forms: in-place collectives, and the functional ones that DTensor issues.
         if func.namespace in ("c10d", "_c10d_functional"):
             self._note(func, args, result)
         return result
@@ -80,7 +85,7 @@ class CollectiveRecorder(TorchDispatchMode):
             # The group is the script object among the arguments that is one; its place differs by operator.
             ranks = next((g for g in groups if g is not None), ())
             if kind == "send":
-                # The receiver is told by its place in the group.
+                # The receiver is given by its place in the group.
                 ends = dist.get_rank(), ranks[int(args[2])]
                 self.issued.append(Collective(kind, ends, _nbytes(args[0])))
                 return
@@ -94,7 +99,7 @@ class CollectiveRecorder(TorchDispatchMode):
         self.issued.append(Collective(kind, self.axes(ranks), _nbytes(counted)))
 
     def axes(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """The mesh axes (from 1 on) along which these ranks differ."""
+        """Return the mesh axes (from 1 on) along which these ranks differ."""
         places = []
         for rank in ranks:
             place = []
@@ -113,7 +118,7 @@ def _ranks(argument: torch.ScriptObject) -> tuple[int, ...] | None:
 
 
 def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
-    """A multiset of collectives as plain, sorted data: kind, axes, bytes of one, count."""
+    """Return a multiset of collectives as plain, sorted data: kind, axes, bytes of one, count."""
     counted = Counter(collectives)
     return [
         {"kind": one.kind, "axes": list(one.axes), "bytes": one.bytes, "count": counted[one]}
@@ -122,12 +127,13 @@ def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
 
 
 def outgoing(found: Iterable[Collective]) -> list[Collective]:
-    """What a rank sends: its collectives and messages, without those that it receives."""
+    """Return what a rank sends: its collectives and messages, without those that it receives."""
     return [c for c in found if c.kind != "recv"]
 
 
 def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """What the ranks of a placed plan send altogether: messages of each, and what all take part in once."""
+    """Return what the ranks of a placed plan send altogether: the messages of each, and once what all take
+    part in."""
     total: Counter[Collective] = Counter()
     for rank, rows in enumerate(ranks):
         for row in rows:
@@ -142,14 +148,14 @@ def _collective_in(row: Mapping[str, Any]) -> Collective:
 
 
 def shown_axes(row: Mapping[str, Any]) -> list[int]:
-    """The axes of a summary's row as people count them: without that of the micro-batches."""
+    """Return the axes of a summary's row as people count them: without the micro-batch axis."""
     return list(row["axes"]) if row["kind"] == "send" else [axis - 1 for axis in row["axes"]]
 
 
 def compare_collectives(
     predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]
 ) -> list[str]:
-    """What differs between two summaries, one readable line each; empty when they agree."""
+    """Return the differences between two summaries, one readable line each; empty if they agree."""
 
     def counter(rows: Iterable[Mapping[str, Any]]) -> Counter[Collective]:
         found: Counter[Collective] = Counter()
@@ -166,7 +172,7 @@ def compare_collectives(
 
 
 def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What differs between two summaries in more than that what is issued is smaller, one line each."""
+    """Return the differences between two summaries beyond what is issued being smaller, one line each."""
 
     def totals(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:
         found: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
@@ -187,7 +193,7 @@ def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Map
 
 
 def between(one: Collective) -> str:
-    """In words among whom a collective, or a message, goes."""
+    """Say among whom a collective, or a message, goes."""
     if one.kind == "send":
         return f"from device {one.axes[0]} to {one.axes[1]}"
     return f"over axes {list(one.axes)}"
@@ -199,7 +205,8 @@ class MemoryTracker(TorchDispatchMode):
     Storages made while it is active are found by themselves; what exists before is told by :meth:`add`
     (counted) or :meth:`exclude` (known, not counted: inputs, constants, buffers; of what takes the place of
     one of them, a buffer's new value, only what it is larger by). Scratch memory inside a kernel and the
-    process group's own buffers are not seen.
+    process group's own buffers are not seen, nor what its threads still hold of collectives that are over
+    (:mod:`tensoropt.verify.on_copies`).
     """
 
     def __init__(self) -> None:
@@ -210,12 +217,12 @@ class MemoryTracker(TorchDispatchMode):
         self._known: dict[int, weakref.ref] = {}
 
     def add(self, values: Iterable[torch.Tensor]) -> None:
-        """Count tensors that exist already."""
+        """Count tensors that already exist."""
         for value in values:
             self._see(value, counted=True)
 
     def exclude(self, values: Iterable[torch.Tensor]) -> None:
-        """Leave tensors out that exist already."""
+        """Exclude tensors that already exist."""
         for value in values:
             self.excluded_bytes += self._see(value, counted=False)
 
@@ -238,15 +245,16 @@ class MemoryTracker(TorchDispatchMode):
         return size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        run = run_on_copies if is_collective(func, args) else _run
+        result = run(func, args, kwargs or {})
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor) and not self._is_foreign(func, value):
                 self._see(value, counted=True)
         return result
 
     def _is_foreign(self, func: Any, value: torch.Tensor) -> bool:
-        """Whether a view is the first to show a storage: no operator made it, but gloo, whose reduce_scatter
-        adds up in a buffer of its own."""
+        """Return whether a view is the first to show a storage: no operator made it, but gloo, whose
+        reduce_scatter sums in a buffer of its own."""
         known = self._known.get(value.untyped_storage()._cdata)
         # Gloo's buffers are left out: predictions count what plans keep, not what a process group has of its
         # own.

@@ -1,4 +1,4 @@
-"""What a plan's results are compared with: the same graph unsplit, and the model it was captured from."""
+"""The references for a plan's results: the same graph unsplit, and the model it was captured from."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.verify.differences import (
+    Worst,
     difference,
     largest_of,
     named_difference,
@@ -37,20 +38,21 @@ from tensoropt.verify.differences import (
 from tensoropt.verify.tolerances import MODULE_SHRUNK, Differences, within_tolerance
 
 OPTIMIZER_STEPS = 2
-"""Steps after which parameters are compared: the second one starts from moved weights and used state."""
+"""The steps after which parameters are compared: the second one starts from moved weights and used state."""
 GRADIENT_FLOOR = 1e-3
 """A parameter's gradients are compared relative to its own largest one, but to no less than this share of the
-model's largest: BERT's key biases have gradients that are zero but for rounding."""
+model's largest: BERT's key biases have gradients that are zero except for rounding."""
 NARROW_FLOOR = 5e-2
-"""The same under mixed precision, where rounding is 4e-3 and sums of it more."""
+"""The same under mixed precision, where rounding is 4e-3, and sums of it are more."""
 
 
 def smooth_optimizers(floor: float) -> dict[str, Any]:
-    """Optimizers whose result depends smoothly on gradients: Adam's first step is the gradient's *sign*, also
-    where the gradient is rounding noise, so its ``eps`` is set at the scale of the gradients that count."""
+    """Return optimizers whose result depends smoothly on gradients: Adam's first step is the gradient's
+    *sign*, even if the gradient is rounding noise, so its ``eps`` is set at the scale of the gradients that
+    count."""
     # Not below Adam's own default.
     eps = max(floor, 1e-8)
-    # Rates at which parameters move visibly in two steps and stay finite; assumptions, not tuned.
+    # Rates at which parameters move visibly in two steps and stay finite; untuned assumptions.
     return {
         "momentum": lambda leaves: torch.optim.SGD(leaves, lr=1e-2, momentum=0.9),
         "adam": lambda leaves: torch.optim.Adam(leaves, lr=1e-3, eps=eps),
@@ -59,14 +61,17 @@ def smooth_optimizers(floor: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Results:
-    """What a run gives: in training loss, gradients, parameters and buffers after the steps; else outputs.
+    """The results of a run: in training loss, gradients, parameters and buffers after the steps; otherwise
+    outputs.
 
     Attributes:
-        outputs: the loss alone in training.
-        after: per optimizer the parameters after its steps.
-        floor: the size below which gradients are not looked at.
-        rounding: what mixed precision alone changes; None without.
+        outputs: the outputs; in training only the loss.
+        after: for each optimizer, the parameters after its steps.
+        floor: the size below which gradients are ignored.
+        rounding: what mixed precision alone changes; None without mixed precision.
         ran_on: the device that it ran on.
+        again: outputs of a second call.
+        stepped: buffers after it.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -76,10 +81,12 @@ class Results:
     floor: float = 0.0
     rounding: Differences | None = None
     ran_on: str = "cpu"
+    again: tuple[torch.Tensor, ...] = ()
+    stepped: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def not_finite(self) -> dict[str, int]:
-        """How many values are NaN or infinite, by what they are of; empty for a model that computes none."""
+        """Return how many values are NaN or infinite, by what they belong to; empty if there are none."""
         outputs = {f"output {i}": value for i, value in enumerate(self.outputs)}
         gradients = {f"gradient of {name}": value for name, value in self.gradients.items()}
         after = {
@@ -94,7 +101,7 @@ class Results:
 def first_step(
     engine: Engine, loaded: CapturedModel
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """(outputs, gradients) of the first step; the gradients are copies."""
+    """Return (outputs, gradients) of the first step; the gradients are copies."""
     engine.runtime.step = 0
     if not engine.training:
         with torch.no_grad():
@@ -107,7 +114,8 @@ def first_step(
 def after_steps(
     engine: Engine, loaded: CapturedModel, floor: float
 ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-    """Parameters after the steps by optimizer, and buffers after them; the engine ends as it began."""
+    """Return the parameters after the steps by optimizer, and the buffers after them; the engine ends as it
+    began."""
     after: dict[str, dict[str, torch.Tensor]] = {}
     buffers: dict[str, torch.Tensor] = {}
     if not engine.training:
@@ -132,10 +140,10 @@ def after_steps(
 
 
 def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> Results:
-    """Run the unsplit graph once; kept with the loaded model, on the CPU.
+    """Run the unsplit graph once; the results are kept with the loaded model, on the CPU.
 
-    CPU ranks run it each for themselves. Of ranks on GPUs only the first does, so that no other one has the
-    whole model on its GPU; all of them call this.
+    Each CPU rank runs it itself. On GPUs only the first rank does, so that no other has the whole model on
+    its GPU; all ranks must call this.
     """
     key = ("reference", seed)
     if key not in loaded.results:
@@ -149,8 +157,8 @@ def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> R
 
 
 def of_first_rank(run: Callable[[], Results]) -> Results:
-    """What ``run`` gives on rank 0, on all ranks of the host; the others read it from a file as they need
-    it."""
+    """Return the result of ``run`` on rank 0, on all ranks of the host; the others read it from a file as
+    they need it."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return run()
     path = [""]
@@ -172,7 +180,8 @@ def of_first_rank(run: Callable[[], Results]) -> Results:
 
 
 def _unsplit(loaded: CapturedModel, seed: int, floor: float | None) -> Results:
-    """The unsplit graph's results: run on the rank's device, or on the CPU where that is too small for it."""
+    """Return the unsplit graph's results: run on the rank's device, or on the CPU if that device is too
+    small."""
     try:
         return _unsplit_on(loaded.device, loaded, seed, floor)
     except torch.OutOfMemoryError:
@@ -188,18 +197,25 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
         unsplit_strategy(loaded.graph), loaded.values, runtime=Runtime((1,), seed=seed, device=device)
     )
     outputs, gradients = first_step(engine, moved)
+    # Another call: what the first one leaves behind, it finds.
+    with torch.set_grad_enabled(engine.training):
+        again = tuple(value.detach() for value in engine(*moved.inputs)[: len(outputs)])
+    stepped = {name: value.clone() for name, value in engine.buffers.items()}
     if floor is None:
         floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
     after, buffers = after_steps(engine, moved, floor)
-    results = (outputs, gradients, after, buffers)
-    outputs, gradients, after, buffers = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
-    found = Results(outputs, gradients, after, buffers, floor, ran_on=str(device))
+    results = (outputs, gradients, after, buffers, again, stepped)
+    results = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
+    outputs, gradients, after, buffers, again, stepped = results
+    found = Results(
+        outputs, gradients, after, buffers, floor, ran_on=str(device), again=again, stepped=stepped
+    )
     return replace(found, rounding=_rounding(loaded.spec, seed, found)) if narrow else found
 
 
 def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
-    """How far the narrower type alone takes the unsplit model from what it gives in float32."""
-    # The floor is the narrow one's, so that both are compared on one scale.
+    """Return how far the narrower type alone moves the unsplit model from its float32 results."""
+    # The floor is that of the narrow type, so that both are compared on one scale.
     wide = _unsplit(load_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
     changes = {
         "loss": outputs_difference(narrow.outputs, wide.outputs),
@@ -213,21 +229,23 @@ def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
         ),
         "buffer": named_difference(narrow.buffers, wide.buffers, GRADIENT_FLOOR),
     }
-    # Where the narrow type overflows nothing is learned of its rounding, and nothing more is allowed.
+    # If the narrow type overflows, nothing is learned about its rounding, and nothing more is allowed.
     return Differences(**{k: change if math.isfinite(change) else 0.0 for k, change in changes.items()})
 
 
 @dataclass(frozen=True)
 class ModuleFindings:
-    """How far the unsplit graph is from the module it was captured from; picklable.
+    """The distance of the unsplit graph from the module it was captured from; picklable.
 
     Attributes:
-        differences: of the loss (the outputs in inference) and, in training, of the gradients.
+        differences: of the loss (the outputs in inference), of buffers after two calls and, in training,
+            of the gradients.
         not_finite: how many values of the unsplit graph are NaN or infinite, by what they are of.
         worst_gradient: the parameter whose gradient is furthest off, by its name in the model.
-        rounding: of a model that computes in a narrow type inside, what that changes in the graph; None of
-            others.
+        rounding: for a model that computes in a narrow type inside, what that changes in the graph; otherwise
+            None.
         compared_in: the precision that decided.
+        worst_buffer: the buffer that is furthest off after two calls, by its name in the model.
     """
 
     differences: Differences
@@ -235,6 +253,7 @@ class ModuleFindings:
     worst_gradient: str = ""
     rounding: Differences | None = None
     compared_in: str = "float32"
+    worst_buffer: str = ""
 
     @property
     def ok(self) -> bool:
@@ -243,8 +262,8 @@ class ModuleFindings:
 
 
 def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> ModuleFindings | None:
-    """The unsplit graph against the module it was captured from; None for models that draw random numbers,
-    and on all ranks but the first."""
+    """Compare the unsplit graph with the module it was captured from; None for models that draw random
+    numbers, and on all ranks but the first."""
     loaded = load_model(spec)
     # The module draws from PyTorch's generator and the graph by counters: their steps cannot be alike.
     if draws_at_random(loaded):
@@ -266,12 +285,18 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
     own.to(device)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda v: v.to(device), (args, kwargs))
     if loaded.spec.mode == "inference":
-        with in_mode(own, "inference"), torch.no_grad(), seeded(model=own):
-            outputs = pytree.tree_leaves(own(*args, **kwargs))
-        tensors = [v for v in outputs if isinstance(v, torch.Tensor)]
-        return ModuleFindings(Differences(outputs_difference(ref.outputs, tensors)), ref.not_finite)
-    loss, gradients = _own_step(own, model, args, kwargs)
-    found = _compared(loaded, ref, loss, gradients, ref.floor)
+        calls = []
+        with in_mode(own, "inference"), torch.no_grad():
+            for _ in range(2):
+                with seeded(model=own):
+                    calls.append(pytree.tree_leaves(own(*args, **kwargs)))
+        first, second = ([v for v in call if isinstance(v, torch.Tensor)] for call in calls)
+        buffer = _worst_buffer(loaded, ref, own)
+        apart = max(outputs_difference(ref.outputs, first), outputs_difference(ref.again, second))
+        differences = Differences(apart, buffer=buffer.size)
+        return ModuleFindings(differences, ref.not_finite, worst_buffer=buffer.name)
+    losses, gradients = _own_step(own, model, args, kwargs)
+    found = _compared(loaded, ref, own, losses, gradients, ref.floor)
     if found.ok:
         return found
     wide = _unsplit_on(device, load_model(replace(loaded.spec, dtype="float64")), seed, ref.floor)
@@ -282,30 +307,37 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
         rounding = Differences(
             outputs_difference(ref.outputs, wide.outputs),
             named_difference(ref.gradients, wide.gradients, floor),
+            buffer=named_difference(ref.stepped, wide.stepped, GRADIENT_FLOOR),
         )
-        narrow = _compared(loaded, ref, loss, gradients, floor)
+        narrow = _compared(loaded, ref, own, losses, gradients, floor)
         return replace(narrow, rounding=rounding, compared_in=precision(loaded))
     return _in_double(loaded, wide, found)
 
 
 def _own_step(
     own: torch.nn.Module, model: torch.nn.Module, args: Any, kwargs: Any
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(loss, gradients by name) of the module itself, in the modes that its user gave it."""
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """(losses of two calls, gradients of the first by name) of the module itself, in the modes that its user
+    gave it."""
     subject = model if isinstance(model, WithLoss) else WithLoss(model, None)
     # A layer that capture kept is not dropped here either.
-    with in_mode(own, "train"), valid_values(), seeded(model=own):
-        loss = subject(*args, **kwargs)
-        loss.backward()
+    with in_mode(own, "train"), valid_values():
+        with seeded(model=own):
+            loss = subject(*args, **kwargs)
+            loss.backward()
+        # Another call finds what the first one left behind.
+        with seeded(model=own):
+            losses = [loss.detach(), subject(*args, **kwargs).detach()]
     parameters = dict(own.named_parameters(remove_duplicate=False))
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    return loss.detach(), gradients
+    return losses, gradients
 
 
 def _compared(
     loaded: CapturedModel,
     ref: Results,
-    loss: torch.Tensor,
+    own: torch.nn.Module,
+    losses: Sequence[torch.Tensor],
     gradients: Mapping[str, torch.Tensor],
     floor: float,
 ) -> ModuleFindings:
@@ -313,31 +345,53 @@ def _compared(
     for tensor in loaded.captured.graph.parameters:
         if tensor.requires_grad:
             found = ref.gradients[tensor.name]
-            # Without a gradient the loss does not depend on it.
+            # Without a gradient, the loss does not depend on it.
             wanted = gradients.get(str(tensor.key), torch.zeros_like(found))
             apart[str(tensor.key)] = difference(found, wanted.to(found.device), floor=floor)
     most = worst(apart)
-    differences = Differences(outputs_difference(ref.outputs, [loss]), most.size)
-    return ModuleFindings(differences, ref.not_finite, most.name)
+    buffer = _worst_buffer(loaded, ref, own)
+    pairs = zip((ref.outputs, ref.again), losses, strict=True)
+    loss = max(outputs_difference(graph, [module]) for graph, module in pairs)
+    differences = Differences(loss, most.size, buffer=buffer.size)
+    return ModuleFindings(differences, ref.not_finite, most.name, worst_buffer=buffer.name)
+
+
+def _worst_buffer(loaded: CapturedModel, ref: Results, own: torch.nn.Module) -> Worst:
+    """The buffer of a module that is furthest from the graph's, both after two calls."""
+    name_of = {str(t.key): t.name for t in loaded.captured.graph.tensors.values() if t.name in ref.stepped}
+    before = dict(loaded.spec.build()[0].named_buffers()) if _has_others(own, name_of) else {}
+    apart: dict[str, float] = {}
+    for key, value in own.named_buffers():
+        # Of what the graph does not have a plan leaves the value that it has.
+        kept = ref.stepped[name_of[key]] if key in name_of else before.get(key)
+        if kept is not None:
+            apart[key] = difference(kept, value.to(kept.device), floor=GRADIENT_FLOOR)
+    return worst(apart)
+
+
+def _has_others(own: torch.nn.Module, known: Mapping[str, str]) -> bool:
+    return any(key not in known for key, _ in own.named_buffers())
 
 
 def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> ModuleFindings:
-    """``single``, or what the module in double precision says where that shows that it was rounding."""
+    """Return ``single``, or the findings of the module in double precision if these show that it was
+    rounding."""
     model, args, kwargs = loaded.spec.build()
     own = model.model if isinstance(model, WithLoss) else model
     args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
     try:
-        loss, gradients = _own_step(own.double(), model, args, kwargs)
+        losses, gradients = _own_step(own.double(), model, args, kwargs)
     except (RuntimeError, TypeError, ValueError):  # code that takes one precision only
         return single
-    found = replace(_compared(loaded, wide, loss, gradients, wide.floor), compared_in="float64")
+    found = replace(_compared(loaded, wide, own, losses, gradients, wide.floor), compared_in="float64")
     pairs = zip(found.differences.compared.values(), single.differences.compared.values(), strict=True)
     # Casts to float32 in the model's own code stay there, so that less shrinks than between two graphs.
     return found if found.ok and all(d <= MODULE_SHRUNK * s for d, s in pairs if s > 0) else single
 
 
 def precision(loaded: CapturedModel) -> str:
-    """The lowest floating precision anything is computed in (some models cast to float32 inside)."""
+    """Return the lowest floating precision in which anything is computed (some models cast to float32
+    inside)."""
     used = {t.dtype for t in loaded.captured.graph.tensors.values()}
     order = ("bfloat16", "float16", "float32", "float64")
     return next((dtype for dtype in order if dtype in used), "float32")
@@ -350,14 +404,14 @@ _KINKED = re.compile(
 
 
 def has_kinks(loaded: CapturedModel) -> bool:
-    """Whether a value that rounding moves can change gradients by whole elements: at a ReLU's zero, a maximum
-    between equals, a comparison."""
+    """Return whether a value that rounding moves can change gradients by whole elements: at a ReLU's zero, a
+    maximum between equals, a comparison."""
     packets = (op.target.split(".")[1] for op in loaded.captured.graph.operators if "." in op.target)
     return any(_KINKED.fullmatch(packet) for packet in packets)
 
 
 def draws_at_random(loaded: CapturedModel) -> bool:
-    """Whether a training step depends on random numbers: dropout, dropped paths, sampled masks."""
+    """Return whether a training step depends on random numbers: dropout, dropped paths, sampled masks."""
     if loaded.spec.mode == "inference":
         return False
     for op in loaded.captured.graph.operators:

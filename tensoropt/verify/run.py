@@ -1,4 +1,4 @@
-"""Strategies run where they can be: the one way from predictions to an answer."""
+"""Strategies run at a place where they can be: the one way from predictions to an answer."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from tensoropt.verify.reference import ModuleFindings
 
 Predicted = tuple[AnyStrategy, Prediction]
 TIMEOUT_S = 600.0
-"""For one strategy; big models on small machines take minutes."""
+"""The timeout for one strategy; big models on small machines take minutes."""
 
 
 @contextmanager
 def ranks_with(spec: ModelSpec, place: Place, devices: int) -> Iterator[RankPool | None]:
-    """Ranks of a place, which import PyTorch and capture the model while the caller does; None for fake ones.
+    """Yield ranks of a place, which import PyTorch and capture the model while the caller does; None for fake
+    ones.
 
-    What fails there is said when the ranks are asked for something.
+    A failure there is raised when the ranks are used.
     """
     if place.kind == "fake":
         yield None
@@ -70,17 +71,20 @@ def predict_and_run(
     store: ProfileStore | None,
     progress: Progress,
 ) -> dict[str, Any]:
-    """The answer (:func:`tensoropt.verify.answer.answer_of`) about strategies that have yet to be predicted.
+    """Return the answer (:func:`tensoropt.verify.answer.answer_of`) about strategies that are yet to be
+    predicted.
 
     Args:
         spec: the model.
-        predict_all: gives the strategies with their predictions, asking for the figures that it needs.
-        cluster: that they are for.
+        predict_all: returns the strategies with their predictions, given a source of the figures that it
+            needs.
+        cluster: the cluster that they are for.
         pool: ranks of the place's kind (:func:`ranks_with`); None for fake ranks.
-        store: of measurements that predictions need; None for that of this machine.
+        store: the store of measurements that predictions need; None for this machine's.
     """
     with nullcontext(store) if store else ProfileStore() as own:
-        # Ranks of another kind than the cluster's devices run its strategies, but say nothing of its speed.
+        # Ranks of another kind than the cluster's devices run its strategies, but say nothing about its
+        # speed.
         alike = not place.shared and place.backend == local_backend(cluster)
         measured_on = pool if alike else None
         predicted = predict_all(CostSource(cluster, own, settings, measured_on, progress))
@@ -95,12 +99,12 @@ def run_and_answer(
     optimizer: str,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Run strategies at ``place`` and put what was found beside the predictions (:func:`answer_of`).
+    """Run strategies at ``place`` and compare the findings with the predictions (:func:`answer_of`).
 
     Args:
         spec: the model.
         pool: ranks of the place's kind; None for fake ranks.
-        optimizer: for memory and time of a step.
+        optimizer: the optimizer, for memory and time of a step.
     """
     strategies, predictions = [s for s, _ in predicted], [p for _, p in predicted]
     module: ModuleFindings | None = None

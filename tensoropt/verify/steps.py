@@ -1,4 +1,4 @@
-"""One step of a plan, run to be watched: what it sends, what it keeps alive, how long it takes.
+"""A step of a plan, run to be watched: what it sends, what it keeps alive, how long it takes.
 
 The same functions watch ranks of this machine and fake ones.
 """
@@ -18,10 +18,10 @@ from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker
 
 
 class Step:
-    """A training step (clear, forward, backward, optimizer), or an inference call where the graph is for one.
+    """A training step (clear, forward, backward, optimizer), or an inference call if the graph is for one.
 
     Attributes:
-        optimizer: None in inference.
+        optimizer: the optimizer; None in inference.
     """
 
     def __init__(self, engine: Engine, inputs: Sequence[torch.Tensor], optimizer: str):
@@ -31,7 +31,7 @@ class Step:
         self.optimizer = make_optimizer(optimizer, trained) if engine.training and trained else None
 
     def model(self) -> None:
-        """The step without its optimizer: all that ranks say to each other."""
+        """Run the step without its optimizer, with all communication between ranks."""
         if not self.engine.training:
             with torch.no_grad():
                 self.engine(*self.inputs)
@@ -45,35 +45,36 @@ class Step:
             self.optimizer.step()
 
     def optimizer_state(self) -> list[torch.Tensor]:
-        """All tensors of the optimizer's state; empty before the first step."""
+        """Return all tensors of the optimizer's state; empty before the first step."""
         states = self.optimizer.state.values() if self.optimizer is not None else ()
         values = [value for state in states for value in state.values()]
         return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def issued(engine: Engine, run: Callable[[], object]) -> list[Collective]:
-    """The collectives that ``run`` issues on this rank, in order."""
+    """Return the collectives that ``run`` issues on this rank, in order."""
     with CollectiveRecorder(engine.runtime.mesh) as recorder:
         run()
     return recorder.issued
 
 
 def tracked_memory(step: Step) -> dict[str, int]:
-    """Bytes of a step: parameters, gradients, optimizer state, and the peak with all that a step makes.
+    """Return the bytes of a step: parameters, gradients, optimizer state, and the peak with all that a step
+    makes.
 
-    The peak counts the graph's constants, which are told beside it. On GPUs also the peaks of PyTorch's
-    allocator in the same step: ``allocated`` to tensors, whoever made them (inputs and what the process has
-    beside the step are among them), and ``reserved`` from the device.
+    The peak includes the graph's constants, which are also given separately. On GPUs there are also the peaks
+    of PyTorch's allocator in the same step: ``allocated`` to tensors, whoever made them (including inputs and
+    what the process has beside the step), and ``reserved`` from the device.
 
     Args:
-        step: one that was run already, so that the optimizer's state is there.
+        step: a step that has already run, so that the optimizer's state exists.
     """
     engine = step.engine
     tracker = MemoryTracker()
-    # First: what is known as excluded is not counted when a later list has it too.
+    # First: what is excluded is not counted even if a later list has it too.
     tracker.exclude(step.inputs)
     inputs_bytes = tracker.excluded_bytes
-    # They are there all the time: counted on top of the peak, as predictions have them.
+    # They exist all the time, so they are counted on top of the peak, as in predictions.
     tracker.exclude(engine.module.buffers())
     constants_bytes = tracker.excluded_bytes - inputs_bytes
     tracker.exclude(engine.buffers.values())
@@ -106,9 +107,9 @@ def tracked_memory(step: Step) -> dict[str, int]:
 
 
 def step_times(step: Step, count: int) -> list[float]:
-    """Seconds of each of ``count`` steps after one that warms up; all ranks start together."""
+    """Return the seconds of each of ``count`` steps after one that warms up; all ranks start together."""
     runtime, seconds = step.engine.runtime, []
-    # One more than asked for: the first fills caches and is left out.
+    # One more than requested: the first fills caches and is left out.
     for index in range(count + 1 if count else 0):
         if runtime.distributed:
             dist.barrier()

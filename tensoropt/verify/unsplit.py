@@ -1,4 +1,4 @@
-"""The unsplit model as a plan for one device: what the others are compared with."""
+"""The unsplit model as a plan for one device: the basis of comparison for the others."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tensoropt.verify.run import predict_and_run, ranks_with
 
 
 def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> dict[str, Any]:
-    """The unsplit model on one rank, predicted and run like a plan; as
-    :func:`tensoropt.verify.verify_plans`."""
+    """Predict the unsplit model on one rank and run it like a plan; returns what
+    :func:`tensoropt.verify.verify_plans` does."""
     one = load_cluster("cpu:1")
     settings = Settings(mode=spec.mode, optimizer=optimizer)
-    # On a CPU rank whatever the plans are for: one device needs no job.
+    # On a CPU rank, whatever the plans are for: one device needs no job.
     place = place_for(1, "cpu", one.name, "ranks")
     with ranks_with(spec, place, 1) as pool:
         drawn = [(unsplit_strategy(load_model(spec).graph), one.meshes(1)[0])]
@@ -33,11 +33,11 @@ def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> di
 
 
 def unsplit_plan(like: Plan, found: Mapping[str, Any]) -> Plan:
-    """The unsplit model as a plan for one device, which runs as others do.
+    """Return the unsplit model as a plan for one device, which runs as others do.
 
     Args:
         like: a plan of the same model.
-        found: what :func:`verify_unsplit` found.
+        found: the result of :func:`verify_unsplit`.
     """
     data = strategy_to_dict(unsplit_strategy(load_model(ModelSpec.of(like)).graph))
     return like.model_copy(

@@ -1,5 +1,5 @@
-"""What is known of every model of the zoo without building it: ``figures.json``, made by
-``make zoo-figures``."""
+"""The figures of every model of the zoo that are known without building it: ``figures.json``, made by ``make
+zoo-figures``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ FILE = "figures.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Figures of one training step of a model at ``batch`` samples, in the model's own dtypes, unsplit.
+    """The figures of one training step of a model at ``batch`` samples, in the model's own dtypes, unsplit.
 
     Attributes:
-        parameters: how many scalars; tied ones once.
+        parameters: the number of scalars; tied parameters count once.
         parameter_bytes: their bytes.
         kept_bytes: activations kept from forward to backward (CPU kernels).
-        output_bytes: outputs of all operators, of forward alone; views have none of their own.
-        operators, groups: of the captured graph, and what the search sees of it.
-        treewidth: of the search's graph, at most (the width that the min-fill order gives).
-        flop: of forward and backward, multiply-adds counted as two.
+        output_bytes: outputs of all operators, in forward alone; views have none of their own.
+        operators, groups: their numbers in the captured graph, and in what the search sees of it.
+        treewidth: an upper bound on that of the search's graph (the width that the min-fill order gives).
+        flop: the FLOP of forward and backward, multiply-adds counted as two.
         rule_share: share of the forward FLOP in groups whose operators all have a sharding rule.
         split_share: share of it in groups that can be split at least two ways.
     """
@@ -42,6 +42,6 @@ class Figures:
 
 @lru_cache(maxsize=1)
 def figures() -> dict[str, Figures]:
-    """Per name of the zoo its figures; a model that was not counted is missing."""
+    """Return the figures of each model of the zoo by name; a model that was not counted is missing."""
     text = resources.files("tensoropt.zoo").joinpath(FILE).read_text(encoding="utf-8")
     return {name: Figures(**row) for name, row in json.loads(text)["models"].items()}

@@ -19,7 +19,7 @@ Kernel = int | tuple[int, int]
 
 
 class Conv(nn.Sequential):
-    """Convolution without bias, batch norm, ReLU. ``padding`` keeps the size unless told otherwise."""
+    """Convolution without bias, batch norm, ReLU. ``padding`` keeps the size unless it is given."""
 
     def __init__(self, channels: int, out: int, kernel: Kernel, stride: int = 1, valid: bool = False) -> None:
         sides = (kernel, kernel) if isinstance(kernel, int) else kernel

@@ -20,7 +20,7 @@ _GSHARD = "Lepikhin et al., GShard, ICLR 2021; Jiang et al., Mixtral of Experts,
 class Experts(nn.Module):
     """Top-``chosen`` routing of ``x (b, s, d)`` over gated feed-forward experts; ``(b, s, d)`` back.
 
-    An expert takes at most ``capacity`` tokens of a step; what does not fit passes by on the residual.
+    An expert takes at most ``capacity`` tokens of a step; the others pass by on the residual.
     """
 
     def __init__(self, hidden: int, inner: int, experts: int, chosen: int, slack: float) -> None:

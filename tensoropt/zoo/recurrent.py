@@ -1,6 +1,6 @@
 """Recurrent networks: LSTM language models and GNMT.
 
-Two ways to write an LSTM, and both are here because they are different graphs:
+There are two ways to write an LSTM, and both are here because they are different graphs:
 
 * **unrolled** (`rnn-lm`): one cell per layer and step, each a pair of linear layers and a few
   element-wise operators. A linear layer's features can be split, so a 108 GiB model fits on many
@@ -113,7 +113,7 @@ class GNMT(nn.Module):
     """Encoder (bidirectional first layer), attention, decoder; residual sums from the third layer on.
 
     ``source (b, s)``, ``target, labels (b, t)``. Attention is queried by the first decoder layer's
-    outputs, as the widespread v2 of the model does it, so that no step waits for the one before.
+    outputs, as in the widespread v2 of the model, so that no step waits for the previous one.
     """
 
     def __init__(self, vocabulary: int, hidden: int, layers: int) -> None:

@@ -1,8 +1,8 @@
 """The names of the zoo and how a name becomes a model.
 
 A family file registers *builders*. A builder takes ``batch`` and keyword overrides, and returns the
-module with its example inputs; :func:`build` runs it on the asked-for device, seeded, so that every
-process of a job that builds the same name holds the same weights.
+module with its example inputs; :func:`build` runs it on the requested device, seeded, so that every process
+of a job that builds the same name holds the same weights.
 """
 
 from __future__ import annotations

@@ -35,25 +35,25 @@ SEVERAL: dict[str, type[PipelineScheduleMulti]] = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
-"""PyTorch's schedules of one stage to a rank, and of several."""
+"""PyTorch's schedules for one stage per rank, and for several."""
 
 
 class PipelinedEngine(Engine[LoweredStrategy, Pending]):
     """Runs the stages of a pipelined plan that lie on this rank.
 
-    The loss is that of the last stage; every rank gets it. A buffer that a step changes is up to date on the
-    ranks of its stage, and everywhere after :meth:`sync_buffers`.
+    The loss comes from the last stage; every rank gets it. A buffer that a step changes is up to date on the
+    ranks of its stage, and on all ranks after :meth:`sync_buffers`.
 
     Args:
         strategy: the plan.
-        values: the model's parameters and buffers by graph name; of the parameters only those of the stages
-            here are asked for.
-        seed: of dropout.
-        device: that this rank computes on; by default that of the values.
-        runtime: where this rank stands; by default its place in the ``torch.distributed`` job.
+        values: the model's parameters and buffers by graph name; only the parameters of this rank's stages
+            are read.
+        seed: the seed of dropout.
+        device: the device that this rank computes on; by default that of the values.
+        runtime: this rank's position; by default its place in the ``torch.distributed`` job.
 
     Attributes:
-        stages: those on this rank, by number.
+        stages: the stages on this rank, by number.
         after_backward: called when gradients are complete.
     """
 
@@ -123,7 +123,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
 
     @property
     def module(self) -> Any:
-        """The lowered modules of the stages here."""
+        """The lowered modules of this rank's stages."""
         return torch.nn.ModuleList([stage.module for stage in self.stages.values()])
 
     def lowered_modules(self) -> list[torch.fx.GraphModule]:
@@ -155,10 +155,9 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         return (self._defer(outputs[0], StagedPending(pending)),)
 
     def _run(self, *, training: bool) -> None:
-        """All micro-batches through the stages here."""
+        """Run all micro-batches through this rank's stages."""
         numbers = torch.arange(self.strategy.micro_batches, device=self.runtime.device)
-        # Schedules cut what they are given into micro-batches: these are their numbers, and nobody reads
-        # them.
+        # Schedules cut their input into micro-batches; these are only their numbers, which nobody reads.
         given = (numbers,) if 0 in self.stages else ()
         target = numbers if len(self.strategy.stages) - 1 in self.stages else None
         run = self._schedule.step if training else self._schedule.eval
@@ -167,7 +166,8 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
             stage.let_messages_go()
 
     def _outputs(self) -> tuple[torch.Tensor, ...]:
-        """The model's results, which the ranks of the stage that makes them send along the pipeline."""
+        """Return the model's results, which the ranks of the stage that makes them send along the
+        pipeline."""
         found = []
         for name in self.source.outputs:
             maker = self._maker(name)
@@ -180,7 +180,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
                 value = torch.stack(parts).sum(0) if self.training else torch.cat(parts)
                 value = value.contiguous()
             else:
-                # A place for what is sent.
+                # A buffer for what is sent.
                 value = torch.empty(
                     tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.runtime.device
                 )
@@ -189,7 +189,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         return tuple(found)
 
     def _maker(self, name: str) -> int:
-        """The stage that makes a result of the model, or a buffer's new value."""
+        """Return the stage that makes a result of the model, or a buffer's new value."""
         for number, part in enumerate(self.strategy.parts):
             if name in part.graph.atoms.graph.producer:
                 return number
@@ -198,7 +198,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
     # -- backward -------------------------------------------------------------------------------------------
 
     def _finish_backward(self, step: Any, gradient: torch.Tensor) -> None:
-        """Scale what the micro-batches accumulated by the loss's gradient."""
+        """Scale the gradients that the micro-batches accumulated by the loss's gradient."""
         for number, pending in step.of.items():
             self.stages[number]._finish_backward(pending, gradient)
             pending.done = True
@@ -213,7 +213,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
 
     @torch.no_grad()
     def _take_buffers(self) -> None:
-        """Buffers have the values that the stages here gave them; those that other places read are sent."""
+        """Set buffers to the values that this rank's stages gave them; send those that other places read."""
         for stage in self.stages.values():
             for name in stage.source.mutations:
                 self.buffers[name] = stage.buffers[name]
@@ -222,7 +222,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         self._share_buffers()
 
     def _send_buffer(self, name: str, place: int) -> None:
-        # In place where it is received: no backward is left that needs the old value.
+        # Received in place: no remaining backward needs the old value.
         value = self.buffers[name]
         sent = value.contiguous()
         dist.broadcast(sent, dist.get_global_rank(self._along, place), group=self._along)
@@ -231,7 +231,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
 
     @torch.no_grad()
     def sync_buffers(self) -> None:
-        """Bring the buffers that steps change up to date on all ranks; all of them call it."""
+        """Bring the buffers that steps change up to date on all ranks; every rank must call it."""
         for name, new in self.source.mutations.items():
             self._send_buffer(name, self.strategy.place_of(self._maker(new)))
 
@@ -245,10 +245,10 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
 
 
 class StagedPending(Pending):
-    """A step whose micro-batches have run, in all stages of a rank.
+    """A step whose micro-batches have run in all stages of a rank.
 
     Attributes:
-        of: per stage its own; each stage's buckets know theirs.
+        of: the pending step of each stage; each stage's buckets know theirs.
     """
 
     def __init__(self, of: Mapping[int, Pending]) -> None:

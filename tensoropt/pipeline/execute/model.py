@@ -1,7 +1,8 @@
-"""A user's model run by a pipelined plan: the parameters of this rank's stages, and nothing of others."""
+"""A user's model run by a pipelined plan: each rank has only the parameters of its own stages."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -14,6 +15,8 @@ from torch.distributed.tensor import DTensor
 from tensoropt.capture import Capture
 from tensoropt.engine.parameters import as_dtensor
 from tensoropt.engine.spread import spread
+from tensoropt.engine.spread_values import spread_value
+from tensoropt.engine.strided import own_placements
 from tensoropt.engine.uncompiled_model import UncompiledModel
 from tensoropt.ops.layouts import REPLICATE
 from tensoropt.pipeline.execute.engine import PipelinedEngine
@@ -22,11 +25,11 @@ from tensoropt.pipeline.strategy import PipelinedStrategy
 
 
 class PipelinedModel(UncompiledModel[PipelinedEngine]):
-    """What ties a model to its pipelined plan.
+    """The connection between a model and its pipelined plan.
 
-    A rank keeps its shards of its stages' parameters, as plain tensors; of the others an empty one remains,
-    so that optimizers and gradient clipping do the same on all ranks. A rank's state dict has the parameters
-    of its stages, over the ranks of that stage, and no others.
+    A rank keeps its shards of its stages' parameters as plain tensors; each other parameter becomes an empty
+    tensor, so that optimizers and gradient clipping do the same on all ranks. A rank's state dict has the
+    parameters of its stages, distributed over the ranks of each stage, and no others.
     """
 
     uncompiled = "a pipeline runs stages and micro-batches in the order of its schedule"
@@ -44,7 +47,7 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         engine = PipelinedEngine(strategy, values, seed=seed, device=device)
         axes = tuple(f"axis{i}" for i in range(1, len(strategy.mesh) - 1))
         mesh = init_device_mesh(device.type, strategy.mesh[1:], mesh_dim_names=("stage", *axes))
-        # Of this rank's place; a stage on a single device needs none.
+        # The mesh of this rank's place; a stage on a single device needs none.
         self.place_mesh: DeviceMesh | None = mesh[axes] if axes else None
         super().__init__(model, captured, engine, mesh)
         self.engine.after_backward = self._show_absent
@@ -55,12 +58,27 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         return self.names[key] in self.engine.shards.leaves
 
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        return local
+        if self.together is None:
+            return local
+        tensor = self.source.tensors[name]
+        copies = self._copies(name) if name in self.engine.shards.leaves else 1
+        cut = functools.partial(self._part, name)
+        return spread_value(local, self.together, copies, str(tensor.key), tensor.shape, cut)
+
+    def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a tensor that is laid out like a parameter, in its own type."""
+        if name not in self.engine.shards.leaves:
+            return self._absent(name).to(whole.dtype)
+        return self.engine.shards.shard(name, whole).to(whole.dtype)
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        return spread(local, self._copies(name))
+
+    def _copies(self, name: str) -> int:
+        """How many ranks have the same part of a parameter of a stage here."""
         stages = len(self.strategy.holders(name))
         mesh = self.engine.runtime.mesh
-        return spread(local, stages * prod(mesh[axis] for axis in self.engine.shards.replica_axes(name)))
+        return stages * prod(mesh[axis] for axis in self.engine.shards.replica_axes(name))
 
     def local(self, name: str) -> torch.Tensor:
         leaves = self.engine.shards.leaves
@@ -69,12 +87,11 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         return self._absent(name)
 
     def _show_absent(self) -> None:
-        """Give parameters of other ranks an empty gradient, so that they are treated like the others."""
+        """Give the parameters of other ranks an empty gradient, so that they are treated like the rest."""
         for tensor in self.source.parameters:
             if tensor.requires_grad and tensor.name not in self.engine.shards.leaves:
                 parameter = self.parameters[tensor.name]
-                # Optimizers leave out parameters without a gradient, and their states would then differ by
-                # rank.
+                # Optimizers skip parameters without a gradient, so their states would differ between ranks.
                 parameter.grad = spread(torch.empty_like(parameter))
 
     def shown_otherwise(self) -> str:
@@ -93,7 +110,7 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         )
 
     def _is_split(self, name: str) -> bool:
-        """Whether the ranks of a stage share a parameter, and do not each have all of it."""
+        """Return whether the ranks of a stage share a parameter, rather than each having all of it."""
         stages = (self.strategy.stages[number] for number in self.strategy.holders(name))
         return any(
             code > REPLICATE and stage.mesh[axis] > 1
@@ -107,9 +124,20 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
 
     # -- state dicts ------------------------------------------------------------------------------
 
+    def gathers_state(self) -> bool:
+        if self.source.mutations:
+            return True
+        own = (key for key in self.shapes if self.has_local(key))
+        return self.place_mesh is not None and any(not self._has_own_shape(key) for key in own)
+
+    def _has_own_shape(self, key: str) -> bool:
+        stage, name = self._stage_of(self.names[key]), self.names[key]
+        strategy = stage.strategy
+        return own_placements(strategy.atoms(name), strategy.stored[name], stage.runtime.mesh) is not None
+
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """What this rank has of a parameter of its stages as a part of the whole one, in the model's own
-        shape."""
+        """Return this rank's part of a parameter of its stages as a part of the whole one, in the model's
+        own shape."""
         name, shape = self.names[key], self.shapes[key]
         if self.place_mesh is None:
             return value.detach().reshape(shape)
@@ -118,7 +146,7 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         found = as_dtensor(value.detach(), atoms, layout, self.place_mesh, stage.runtime)
         if tuple(found.shape) == shape:
             return found
-        # A fused projection that is split on heads: its shards are no slices of the flat shape.
+        # A fused projection that is split by heads: its shards are not slices of the flat shape.
         return self._replicated(found.full_tensor().view(shape), self.place_mesh)
 
     def _to_own_shapes(
@@ -133,7 +161,7 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         super()._to_stored(module, state, prefix, *rest)
         for key, name in self.names.items():
             if not self.has_local(key):
-                # What is loaded of it is loaded elsewhere.
+                # Other ranks load this parameter.
                 state[prefix + key] = self.local(name)
 
     def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The parameters of the stages that a rank has, as one."""
+"""The parameters of all stages on a rank, presented as those of one engine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from tensoropt.pipeline.strategy import PipelinedStrategy
 
 
 class StagedGradients:
-    """Gradients of several stages, as :class:`~tensoropt.engine.gradients.Gradients` shows those of one."""
+    """The gradients of several stages, with the interface of
+    :class:`~tensoropt.engine.gradients.Gradients`."""
 
     def __init__(self, parts: Sequence[Gradients]):
         self.parts = tuple(parts)
 
     @property
     def views(self) -> dict[str, torch.Tensor]:
-        """Per trained parameter its gradient."""
+        """The gradient of each trained parameter."""
         return {name: view for part in self.parts for name, view in part.views.items()}
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """What holds the gradients."""
+        """The tensors that hold the gradients."""
         return [tensor for part in self.parts for tensor in part.tensors]
 
     def clear(self) -> None:
@@ -37,16 +38,16 @@ class StagedGradients:
     def show_as(
         self, owners: Mapping[str, torch.Tensor], wrap: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> None:
-        """Show gradients on ``owners`` from now on, as ``wrap(name, view)``."""
+        """Show gradients on ``owners`` from now on, each as ``wrap(name, view)``."""
         for part in self.parts:
             part.show_as(owners, wrap)
 
 
 class StagedParameters:
-    """What a rank has of a pipelined plan's parameters: those of its stages, as these store them.
+    """A rank's part of a pipelined plan's parameters: those of its stages, as these store them.
 
     Attributes:
-        leaves: of all stages here; no two of them use one parameter.
+        leaves: the leaves of all stages on this rank; no two of these stages use the same parameter.
         accumulated: their gradients.
     """
 
@@ -57,16 +58,18 @@ class StagedParameters:
         self._stage_of = {name: stage for stage in stages for name in stage.leaves}
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """A copy of this rank's part of a whole parameter of a stage here, in the type it is stored in."""
+        """Return a copy of this rank's part of a whole parameter of one of its stages, in the type in which
+        it is stored."""
         return self._stage_of[name].shard(name, value)
 
     def shard_index(self, name: str) -> tuple[int, ...]:
-        """Which part of a parameter this rank has: ranks with equal indices have equal values."""
+        """Return the index of this rank's part of a parameter: ranks with equal indices have equal values."""
         return self._stage_of[name].shard_index(name)
 
     def replica_axes(self, name: str) -> tuple[int, ...]:
-        """The axes of the job's mesh along which ranks of its stage have the same part of a parameter."""
-        # Behind the micro-batches the job's mesh has the pipeline, which a stage's has not.
+        """Return the axes of the job's mesh along which ranks of the parameter's stage have the same part of
+        it."""
+        # After the micro-batch axis, the job's mesh has a pipeline axis, which a stage's mesh lacks.
         return tuple(axis + 1 for axis in self._stage_of[name].replica_axes(name))
 
     @torch.no_grad()
@@ -77,7 +80,7 @@ class StagedParameters:
 
     @property
     def gradients(self) -> Mapping[str, torch.Tensor]:
-        """Per trained parameter its gradient."""
+        """The gradient of each trained parameter."""
         return self.accumulated.views
 
     def clear(self) -> None:
@@ -86,10 +89,11 @@ class StagedParameters:
 
 
 class TiedParameters:
-    """Parameters that several stages use, each with a copy of its own: their gradients are one.
+    """Parameters that several stages use, with a copy in each stage and one common gradient.
 
-    As Megatron-LM does it with the embedding that the head shares (Narayanan et al., SC 2021): what the
-    stages' micro-batches add up to is summed over these stages, once per step, so that the copies stay equal.
+    This is how Megatron-LM treats the embedding that the head shares (Narayanan et al., SC 2021): the sums
+    over each stage's micro-batches are summed over these stages, once per step, so that the copies stay
+    equal.
     """
 
     def __init__(self, strategy: PipelinedStrategy, runtime: Runtime):
@@ -100,7 +104,7 @@ class TiedParameters:
             if not strategy.graph.atoms.graph.tensors[name].requires_grad:
                 continue
             places = tuple(sorted(strategy.place_of(stage) for stage in strategy.holders(name)))
-            # All ranks make all groups, in one order.
+            # All ranks create all process groups, in the same order.
             for offset in range(inner):
                 ranks = tuple(place * inner + offset for place in places)
                 if ranks not in made:

@@ -1,4 +1,4 @@
-"""Gradients that are on their way to their shards while a place computes something else."""
+"""Gradients on their way to their shards while a place computes something else."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from tensoropt.engine.gradients import Gradients
 
 
 class Trailing:
-    """Gradients of a place's last backward on their way to their shards, beside whatever the place computes
-    next.
+    """The gradients of a place's last backward on their way to their shards, while the place computes what
+    comes next.
 
-    Those of one backward are waited for as the next one of the place ends, whichever stage's it is, so that
-    there is memory for no more than one backward's.
+    The place waits for the gradients of one backward as its next backward ends, whichever stage's that is, so
+    that no more than one backward's gradients take memory.
     """
 
     def __init__(self) -> None:
         self._calls: list[tuple[CallAhead, Gradients, bool]] = []
 
     def add(self, call: CallAhead, gradients: Gradients, *, last: bool) -> None:
-        """Gradients of a backward that is over.
+        """Add the gradients of a backward that is over.
 
         Args:
-            gradients: what they are added to.
-            last: no other micro-batch adds to them.
+            gradients: the gradients to add them to.
+            last: whether no other micro-batch will add to them.
         """
         self._calls.append((call, gradients, last))
 
     def take_in(self) -> None:
-        """Wait for what is under way, and take it in."""
+        """Wait for the gradients under way, and take them in."""
         while self._calls:
             call, gradients, last = self._calls.pop(0)
             with nullcontext() if last else gradients.of_earlier():

@@ -1,6 +1,7 @@
-"""Cutting a tensor along an atom, and putting its pieces together: what ``split`` and ``join`` operators run.
+"""Cutting a tensor along an atom, and joining its pieces: the computation of ``split`` and ``join``
+operators.
 
-Pieces are copies: a view would keep the whole alive for as long as any piece of it is.
+Pieces are copies: a view would keep the whole tensor alive for as long as any piece of it is.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from tensoropt.ops.layouts import PARTIAL, Atoms, chunk, local_shape
 
 @dataclass(frozen=True)
 class Cut:
-    """How a tensor is cut.
+    """A way to cut a tensor.
 
     Attributes:
-        atoms: its atom sizes per dim.
+        atoms: the atom sizes of each dim.
         code: the atom, or ``PARTIAL`` for terms of a sum.
-        count: pieces.
+        count: the number of pieces.
     """
 
     atoms: Atoms
@@ -40,13 +41,13 @@ class Cut:
         return tuple(prod(dim) for dim in self.atoms)
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """The shape of a piece."""
+        """Return the shape of a piece."""
         return local_shape(self.atoms, (self.code,), (self.count,), (index,))
 
     def piece(self, whole: torch.Tensor, index: int) -> torch.Tensor:
-        """A copy of one piece."""
+        """Return a copy of one piece."""
         start, length = chunk(self.flat[self.code], self.count, index)
-        # Atoms are factors of dims, so that a cut along one is a slice of the tensor seen by atoms.
+        # Atoms are factors of dims, so a cut along one is a slice of the tensor reshaped to its atoms.
         part = whole.reshape(self.flat).narrow(self.code, start, length)
         return part.clone(memory_format=torch.contiguous_format).view(self.shape(index))
 
@@ -57,7 +58,7 @@ class Cut:
         part.copy_(piece.reshape(part.shape))
 
     def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The whole of all pieces, or the sum of all terms."""
+        """Return the whole of all pieces, or the sum of all terms."""
         if self.code == PARTIAL:
             # The first addition makes a tensor of its own; later terms are added in place, and no input is
             # changed.
@@ -106,12 +107,12 @@ class _Join(torch.autograd.Function):
 
 
 def split(cut: Cut, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """All pieces, differentiably."""
+    """Return all pieces, differentiably."""
     result = _Split.apply(whole, cut)
     assert isinstance(result, tuple)
     return result
 
 
 def join(cut: Cut, *pieces: torch.Tensor) -> torch.Tensor:
-    """The whole of all pieces, differentiably."""
+    """Return the whole of all pieces, differentiably."""
     return _Join.apply(cut, *pieces)

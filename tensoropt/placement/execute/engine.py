@@ -23,18 +23,19 @@ from tensoropt.placement.plans import PlacedStrategy
 class PlacedEngine(Engine[LoweredPart, TapedStep]):
     """Runs a placed plan in one process per device, or in one process with all devices.
 
-    Of several micro-batches the forwards run one after another in the model's call, the backwards likewise in
-    ``backward()``. A training graph gives the loss alone then. A buffer that a step changes is up to date
+    With several micro-batches, the forwards run one after another in the model's call, and the backwards in
+    ``backward()``. A training graph then gives only the loss. A buffer that a step changes is up to date
     where it is read, and everywhere after :meth:`sync_buffers`.
 
     Args:
         strategy: the plan.
         values: the model's parameters and buffers by graph name.
-        devices: for one process that runs all devices: where each of them is. None for one process per
+        devices: for one process that runs all devices, the PyTorch device of each. None for one process per
             device in a ``torch.distributed`` job.
-        seed: of dropout.
-        transport: other ways of reaching the other processes than the job's, with ``rank``.
-        device: that this rank computes on, where ``devices`` do not say; by default that of the values.
+        seed: the seed of dropout.
+        transport: a way of reaching the other processes that replaces the job's; it has a ``rank``.
+        device: the device that this rank computes on, if ``devices`` do not say; by default that of the
+            values.
 
     Attributes:
         local: the devices that this process runs.
@@ -42,7 +43,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         after_backward: called when gradients are complete.
 
     Raises:
-        PlanError: the plan cannot be run in its order, or not by this many devices.
+        PlanError: the plan cannot be run in its order, or not on this number of devices.
     """
 
     def __init__(
@@ -108,20 +109,20 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         self._begin(0)
         # All ranks take part in broadcasts, in the order of the model's outputs.
         names = self.source.outputs
-        # As of other plans with micro-batches: the loss alone is handed out in training.
+        # As with other plans that have micro-batches, only the loss is returned in training.
         names = names[:1] if count > 1 and self.training else names
         outputs = tuple(self._output(name, made, inputs) for name in names)
         self.transport.finish()
         return (self._defer(outputs[0], TapedStep(tapes)), *outputs[1:]) if training else outputs
 
     def _begin(self, micro_batch: int) -> None:
-        """From now on this micro-batch runs, forward or backward."""
+        """Make this micro-batch the one that runs from now on, forward or backward."""
         self.runtime.micro_batch = micro_batch
         self.context.numbered = micro_batch * self.schedule.transfers
 
     def _mutate(self, made: Mapping[Value, torch.Tensor]) -> None:
-        """Give buffers their new values, or the parts of them that are made here. The old ones may still be
-        needed by backward, so they are not written to."""
+        """Give buffers their new values, or the parts of them that are made here. Backward may still need the
+        old values, so they are not overwritten."""
         for name, new in self.source.mutations.items():
             for value in (v for v in made if v.tensor == new):
                 if value.code is None:
@@ -145,7 +146,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
     def _output(
         self, name: str, made: Sequence[Mapping[Value, torch.Tensor]], inputs: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """A result of the model, from what the micro-batches have made of it here."""
+        """Return a result of the model, from what the micro-batches have made of it here."""
         tensor = self.source.tensors[name]
         if tensor.kind != "activation":
             return self._given(name, inputs)
@@ -158,7 +159,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
                 own = torch.stack(parts).sum(0) if self.training else torch.cat(parts)
             own = own.to(self.runtime.device)
         else:
-            # A place for what the device that makes the output broadcasts.
+            # A buffer for what the device that makes the output broadcasts.
             own = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.runtime.device)
         if not self._alone:
             # Results are given to all ranks: a script computes with its loss on each of them. Collectives
@@ -167,7 +168,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         return own
 
     def _given(self, name: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """An output that is no operator's result."""
+        """Return an output that is no operator's result."""
         known = {
             **dict(zip(self.source.inputs, inputs, strict=True)),
             **self.buffers,
@@ -221,7 +222,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
     def _return(
         self, tape: Tape, transfer: Transfer, arriving: dict[Value, list[tuple[Place, Arriving]]]
     ) -> None:
-        """A gradient goes back to who made the value."""
+        """Send a gradient back to the maker of the value."""
         value, own = transfer.value, self.local.own
         starts, ends = transfer.source in own, transfer.target in own
         shape = self.strategy.graph.shape(value)
@@ -244,7 +245,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
 
     @torch.no_grad()
     def sync_buffers(self) -> None:
-        """Bring the buffers that steps change up to date in every process; all of them call it."""
+        """Bring the buffers that steps change up to date in every process; every process must call it."""
         if self._alone:
             return
         for name, new in self.source.mutations.items():
@@ -254,7 +255,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
 
 
 def _take_in(tape: Tape, messages: Sequence[tuple[Place, Arriving]]) -> None:
-    """Wait for gradients and put them on the tape; nothing here holds one of them any longer then."""
+    """Wait for gradients and put them on the tape, so that nothing here refers to them any longer."""
     for place, message in messages:
         tape.add(place, message.wait())
 
@@ -262,7 +263,7 @@ def _take_in(tape: Tape, messages: Sequence[tuple[Place, Arriving]]) -> None:
 def _in_one_process(
     strategy: PlacedStrategy, devices: Sequence[torch.device | str], seed: int
 ) -> tuple[LocalDevices, Runtime, Transport]:
-    """All devices of a plan in this process."""
+    """Set up all devices of a plan in this process."""
     count = strategy.devices
     if len(devices) != count:
         raise PlanError(f"the plan is for {count} devices, but {len(devices)} are given")
@@ -273,7 +274,7 @@ def _in_one_process(
 def _in_a_job(
     strategy: PlacedStrategy, device: torch.device, seed: int
 ) -> tuple[LocalDevices, Runtime, Transport]:
-    """This rank's device, in a job with one process per device."""
+    """Set up this rank's device, in a job with one process per device."""
     runtime = Runtime((1, strategy.devices), seed=seed, device=device)
     local = LocalDevices((runtime.rank,), (device,) * strategy.devices)
     return local, runtime, Job() if runtime.distributed else Alone()

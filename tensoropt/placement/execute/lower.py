@@ -1,9 +1,9 @@
 """Lowering of placed plans: the graph cut by device, with nodes that move values between the parts.
 
-After NetSplit's Algorithm 2. A process gets the part of the devices it runs: its operators in the plan's
-order, one node each, and for every value that crosses a border a ``move`` node where it runs both ends,
-else a ``send`` or a ``receive`` node. Received values are waited for in front of the operator that reads them
-first, not where they are asked for.
+This follows NetSplit's Algorithm 2. A process gets the part of the devices it runs: its operators in the
+plan's order, one node each, and for every value that crosses a border a ``move`` node if it runs both ends,
+otherwise a ``send`` or a ``receive`` node. The wait for a received value comes just before the operator that
+reads it first, not where it is requested.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tensoropt.placement.plans import PlacedStrategy
 
 
 class StepContext:
-    """What the nodes of a lowered part share while they run.
+    """The state that the nodes of a lowered part share while they run.
 
     Attributes:
         transport: carries values to other processes.
         regathered: keeps autograd from saving cast parameters.
-        tape: of this step's micro-batch; None where no backward follows.
-        numbered: how many transfers are numbered before those of the micro-batch that runs.
+        tape: the tape of the running micro-batch; None if no backward follows.
+        numbered: the number of transfers before those of the running micro-batch.
     """
 
     def __init__(self, transport: Transport, regathered: RegatheredParameters):
@@ -47,17 +47,17 @@ class StepContext:
         self.numbered = 0
 
     def send(self, transfer: Transfer, value: torch.Tensor) -> None:
-        """Begin to send a value, or gradient, of the micro-batch that runs."""
+        """Begin to send a value, or a gradient, of the running micro-batch."""
         self.transport.send(transfer.later(self.numbered), value)
 
     def receive(
         self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Arriving:
-        """Begin to receive one."""
+        """Begin to receive a value, or a gradient, of the running micro-batch."""
         return self.transport.receive(transfer.later(self.numbered), shape, dtype, device)
 
     def move(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A copy on another device."""
+        """Return a copy on another device."""
         # Always a copy, also where two devices of a plan are one (all are the CPU): what a plan sends is a
         # tensor of its own on the other side.
         return value.detach().to(device, copy=True)
@@ -68,9 +68,9 @@ class OperatorCall(nn.Module):
 
     Args:
         number: the operator's position in the placed graph.
-        device: where it is placed.
-        learns: of each value that it reads, whether a gradient goes back to it.
-        casts: whether its body casts master weights, which backward casts again.
+        device: the device where it is placed.
+        learns: for each value that it reads, whether a gradient goes back to it.
+        casts: whether its body casts master weights, which backward casts once more.
     """
 
     def __init__(
@@ -103,18 +103,18 @@ class OperatorCall(nn.Module):
             with self.context.regathered.hooks() if self.casts else nullcontext():
                 made = self.body.forward(*values, *rest)
             tape.record(self.number, list(zip(self.writes, made, strict=True)))
-        # Readers get the values without history: each operator's graph is its own.
+        # Readers get the values without history: each operator has a graph of its own.
         return tuple(value.detach() for value in made)
 
 
 @dataclass
 class LoweredPart(Lowered):
-    """What one process runs of a placed plan, forward.
+    """The part of a placed plan's forward that one process runs.
 
     Attributes:
-        results: values in the order in which the module returns them: outputs of the model and new values of
-            buffers, as far as they are made here.
-        counts: whether an operator needs the counts of mean losses beforehand.
+        results: the values in the order in which the module returns them: those outputs of the model and new
+            values of buffers that are made here.
+        counts: whether any operator needs the counts of mean losses beforehand.
     """
 
     results: tuple[Value, ...]
@@ -148,7 +148,7 @@ class _Lowering:
         self.counts = False
 
     def lowered(self) -> LoweredPart:
-        """The part of this process."""
+        """Return the part of this process."""
         placement = self.strategy.placement
         own = {o for o, d in enumerate(placement.device) if d in self.local.own}
         parameters = tuple(p for o in sorted(own) for p in self.strategy.graph.operators[o].parameters)
@@ -174,7 +174,8 @@ class _Lowering:
         return LoweredPart(module, parameters, buffers, tuple(results), self.counts)
 
     def _leaves(self, value: Value) -> bool:
-        """Whether the step needs it after forward: an output, or a part of a buffer's new value."""
+        """Return whether the step needs a value after forward: an output, or a part of a buffer's new
+        value."""
         if value.tensor in self.source.mutations.values():
             return True
         return value.code is None and value.tensor in self.source.outputs
@@ -207,10 +208,10 @@ class _Lowering:
         return self.values[place]
 
     def _whole(self, name: str, device: int) -> fx.Node:
-        """An input, constant or buffer, which every process has, on a device."""
+        """Return an input, constant or buffer, which every process has, on a device."""
         if name not in self.places:
             self.places[name] = add_constant(self.graph, self.root, self.source, name)
-        # All devices of this process are one, so that nothing has to be copied.
+        # All devices of this process are the same, so nothing has to be copied.
         if len({self.local.devices[d] for d in self.local.own}) == 1:
             return self.places[name]
         if (name, device) not in self.free:
@@ -239,7 +240,7 @@ class _Lowering:
             )
             node = add_function(self.graph, receive, "receive", ())
             node.meta["transfer"] = transfer
-            # Not a value yet: the wait is put in front of its first reader.
+            # Not a value yet: the wait is put before its first reader.
             self.arriving[place] = node
 
     def _border(self, function: functools.partial[Any], name: str, transfer: Transfer) -> fx.Node:
@@ -258,9 +259,9 @@ def lower_part(
     *,
     evaluating: bool = False,
 ) -> LoweredPart:
-    """The forward graph of the devices that this process runs.
+    """Return the forward graph of the devices that this process runs.
 
     Args:
-        evaluating: as ``model.eval()`` computes, though the graph was captured for training.
+        evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
     """
     return _Lowering(strategy, schedule, local, runtime, context, evaluating).lowered()

@@ -1,7 +1,8 @@
-"""A user's model run by a placed plan: what is here of its parameters, and what others have."""
+"""A user's model run by a placed plan: the parameters this rank holds, and those it must fetch."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tensoropt.capture import Capture
 from tensoropt.engine.spread import spread
+from tensoropt.engine.spread_values import spread_value
 from tensoropt.engine.uncompiled_model import UncompiledModel
 from tensoropt.errors import PlanError
 from tensoropt.placement.execute.engine import PlacedEngine
@@ -18,7 +20,7 @@ from tensoropt.placement.plans import PlacedStrategy
 
 
 def all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.device] | None:
-    """Where one process runs all devices of a plan; None in a job of several.
+    """Return the devices on which one process runs all devices of a plan; None in a job of several processes.
 
     Raises:
         PlanError: the model is to run on a GPU, and there are fewer of them than the plan needs.
@@ -38,10 +40,11 @@ def all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.devi
 
 
 class PlacedModel(UncompiledModel[PlacedEngine]):
-    """What ties a model to its placed plan.
+    """The connection between a model and its placed plan.
 
-    A rank keeps the parameters on its device; of the others an empty one remains, so that optimizers and
-    gradient clipping do the same on all ranks. State dicts hold whole parameters on every rank.
+    A rank keeps the parameters on its device; each other parameter becomes an empty tensor, so that
+    optimizers and gradient clipping do the same on all ranks. State dicts hold whole parameters on every
+    rank.
     """
 
     uncompiled = "a placed plan runs every operator, forward and backward, when the plan says"
@@ -66,7 +69,19 @@ class PlacedModel(UncompiledModel[PlacedEngine]):
     # -- parameters -------------------------------------------------------------------------------
 
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        return local
+        if self.together is None:
+            return local
+        # One that no operator reads is on every rank.
+        copies = 1 if name in self.engine.shards.device else self.together.world
+        tensor = self.source.tensors[name]
+        cut = functools.partial(self._part, name)
+        return spread_value(local, self.together, copies, str(tensor.key), tensor.shape, cut)
+
+    def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a tensor that is laid out like a parameter, in its own type."""
+        if name not in self.engine.shards.leaves:
+            return self._absent(name).to(whole.dtype)
+        return self.engine.shards.shard(name, whole).to(whole.dtype)
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
         return local if self.mesh is None else spread(local)
@@ -78,12 +93,11 @@ class PlacedModel(UncompiledModel[PlacedEngine]):
         return self._absent(name)
 
     def _show_absent(self) -> None:
-        """Give parameters of other ranks an empty gradient, so that they are treated like the others."""
+        """Give the parameters of other ranks an empty gradient, so that they are treated like the rest."""
         for tensor in self.source.parameters:
             if tensor.requires_grad and tensor.name not in self.engine.shards.leaves:
                 parameter = self.parameters[tensor.name]
-                # Optimizers leave out parameters without a gradient, and their states would then differ by
-                # rank.
+                # Optimizers skip parameters without a gradient, and their states would then differ by rank.
                 parameter.grad = spread(torch.empty_like(parameter))
 
     def shown_otherwise(self) -> str:
@@ -91,15 +105,19 @@ class PlacedModel(UncompiledModel[PlacedEngine]):
 
     # -- state dicts ------------------------------------------------------------------------------
 
+    def gathers_state(self) -> bool:
+        return self.mesh is not None
+
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """What the rank that has a parameter has in its place, on every rank; all of them call it."""
+        """Return, on every rank, the value that the owner of a parameter has in its place; all ranks must
+        call it."""
         if self.mesh is None:
             return value
         name = self.names[key]
         if name in self.engine.shards.leaves:
             whole = value.detach().clone(memory_format=torch.contiguous_format)
         else:
-            # A place for the broadcast; its contents do not matter.
+            # A buffer for the broadcast; its contents do not matter.
             whole = torch.empty(self.shapes[key], dtype=value.dtype, device=value.device)
         device = self.engine.shards.device.get(name)
         if device is not None:  # one that no operator reads is on every rank already

@@ -1,4 +1,4 @@
-"""What one placed operator computes: an fx graph of plain calls on tensors of one device."""
+"""The computation of a placed operator: an fx graph of plain calls on tensors of one device."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, take
 
 
 class Piece:
-    """Which piece of an operator this is, in the micro-batch that runs; the
-    :class:`~tensoropt.ops.context.ShardContext` of its kernels. Pieces talk to nobody while they run."""
+    """Which piece of an operator this is, in the running micro-batch; the
+    :class:`~tensoropt.ops.context.ShardContext` of its kernels. Pieces do not communicate while they run."""
 
     def __init__(self, runtime: Runtime, op: PlacedOperator, device: torch.device):
         self.runtime, self.device = runtime, device
@@ -52,7 +52,7 @@ class Piece:
         return value
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """A count over the whole batch, taken before the step began."""
+        """Return a count over the whole batch, taken before the step began."""
         if all(self.mesh[axis] == 1 for axis in axes):
             return value
         # Counted once per process, which may run several devices.
@@ -64,9 +64,9 @@ class Body:
     """A placed operator's computation.
 
     Attributes:
-        module: called with the values it reads, its parameters, then what it reads of ``free``; returns its
-            values as a tuple.
-        free: inputs, constants and buffers that it takes whole.
+        module: takes the values it reads, its parameters, then what it reads of ``free``; returns its values
+            as a tuple.
+        free: the inputs, constants and buffers that it takes whole.
         counts: whether it needs the counts of mean losses beforehand.
     """
 
@@ -83,7 +83,7 @@ def body_of(
     *,
     evaluating: bool = False,
 ) -> Body:
-    """The computation of a placed operator on ``device``."""
+    """Return the computation of a placed operator on ``device``."""
     building = _Building(op, groups, runtime, device, evaluating)
     if op.kind == "variable":
         return building.variable()
@@ -117,7 +117,7 @@ class _Building:
     # -- cutting, joining, handing out -------------------------------------------------------------
 
     def copies(self) -> Body:
-        """The body of a cut or a join."""
+        """Return the body of a cut or a join."""
         given = [self.graph.placeholder(f"given_{i}") for i in range(len(self.op.reads))]
         if self.op.kind == "join":
             cut = self._cut(self.op.reads[0], self.op.count)
@@ -131,7 +131,7 @@ class _Building:
         )
 
     def variable(self) -> Body:
-        """The body that hands out a parameter with several readers, whole or in pieces."""
+        """Return the body that hands out a parameter with several readers, whole or in pieces."""
         (name,) = self.op.parameters
         parameter = self.graph.placeholder("parameter")
         tensor = self.tensors[name]
@@ -154,7 +154,7 @@ class _Building:
     # -- groups and their pieces --------------------------------------------------------------------
 
     def calls(self) -> Body:
-        """The body of a group, or of a piece of one."""
+        """Return the body of a group, or of a piece of one."""
         op, group = self.op, self.op.group
         assert group is not None
         for number, value in enumerate(op.reads):
@@ -167,7 +167,7 @@ class _Building:
             self.known[name] = self._cast(name, self.known[name])
         for name, node in free.items():
             self.known[name] = self._part(name, node)
-        # What was given no value is a term of a sum, see placement.graph's _read.
+        # A tensor without a value here is a term of a sum, see placement.graph's _read.
         for name in (*group.reads, *group.parameters, *group.shared):
             if name not in self.known:
                 self.known[name] = self._zeros(name)
@@ -176,7 +176,7 @@ class _Building:
         return self._finish([self.known[v.tensor] for v in op.writes], tuple(group.free))
 
     def _cast(self, name: str, parameter: fx.Node) -> fx.Node:
-        """A parameter as operators read it; the cast of a master weight is made again in backward."""
+        """Return a parameter as operators read it; backward repeats the cast of a master weight."""
         tensor = self.tensors[name]
         if tensor.master_dtype is None:
             return parameter
@@ -190,7 +190,7 @@ class _Building:
         )
 
     def _part(self, name: str, whole: fx.Node) -> fx.Node:
-        """This piece's part of what every device has whole; constants are kept at reduced shape."""
+        """Return this piece's part of what every device has whole; constants are kept at reduced shape."""
         assert self.op.configuration is not None
         layout = self.op.configuration.layout(name)
         tensor = self.tensors[name]
@@ -202,7 +202,7 @@ class _Building:
         )
 
     def _zeros(self, name: str) -> fx.Node:
-        """Stands for a term that the first piece adds."""
+        """Return zeros in place of a term that the first piece adds."""
         tensor = self.tensors[name]
         dtype = getattr(torch, tensor.dtype)
         return self.graph.call_function(torch.zeros, (tensor.shape,), {"dtype": dtype, "device": self.device})

@@ -1,9 +1,9 @@
-"""One order of everything that a placed plan does, and what each process does of it.
+"""One order of everything that a placed plan does, and the part of it that each process does.
 
-Operators wait for what they read, for the gradients of what they made, and for the operator before them on
-their device. Transfers wait for what they send and for the transfer before them in the plan. If that leaves
-an order at all, processes that each follow their part of it never wait for each other for ever, even where a
-send ends only when it is received.
+Operators wait for what they read, for the gradients of what they made, and for the previous operator on their
+device. Transfers wait for what they send and for the previous transfer in the plan. If any order satisfies
+this, processes that each follow their part of it never wait for each other forever, even if a send ends only
+when it is received.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensoropt.placement.plans import PlacedStrategy, ValueTransfer, needed_rout
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A value, or with ``backward`` its gradient, from one device to another.
+    """A value, or with ``backward`` its gradient, sent from one device to another.
 
     Attributes:
         number: its position among all transfers of a step, the same on every rank; those of the first
@@ -34,7 +34,7 @@ class Transfer:
     backward: bool
 
     def later(self, transfers: int) -> Transfer:
-        """The same of a later micro-batch, before which so many transfers are numbered."""
+        """Return the same transfer in a later micro-batch, which so many transfers precede."""
         return replace(self, number=self.number + transfers) if transfers else self
 
 
@@ -44,13 +44,13 @@ Instruction = int | Transfer
 
 @dataclass(frozen=True)
 class Schedule:
-    """A step: instructions in an order that all devices can follow.
+    """A step: its instructions in an order that all devices can follow.
 
-    With several micro-batches they follow ``forward`` once for each, then ``backward`` once for each. That
-    is one order again, so that nobody waits for ever.
+    With several micro-batches they follow ``forward`` once for each, then ``backward`` once for each. That,
+    too, is a single order, so that no device waits forever.
 
     Attributes:
-        transfers: how many there are in one micro-batch, forward and backward.
+        transfers: the number of transfers in one micro-batch, forward and backward.
     """
 
     forward: tuple[Instruction, ...]
@@ -59,10 +59,11 @@ class Schedule:
 
 
 def schedule_of(strategy: PlacedStrategy) -> Schedule:
-    """The order of a step.
+    """Return the order of a step.
 
-    Operators of one length and messages of none decide how far devices are ahead of each other: a message is
-    expected about when it can come, so that it is neither waited for nor given room too early.
+    How far devices are ahead of each other is estimated with operators of equal length and messages of none:
+    a message is expected about when it can arrive, so that its receiver neither waits for it nor allocates
+    its buffer too early.
 
     Raises:
         PlanError: the plan's transfers are not those its placement needs, or its orders wait for each other.
@@ -97,7 +98,7 @@ def _check(strategy: PlacedStrategy, given: Sequence[ValueTransfer]) -> None:
 
 
 class _Ordering:
-    """Kahn's algorithm by time: nodes are operators (their positions) and, behind them, transfers."""
+    """Kahn's algorithm by time: the nodes are operators (by position), followed by transfers."""
 
     def __init__(self, strategy: PlacedStrategy, transfers: Sequence[Transfer], *, backward: bool):
         self.strategy, self.transfers = strategy, transfers
@@ -143,7 +144,7 @@ class _Ordering:
                     self.before[maker].add(message)
 
     def ordered(self) -> tuple[Instruction, ...]:
-        """All nodes, each after those that it waits for.
+        """Return all nodes, each after those that it waits for.
 
         Raises:
             PlanError: some wait for each other.

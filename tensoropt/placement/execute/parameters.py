@@ -1,4 +1,4 @@
-"""Parameters of a placed plan: whole, each on the device of the operator it belongs to."""
+"""The parameters of a placed plan: whole, each on the device of the operator it belongs to."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tensoropt.sharding.buckets import Bucket
 
 
 def parameter_devices(strategy: PlacedStrategy) -> dict[str, int]:
-    """The device of each parameter that an operator reads, by position among the plan's devices."""
+    """Return the device of each parameter that an operator reads, by position among the plan's devices."""
     device = {op.name: strategy.placement.device[i] for i, op in enumerate(strategy.graph.operators)}
     return {name: device[operator] for name, operator in strategy.graph.holder.items()}
 
 
 @dataclass(frozen=True)
 class LocalDevices:
-    """Which of the plan's devices this process runs, and what they are here.
+    """The devices of the plan that this process runs, and their PyTorch devices.
 
     Attributes:
-        own: positions among the plan's devices.
-        devices: per device of the plan where its tensors lie; only those in ``own`` matter.
+        own: their positions among the plan's devices.
+        devices: for each device of the plan, where its tensors lie; only those in ``own`` matter.
     """
 
     own: tuple[int, ...]
@@ -33,7 +33,7 @@ class LocalDevices:
 
     @property
     def first(self) -> torch.device:
-        """The device of whatever belongs to no operator."""
+        """The device for whatever belongs to no operator."""
         return self.devices[self.own[0]]
 
 
@@ -41,7 +41,7 @@ class PlacedParameters(LocalParameters):
     """The parameters on this process's devices, whole.
 
     Attributes:
-        device: of every parameter of the model that an operator reads, its device in the plan.
+        device: the device in the plan of every parameter of the model that an operator reads.
     """
 
     def __init__(
@@ -58,17 +58,18 @@ class PlacedParameters(LocalParameters):
         super().__init__(runtime, own, values)
 
     def _device(self, name: str) -> int:
-        """The device of a parameter; one that no operator reads is on every process."""
+        """Return the device of a parameter; a parameter that no operator reads is on every process."""
         return self.device.get(name, self.local.own[0])
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """A copy of a parameter's whole value on its device, in the type it is stored in."""
+        """Return a copy of a parameter's whole value on its device, in the type in which it is stored."""
         device = self.local.devices[self._device(name)]
         dtype = getattr(torch, self.source.tensors[name].stored_dtype)
         return value.detach().to(device=device, dtype=dtype, copy=True).contiguous()
 
     def _buckets(self) -> tuple[Bucket, ...]:
-        """One per device and type; nothing reduces them, as each parameter is on one device only."""
+        """Return one bucket per device and type; nothing reduces them, as each parameter is on one device
+        only."""
         names: dict[tuple[int, str], list[str]] = {}
         for name, leaf in self.leaves.items():
             if leaf.requires_grad:

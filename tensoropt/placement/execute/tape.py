@@ -1,9 +1,9 @@
 """Backward, one placed operator at a time.
 
-Every operator runs under autograd on its own: what it reads comes in through :class:`_Entry`, whose backward
-hands the gradient to the tape instead of to whoever made the value. An operator's backward is then a call of
-its own, made when the plan says, and what is alive in between is what autograd saved and the gradients that
-wait on the tape.
+Every operator runs under autograd on its own: what it reads passes through :class:`_Entry`, whose backward
+hands the gradient to the tape instead of to the maker of the value. An operator's backward is then a separate
+call, made when the plan says. In between, only what autograd saved and the gradients that wait on the tape
+are alive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Place = tuple[Value, int]
 
 
 class _Entry(torch.autograd.Function):
-    """A value enters an operator; nothing of it is kept here."""
+    """The function through which a value enters an operator; it keeps nothing."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, tape: Any, place: Place) -> torch.Tensor:
@@ -39,13 +39,13 @@ class _Entry(torch.autograd.Function):
 
 
 class _Made(torch.autograd.Function):
-    """Joins what an operator made under one root, whose backward takes the gradients off the tape and lets go
-    of them: autograd then frees each as soon as it is used up."""
+    """The function that joins what an operator made under one root, whose backward takes the gradients off
+    the tape and releases them: autograd then frees each as soon as it is used up."""
 
     @staticmethod
     def forward(ctx: Any, tape: Any, places: tuple[Place, ...], *made: torch.Tensor) -> torch.Tensor:
         ctx.tape, ctx.places = tape, places
-        # A root of no content: the gradients come from the tape, not from above.
+        # An empty root: the gradients come from the tape, not from above.
         return made[0].new_zeros(())
 
     @staticmethod
@@ -55,7 +55,7 @@ class _Made(torch.autograd.Function):
 
 
 class Tape:
-    """One micro-batch's graphs and gradients, from forward to backward."""
+    """The graphs and gradients of one micro-batch, from forward to backward."""
 
     def __init__(self, anchor: torch.Tensor):
         self.anchor = anchor
@@ -64,13 +64,13 @@ class Tape:
         self._owned: set[Place] = set()
 
     def enter(self, place: Place, value: torch.Tensor) -> torch.Tensor:
-        """A value as an operator reads it."""
-        # Values come without history, and autograd leaves out functions of which no input requires a
+        """Return a value as an operator reads it."""
+        # Values come without history, and autograd skips functions without any input that requires a
         # gradient: the anchor does.
         return _Entry.apply(self.anchor, value, weakref.ref(self), place)
 
     def record(self, operator: int, made: Sequence[tuple[Place, torch.Tensor]]) -> None:
-        """What an operator has made; called where gradients are enabled."""
+        """Record what an operator has made; called where gradients are enabled."""
         grown = [(place, value) for place, value in made if value.requires_grad]
         if grown:
             places = tuple(place for place, _ in grown)
@@ -78,8 +78,8 @@ class Tape:
             self._roots[operator] = (places, root)
 
     def add(self, place: Place, gradient: torch.Tensor) -> None:
-        """A reader's share. The first one is the sum; it may be somebody else's too, so a second one makes a
-        sum that is the tape's own."""
+        """Add a reader's share of a gradient. The first share is taken as the sum; it may belong to something
+        else, too, so a second one makes a sum that is the tape's own."""
         if place not in self._gradients:
             self._gradients[place] = gradient
         elif place in self._owned:
@@ -89,14 +89,14 @@ class Tape:
             self._owned.add(place)
 
     def take(self, place: Place) -> torch.Tensor | None:
-        """The sum of all shares; None where no reader had one."""
+        """Return the sum of all shares, and release it; None if no reader had one."""
         self._owned.discard(place)
         return self._gradients.pop(place, None)
 
     def backward(self, operator: int) -> None:
         """Run an operator's backward with the gradients of what it made, all of which are there."""
         places, root = self._roots.pop(operator, ((), None))
-        # Without any gradient nothing that this operator read can have one.
+        # Without any gradient, nothing that this operator read can have one.
         if root is not None and any(place in self._gradients for place in places):
             torch.autograd.backward(root, torch.ones_like(root))
 

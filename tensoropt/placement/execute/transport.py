@@ -1,4 +1,4 @@
-"""How values get from one process to another, and what each message was."""
+"""The ways in which values get from one process to another, and the record of each message."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from tensoropt.placement.execute.order import Transfer
 
 
 class Arriving(Protocol):
-    """A message on its way."""
+    """A message under way."""
 
     def wait(self) -> torch.Tensor:
-        """The tensor, once it is there."""
+        """Return the tensor, once it has arrived."""
         ...
 
 
 class Transport(Protocol):
-    """What an engine needs of the other processes. All take part in the same transfers in the same order."""
+    """The communication that an engine needs with other processes. All take part in the same transfers in the
+    same order."""
 
     def send(self, transfer: Transfer, value: torch.Tensor) -> None:
-        """Begin to send; the value is kept until it is gone."""
+        """Begin to send; the value is kept until it is sent."""
         ...
 
     def receive(
@@ -35,11 +36,11 @@ class Transport(Protocol):
         ...
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
-        """Give everybody what ``source`` has in ``value``; in place."""
+        """Give all processes what ``source`` has in ``value``, in place."""
         ...
 
     def finish(self) -> None:
-        """Wait until all that was sent is gone.
+        """Wait until everything is sent.
 
         Raises:
             RuntimeError: a message could not be sent.
@@ -48,7 +49,7 @@ class Transport(Protocol):
 
 
 class Alone:
-    """One process runs all devices: nothing leaves it."""
+    """The transport of one process that runs all devices: nothing leaves it."""
 
     def send(self, transfer: Transfer, value: torch.Tensor) -> None:
         raise AssertionError("a process that runs all devices sends nothing")
@@ -75,19 +76,19 @@ class _Received:
 
 
 def through_host(device: torch.device) -> bool:
-    """Whether a message between this job's ranks has to lie in the host's memory on its way.
+    """Return whether a message between this job's ranks has to pass through the host's memory.
 
-    Gloo's collectives copy GPU tensors there and back themselves; its messages do not, they read the address
+    Gloo's collectives copy GPU tensors there and back themselves; its messages do not: they read the address
     that they are given (``ProcessGroupGloo::send`` and ``recv``).
     """
     return device.type != "cpu" and dist.get_backend() == "gloo"
 
 
 class Job:
-    """Messages between the ranks of a ``torch.distributed`` job; rank ``i`` runs device ``i``.
+    """The messages between the ranks of a ``torch.distributed`` job; rank ``i`` runs device ``i``.
 
-    Gloo tells that a message is gone only to who waits for it, so a thread does, and lets go of the value.
-    NCCL's works hold what they send themselves.
+    Gloo reports that a message was sent only to a thread that waits for it, so one does, and then releases
+    the value. NCCL's work objects hold what they send themselves.
     """
 
     def __init__(self) -> None:
@@ -111,7 +112,7 @@ class Job:
             self._on_gpu.append(work)
             return
         if self._thread is None or not self._thread.is_alive():
-            # A daemon, so that a message that never arrives does not keep the process from ending.
+            # A daemon thread, so that a message that never arrives does not keep the process from ending.
             self._thread = threading.Thread(target=self._wait_for_all, daemon=True, name="sent messages")
             self._thread.start()
         with self._gone:
@@ -125,7 +126,7 @@ class Job:
                 work.wait()
             except Exception as error:
                 self._error = self._error or error
-            # Else the last message would stay alive until the next one is sent.
+            # Otherwise the last message would stay alive until the next one is sent.
             del work, value
             with self._gone:
                 self._left -= 1

@@ -1,10 +1,10 @@
 """Alpa: stages by a dynamic programme, any way to split operators inside them.
 
 L. Zheng et al., *Alpa: Automating Inter- and Intra-Operator Parallelism for Distributed Deep Learning*, OSDI
-2022. Operators are clustered into layers of about equal FLOP (section 5.2, "operator clustering"), of which
-stages are made; a stage's devices split its operators in any way, for the shortest time within the memory
-that 1F1B leaves it (section 4.2, equation 5); the step is :math:`\\sum_i t_i + (B - 1) \\max_j t_j`
-(equation 2), without what is behind the last micro-batch. Stages have equal meshes here.
+2022. Operators are clustered into layers of about equal FLOP (section 5.2, "operator clustering"), which form
+the stages; a stage's devices split its operators in any way, for the shortest time within the memory that
+1F1B leaves it (section 4.2, equation 5); the step is :math:`\\sum_i t_i + (B - 1) \\max_j t_j` (equation 2),
+without what follows the last micro-batch. Stages have equal meshes here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTa
 from tensoropt.planners.tables import NOTHING, TableSpace
 
 LAYERS = 16
-"""Into which operators are clustered at most, as in the paper's examples (appendix)."""
+"""The most layers into which operators are clustered, as in the paper's examples (appendix)."""
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
-    """Pipelines of every degree, for every amount of memory."""
+    """Yield pipelines of every degree, for every amount of memory."""
     for mesh, micro_batches in task.suiting(flat):
         stages = mesh.shape[0]
         where = task.positions(stages)
@@ -42,7 +42,7 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
 
 
 def _kept(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
-    """Any way to split, nothing recomputed."""
+    """Allow any way to split, with nothing recomputed."""
     return NOTHING if computed_otherwise(space, variable, index, recomputing=False) else None
 
 

@@ -3,7 +3,7 @@
 S. Fan et al., *DAPPLE: A Pipelined Data Parallel Approach for Training Large Models*, PPoPP 2021, section
 4.3: the step is warm-up, steady and ending phase, the last with the reduction of gradients among a stage's
 replicas; the partition and the degree that minimise it are found by a dynamic programme. Backward begins
-early (1F1B). Stages are replicated alike here, over every degree.
+early (1F1B). Here all stages are replicated equally often, over every degree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTa
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
-    """Pipelines of every degree, for every amount of memory."""
+    """Yield pipelines of every degree, for every amount of memory."""
     for mesh, micro_batches in task.suiting(flat):
         inner = task.positions(mesh.shape[0])
         positions = [[0], *(inner for _ in range(mesh.shape[0] - 1)), [len(task.problem.graph.groups)]]

@@ -1,4 +1,4 @@
-"""Galvatron: per layer data, sharded data or tensor parallelism, in stages of equal numbers of layers.
+"""Galvatron: data, sharded data or tensor parallelism for each layer, in stages of equally many layers.
 
 X. Miao et al., *Galvatron: Efficient Transformer Training over Multiple GPUs Using Automatic Parallelism*,
 VLDB 2023. The degree of the pipeline is a power of two and decided first (section 3.1); inside a stage each
@@ -27,11 +27,11 @@ from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.tables import NOTHING, Allowed, TableSpace, labels_of
 
 BINS = 64
-"""Of the memory budget; an assumption: the paper says that few are enough."""
+"""Bins of the memory budget; an assumption: the paper says that few are enough."""
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
-    """Pipelines of every degree that is a power of two."""
+    """Yield pipelines of every degree that is a power of two."""
     graph = task.problem.graph
     tensor = inner_labels(graph, {name: str(one.label) for name, one in task.problem.micro.items()})
     allowed = _of_layers(tensor)
@@ -57,7 +57,7 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
 
 
 def _of_layers(tensor: Mapping[str, frozenset[str]]) -> Allowed:
-    """Per axis the batch, or what Megatron-LM splits; parameters whole or in shards."""
+    """Allow the batch, or what Megatron-LM splits, on each axis; parameters whole or in shards."""
 
     def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
         if computed_otherwise(space, variable, index, recomputing=False):
@@ -74,7 +74,8 @@ def _of_layers(tensor: Mapping[str, frozenset[str]]) -> Allowed:
 
 
 def _whole_or_sharded(options: Sequence[Sequence[Layout]]) -> np.ndarray:
-    """The first option, which stores parameters as they are used, and those with most shards."""
+    """Return a mask for the first option, which stores parameters as they are used, and those with the most
+    shards."""
     shards = np.array([sum(code >= 0 for layout in one for code in layout[1:]) for one in options])
     mask: np.ndarray = shards == shards.max()
     mask[0] = True
@@ -84,7 +85,7 @@ def _whole_or_sharded(options: Sequence[Sequence[Layout]]) -> np.ndarray:
 def _binned(
     offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
 ) -> Iterator[Composition[Cut]]:
-    """Memory counts in bins, rounded up."""
+    """Yield compositions for which memory counts in bins, rounded up."""
     most = max((float(one.memory.max()) for of_stage in offers for one in of_stage.values()), default=0.0)
     size = most / BINS or 1.0
     binned = [

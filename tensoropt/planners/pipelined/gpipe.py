@@ -1,9 +1,9 @@
-"""GPipe: a stage to each device, micro-batches forward, then backward, blocks recomputed.
+"""GPipe: a stage on each device, all micro-batches forward, then backward, with blocks recomputed.
 
 Y. Huang et al., *GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism*, NeurIPS
-2019. Cells are as many as devices, cut so that their estimated costs differ least (section 2.2, here: the
-heaviest is lightest); only what enters a cell's blocks is kept for backward (section 2.3). All forwards run
-before all backwards.
+2019. There are as many cells as devices, cut so that their estimated costs differ least (section 2.2; here:
+so that the heaviest is lightest); only what enters a cell's blocks is kept for backward (section 2.3). All
+forwards run before all backwards.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTa
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
-    """One pipeline over all devices.
+    """Yield one pipeline over all devices.
 
     Raises:
-        UnsuitableError: the model has too few positions to be cut at, or the batch too few samples.
+        UnsuitableError: the model has too few positions where it can be cut, or the batch has too few
+            samples.
     """
     for mesh, micro_batches in task.suiting(lambda mesh: len(mesh.shape) == 1):
         stages = mesh.shape[0]

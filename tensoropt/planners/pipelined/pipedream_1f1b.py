@@ -1,10 +1,10 @@
-"""PipeDream with flushes: the slowest stage as fast as can be, one forward, one backward in turns.
+"""PipeDream with flushes: the slowest stage is as fast as possible; forwards and backwards alternate.
 
 D. Narayanan et al., *PipeDream: Generalized Pipeline Parallelism for DNN Training*, SOSP 2019, section 3.1:
 the partitioning of layers into stages that minimises the time of the slowest; *Memory-Efficient
 Pipeline-Parallel DNN Training*, ICML 2021, section 3.2: 1F1B with a flush after each batch, so that one
-version of the weights is kept. Stages are replicated alike here (PipeDream may replicate each otherwise),
-over every degree.
+version of the weights is kept. Here all stages are replicated equally often (PipeDream may replicate each
+differently), over every degree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTa
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
-    """A pipeline of every degree, with the rest of the devices as replicas of stages."""
+    """Yield a pipeline of every degree, with the remaining devices as replicas of stages."""
     for mesh, micro_batches in task.suiting(flat):
         stages = mesh.shape[0]
         inner = task.positions(stages)
@@ -36,8 +36,8 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
 def slowest_stage_fastest(
     offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
 ) -> Iterator[Composition[Cut]]:
-    """The compositions whose slowest stage takes least, for every amount of memory (SOSP 2019, section
-    3.1)."""
+    """Yield the compositions whose slowest stage takes the least time, for every amount of memory (SOSP 2019,
+    section 3.1)."""
     slowest_only = [
         {
             ends: replace(one, first_s=np.zeros_like(one.first_s), end_s=np.zeros_like(one.end_s))

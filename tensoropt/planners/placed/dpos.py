@@ -3,11 +3,11 @@
 X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT), Middleware 2020, section
 5.1, algorithm 1. Its line 20 assigns the earliest *start* to FT; the finish is meant, as equation EFT says.
 
-FastT places the operators of forward and backward alike and keeps colocated ones together. So here: ranks
-and the critical path are those of the whole step; forward operators choose devices in the order of their
-ranks, then backward operators are inserted in theirs, on the devices of their forward, which starts no
-backward before its forward is done. As in the paper, messages do not queue (its equation EST); under the
-simulator they do.
+FastT places the operators of forward and backward in the same way and keeps colocated ones together. So does
+this: ranks and the critical path are those of the whole step; forward operators choose devices in the order
+of their ranks, then backward operators are inserted in the order of theirs, on the devices of their forward;
+a device starts no backward before its forward is done. As in the paper, messages do not queue (its equation
+EST); in the simulation they do.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tensoropt.types import Floats
 
 @dataclass(frozen=True)
 class DposSchedule:
-    """What algorithm 1 returns.
+    """The result of algorithm 1.
 
     Attributes:
-        finish_s: its own estimate of the step, FT(o_exit).
-        ranks: those it worked with.
+        finish_s: the algorithm's own estimate of the step, FT(o_exit).
+        ranks: the ranks that it used.
     """
 
     placement: Placement
@@ -42,12 +42,12 @@ class DposSchedule:
 
     @property
     def answer(self) -> PlacedAnswer:
-        """The placement with the step that DPOS itself expects."""
+        """The placement, with the step that DPOS itself expects."""
         return PlacedAnswer(self.placement, expected_s=self.finish_s)
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Algorithm 1 under the simulator's memory.
+    """Run algorithm 1 within the simulator's memory.
 
     Raises:
         InfeasibleError: an operator has no room on any device when its turn comes.
@@ -63,7 +63,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 def schedule_by_ranks(
     problem: PlacementProblem, units: Units, memory: MemoryBook, ranks: Ranks | None = None
 ) -> DposSchedule:
-    """Algorithm 1.
+    """Run algorithm 1.
 
     Raises:
         NoRoomError: an operator fits nowhere.
@@ -80,7 +80,7 @@ class _DposScheduler:
         self.ends = [0.0] * problem.size
         self.slots = [IdleSlots() for _ in range(problem.devices.count)]
         self.path = list(ranks.path)
-        """What of the critical path is still to be placed."""
+        """The part of the critical path that is still to be placed."""
         self.on_path = set(self.path)
         self.critical = -1
         """The current critical-path device."""
@@ -121,7 +121,8 @@ class _DposScheduler:
             self.memory.book(self.units, unit, device)
 
     def _given(self, operator: int) -> int:
-        """Where it has to lie: beside what it belongs to, or on the critical-path device (line 10); or -1."""
+        """Return the device where an operator has to lie: that of its unit, or the critical-path device (line
+        10); or -1."""
         unit = self.units.of[operator]
         # Placed operators leave the path, also where their unit decides for them, since line 5 counts what
         # remains.
@@ -136,11 +137,12 @@ class _DposScheduler:
         return self.critical if self.units.allowed[unit, self.critical] else -1
 
     def _critical_device(self, operator: int) -> int:
-        """The device on which the critical path runs fastest on average, of what fits on it (line 5).
+        """Return the device on which the critical path runs fastest on average, for the part that fits on it
+        (line 5).
 
         "For each available device, we simulate placing as many remaining operations on the critical path as
         possible onto the device (within its memory capacity), and compute the average execution time"
-        (section 5.1). Ties: the one that takes more, the first.
+        (section 5.1). Ties go to the device that takes more, then to the first.
         """
         seconds = self.problem.forward_s + self.problem.backward_s
         best, chosen = (float("inf"), 0), -1
@@ -166,7 +168,7 @@ class _DposScheduler:
         return chosen
 
     def _ready(self, operator: int) -> Floats:
-        """(devices,) when its inputs are there: the inner maximum of EST (section 5.1)."""
+        """Return (devices,) when an operator's inputs are there: the inner maximum of EST (section 5.1)."""
         devices = self.problem.devices
         ready = np.zeros(devices.count)
         for number in self.problem.read[operator]:
@@ -178,12 +180,12 @@ class _DposScheduler:
         return ready
 
     def _soonest(self, operator: int, ready: Floats) -> int:
-        """arg min EFT over devices with room (lines 12 to 19). Ties: the first device."""
+        """Return arg min EFT over devices with room (lines 12 to 19). Ties go to the first device."""
         unit = self.units.of[operator]
         permitted = self.units.allowed[unit] & self.memory.room(self.units, unit)
         seconds = self.problem.forward_s[operator]
         bounds = np.where(permitted, ready + seconds, np.inf)
-        """No device finishes earlier than were it idle; devices are looked at in this order."""
+        """No device finishes earlier than it would if idle; devices are tried in this order."""
         best, chosen = float("inf"), -1
         for device in np.argsort(bounds, kind="stable"):
             if not bounds[device] < best and not (bounds[device] == best and device < chosen):
@@ -199,7 +201,7 @@ class _DposScheduler:
     # -- backward ---------------------------------------------------------------------------------
 
     def _backward(self) -> tuple[list[float], list[float]]:
-        """Starts and ends of backward, inserted in the order of ranks."""
+        """Return the starts and ends of backward, inserted in the order of ranks."""
         problem = self.problem
         # No backward before the device's forward is done, so its idle slots in forward are of no use.
         slots = [IdleSlots(s.tail_s) for s in self.slots]

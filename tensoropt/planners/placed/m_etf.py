@@ -1,4 +1,4 @@
-"""m-ETF: earliest task first, with a cap of memory per device.
+"""m-ETF: earliest task first, with a memory cap per device.
 
 B. Jeon et al., *Baechi: Fast Device Placement of Machine Learning Graphs*, SoCC 2020, section 3.1 (m-ETF).
 """
@@ -15,7 +15,7 @@ from tensoropt.planners.placed.common.units import units_of
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Forward by earliest task first; backward where forward is, as it becomes ready.
+    """Place forward by earliest task first; run backward on the same devices, as it becomes ready.
 
     Raises:
         InfeasibleError: an operator has no room on any device when its turn comes.

@@ -1,4 +1,4 @@
-"""m-SCT: small communication times, favourite children by linear programming, a cap of memory per device.
+"""m-SCT: small communication times, favourite children by linear programming, a memory cap per device.
 
 C. Hanen, A. Munier, *An approximation algorithm for scheduling dependent tasks on m processors with small
 communication delays*, Discrete Applied Mathematics 108(3), 2001 (SCT); B. Jeon et al., *Baechi: Fast Device
@@ -7,7 +7,7 @@ would be followed on its device by at most one child, its favourite, for which n
 program chooses favourites; then operators start as in ETF, while devices stay awake for favourites
 (:mod:`.earliest`).
 
-Its guarantee needs every message to be shorter than every operator. Where it is not, the notes say so.
+Its guarantee needs every message to be shorter than every operator. If that does not hold, the notes say so.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from tensoropt.planners.placed.common.units import Units, units_of
 from tensoropt.types import Floats
 
 THRESHOLD = 0.1
-"""At most so much of an edge's message may be left for its child to be a favourite (Baechi, section 4)."""
+"""The largest share of an edge's message that may be left for its child to be a favourite (Baechi, section
+4)."""
 
 SECONDS = 60.0
-"""For the linear program; an assumption."""
+"""The time limit of the linear program; an assumption."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Precedence:
     """The graph of the linear program.
 
     Attributes:
-        seconds: (operators,) mean over the devices it may lie on.
-        edges: (edges, 2) producer and reader, ascending.
-        message_s: (edges,) all that goes along an edge, mean over pairs of devices.
+        seconds: (operators,) the mean over the devices that each may lie on.
+        edges: (edges, 2) the producer and the reader, ascending.
+        message_s: (edges,) the seconds of all that goes along an edge, the mean over pairs of devices.
     """
 
     seconds: Floats
@@ -52,7 +53,8 @@ class Precedence:
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Favourites, then their schedule; backward where forward is, as it becomes ready.
+    """Choose favourites, then schedule with them; run backward on the devices of forward, as it becomes
+    ready.
 
     Raises:
         UnsuitableError: the linear program is too large to be solved in time.
@@ -70,7 +72,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 
 
 def precedence(problem: PlacementProblem, units: Units) -> Precedence:
-    """Mean times; nothing is sent between operators that share a device anyway."""
+    """Return the graph with mean times; nothing is sent between operators that share a device anyway."""
     allowed = units.allowed[list(units.of)]
     seconds = np.where(allowed, problem.forward_s, 0.0).sum(axis=1) / allowed.sum(axis=1)
     devices = problem.devices
@@ -91,7 +93,8 @@ def precedence(problem: PlacementProblem, units: Units) -> Precedence:
 
 
 def not_small(graph: Precedence) -> tuple[str, ...]:
-    """A note where SCT's assumption fails: max c_ij <= min p_i (Hanen and Munier; Baechi, section 3.1)."""
+    """Return a note if SCT's assumption fails: max c_ij <= min p_i (Hanen and Munier; Baechi, section
+    3.1)."""
     if not len(graph.edges):
         return ()
     longest, shortest = float(graph.message_s.max()), float(graph.seconds.min())
@@ -104,7 +107,7 @@ def not_small(graph: Precedence) -> tuple[str, ...]:
 
 
 def favourites(operators: int, graph: Precedence) -> list[int]:
-    """Per operator its favourite child or -1.
+    """Return the favourite child of each operator, or -1.
 
     min w over 0 <= x_ij <= 1, s_i >= 0, w (Baechi, section 3.1, constraints of the relaxed program):
 
@@ -114,8 +117,8 @@ def favourites(operators: int, graph: Precedence) -> list[int]:
         s_i + p_i <= w
 
     x_ij <= 0.1 makes j the favourite of i. Two of those would break a sum, so there is at most one each
-    way. The program leaves open who is a favourite where nothing waits for it; there the longest messages
-    are saved, by a term in c_ij x_ij that may cost w a ten-thousandth at most.
+    way. The program leaves the favourite open if nothing waits for it; then the longest messages are saved,
+    by a term in c_ij x_ij that may cost w a ten-thousandth at most.
 
     Raises:
         UnsuitableError: the time ran out.
@@ -155,7 +158,7 @@ def favourites(operators: int, graph: Precedence) -> list[int]:
 
 
 def _rows(edges: NDArray[np.intp], seconds: Floats, messages: Floats) -> tuple[coo_array, Floats]:
-    """The constraints as A v <= b over v = (x, s, w)."""
+    """Return the constraints as A v <= b over v = (x, s, w)."""
     count, operators = len(edges), len(seconds)
     edge, operator = np.arange(count), np.arange(operators)
     parent, child = edges[:, 0], edges[:, 1]

@@ -2,8 +2,8 @@
 
 B. Jeon et al., *Baechi: Fast Device Placement of Machine Learning Graphs*, SoCC 2020, section 3.1 (m-TOPO).
 Operators are taken in a topological order, here the model's own order of execution, and fill one device after
-the other. What belongs together is booked whole with its first operator. What finds its share of no later
-device free, because of pins or a limit below the share, goes to the first device with room.
+the other. Operators that belong together are booked as a whole with the first of them. If no later device has
+its share free, because of pins or a limit below the share, they go to the first device with room.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tensoropt.planners.placed.common.units import units_of
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """One cut after the other; every device runs in the model's order.
+    """Cut the order piece by piece; every device runs in the model's order.
 
     Raises:
         InfeasibleError: the last device is full before the last operator.
     """
     units = units_of(problem)
     share = float(units.bytes.sum()) / problem.devices.count + float(units.bytes.max(initial=0.0))
-    """A device's cap, section 3.1: an equal share of the memory, and the largest operator's on top."""
+    """A device's cap, section 3.1: an equal share of the memory, with the largest operator's on top."""
 
     def attempt(memory: MemoryBook) -> PlacedAnswer:
         device = np.full(len(units.members), -1)
@@ -41,7 +41,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
                 raise NoRoomError(unit)
             device[unit] = chosen = (next_ones or open_ones)[0]
             memory.book(units, unit, chosen)
-            # What is pinned to a later device does not take the others with it.
+            # Operators pinned to a later device do not take the others with them.
             if len(allowed) == problem.devices.count:
                 current = max(current, chosen)
         return PlacedAnswer(Placement.in_order([int(device[u]) for u in units.of], problem.devices.count))

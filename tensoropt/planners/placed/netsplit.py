@@ -1,9 +1,9 @@
 """NetSplit: placement and schedule of forward and backward by an exact program.
 
 NetSplit's program (5-11)–(5-18) after node co-placement (Algorithm 3), solved by OR-tools' CP-SAT instead of
-Gurobi. As published nothing keeps a device from doing several things at a time, so that its schedules promise
-what no device does; :mod:`.netsplit_published` is that program, this one has the rule. Every answer is
-simulated and is never slower there than the best heuristic's.
+Gurobi. As published, nothing keeps a device from doing several things at a time, so its schedules promise
+what no device does; :mod:`.netsplit_published` is that program, while this one has the rule. Every answer is
+simulated, and is never slower in the simulation than the best heuristic's.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tensoropt.planners.placed.exact.rules import Rules
 from tensoropt.planners.placed.exact.settings import ExactSettings
 
 MOST_BLOCKS = 40
-"""Blocks that the program takes: over some dozens it finds good schedules in a minute, over hundreds hardly
-any.
+"""The most blocks that the program takes: over a few dozen it finds good schedules in a minute, over hundreds
+hardly any.
 """
 TIME_LIMIT_S = 60.0
-"""Seconds of the solver; an assumption of what a person waits for."""
+"""The solver's seconds; an assumption about how long a person waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetSplit:
-    """Settings.
+    """The settings of the planner.
 
     Attributes:
-        as_published: without the rule that a device and a lane do one thing at a time.
+        as_published: whether to leave out the rule that a device and a lane do one thing at a time.
         most_blocks: co-placement contracts larger graphs to so many blocks.
-        seconds: of the solver.
+        seconds: the solver's time.
         alpha: optimizer state per parameter byte in the memory rule (5-18), 2 for Adam; None for the model's.
-            Whatever is answered keeps to it, the heuristics' placements as well.
+            Every answer obeys it, including the heuristics' placements.
     """
 
     as_published: bool = False
@@ -48,7 +48,7 @@ EXACT = NetSplit()
 def place(
     problem: PlacementProblem, memory_limit_bytes: float | None, seed: int, settings: NetSplit | None = None
 ) -> PlacedAnswer:
-    """The best placement found in time, with its proven gap in the notes.
+    """Return the best placement found in time, with its proven gap in the notes.
 
     Raises:
         MissingExtraError: OR-tools is not installed.

@@ -11,5 +11,5 @@ PUBLISHED = NetSplit(as_published=True)
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """As :func:`tensoropt.planners.placed.netsplit.place`."""
+    """Place as :func:`tensoropt.planners.placed.netsplit.place` does, with the program as published."""
     return netsplit.place(problem, memory_limit_bytes, seed, PUBLISHED)

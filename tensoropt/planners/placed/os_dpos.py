@@ -1,12 +1,13 @@
-"""OS-DPOS: DPOS, and operators of the critical path cut into pieces as long as that makes the step shorter.
+"""OS-DPOS: DPOS, with operators of the critical path cut into pieces as long as that makes the step shorter.
 
 X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT), Middleware 2020, section
-5.2, algorithm 2. Cutting puts a split node before the pieces and a concatenation behind them
-(SplitOperation); what is cut alike on both sides of an edge needs neither.
+5.2, algorithm 2. Cutting puts a split node before the pieces and a concatenation after them (SplitOperation);
+operators that are cut in the same way on both sides of an edge need neither.
 
-The start is the model itself, or where it fits on one device the data-parallel graph: the batch of every
+The start is the model itself or, if it fits on one device, the data-parallel graph: the batch of every
 operator cut into as many pieces as there are devices, or the next number that divides it. An operator that is
-a piece already is cut anew as a whole: the same dims and counts are tried for it instead of what it has.
+already in pieces is cut anew as a whole: the same dims and counts are tried for it instead of its current
+ones.
 """
 
 from __future__ import annotations
@@ -32,19 +33,22 @@ class Splittable(Protocol):
     def problem(self) -> PlacementProblem: ...
 
     def whole_of(self, operator: int) -> str | None:
-        """What an operator is, or is a piece of; None for what only moves data or holds parameters."""
+        """Return the operator that this one is, or is a piece of; None for what only moves data or holds
+        parameters."""
         ...
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
-        """The ways in which it can be cut; none where ``whole_of`` is None."""
+        """Return the ways in which an operator can be cut; none if ``whole_of`` is None."""
         ...
 
     def data_parallel(self) -> Splits:
-        """Everything whose batch can be cut, into as many pieces as there are devices or come nearest."""
+        """Return cuts of everything whose batch can be cut, into as many pieces as there are devices or the
+        nearest possible number."""
         ...
 
     def split(self, splits: Splits) -> Self:
-        """With these cuts beside those made, instead of those of the same operators."""
+        """Return the problem with these cuts beside those already made, replacing those of the same
+        operators."""
         ...
 
 
@@ -53,7 +57,7 @@ S = TypeVar("S", bound=Splittable)
 
 @dataclass(frozen=True)
 class _Try(Generic[S]):
-    """A graph and what DPOS makes of it."""
+    """A graph, and DPOS's result for it."""
 
     graph: S
     units: Units
@@ -61,10 +65,10 @@ class _Try(Generic[S]):
 
 
 def place_split(graph: S, memory_limit_bytes: float | None, seed: int) -> tuple[S, PlacedAnswer]:
-    """(the graph as it was cut, its placement).
+    """Return (the graph as it was cut, its placement).
 
     Raises:
-        InfeasibleError: an operator has no room on any device, from whichever start.
+        InfeasibleError: an operator has no room on any device, whichever the start.
     """
     refusal: InfeasibleError | None = None
     for start, note in _starts(graph, memory_limit_bytes):
@@ -77,11 +81,11 @@ def place_split(graph: S, memory_limit_bytes: float | None, seed: int) -> tuple[
 
 
 def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:
-    """The graphs to begin with (section 5.2), in their order, and what is said of each.
+    """Return the graphs to begin with (section 5.2), in their order, with a note on each.
 
-    The paper has one: data parallelism where the model fits on a device, else the model. The other is for
-    when that finds no room: parameters are not replicated here, so that pieces may fit where operators
-    do not.
+    The paper has one: data parallelism if the model fits on a device, otherwise the model. The other start is
+    for the case that the first finds no room: parameters are not replicated here, so that pieces may fit
+    where operators do not.
     """
     whole_bytes = float(units_of(graph.problem).bytes.sum())
     fits = bool((memory_limits(graph.problem, limit) >= whole_bytes).any())
@@ -105,7 +109,7 @@ def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:
 
 
 def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnswer]:
-    # As in retry.py: where counting what is in flight leaves no room, it is left to the simulator.
+    # As in retry.py, if counting what is in flight leaves no room, that is left to the simulator.
     counts_transients, first = True, _try(start, limit, True)
     if first is None:
         counts_transients, first = False, _try(start, limit, False)
@@ -127,7 +131,7 @@ def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnsw
 
 
 def _try(graph: S, limit: float | None, counts_transients: bool) -> _Try[S] | None:
-    """Algorithm 1 on a graph; None where it finds no room, counting what is in flight or not."""
+    """Run algorithm 1 on a graph, counting what is in flight or not; return None if it finds no room."""
     units = units_of(graph.problem)
     try:
         found = schedule_by_ranks(
@@ -141,7 +145,8 @@ def _try(graph: S, limit: float | None, counts_transients: bool) -> _Try[S] | No
 def _search(
     best: _Try[S], limit: float | None, counts_transients: bool
 ) -> tuple[_Try[S], dict[str, GroupSplit]]:
-    """Lines 4 to 14: the critical path once, its longest operators first, until one gains nothing."""
+    """Run lines 4 to 14: cut the operators of the critical path once, the longest first, until one gains
+    nothing."""
     cut: dict[str, GroupSplit] = {}
     for name, operator in _longest_first(best):
         tries = [
@@ -161,9 +166,8 @@ def _search(
 
 
 def _longest_first(start: _Try[S]) -> list[tuple[str, tuple[GroupSplit, ...]]]:
-    """What can be cut on the critical path under this placement, by descending computation time (lines 4,
-    5).
-    """
+    """Return what can be cut on the critical path under this placement, by descending computation time (lines
+    4, 5)."""
     graph, problem = start.graph, start.graph.problem
     device = start.found.placement.device
     seconds: dict[str, float] = {}

@@ -6,10 +6,10 @@ transfers between them: operators on a device do not overlap, transfers on a lin
 congestion constraints), and memory is balanced between the devices. Large graphs are first coarsened, edge by
 edge, where that closes no cycle, to about two hundred vertices.
 
-Here: CP-SAT, so that an ordering is one no-overlap constraint instead of a binary and two big-M rows for
-every pair of operators; the coarsening is :mod:`.coplacement`'s; and the answer is never slower under the
-simulator than the best placement of a heuristic that is balanced as well. How far from even memory may be is
-a setting; its default is ours. Where nothing found is balanced enough pesto refuses, and says why.
+This version uses CP-SAT, so that an ordering is one no-overlap constraint instead of a binary and two big-M
+rows for every pair of operators; the coarsening is :mod:`.coplacement`'s; and the answer is never slower when
+simulated than the best heuristic's placement that is balanced as well. How uneven memory may be is a setting,
+with a default of our own. If nothing found is balanced enough, pesto refuses and says why.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tensoropt.planners.placed.exact.settings import ExactSettings
 
 DEVICES = 2
 MOST_OPERATORS = 200
-"""What the program takes, and what coarsening must reach."""
+"""The most operators that the program takes, and that coarsening must reach."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pesto:
-    """Settings.
+    """The settings of the planner.
 
     Attributes:
-        most_blocks: the graph is coarsened to so many, as far as that can be done; an assumption of what the
-            solver can order in its time.
-        seconds: of the solver; an assumption of what a person waits for.
-        balance: the largest share of all stored and kept bytes on one device; 0.5 is even, 1 no rule.
+        most_blocks: the graph is coarsened to so many blocks, as far as possible; an assumption about what
+            the solver can order in its time.
+        seconds: the solver's time; an assumption about how long a person waits.
+        balance: the largest share of all stored and kept bytes on one device; 0.5 is even, 1 means no rule.
     """
 
     most_blocks: int = 60
@@ -50,7 +50,7 @@ DEFAULT = Pesto()
 def place(
     problem: PlacementProblem, memory_limit_bytes: float | None, seed: int, settings: Pesto | None = None
 ) -> PlacedAnswer:
-    """The best placement found in time, with its proven gap in the notes.
+    """Return the best placement found in time, with its proven gap in the notes.
 
     Raises:
         UnsuitableError: not two devices, or a graph that cannot be coarsened far enough.

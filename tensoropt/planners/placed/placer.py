@@ -24,7 +24,7 @@ from tensoropt.units import format_bytes
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """The rules, in the model's order.
+    """Apply the rules, in the model's order.
 
     Raises:
         InfeasibleError: constraints contradict each other, or a device is too small.
@@ -66,7 +66,8 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 
 
 def _is_generator(problem: PlacementProblem, operator: int) -> bool:
-    """IsGeneratorNode of placer.cc: state is a reference type, which is none."""
+    """Return whether an operator is a generator, by IsGeneratorNode of placer.cc: state is a reference type,
+    which does not occur."""
     return (
         not problem.read[operator]
         and len(problem.made[operator]) == 1
@@ -76,7 +77,8 @@ def _is_generator(problem: PlacementProblem, operator: int) -> bool:
 
 
 def _is_metadata(problem: PlacementProblem, operator: int) -> bool:
-    """What moves no data takes no time and holds nothing."""
+    """Return whether an operator only handles metadata: what moves no data takes no time and holds
+    nothing."""
     return (
         bool(problem.read[operator])
         and not problem.forward_s[operator].any()

@@ -13,7 +13,7 @@ from tensoropt.planners.task import PlanningTask, Selection
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Data parallelism at every micro-batch count (gradient accumulation), on the flat mesh."""
+    """Select data parallelism at every micro-batch count (gradient accumulation), on the flat mesh."""
     allowed = following_the_batch(task, whole)
     return some(
         restricted_selections(task, allowed, lambda space: len(space.names.mesh.shape) <= 1),

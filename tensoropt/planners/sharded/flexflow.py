@@ -4,8 +4,8 @@ Z. Jia, M. Zaharia, A. Aiken, *Beyond Data and Model Parallelism for Deep Neural
 section 6: Metropolis-Hastings. A proposal replaces the configuration of one random operator by a random one;
 it is accepted with probability ``min(1, exp(beta * (cost - new cost)))`` (equation 2). The walk starts from
 data parallelism and from a random strategy (section 6.2), and stops when the budget is spent or half of it
-brought nothing better. FlexFlow has no memory term; here a strategy over the limit costs its excess, so
-that the walk can find its way back under it.
+yielded nothing better. FlexFlow has no memory term; here a strategy over the limit costs its excess, so that
+the walk can find its way back under it.
 
 What FlexFlow does not choose follows the operators: where a tensor with several readers is materialised and
 how parameters are stored are decided afresh, as cheaply as their neighbours allow.
@@ -30,11 +30,12 @@ from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.overlap import overlap_of
 
 PROPOSALS = 600
-"""Per chain, of which every space has two; an assumption. FlexFlow's own budget is time (section 6.2)."""
+"""Proposals per chain, of which every space has two; an assumption. FlexFlow's own budget is time (section
+6.2)."""
 
 SECONDS = 30.0
-"""Per space; an assumption. Reaching it before the proposals are used up is said in the notes: the result
-then depends on the machine."""
+"""Seconds per space; an assumption. The notes say if they run out before the proposals: the result then
+depends on the machine."""
 
 SHARPNESS = 20.0
 """``beta`` times the starting cost: a proposal 5 % worse than the start is accepted with e^-1."""
@@ -42,7 +43,7 @@ SHARPNESS = 20.0
 
 @dataclass
 class Deadline:
-    """Seconds a planner may still spend; ``passed`` is asked between steps."""
+    """The seconds that a planner may still spend; ``passed`` is checked between steps."""
 
     seconds: float
     started: float = field(default_factory=time.monotonic)
@@ -54,7 +55,7 @@ class Deadline:
 
 
 class _Chain:
-    """Moves on one space: complete strategies from configurations of groups."""
+    """Moves in one space: complete strategies from configurations of groups."""
 
     def __init__(self, task: PlanningTask, number: int, limit: float | None):
         self.task = task
@@ -81,7 +82,7 @@ class _Chain:
         }
 
     def complete(self, choice: dict[str, int], names: Sequence[str]) -> bool:
-        """Decide the named followers by their neighbours; False when one has no possible choice."""
+        """Decide the named followers by their neighbours; return False if one has no possible choice."""
         for name in names:
             costs = self.least[name]
             for edge in self.edges[name]:
@@ -95,26 +96,26 @@ class _Chain:
         return True
 
     def selection(self, choice: dict[str, int], notes: tuple[str, ...] = ()) -> Selection:
-        """A strategy of this space, with the fastest options."""
+        """Return a strategy of this space, with the fastest options."""
         return Selection(self.number, dict(choice), self.options(choice), notes)
 
     def options(self, choice: dict[str, int]) -> dict[object, int]:
-        """The fastest option of every variable."""
+        """Return the fastest option of every variable."""
         return {name: int(self.fastest[name][index]) for name, index in choice.items()}
 
     def cost(self, choice: dict[str, int]) -> float:
-        """The simulated time, and more where memory is over the limit."""
+        """Return the simulated time, increased if memory is over the limit."""
         options = self.options(choice)
         if not math.isfinite(self.tables.breakdown(choice, options)[0]):
             return math.inf
         ((memory, seconds),) = costs_of(self.evaluate([(choice, options)]))
         excess = 0.0 if self.limit is None else max(0.0, float(memory) / self.limit - 1.0)
-        # FlexFlow has no memory term. Ten is an assumption: the more, the harder it is to pass through plans
-        # that do not fit on the way to better ones; the less, the likelier a chain ends on one.
+        # FlexFlow has no memory term. Ten is an assumption: the larger, the harder it is to pass through
+        # plans that do not fit on the way to better ones; the less, the likelier a chain ends on one.
         return float(seconds) * (1.0 + 10.0 * excess)
 
     def data_parallel(self) -> dict[str, int] | None:
-        """Data parallelism as a start, where the batch divides."""
+        """Return data parallelism as a start, if the batch divides."""
         try:
             labels = batch_labels(self.task)
         except UnsuitableError:
@@ -128,12 +129,12 @@ class _Chain:
         return choice if self.complete(choice, self.followers) else None
 
     def anything(self, rng: random.Random) -> dict[str, int] | None:
-        """A random strategy, none of it recomputed; None where it is impossible."""
+        """Return a random strategy without recomputation; None if it is impossible."""
         choice = {name: rng.choice(self.plain[name]) for name in self.groups}
         return choice if self.complete(choice, self.followers) else None
 
     def propose(self, choice: dict[str, int], rng: random.Random) -> dict[str, int] | None:
-        """The strategy with one random group configured anew at random; None where that is impossible."""
+        """Return the strategy with one random group configured anew at random; None if that is impossible."""
         name = rng.choice(self.groups)
         proposed = dict(choice)
         proposed[name] = rng.choice(self.plain[name])
@@ -147,7 +148,7 @@ class _Chain:
 def metropolis_hastings(
     chain: _Chain, start: dict[str, int], proposals: int, deadline: Deadline, rng: random.Random
 ) -> tuple[float, dict[str, int], bool]:
-    """(cost, choice, whether the time ran out) of the best strategy met."""
+    """Return (cost, choice, whether the time ran out) of the best strategy met."""
     current, cost = start, chain.cost(start)
     best, lowest, last = current, cost, 0
     # Relative to the start, so that one sharpness suits models of microseconds and of minutes.
@@ -170,7 +171,7 @@ def metropolis_hastings(
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """The best strategy met in every space.
+    """Select the best strategy met in every space.
 
     Raises:
         UnsuitableError: no walk could start.

@@ -4,10 +4,10 @@ L. Zheng et al., *Alpa*, OSDI 2022, section 4.2, equation 1: one binary per conf
 edge costs linearised, solved by an off-the-shelf solver; the memory constraint is AutoParallel's. Edge costs
 depend on classes of configurations only (``EdgeTable.rows``, ``cols``), so the linearised variables are one
 per pair of classes, tied to the binaries by transport constraints, whose relaxation is tighter than one
-product at a time. Solved by HiGHS (through ``scipy.optimize.milp``).
+product at a time. HiGHS solves the program (through ``scipy.optimize.milp``).
 
-The limit is of the simulated memory, the program adds up: what the simulator adds is taken off the limit and
-the program solved again, a few times at most.
+The limit applies to the simulated memory, while the program sums: what the simulator adds is taken off the
+limit and the program is solved once more, a few times at most.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tensoropt.planners.results import simulated_points
 from tensoropt.planners.task import PlanningTask, Selection
 
 TIME_LIMIT_S = 60.0
-"""Per program; an assumption. What the solver has then is returned with its proven gap."""
+"""Seconds per program; an assumption. The best solution by then is returned with its proven gap."""
 
 ROUNDS = 4
-"""How often a program is solved with a lower limit, where the simulator sees more memory; an assumption."""
+"""How many times a program is solved with a lower limit, if the simulator sees more memory; an assumption."""
 GAP = 1e-6
 """The relative gap at which HiGHS may stop, and below which a solution counts as proven."""
 
@@ -45,7 +45,7 @@ class Solved:
 
 
 class _Program:
-    """Columns and rows of the program of one space."""
+    """The columns and rows of the program of one space."""
 
     def __init__(self, tables: CostTables):
         self.tables = tables
@@ -73,13 +73,13 @@ class _Program:
         return len(self.time) - 1
 
     def _row(self, terms: list[tuple[int, float]], right: float) -> None:
-        """``sum(weight * column) == right``."""
+        """Add the row ``sum(weight * column) == right``."""
         number = len(self.right)
         self.entries += [(number, column, weight) for column, weight in terms]
         self.right.append(right)
 
     def _edge(self, a: str, b: str, table: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> None:
-        """Flow from the classes of ``a`` to those of ``b``: what arrives is what was chosen."""
+        """Add the flow from the classes of ``a`` to those of ``b``: what arrives is what was chosen."""
         # An edge that costs nothing anywhere needs neither columns nor rows.
         if not table.any():
             return
@@ -101,9 +101,10 @@ class _Program:
                     self._row(row, 0.0)
 
     def solve(self, limit: float | None, seconds: float) -> Solved | None:
-        """None when nothing fits or the solver found nothing in time."""
+        """Solve the program; return None if nothing fits or the solver found nothing in time."""
         memory, time = np.array(self.memory), np.array(self.time)
-        # Bytes and seconds lie many decades apart; the solver's tolerances are for numbers around 1.
+        # Bytes and seconds differ by many orders of magnitude; the solver's tolerances are for numbers around
+        # 1.
         unit_m, unit_t = memory.max(initial=1.0), time.max(initial=1e-12)
         row, column, weight = (np.array(x) for x in zip(*self.entries, strict=True))
         matrix = sparse.csr_matrix((weight, (row, column)), shape=(len(self.right), len(time)))
@@ -130,16 +131,16 @@ class _Program:
 
 
 def solve(tables: CostTables, limit: float | None, seconds: float = TIME_LIMIT_S) -> Solved | None:
-    """The fastest strategy whose added-up memory is at most ``limit`` bytes; None when there is none.
+    """Return the fastest strategy whose summed memory is at most ``limit`` bytes; None if there is none.
 
     Args:
-        seconds: given to the solver; what it has then is returned with its gap.
+        seconds: the solver's time; the best solution by then is returned with its gap.
     """
     return _Program(tables).solve(limit, seconds)
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """The program's answer for every mesh and micro-batch count, within the limit under the simulator.
+    """Select the program's answer for every mesh and micro-batch count, within the limit when simulated.
 
     Raises:
         UnsuitableError: the solver found nothing, within the limit and its time, anywhere.

@@ -31,7 +31,8 @@ def _dims(group: Group) -> set[str]:
 
 
 def _goes_along(group: Group, dims: set[str], batch: str) -> set[str]:
-    """What follows a split tensor: its heads, its classes, or whichever dim is not the batch."""
+    """Return what a group that follows a split tensor splits: its heads, its classes, or whichever dim is not
+    the batch."""
     for named in (HEADS, *VOCABULARY):
         if named in dims:
             return {str(s.label) for s in group.strategies if s.label == Label(named, s.label.atom)}
@@ -40,10 +41,11 @@ def _goes_along(group: Group, dims: set[str], batch: str) -> set[str]:
 
 
 def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Per group what it may split on the inner axis, found in one pass over the graph.
+    """Return what each group may split on the inner axis, found in one pass over the graph.
 
-    A tensor is *split* when it comes out of columns and of what follows them. Whoever reads a split tensor
-    goes along; whoever reads whole ones makes columns if it is a matrix, or stays whole.
+    A tensor is *split* if it comes from columns or from what follows them. A group that reads a split tensor
+    follows it; a group that reads only whole tensors splits by columns if it is a matrix, and otherwise stays
+    whole.
     """
     split: set[str] = set()
     found: dict[str, frozenset[str]] = {}
@@ -71,10 +73,10 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Every mesh of one axis (tensor parallelism) or two (data outside, tensors inside).
+    """Select every mesh of one axis (tensor parallelism) or two (data outside, tensors inside).
 
     Raises:
-        UnsuitableError: the model has no attention, or its heads divide by no inner axis.
+        UnsuitableError: the model has no attention, or no inner axis divides its heads.
     """
     graph = task.prepared.graph
     if not any(HEADS in _dims(group) for group in graph.groups):

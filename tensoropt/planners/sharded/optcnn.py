@@ -17,7 +17,7 @@ from tensoropt.types import Floats
 
 
 def fastest(tables: CostTables) -> tuple[Cheapest, dict[str, int]]:
-    """The fastest strategy of the tables, and its options.
+    """Return the fastest strategy of the tables, and its options.
 
     Raises:
         IrreducibleError: elimination leaves more than can be enumerated.
@@ -34,7 +34,7 @@ def fastest(tables: CostTables) -> tuple[Cheapest, dict[str, int]]:
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """The fastest strategy of every mesh and micro-batch count.
+    """Select the fastest strategy of every mesh and micro-batch count.
 
     Raises:
         UnsuitableError: the graph cannot be reduced far enough.

@@ -25,11 +25,11 @@ from tensoropt.planners.task import PlanningTask, Selection
 
 WHOLE = frozenset({"none", "partial", "partial_grad"})
 MOST_NAMED = 6
-"""So many of the operators that are left whole are named in the notes."""
+"""The most operators left whole that the notes name."""
 
 
 class _Recursion:
-    """The steps of one space."""
+    """The partitioning steps of one space."""
 
     def __init__(self, space: TableSpace):
         self.space = space
@@ -66,7 +66,8 @@ class _Recursion:
         return (*found, f"coarsening leaves no chain: {len(self.final)} nodes were decided together")
 
     def _allowed(self, variable: VariableTable, before: tuple[str, ...] | None, axis: int) -> np.ndarray:
-        """What a step may choose: earlier axes as they were, later ones whole, this one split if possible."""
+        """Return what a step may choose: earlier axes as they were, later ones whole, this one split if
+        possible."""
         # Recomputing is not part of the method.
         plain = ~np.array(variable.again, dtype=bool) if variable.again else True
         if before is None:
@@ -80,8 +81,11 @@ class _Recursion:
         return split if split.any() else possible
 
     def _step(self, allowed: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """Least communication of everything chosen so far; among equals the least memory."""
+        """Return the choice with the least communication for everything chosen so far; among equals the least
+        memory."""
         kept = {name: np.flatnonzero(mask) for name, mask in allowed.items()}
+        if not all(map(len, kept.values())):
+            raise ImpossibleError("an operator's split of earlier axes goes with none of this one")
         nodes: dict[str, np.ndarray] = {}
         for v in self.tables.variables:
             memory = np.array([float(m.min()) for m in v.memory])
@@ -101,32 +105,34 @@ class _Recursion:
 
 
 _TIE_S_PER_BYTE = 1e-18
-"""Weight of memory beside communication: a GiB counts as much as a nanosecond, so that only ties see it."""
+"""The weight of memory beside communication: a GiB counts as much as a nanosecond, so it only decides
+ties."""
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """One strategy per space among those with the most axes: the finest recursion there is.
+    """One strategy per space among those with the most axes that have one: the finest recursion there is.
 
     Raises:
         UnsuitableError: the graph is not reducible, or nothing can be split.
     """
-    most = max(len(space.names.mesh.shape) for space in task.spaces)
-    found = []
-    for number, space in enumerate(task.spaces):
-        if len(space.names.mesh.shape) != most:
-            continue
-        try:
-            choice, options, notes = _Recursion(space).partition()
-        except IrreducibleError as error:
-            raise UnsuitableError(
-                f"tofu coarsens a graph into a chain, but {len(error.remaining)} nodes of this one stay too "
-                f"entangled to be decided together ({', '.join(error.remaining[:3])}, ...); use the frontier "
-                "or ilp"
-            ) from None
-        # Nothing of this mesh divides the model's sizes; another may.
-        except ImpossibleError:
-            continue
-        found.append(Selection(number, choice, options, notes))
-    if not found:
-        raise UnsuitableError("tofu splits every tensor, and no mesh here divides this model's sizes")
-    return found
+    for axes in sorted({len(space.names.mesh.shape) for space in task.spaces}, reverse=True):
+        found = []
+        for number, space in enumerate(task.spaces):
+            if len(space.names.mesh.shape) != axes:
+                continue
+            try:
+                choice, options, notes = _Recursion(space).partition()
+            except IrreducibleError as error:
+                raise UnsuitableError(
+                    f"tofu coarsens a graph into a chain, but {len(error.remaining)} nodes of this one stay "
+                    f"too entangled to be decided together ({', '.join(error.remaining[:3])}, ...); use the "
+                    "frontier or ilp"
+                ) from None
+            # Nothing of this mesh divides the model's sizes, or it was searched with a part of its splits
+            # alone; another may do.
+            except ImpossibleError:
+                continue
+            found.append(Selection(number, choice, options, notes))
+        if found:
+            return found
+    raise UnsuitableError("tofu splits every tensor, and no mesh here divides this model's sizes")

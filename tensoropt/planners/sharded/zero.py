@@ -6,7 +6,7 @@ micro-batch; stage 3 (P_os+g+p, section 5.3; PyTorch's FSDP) parameters too, gat
 for backward. In stages 1 and 2 the gathered parameters stay unsharded over the step, gathered once per step.
 What is too small or too odd to shard stays whole in all of them.
 
-With one micro-batch stage 1 sends what stage 2 sends and keeps more, so that it is tried from two on
+With one micro-batch, stage 1 sends what stage 2 sends and keeps more, so it is tried only with two or more
 (:func:`tensoropt.costs.parameters.unsharded_options`).
 """
 
@@ -26,8 +26,8 @@ from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.storage import Reduce, Storage
 
 STAGES = {1: Reduce.LAST_MICRO_BATCH, 2: Reduce.EACH_MICRO_BATCH, 3: None}
-"""Per stage how often the gradients of parameters that are gathered once per step are reduced; None: gathered
-for each use."""
+"""For each stage, how often the gradients of parameters that are gathered once per step are reduced; None:
+gathered for each use."""
 
 StoredLayouts = tuple[Layout, ...]
 
@@ -37,13 +37,13 @@ def _sharded(layouts: StoredLayouts) -> int:
 
 
 def _once(layouts: StoredLayouts) -> set[Reduce]:
-    """How often gradients are reduced of those parameters that are gathered once per step."""
+    """Return how often the gradients of parameters that are gathered once per step are reduced."""
     found = map(Storage.of, layouts)
     return {storage.reduce for storage in found if storage.gathered_once}
 
 
 def of_stage(stage: int) -> Allowed:
-    """Allows the options that shard the most over the most axes in this stage."""
+    """Allow the options that shard the most over the most axes in this stage."""
     reduce = STAGES[stage]
 
     def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray:
@@ -57,7 +57,7 @@ def of_stage(stage: int) -> Allowed:
 
 def _mask(options: Sequence[StoredLayouts], reduce: Reduce | None) -> np.ndarray:
     counts = np.array([_sharded(layouts) for layouts in options])
-    # Where a parameter cannot be sharded at all, whole is the most there is.
+    # If a parameter cannot be sharded at all, whole is the most there is.
     most = counts == counts.max()
     # Stage 3 gathers for each use; and what has no option that is gathered once is the same in every stage.
     if reduce is None or not any(_once(layouts) for layouts in options):  # else nothing is gathered
@@ -67,7 +67,7 @@ def _mask(options: Sequence[StoredLayouts], reduce: Reduce | None) -> np.ndarray
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Every stage at every micro-batch count, on the flat mesh."""
+    """Select every stage at every micro-batch count, on the flat mesh."""
     return some(
         _of_all_stages(task),
         "the batch divides by no number of devices here; choose a batch that does",

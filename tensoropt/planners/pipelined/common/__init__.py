@@ -1,1 +1,1 @@
-"""What methods that cut a model into stages share."""
+"""The shared code of methods that cut a model into stages."""

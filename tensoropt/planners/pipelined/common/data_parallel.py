@@ -1,4 +1,4 @@
-"""Stages whose devices all have their share of the batch: what pipelines had before they had shards."""
+"""Stages whose devices each take a share of the batch: the form of pipelines before they had shards."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tensoropt.planners.tables import NOTHING, Allowed, TableSpace, labels_of
 from tensoropt.sharding.regions import region_of
 
 Recomputing = bool | None
-"""Whether blocks are computed again in backward; None where that is left open."""
+"""Whether blocks are recomputed in backward; None if that is left open."""
 
 
 def flat(mesh: Mesh) -> bool:
-    """Whether a place's mesh has one axis at most."""
+    """Return whether a place's mesh has at most one axis."""
     return len(mesh.shape) <= 2
 
 
 def following_the_batch(*, recomputing: Recomputing = False) -> Allowed:
-    """Every group of a stage on its batch dim, parameters whole."""
+    """Allow every group of a stage to be split along its batch dim only, with whole parameters."""
 
     def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
         if computed_otherwise(space, variable, index, recomputing):
@@ -40,7 +40,7 @@ def following_the_batch(*, recomputing: Recomputing = False) -> Allowed:
 def computed_otherwise(
     space: TableSpace, variable: VariableTable, index: int, recomputing: Recomputing
 ) -> bool:
-    """Whether a configuration recomputes where it should not, or the other way round."""
+    """Return whether a configuration recomputes although it should not, or the other way round."""
     if recomputing is None or not variable.again:
         return False
     if recomputing and variable.key.kind == "group":

@@ -1,4 +1,4 @@
-"""What a method that cuts a model into stages is given, and how it answers."""
+"""The task of a method that cuts a model into stages, and its answer."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.tables import Allowed, TableSpace, names_of, restricted_graph
 
 MOST_PLACES, MOST_AXES = 16, 2
-"""The highest degree that methods try, and the axes of a place."""
+"""The highest degree that methods try, and the most axes of a place."""
 MULTIPLES = (8, 4, 2, 1)
-"""Micro-batches for each place, the first that suits. GPipe has its bubble "negligible" from 4 on (Huang et
-al., NeurIPS 2019, section 2.3)."""
+"""Micro-batches for each place; the first number that suits is used. GPipe calls its bubble "negligible" from
+4 on (Huang et al., NeurIPS 2019, section 2.3)."""
 FEW = 8
-"""Positions up to which a model is cut at any of them; else before blocks. Assumptions, all of these."""
+"""The number of positions up to which a model may be cut at any of them; with more it is cut before blocks.
+All of these are assumptions."""
 STEP = 0.01
-"""By which share each pipeline of a method is leaner than the one before."""
+"""The share by which each pipeline of a method is leaner than the previous one."""
 EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
 
 
 class PipelinedAnswer(NamedTuple):
-    """A pipeline that a method picked, simulated, and what is said of it."""
+    """A simulated pipeline that a method chose, with notes about it."""
 
     found: PipelineEvaluation
     mesh: Mesh
@@ -52,10 +53,10 @@ class PipelinedAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineTask:
-    """A model on a cluster, for methods that cut it into stages.
+    """A model on a cluster, as given to methods that cut it into stages.
 
     Attributes:
-        first_space: the number of the first of :attr:`spaces` in the exploration that answers belong to.
+        first_space: the number of the first of :attr:`spaces` in the exploration that the answers belong to.
     """
 
     problem: Problem
@@ -71,17 +72,17 @@ class PipelineTask:
 
     @cached_property
     def again(self) -> frozenset[str]:
-        """What stages make for themselves instead of receiving it."""
+        """The tensors that stages make themselves instead of receiving them."""
         return cheaper_again(self.cutter, self.costs)
 
     @cached_property
     def flops(self) -> np.ndarray:
-        """(groups,) FLOP of each, unsplit."""
+        """(groups,) FLOP of each group, unsplit."""
         return flops_of(self.problem.graph, self.costs)
 
     @cached_property
     def jobs(self) -> tuple[tuple[Mesh, int], ...]:
-        """The meshes of a job, with the micro-batches that are run on each."""
+        """The meshes of a job, with the number of micro-batches on each."""
         if not self.problem.graph.atoms.graph.training or self.problem.refusal:
             return ()
         most = min(MOST_PLACES, len(self.cutter.cuts) + 1)
@@ -92,7 +93,8 @@ class PipelineTask:
         return tuple(found)
 
     def _micro_batches(self, places: int) -> int | None:
-        """The most for each place; with pieces that a place's devices can divide, where there are any."""
+        """Return the most micro-batches per place, of a size that a place's devices can divide if there is
+        one."""
         tensors = self.problem.graph.atoms.graph.tensors
         inputs = self.problem.graph.atoms.graph.inputs
         batch = next((tensors[n].shape[0] for n in inputs if tensors[n].shape), 1)
@@ -102,26 +104,27 @@ class PipelineTask:
 
     @property
     def spaces(self) -> tuple[Space, ...]:
-        """A space for each of the jobs."""
+        """The spaces, one for each of the jobs."""
         keys = {t.name: str(t.key) for t in self.problem.graph.atoms.graph.parameters}
         return tuple(pipelined_space(mesh, count, keys) for mesh, count in self.jobs)
 
     def space_of(self, mesh: Mesh, micro_batches: int) -> int:
-        """The number of a job's space in the exploration."""
+        """Return the number of a job's space in the exploration."""
         return self.first_space + self.jobs.index((mesh, micro_batches))
 
     def positions(self, stages: int) -> list[int]:
-        """Where stages may begin: anywhere in small models, else before blocks, else where least crosses."""
+        """Return where stages may begin: anywhere in small models, otherwise before blocks, otherwise where
+        the fewest bytes cross."""
         if len(self.cutter.cuts) <= FEW:
             return list(self.cutter.cuts)
         blocks = block_cuts(self.cutter)
         return blocks if len(blocks) >= stages - 1 else narrow_cuts(self.cutter, stages - 1)
 
     def suiting(self, suits: Callable[[Mesh], bool]) -> list[tuple[Mesh, int]]:
-        """The jobs whose meshes suit a method.
+        """Return the jobs whose meshes suit a method.
 
         Raises:
-            UnsuitableError: there is none.
+            UnsuitableError: there are none.
         """
         if not self.problem.graph.atoms.graph.training:
             raise UnsuitableError("pipelines are planned for training only; use --mode train")
@@ -145,11 +148,11 @@ class PipelineTask:
         crossings: Crossings | None = None,
         composing: Composing | None = None,
     ) -> Iterator[PipelineEvaluation]:
-        """Pipelines on one mesh, of what is allowed in stages' tables.
+        """Yield pipelines on one mesh, composed of what is allowed in the stages' tables.
 
         Args:
-            positions: per stage where it may begin, and behind the last where it ends.
-            composing: how stages are put together; by default for memory and the step.
+            positions: for each stage, where it may begin; then where the last one ends.
+            composing: the function that composes stages; by default for memory and the step's time.
         """
         graph_of = _graph_of(mesh, allowed)
         search = StageSearch(
@@ -169,7 +172,8 @@ class PipelineTask:
 
 
 def _graph_of(mesh: Mesh, allowed: Allowed) -> GraphOf:
-    """Tables of a stage as the search takes them, of what is allowed."""
+    """Return the function that turns a stage's tables into what the search takes, with only what is
+    allowed."""
 
     def graph_of(tables: CostTables):  # type: ignore[no-untyped-def]
         return restricted_graph(TableSpace(mesh, tables, names_of(tables)), allowed)

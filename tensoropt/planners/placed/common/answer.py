@@ -1,4 +1,4 @@
-"""What a placing method answers: a placement, and what is said of it."""
+"""The answer of a placing method: a placement, and notes about it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tensoropt.placement import Placement
 
 @dataclass(frozen=True)
 class PlacedAnswer:
-    """What a placing method answers.
+    """The answer of a placing method.
 
     Attributes:
-        placement: within the capacity and the limit under the simulator.
-        notes: what the method says of it: what was approximated, tightened, or left unproven.
-        expected_s: the method's own estimate of the step; None where it makes none.
+        placement: the placement, within the capacity and the limit when simulated.
+        notes: the method's remarks: what was approximated, tightened, or left unproven.
+        expected_s: the method's own estimate of the step in seconds; None if it makes none.
     """
 
     placement: Placement
@@ -26,7 +26,7 @@ class PlacedAnswer:
 def orders_by_start(
     device: Sequence[int], starts: Sequence[float], count: int, *, backward: bool = False
 ) -> tuple[tuple[int, ...], ...]:
-    """Per device its operators by their start; ties in the order of dependence."""
+    """Return the operators of each device, ordered by their start; ties in the order of dependence."""
     orders: list[list[int]] = [[] for _ in range(count)]
     for operator in sorted(range(len(device)), key=lambda o: (starts[o], -o if backward else o)):
         orders[device[operator]].append(operator)

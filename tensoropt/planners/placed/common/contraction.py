@@ -1,8 +1,8 @@
 """Operators of a placement problem joined into blocks, without ever closing a cycle.
 
-An exact program over hundreds of operators finds little in a minute; over some dozens of blocks it does. A
-block lies on one device and runs in one go, so blocks must not wait for each other: joining u and v along
-u -> v closes a cycle exactly when a second path leads from u to v.
+An exact program over hundreds of operators finds little in a minute; over a few dozen blocks it finds good
+schedules. A block lies on one device and runs in one go, so blocks must not wait for each other: joining u
+and v along u -> v closes a cycle exactly if a second path leads from u to v.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Blocks:
     """Blocks of operators that grow along edges; their graph stays acyclic.
 
     Keeps a topological order of the blocks. A second path from u to v only visits blocks between the two, so
-    looking for it, and mending the order, costs no more than that stretch.
+    looking for it, and repairing the order, costs no more than that stretch.
     """
 
     def __init__(self, problem: PlacementProblem):
@@ -38,12 +38,12 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return len(self.members)
 
     def join(self, first: int, second: int) -> bool:
-        """Make one block of two; False, and nothing changed, where that closes a cycle."""
-        # The lower rank comes first: an edge between the two, where there is one, leads from it to the other.
+        """Join two blocks into one; return False, with nothing changed, if that closes a cycle."""
+        # The lower rank comes first: an edge between the two, if there is one, leads from it to the other.
         u, v = (first, second) if self.rank[first] < self.rank[second] else (second, first)
         reached = self._reached(u, v)
         if v in reached:
@@ -61,7 +61,7 @@ class Blocks:
         return True
 
     def _reached(self, u: int, v: int) -> set[int]:
-        """Blocks up to v that a path from u leads to, the edge u -> v aside."""
+        """Return the blocks up to v that a path from u leads to, other than by the edge u -> v."""
         # A path from u to v visits only blocks whose place in the order is between the two.
         last, reached = self.rank[v], set()
         waiting = [w for w in self.after[u] if w != v and self.rank[w] <= last]
@@ -73,7 +73,7 @@ class Blocks:
         return reached
 
     def _reorder(self, u: int, v: int, reached: set[int]) -> None:
-        """Place u where v was: what leads to v before it, what u leads to after it."""
+        """Move u to where v was, what leads to v before it, and what u leads to after it."""
         start, end = self.rank[u], self.rank.pop(v)
         between = [w for w in self.line[start + 1 : end] if w is not None]
         stretch = [
@@ -81,22 +81,22 @@ class Blocks:
             u,
             *(w for w in between if w in reached),
         ]
-        # Places that joins leave empty stay empty, so that the ranks beyond the stretch stand as they are.
+        # Places that joins leave empty stay empty, so the ranks beyond the stretch do not change.
         self.line[start : end + 1] = [*stretch, *[None] * (end + 1 - start - len(stretch))]
         for position, w in enumerate(stretch, start):
             self.rank[w] = position
 
     def lone(self) -> list[int]:
-        """Blocks without any edge."""
+        """Return the blocks without any edge."""
         return [w for w in self.members if not self.after[w] and not self.before[w]]
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The blocks in a topological order, each with its operators ascending."""
+        """Return the blocks in a topological order, each with its operators ascending."""
         return tuple(tuple(sorted(self.members[w])) for w in self.line if w is not None)
 
 
 def allowed_devices(problem: PlacementProblem) -> list[set[int]]:
-    """Per operator the devices it may lie on."""
+    """Return the devices that each operator may lie on."""
     allowed = [set(range(problem.devices.count)) for _ in problem.names]
     for operator, devices in problem.pinned:
         allowed[operator] &= set(devices)
@@ -105,10 +105,10 @@ def allowed_devices(problem: PlacementProblem) -> list[set[int]]:
 
 @dataclass(frozen=True)
 class Contraction:
-    """A problem whose operators are blocks of another's.
+    """A problem whose operators are blocks of another problem's operators.
 
     Attributes:
-        groups: per block its operators, ascending; the blocks in a topological order.
+        groups: the operators of each block, ascending; the blocks in a topological order.
     """
 
     whole: PlacementProblem
@@ -116,7 +116,7 @@ class Contraction:
 
     @cached_property
     def block(self) -> tuple[int, ...]:
-        """Per operator its block."""
+        """The block of each operator."""
         found = [0] * self.whole.size
         for number, group in enumerate(self.groups):
             for operator in group:
@@ -125,7 +125,8 @@ class Contraction:
 
     @cached_property
     def problem(self) -> PlacementProblem:
-        """Times and bytes added up; a tensor inside a block is among what the block keeps, or its peak."""
+        """The problem over blocks, with times and bytes summed; a tensor inside a block counts in what the
+        block keeps, or in its peak."""
         whole, groups = self.whole, [list(g) for g in self.groups]
         # The very same object where nothing is joined: callers ask by identity whether the program knows
         # every placement.
@@ -155,7 +156,8 @@ class Contraction:
         )
 
     def expand(self, placement: Placement) -> Placement:
-        """A placement of the blocks as one of the operators: each block in one go, backward in reverse."""
+        """Turn a placement of the blocks into one of the operators: each block in one go, backward in
+        reverse."""
         device = tuple(placement.device[b] for b in self.block)
         return Placement(
             device,
@@ -169,7 +171,7 @@ class Contraction:
         )
 
     def majority(self, device: Sequence[int]) -> tuple[int, ...]:
-        """Per block the device on which most of its work lies when operators lie on ``device``."""
+        """Return, for each block, the device with most of its work when the operators lie on ``device``."""
         whole, found = self.whole, []
         allowed = dict(self.problem.pinned)
         for number, group in enumerate(self.groups):
@@ -186,10 +188,11 @@ class Contraction:
         return first if len(group) == 1 else f"{first} and {len(group) - 1} more"
 
     def _inside(self, number: int) -> tuple[float, float, float]:
-        """(bytes kept, forward peak, backward peak) that the tensors inside a block add, and its operators.
+        """Return (bytes kept, forward peak, backward peak) added by the tensors inside a block, and by its
+        operators.
 
-        Backward's peak is that of its operators with the largest gradient inside: an estimate. What is
-        simulated at last is the whole problem, not this one.
+        Backward's peak is that of its operators with the largest gradient inside: an estimate. In the end the
+        whole problem is simulated, not this one.
         """
         whole, group, kept = self.whole, self.groups[number], 0.0
         changes: dict[int, float] = dict.fromkeys(group, 0.0)
@@ -203,8 +206,8 @@ class Contraction:
                 gradient = max(gradient, float(tensor.bytes) if tensor.gradient else 0.0)
                 if tensor.stored:
                     continue
-                # Kept until backward, so for as long as what the block keeps itself; else it goes with its
-                # last reader.
+                # Kept until backward, so for as long as what the block keeps itself; otherwise it is freed
+                # with its last reader.
                 if tensor.kept_by:
                     kept += tensor.bytes
                 else:
@@ -247,5 +250,6 @@ class Contraction:
 
 
 def contract(problem: PlacementProblem, groups: Sequence[Sequence[int]]) -> Contraction:
-    """Every group a block. The groups partition the operators, in a topological order, and close no cycle."""
+    """Turn every group into a block. The groups partition the operators, in a topological order, and close no
+    cycle."""
     return Contraction(problem, tuple(tuple(sorted(g)) for g in groups))

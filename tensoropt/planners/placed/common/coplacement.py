@@ -1,8 +1,9 @@
-"""Node co-placement: the heaviest edges first, union-find, limits on the size and the number of groups.
+"""Node co-placement: the heaviest edges first, by union-find, with limits on the size and the number of
+groups.
 
 NetSplit, Algorithm 3: cutting a heavy edge is what a good split avoids, so its two ends share a device from
 the start, and the program decides for groups instead of operators. Here groups are also scheduled in one go
-(:mod:`.contraction`), so two groups are joined only where that closes no cycle.
+(:mod:`.contraction`), so two groups are joined only if that closes no cycle.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from tensoropt.planners.placed.common.contraction import Blocks, Contraction, al
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLimits:
-    """Where co-placement stops.
+    """The limits at which co-placement stops.
 
     Attributes:
-        most_operators: in one group.
+        most_operators: the most operators in one group.
         most_groups: joining stops as soon as there are no more than this.
-        most_bytes: what one group stores and keeps for a step.
-        most_seconds: one group's forward and backward, on its fastest device.
+        most_bytes: the most bytes that one group stores and keeps for a step.
+        most_seconds: the most seconds of one group's forward and backward, on its fastest device.
     """
 
     most_operators: int
@@ -31,7 +32,8 @@ class GroupLimits:
 
 
 def edge_weights(problem: PlacementProblem) -> dict[tuple[int, int], int]:
-    """(producer, reader) -> bytes that cross, of all tensors between the two, their gradients included."""
+    """Return (producer, reader) -> bytes of all tensors that cross between the two, their gradients
+    included."""
     found: dict[tuple[int, int], int] = {}
     for tensor in problem.tensors:
         # A gradient comes back over a cut edge and is as large as the tensor.
@@ -43,12 +45,12 @@ def edge_weights(problem: PlacementProblem) -> dict[tuple[int, int], int]:
 
 
 def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
-    """Groups of operators by NetSplit's Algorithm 3.
+    """Group operators by NetSplit's Algorithm 3.
 
     The edges are taken from the heaviest to the lightest until ``most_groups`` is reached, and again as long
     as a round joins anything, because an edge that would have closed a cycle may be free once its detour has
-    been joined too. More groups than asked for remain where the other limits, cycles or missing edges forbid
-    more: compare ``len(result.groups)``.
+    been joined too. More groups than requested remain if the other limits, cycles or missing edges forbid
+    further joining: compare ``len(result.groups)``.
     """
     blocks = Blocks(problem)
     may_join = _Room(problem, limits, blocks)
@@ -70,13 +72,14 @@ def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
             else:
                 left.append(edge)
         edges = left
-    # Where this was missing, 371 operators of DeepLab-V3 came down to 112 blocks instead of 40.
+    # Without this, 371 operators of DeepLab-V3 were reduced to 112 blocks instead of 40.
     _gather(blocks, may_join, limits.most_groups)
     return contract(problem, blocks.groups())
 
 
 def _gather(blocks: Blocks, may_join: _Room, most_groups: int) -> None:
-    """Join what no edge leads to, which the algorithm never meets: counters of a normalization, for one."""
+    """Join blocks that no edge leads to, which the algorithm never meets: for example, counters of a
+    normalization."""
     first: int | None = None
     for block in blocks.lone():
         if blocks.count <= most_groups:
@@ -89,7 +92,7 @@ def _gather(blocks: Blocks, may_join: _Room, most_groups: int) -> None:
 
 
 class _Room:
-    """What the groups hold, and whether two of them stay within the limits together."""
+    """The contents of the groups, and whether two of them stay within the limits together."""
 
     def __init__(self, problem: PlacementProblem, limits: GroupLimits, blocks: Blocks):
         self.limits, self.blocks = limits, blocks
@@ -107,7 +110,7 @@ class _Room:
         )
 
     def merged(self, u: int, v: int) -> None:
-        """Both names stand for the group now, whichever of them it kept."""
+        """Make both names stand for the group, whichever of them it kept."""
         total, seconds = self.bytes[u] + self.bytes[v], self.seconds[u] + self.seconds[v]
         devices = self.allowed[u] & self.allowed[v]
         for name in (u, v):

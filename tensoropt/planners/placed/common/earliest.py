@@ -1,10 +1,9 @@
-"""Earliest task first: of all ready operators and devices the pair that can start first, again and again.
+"""Earliest task first: repeatedly choose, of all ready operators and devices, the pair that can start first.
 
 J.-J. Hwang et al., *Scheduling precedence graphs in systems with interprocessor communication times*, SIAM
-J. Comput. 18(2), 1989 (ETF), under Baechi's caps of memory (B. Jeon et al., SoCC 2020, section 3.1, m-ETF):
-a pair whose device lacks room for the operator is not considered. As in Baechi, only forward operators
-choose devices and backward stays with its forward; a tensor is sent to a device once; messages queue on
-their links.
+J. Comput. 18(2), 1989 (ETF), under Baechi's memory caps (B. Jeon et al., SoCC 2020, section 3.1, m-ETF): a
+pair whose device lacks room for the operator is not considered. As in Baechi, only forward operators choose
+devices and backward stays with its forward; a tensor is sent to a device once; messages queue on their links.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from tensoropt.types import Floats
 
 @dataclass(frozen=True)
 class ForwardSchedule:
-    """Devices and starts of all forward operators.
+    """The devices and starts of all forward operators.
 
     Attributes:
-        free_s: per device when its last operator ends.
+        free_s: when the last operator of each device ends.
     """
 
     device: tuple[int, ...]
@@ -38,10 +37,10 @@ class ForwardSchedule:
 def earliest_first(
     problem: PlacementProblem, units: Units, memory: MemoryBook, favourite: Sequence[int] | None = None
 ) -> ForwardSchedule:
-    """Schedule forward. Ties: the operator made first, the first device.
+    """Schedule forward. Ties go to the operator made first, then to the first device.
 
     Args:
-        favourite: per operator its favourite child or -1, for SCT (see :mod:`.m_sct`); None for ETF.
+        favourite: the favourite child of each operator or -1, for SCT (see :mod:`.m_sct`); None for ETF.
 
     Raises:
         NoRoomError: no ready operator fits on any device.
@@ -50,10 +49,10 @@ def earliest_first(
 
 
 class _EarliestFirst:
-    """The state between two choices. In matrices rows are ready operators, columns devices.
+    """The state between two choices. In matrices rows are ready operators and columns are devices.
 
-    Arrivals only ever get later as messages queue, so those worked out before are lower bounds: a choice is
-    made by them and worked out again for the operator chosen, until it stays.
+    Arrivals only ever get later as messages queue, so those computed before are lower bounds: a choice is
+    made by them, and they are computed anew for the chosen operator until the choice stays the same.
     """
 
     def __init__(
@@ -67,26 +66,26 @@ class _EarliestFirst:
         self.ends = [0.0] * problem.size
         self.unit_device = [-1] * len(units.members)
         self.there: dict[int, Floats] = {}
-        """Per tensor that was sent (devices,) when it arrived; NaN where it did not."""
+        """(devices,) when each tensor that was sent arrived; NaN where it was not sent."""
         self.free = np.zeros(count)
         self.now = 0.0
         self.last = [-1] * count
-        """Per device the operator that ran last."""
+        """The operator that ran last on each device."""
         self.waiting = [len({problem.tensors[t].producer for t in read}) for read in problem.read]
         self.readers = [
             sorted({r for t in made for r in problem.tensors[t].readers}) for made in problem.made
         ]
         # Columns start with 16 rows, an assumption, and are doubled when full.
         self.ready = np.empty(16, dtype=np.intp)
-        """Per row the operator."""
+        """The operator of each row."""
         self.rows: dict[int, int] = {}
         self.arrival = np.empty((16, count))
         self.open = np.empty((16, count), dtype=bool)
-        """Where it may lie, memory aside."""
+        """The devices that it may lie on, memory aside."""
         self.size = np.empty((16, 2))
-        """What it would book: for the whole step, and as its largest transient."""
+        """The bytes it would book: for the whole step, and as its largest transient."""
         self.seen = np.empty(16, dtype=np.int64)
-        """For which state of the links its arrivals were worked out."""
+        """The state of the links for which its arrivals were computed."""
 
     def schedule(self) -> ForwardSchedule:
         for operator in range(self.problem.size):
@@ -105,7 +104,7 @@ class _EarliestFirst:
     # -- choosing ---------------------------------------------------------------------------------
 
     def _choose(self) -> tuple[int, int, float]:
-        """(operator, device, start) of the earliest start."""
+        """Return (operator, device, start) of the earliest start."""
         while True:
             starts = self._starts()
             earliest = float(starts.min())
@@ -114,12 +113,12 @@ class _EarliestFirst:
             rows, devices = np.nonzero(starts == earliest)
             best = np.lexsort((devices, self.ready[rows]))[0]
             row, device = int(rows[best]), int(devices[best])
-            # Arrivals of the chosen row were a lower bound; where they grew another pair may start earlier.
+            # Arrivals of the chosen row were a lower bound; if they grew, another pair may start earlier.
             if not self._refresh(row):
                 return int(self.ready[row]), device, earliest
 
     def _starts(self) -> Floats:
-        """(ready, devices) the earliest permitted starts, inf where there is none."""
+        """Return (ready, devices) the earliest permitted starts, inf where there is none."""
         count = len(self.rows)
         permitted = self.open[:count]
         if not self.memory.unlimited:
@@ -130,11 +129,10 @@ class _EarliestFirst:
         return starts
 
     def _keep_awake(self, starts: Floats, permitted: NDArray[np.bool_], favourite: Sequence[int]) -> None:
-        """SCT's rule (Baechi, section 3.1): a device whose last operator's favourite child is still to come
-        is awake for it. It takes that child, or an urgent operator: one whose inputs could be on any device
-        by then, so that waiting elsewhere gains it nothing. It is free when another device starts the child
-        earlier, or when the child has no room on it.
-        """
+        """Apply SCT's rule (Baechi, section 3.1): a device whose last operator's favourite child is still to
+        come is awake for it. It takes that child, or an urgent operator: one whose inputs could be on any
+        device by then, so that waiting elsewhere gains it nothing. It is free when another device starts the
+        child earlier, or when it has no room for the child."""
         count = len(starts)
         # When the inputs could be on any permitted device: the latest of the arrivals.
         waits = np.where(permitted, self.arrival[:count], -np.inf).max(axis=1)
@@ -185,7 +183,7 @@ class _EarliestFirst:
             self.rows[int(self.ready[row])] = row
 
     def _refresh(self, row: int) -> bool:
-        """Work out a row's arrivals; whether that changed them."""
+        """Recompute a row's arrivals; return whether that changed them."""
         if self.seen[row] == self.links.version:
             return False
         fresh = self.seen[row] < 0
@@ -198,7 +196,8 @@ class _EarliestFirst:
         return True
 
     def _inputs(self, operator: int) -> tuple[list[int], list[tuple[float, int, float]], list[Floats]]:
-        """The tensors it reads, as they are made; (when, where, bytes) of each; where each already is."""
+        """Return the tensors that an operator reads, in the order in which they are made; (when, where,
+        bytes) of each; and where each already is."""
         tensors = self.problem.tensors
         order = sorted((self.ends[tensors[t].producer], t) for t in self.problem.read[operator])
         messages = [(end, self.device[tensors[t].producer], float(tensors[t].bytes)) for end, t in order]
@@ -207,12 +206,12 @@ class _EarliestFirst:
         return read, messages, [self.there.get(t, nowhere) for t in read]
 
     def _restrict(self, row: int) -> None:
-        """Where the row's operator may lie and what it would book, now."""
+        """Set where the row's operator may lie now, and what it would book."""
         unit = self.units.of[int(self.ready[row])]
         lies_on = self.unit_device[unit]
         self.open[row] = self.units.allowed[unit]
         self.size[row] = self.units.bytes[unit], self.units.transient_bytes[unit]
-        # Its unit was booked with its first member: it has to go there, and books nothing more.
+        # Its unit was booked with its first member: the operator has to go there, and books nothing more.
         if lies_on >= 0:
             self.open[row] = False
             self.open[row, lies_on] = True

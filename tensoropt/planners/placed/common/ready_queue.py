@@ -1,4 +1,4 @@
-"""Backward where devices are given: whatever is ready first runs first, as a framework's ready queue does."""
+"""Backward on given devices: whatever is ready first runs first, as in a framework's ready queue."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from tensoropt.planners.placed.common.timetable import Links
 def backward_starts(
     problem: PlacementProblem, device: Sequence[int], ready_s: Sequence[float]
 ) -> list[float]:
-    """Starts of backward where devices are given: whatever is ready first runs first, the last made before.
+    """Return the starts of backward on given devices: whatever is ready first runs first; of several, the
+    last made.
 
-    What a framework's ready queue does, and an earliest task first schedule without choice of devices.
+    A framework's ready queue does this, and so does earliest task first when devices are given.
 
     Args:
-        ready_s: per device when its forward is done; its backward starts then.
+        ready_s: when the forward of each device is done; its backward starts then.
     """
     return _ReadyQueue(problem, device, ready_s).schedule()
 
 
 class _Event(IntEnum):
-    """What happens at one moment; of things at the same moment the first listed happens first."""
+    """The kinds of events; of events at the same moment, the kind listed first happens first."""
 
     OPERATOR_ENDS = 0
     OPERATOR_READY = 1
@@ -35,7 +36,7 @@ class _Event(IntEnum):
 
 
 class _ReadyQueue:
-    """Events in time: an operator ends and sends, a device looks for something to do."""
+    """Events over time: an operator ends and sends, a device looks for something to do."""
 
     def __init__(self, problem: PlacementProblem, device: Sequence[int], ready_s: Sequence[float]):
         self.problem = problem
@@ -45,11 +46,11 @@ class _ReadyQueue:
         self.starts = [0.0] * problem.size
         self.ready = [0.0] * problem.size
         self.waiting = [0] * problem.size
-        """Per operator how many readers and messages it waits for."""
+        """How many readers and messages each operator waits for."""
         self.unread: dict[tuple[int, int], int] = defaultdict(int)
-        """(tensor, device) -> how many readers there have still to add to its gradient."""
+        """(tensor, device) -> how many readers there still have to add to its gradient."""
         self.found: list[list[int]] = [[] for _ in ready_s]
-        """Per device what could run, the last made first."""
+        """What could run on each device, the last made first."""
         self.events: list[tuple[float, _Event, int, int]] = []
         """A heap of (time, what happens, priority among equals, which operator or device)."""
 
@@ -71,7 +72,7 @@ class _ReadyQueue:
                 self._end(which, now)
             elif event == _Event.OPERATOR_READY:
                 where = device[which]
-                # Not started at once: others may become ready in the same moment, and the last made of them
+                # Not started at once: others may become ready at the same moment, and the last made of them
                 # goes first.
                 heapq.heappush(self.found[where], -which)
                 heapq.heappush(self.events, (max(now, self.free[where]), _Event.DEVICE_FREE, where, where))
@@ -106,7 +107,8 @@ class _ReadyQueue:
 
 
 def with_backward(problem: PlacementProblem, forward: ForwardSchedule) -> Placement:
-    """The placement of a schedule of forward, with backward where its forward is, as it becomes ready."""
+    """Return the placement of a forward schedule, with backward on the devices of its forward, run as it
+    becomes ready."""
     device, count = forward.device, problem.devices.count
     backward = None
     if problem.training:

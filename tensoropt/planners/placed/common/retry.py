@@ -1,8 +1,8 @@
-"""A method asked again with less room, until its placement fits under the simulator.
+"""A method run repeatedly with less room, until its placement fits when simulated.
 
-While a method works it counts memory as the papers do, by adding up what each operator holds for a whole
-step. The simulator follows every tensor, so it sees what sums do not: received copies, gradients on their
-way, what an operator needs while it runs.
+While a method works, it counts memory as the papers do, by summing what each operator holds for a whole step.
+The simulator follows every tensor, so it sees what sums do not: received copies, gradients on their way, what
+an operator needs while it runs.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from tensoropt.types import Floats
 from tensoropt.units import format_bytes
 
 ATTEMPTS = 12
-"""How often a method is asked again with less room, before its refusal; an assumption."""
+"""How many times a method is run with less room before it is refused; an assumption."""
 
 
 Attempt = Callable[[MemoryBook], PlacedAnswer]
-"""A method under given caps: its answer, or :class:`NoRoomError`."""
+"""A method under given caps: returns its answer, or raises :class:`NoRoomError`."""
 
 
 def place_within_memory(
     name: str, problem: PlacementProblem, units: Units, limit: float | None, attempt: Attempt
 ) -> PlacedAnswer:
-    """A method's placement that fits under the simulator.
+    """Return a method's placement that fits when simulated.
 
-    Where counting what is in flight leaves no room, it is left to the simulator alone.
+    If counting what is in flight leaves no room, that is left to the simulator alone.
 
     Raises:
-        InfeasibleError: none was found.
+        InfeasibleError: no such placement was found.
     """
-    # What is booked for tensors in flight can be more than what is there at once, so that a method finds no
-    # room though its placement would fit.
+    # The bytes booked for tensors in flight can exceed what is there at once, so that a method finds no room
+    # though its placement would fit.
     try:
         return _retry(name, problem, units, limit, attempt, True)
     except InfeasibleError:
@@ -54,9 +54,9 @@ def _retry(
     attempt: Attempt,
     counts_transients: bool,
 ) -> PlacedAnswer:
-    """The placement of the first attempt that fits. A device on which the simulator sees ``peak - booked``
-    more than was booked, and too much, is booked that much below its limit in the next attempt.
-    """
+    """Return the placement of the first attempt that fits. If the simulator sees ``peak - booked`` more
+    bytes than were booked on a device, and too many, the next attempt books that much less than the device's
+    limit."""
     most = memory_limits(problem, limit)
     caps = most.copy()
     for number in range(ATTEMPTS):

@@ -22,8 +22,9 @@ class Ranks:
     """Upward ranks: seconds from a task's start to the end of the step, at the slowest.
 
     Attributes:
-        forward, backward: (operators,). Backward ends with the optimizer's step over what it computed for.
-        path: the operators on the critical path as it meets them, each once.
+        forward, backward: (operators,) seconds. Backward ends with the optimizer's step for the parameters
+            that it computed gradients for.
+        path: the operators on the critical path in the order in which it meets them, each once.
     """
 
     forward: Floats
@@ -32,9 +33,8 @@ class Ranks:
 
 
 def longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
-    """(tensors,) seconds of sending each between the two devices between which that takes longest, of those
-    its ends may lie on.
-    """
+    """Return (tensors,) the seconds of sending each tensor between those two of its possible devices between
+    which that takes longest."""
     devices = problem.devices
     everywhere = devices.latency_s[..., None], devices.seconds_per_byte[..., None]
     found = np.zeros(len(problem.tensors))
@@ -55,7 +55,7 @@ def longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
 
 
 def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
-    """rank_u(i) = w_i + max over successors j of (c_ij + rank_u(j)) (FastT, section 5.1).
+    """Return the ranks rank_u(i) = w_i + max over successors j of (c_ij + rank_u(j)) (FastT, section 5.1).
 
     w_i and c_ij are the longest over all devices and pairs of devices that i and j may lie on; c_ij is 0
     between operators that share a device anyway.
@@ -71,7 +71,7 @@ def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
 
 
 def placed_ranks(problem: PlacementProblem, device: Sequence[int]) -> Ranks:
-    """Ranks where every operator has its device: w_i and c_ij are what they are there."""
+    """Return the ranks when every operator has its device: w_i and c_ij are the values there."""
     weights = [
         seconds[np.arange(problem.size), list(device)].tolist()
         for seconds in (problem.forward_s, problem.backward_s, problem.update_s)
@@ -89,11 +89,16 @@ def _ranks(
     weights: Sequence[Sequence[float]],
     sent: Callable[[int, int, int], float],
 ) -> Ranks:
-    """Args: weights: per operator of forward, backward, update; sent: (tensor, from, to) seconds."""
+    """Return the ranks for given times.
+
+    Args:
+        weights: (operators,) seconds of forward, backward and update.
+        sent: (tensor, from, to) -> seconds.
+    """
     tensors = problem.tensors
     backward, forward = [0.0] * problem.size, [0.0] * problem.size
     after: dict[int, int] = {}
-    """Per task the successor through which its longest path goes; backward tasks are -1, -2, ..."""
+    """For each task, the successor through which its longest path goes; backward tasks are -1, -2, ..."""
     # The model's order is a topological one, and backward goes against it: what a gradient goes on to is
     # ranked before.
     for operator in range(problem.size) if problem.training else ():
@@ -112,8 +117,8 @@ def _ranks(
         for number in problem.made[operator]:
             for reader in tensors[number].readers:
                 through = sent(number, operator, reader) + forward[reader]
-                # In inference nothing follows the last operator; any successor is taken over none, so that a
-                # path of zero seconds does not break off.
+                # In inference nothing follows the last operator; any successor is preferred to none, so that
+                # a path of zero seconds does not break off.
                 if through > most or operator not in after:
                     most, after[operator] = through, reader
         forward[operator] = weights[0][operator] + most
@@ -121,9 +126,8 @@ def _ranks(
 
 
 def _path(forward: Sequence[float], after: Mapping[int, int]) -> tuple[int, ...]:
-    """From the entry operation on "recursively the operation with the largest rank among the successors"
-    (section 5.1).
-    """
+    """Return the path from the entry operation on: "recursively the operation with the largest rank among the
+    successors" (section 5.1)."""
     if not forward:
         return ()
     met: dict[int, None] = {}

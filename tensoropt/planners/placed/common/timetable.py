@@ -18,7 +18,7 @@ from tensoropt.types import Floats
 
 
 class IdleSlots:
-    """When a device is idle: disjoint gaps in time, the last one open."""
+    """The times when a device is idle: disjoint gaps, the last one open."""
 
     def __init__(self, free_from: float = 0.0):
         self._starts = [free_from]
@@ -26,11 +26,11 @@ class IdleSlots:
 
     @property
     def tail_s(self) -> float:
-        """When the last of its work ends."""
+        """The time when its last work ends."""
         return self._starts[-1]
 
     def earliest(self, ready: float, duration: float) -> float:
-        """The earliest start at which so long a task is not interrupted."""
+        """Return the earliest start at which a task of this duration is not interrupted."""
         # A gap that ends before the task is ready is of no use, and gaps are in order of time.
         for gap in range(bisect_left(self._ends, ready), len(self._ends)):
             start = max(ready, self._starts[gap])
@@ -39,8 +39,8 @@ class IdleSlots:
         raise AssertionError("the last gap is open")
 
     def book(self, start: float, duration: float) -> None:
-        """Take a time that :meth:`earliest` gave."""
-        # Nothing to take, and an empty interval would cut a gap in two.
+        """Occupy a time that :meth:`earliest` gave."""
+        # There is nothing to occupy, and an empty interval would cut a gap in two.
         if duration <= 0:
             return
         end = start + duration
@@ -53,7 +53,7 @@ class IdleSlots:
 
 
 class Links:
-    """When messages can be sent: each occupies its lanes, and those that share a lane queue."""
+    """The times when messages can be sent: each occupies its lanes, and messages that share a lane queue."""
 
     def __init__(self, devices: DeviceSet):
         self.devices = devices
@@ -64,7 +64,7 @@ class Links:
         }
         most = max((len(lanes) for lanes in pairs.values()), default=0)
         self._never = len(number)
-        """A lane that is always free, where a pair has fewer lanes than others."""
+        """A lane that is always free, for pairs with fewer lanes than others."""
         self._lanes = np.full((count, count, max(most, 1)), self._never)
         for (i, j), lanes in pairs.items():
             self._lanes[i, j, : len(lanes)] = [number[lane] for lane in lanes]
@@ -85,7 +85,7 @@ class Links:
         return found
 
     def send(self, num_bytes: float, source: int, target: int, ready: float) -> float:
-        """Book a message at the end of its queues; when it arrives."""
+        """Book a message at the end of its queues; return when it arrives."""
         lanes = self._lanes[source, target]
         start = max(ready, float(self._free[lanes].max()))
         end = start + self.devices.transfer_s(num_bytes, source, target)
@@ -95,11 +95,11 @@ class Links:
         return end
 
     def arrivals(self, messages: Sequence[tuple[float, int, float]], known: Sequence[Floats]) -> Floats:
-        """(devices,) when the last of some tensors would be there, were they sent now, in this order.
+        """Return (devices,) when the last of some tensors would arrive if they were sent now, in this order.
 
         Args:
-            messages: (when it is made, where, bytes).
-            known: per message (devices,) its arrival where it was sent already, else NaN.
+            messages: (when the tensor is made, where, bytes) of each.
+            known: for each message, (devices,) its arrival where it was already sent, otherwise NaN.
         """
         latest = np.zeros(self.devices.count)
         free: Floats | None = None

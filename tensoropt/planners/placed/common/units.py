@@ -1,4 +1,4 @@
-"""Units: operators that must share a device, as one."""
+"""Units: operators that must share a device, treated as one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from tensoropt.types import Floats
 
 @dataclass(frozen=True)
 class Units:
-    """Operators that must share a device, as one.
+    """Operators that must share a device, treated as one.
 
     Attributes:
-        of: per operator its unit.
-        members: per unit its operators, ascending.
-        allowed: (units, devices) where it may lie: pins of all members, and devices that can run them all.
-        bytes: (units,) what it adds to its device for a whole step.
-        transient_bytes: (units,) what its largest operator needs on top while it runs.
+        of: the unit of each operator.
+        members: the operators of each unit, ascending.
+        allowed: (units, devices) where each may lie, by the pins of all members and the devices that can run
+            them all.
+        bytes: (units,) the bytes each adds to its device for a whole step.
+        transient_bytes: (units,) the bytes that its largest operator needs on top while it runs.
     """
 
     of: tuple[int, ...]
@@ -34,15 +35,15 @@ class Units:
 
     @cached_property
     def choices(self) -> tuple[NDArray[np.intp], ...]:
-        """Per unit the devices it may lie on, ascending."""
+        """The devices that each unit may lie on, ascending."""
         return tuple(np.flatnonzero(row) for row in self.allowed)
 
 
 def units_of(problem: PlacementProblem) -> Units:
-    """The units of a problem.
+    """Return the units of a problem.
 
     Raises:
-        InfeasibleError: operators that belong together may lie on no common device; names them.
+        InfeasibleError: operators that belong together have no common device; the message names them.
     """
     root = list(range(problem.size))
 
@@ -72,9 +73,9 @@ def units_of(problem: PlacementProblem) -> Units:
 
 
 def transient_bytes(problem: PlacementProblem, operator: int) -> float:
-    """Bytes that an operator needs while it runs, beside what it adds for the whole step.
+    """Return the bytes that an operator needs while it runs, beside what it adds for the whole step.
 
-    In forward the tensors at its ends that nobody keeps, in backward the gradients at its ends.
+    In forward these are the tensors at its ends that nobody keeps, in backward the gradients at its ends.
     """
     ends = [problem.tensors[t] for t in (*problem.read[operator], *problem.made[operator])]
     passing = (t for t in ends if not t.kept_by and not (t.stored and t.producer == operator))
@@ -92,7 +93,7 @@ def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDA
         mask[list(devices)] = True
         pins[operator] &= mask
     both = possible & pins
-    # The usual case; a search over cuts prices hundreds of graphs.
+    # This is the usual case; a search over cuts prices hundreds of graphs.
     if both.all():
         return np.ones((len(members), problem.devices.count), bool)
     allowed = np.array([both[list(m)].all(axis=0) for m in members])

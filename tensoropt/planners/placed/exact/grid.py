@@ -1,6 +1,5 @@
-"""Seconds as whole ticks, rounded down so that what is proven of ticks is proven of seconds; a first
-bound.
-"""
+"""Seconds as whole ticks, rounded down so that what is proven for ticks is proven for seconds; and a first
+bound."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-3
-"""Most that rounding may take off a step, as a share of it."""
+"""The most that rounding may take off a step, as a share of it."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Seconds as whole ticks.
+    """A grid of whole ticks for seconds.
 
     A step is a chain of at most ``4 n m + 1`` tasks (every operator forward and backward, a message before
     each of them, for m micro-batches, and an optimizer step), each shortened by less than a tick.
@@ -30,20 +29,22 @@ class Grid:
 
     @classmethod
     def of(cls, problem: PlacementProblem, bound_s: float) -> Grid:
-        """The coarsest that shortens no step by more than :data:`ROUNDING`, given what one takes at least."""
+        """Return the coarsest grid that shortens no step by more than :data:`ROUNDING`, given a lower bound
+        on a step."""
         return cls(ROUNDING * bound_s / (4 * problem.size * problem.micro_batches + 1))
 
     def ticks(self, seconds: float) -> int:
-        """Rounded down; 0 for what is impossible anyway, which no solution contains."""
+        """Return the ticks of so many seconds, rounded down; 0 for what is impossible anyway, which no
+        solution contains."""
         if not math.isfinite(seconds):
             return 0
-        # A whole number of ticks may come out of the division an ulp too small.
+        # For a whole number of ticks the division may be an ulp too small.
         return math.floor(seconds / self.tick_s + 1e-9)
 
 
 def lower_bound_s(problem: PlacementProblem) -> float:
-    """Seconds that no placement beats: the longest chain of operators, or all work spread evenly, that of all
-    micro-batches."""
+    """Return the seconds that no placement beats: the longest chain of operators, or the work of all
+    micro-batches spread evenly."""
     forward, backward = problem.forward_s.min(axis=1), problem.backward_s.min(axis=1)
     ahead, finish = forward.copy(), backward.copy()
     for reader in range(problem.size):

@@ -19,7 +19,7 @@ class KnownPlacement:
 
     @property
     def excess_bytes(self) -> float:
-        """By how much the device that overflows most does."""
+        """Return by how many bytes the most overflowing device exceeds its capacity."""
         over = np.array(self.simulated.peak_bytes) - self.simulated.problem.devices.capacity_bytes
         return float(over.max())
 
@@ -29,10 +29,10 @@ class KnownPlacements:
     """All placements of one problem that were simulated.
 
     Attributes:
-        rules: what an answer must keep to, beside fitting.
-        best: the fastest that fits and keeps to the rules.
-        broken: the fastest that fits and does not.
-        nearest: of those that do not fit the one that exceeds a device least.
+        rules: the rules that an answer must obey, beside fitting.
+        best: the fastest placement that fits and obeys the rules.
+        broken: the fastest placement that fits but breaks the rules.
+        nearest: of the placements that do not fit, the one that exceeds a device least.
     """
 
     problem: PlacementProblem
@@ -42,7 +42,7 @@ class KnownPlacements:
     nearest: KnownPlacement | None = None
 
     def consider(self, placement: Placement, source: str) -> SimulatedPlacement:
-        """The simulated step of a placement, which is remembered where it is the best."""
+        """Return the simulated step of a placement, which is remembered if it is the best."""
         candidate = KnownPlacement(source, simulate_placement(self.problem, placement))
         simulated = candidate.simulated
         if not simulated.fits():
@@ -58,5 +58,5 @@ class KnownPlacements:
 
     @property
     def best_s(self) -> float:
-        """Seconds of the best; inf while there is none."""
+        """The seconds of the best placement; inf while there is none."""
         return self.best.simulated.time_s if self.best is not None else float("inf")

@@ -1,8 +1,8 @@
 """Memory over time in a program, as the simulator follows it: every tensor from its first to its last use.
 
-NetSplit's (5-18) adds up what is there at once between forward and backward. What the simulator sees beside
-it: tensors that only forward needs, gradients on their way, and what an operator needs while it runs. Each is
-an interval on its device with its bytes as demand; the intervals of a device are one cumulative constraint.
+NetSplit's (5-18) sums what is there at once between forward and backward. The simulator also sees tensors
+that only forward needs, gradients on their way, and what an operator needs while it runs. Each of these is an
+interval on its device with its bytes as demand; the intervals of a device form one cumulative constraint.
 Bytes are rounded down and capacity up, so that nothing that fits is excluded.
 """
 
@@ -17,14 +17,14 @@ from tensoropt.planners.placed.exact.variables import MessageKey, SendKey, Varia
 
 
 class _Demands(NamedTuple):
-    """What takes memory on one device: intervals in time, and how many units each takes."""
+    """The demands for memory on one device: intervals in time, and how many units each takes."""
 
     intervals: list[Any]
     units: list[int]
 
 
 def limit_lifetimes(program: Variables) -> None:
-    """Add to a program that what is alive on a device at once fits it."""
+    """Add to a program the constraint that what is alive on a device at once fits."""
     demands = _Lifetimes(program).demands()
     for device, (intervals, units) in enumerate(demands):
         capacity = math.ceil(min(program.capacity_bytes[device], sum(units) * UNIT_BYTES) / UNIT_BYTES)
@@ -32,14 +32,14 @@ def limit_lifetimes(program: Variables) -> None:
 
 
 class _Lifetimes:
-    """What lies on each device, interval by interval."""
+    """The contents of each device, interval by interval."""
 
     def __init__(self, program: Variables):
         self.program, self.model, self.problem = program, program.model, program.problem
         self.alive = [_Demands([], []) for _ in program.devices]
 
     def demands(self) -> list[_Demands]:
-        """Per device everything that takes memory there."""
+        """Return everything that takes memory on each device."""
         for operator in range(self.problem.size):
             for device in self.program.devices:
                 self._operator(operator, device)
@@ -49,7 +49,7 @@ class _Lifetimes:
         return self.alive
 
     def _add(self, device: int, size: float, start: Any, end: Any, present: Any) -> None:
-        # Rounded down; what is less than a unit would only burden the solver.
+        # Rounded down; less than a unit would only burden the solver.
         demand = int(size // UNIT_BYTES)
         if demand:
             took = self.model.new_int_var(0, self.program.most, "")
@@ -61,9 +61,9 @@ class _Lifetimes:
             self.alive[device].units.append(demand)
 
     def _until(self, first: Any, present: Any, users: Iterable[tuple[Any, Any]]) -> Any:
-        """A time at or after ``first``, and after each (end, literal) whose literal holds."""
+        """Return a time at or after ``first``, and after each (end, literal) whose literal holds."""
         users = list(users)
-        # Only bounded from below: a later end takes memory for longer and gains the solver nothing.
+        # Bounded only from below: a later end takes memory for longer and gains the solver nothing.
         last = self.program.time()
         self.model.add(last >= first).only_enforce_if(present)
         for end, literal in users:
@@ -74,9 +74,9 @@ class _Lifetimes:
         return last
 
     def _since(self, last: Any, present: Any, makers: Iterable[tuple[Any, Any]]) -> Any:
-        """A time at or before ``last``, and before each (time, literal) whose literal holds."""
+        """Return a time at or before ``last``, and before each (time, literal) whose literal holds."""
         makers = list(makers)
-        # Only bounded from above, for the same reason.
+        # Bounded only from above, for the same reason.
         first = self.program.time()
         self.model.add(first <= last).only_enforce_if(present)
         for moment, literal in makers:
@@ -97,7 +97,7 @@ class _Lifetimes:
             self._add(d, problem.kept_bytes[o], program.start[False][o], program.end[True][o], on)
 
     def _tensor(self, number: int, device: int) -> None:
-        """The tensor itself on one device, made there or received, and its gradient."""
+        """Add the tensor itself on one device, made there or received, and its gradient."""
         program, tensor = self.program, self.problem.tensors[number]
         made_there, begins = program.on[tensor.producer][device], program.start[False][tensor.producer]
         made = program.end[False][tensor.producer]
@@ -124,7 +124,8 @@ class _Lifetimes:
             self._gradient(number, device, copied)
 
     def _gradient(self, number: int, device: int, copied: Any) -> None:
-        """Every contribution while it is made; their sum from the first's end until it is used or sent."""
+        """Add every contribution while it is made, and their sum from the first's end until it is used or
+        sent."""
         program, tensor = self.program, self.problem.tensors[number]
         back = [(program.start[True][r], program.end[True][r], program.on[r][device]) for r in tensor.readers]
         for begin, end, literal in back:

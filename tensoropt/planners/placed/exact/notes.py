@@ -1,4 +1,4 @@
-"""What is said of an exact planner's answer: who found it, what is proven of it, or why there is none."""
+"""The notes on an exact planner's answer: who found it, what is proven about it, or why there is none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tensoropt.units import format_bytes, format_seconds
 
 
 class Notes:
-    """What is said of an answer."""
+    """The notes on an answer."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Notes:
         self.best, self.warm = best, warm
 
     def lines(self) -> list[str]:
-        """What is said, a sentence each, without those that do not apply."""
+        """Return the notes, a sentence each, without those that do not apply."""
         return [
             line
             for line in (
@@ -66,7 +66,7 @@ class Notes:
         return f"found by {self.best.source}: {took}; warm start {self.warm.source}: {before}"
 
     def _broken(self) -> str:
-        """What was faster and may not be the answer."""
+        """Name a placement that is faster but may not be the answer."""
         if self.broken is None or self.broken.simulated.time_s >= self.best.simulated.time_s:
             return ""
         took = format_seconds(self.broken.simulated.time_s)
@@ -77,7 +77,8 @@ class Notes:
         return f"{whole} operators contracted to {blocks} blocks by co-placement" if blocks < whole else ""
 
     def _gap(self) -> str:
-        """What is proven: of all placements where the program knew them all, else of what any must take."""
+        """Say what is proven: about all placements if the program knew them all, otherwise about a bound that
+        holds for any."""
         took, whole, outcome = self.best.simulated.time_s, self.contraction.whole, self.proof.last
         floor_s, rules = lower_bound_s(whole), rule_words(self.settings.rules)
         # Over blocks the program does not know all placements, so that its bound is not one of the whole
@@ -110,7 +111,7 @@ class Notes:
         return f"solver {ended}; times rounded down by less than {ROUNDING:.1%}"
 
     def _fill(self) -> str:
-        """What the program does not know of a step of several micro-batches."""
+        """Say what the program does not know of a step with several micro-batches."""
         if (count := self.best.simulated.micro_batches) == 1 or self.proof.last is None:
             return ""
         return (
@@ -119,7 +120,7 @@ class Notes:
         )
 
     def _own(self) -> str:
-        """Where the simulator sees the program's own answer otherwise than the program does."""
+        """Say where the simulator and the program disagree about the program's own answer."""
         outcome, own = self.proof.last, self.proof.own
         if outcome is None or own is None or outcome.placement is None:
             return ""
@@ -144,7 +145,7 @@ def _proven(took_s: float, bound_s: float, within: str) -> str:
 
 
 def breach(rules: Rules, broken: KnownPlacement) -> str:
-    """In which way a placement breaks the rules."""
+    """Say how a placement breaks the rules."""
     if rules.balance is None or rules.balance >= 1:
         return f"it does not fit with {rule_words(rules)}"
     share = fullest_share(broken.simulated.problem, broken.simulated.placement.device, rules)
@@ -168,7 +169,7 @@ def refusal(settings: ExactSettings, known: KnownPlacements, contraction: Contra
 
 
 def _indivisible(rules: Rules, contraction: Contraction) -> str:
-    """Names what lies on one device anyway and breaks the balance alone; empty where nothing does."""
+    """Name what must lie on one device and breaks the balance by itself; empty if nothing does."""
     if rules.balance is None:
         return ""
     problem = contraction.problem

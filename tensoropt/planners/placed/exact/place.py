@@ -1,14 +1,14 @@
-"""What the exact planners share: a warm start, a program, the simulator over both.
+"""The procedure that the exact planners share: a warm start, a program, and the simulator to check both.
 
-1. The heuristics place the problem; the best under the simulator is the warm start.
+1. The heuristics place the problem; the best of them when simulated is the warm start.
 2. A graph too large for the program is contracted by node co-placement (:mod:`.coplacement`).
 3. The program starts from the best known schedule; the better placements it finds are simulated.
-4. Where the simulator disagrees with a proven optimum, that placement is forbidden (few operators) or the
-   device that overflowed gets less room, and the program is solved again while there is effort left
+4. If the simulator disagrees with a proven optimum, that placement is forbidden (few operators) or the
+   device that overflowed gets less room, and the program is solved once more while there is effort left
    (:mod:`.rounds`).
 
-The answer is the fastest placement that was simulated, that fits and that keeps to the planner's rules,
-never a program's own opinion. What breaks a rule is neither an answer nor a bound for one.
+The answer is the fastest placement that was simulated, that fits and that obeys the planner's rules; it is
+never a program's own opinion. A placement that breaks a rule is neither an answer nor a bound for one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tensoropt.planners.placed.exact.warm_start import starts
 from tensoropt.planners.solvers import cp_sat
 
 SHARE = 0.25
-"""Of a planner's seconds what a step of several micro-batches is given: several counts are asked for as a
-rule, and should not take several times as long together. An assumption."""
+"""The share of a planner's seconds for a step of several micro-batches: usually several counts are tried, and
+together they should not take several times as long. An assumption."""
 
 
 def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> PlacementProblem:
-    """The problem with a limit as its devices' capacity, where that is less."""
+    """Return the problem with a limit as its devices' capacity, if that is less."""
     if memory_limit_bytes is None:
         return problem
     capacity = problem.devices.within(memory_limit_bytes)
@@ -43,10 +43,10 @@ def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> Plac
 
 
 def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
-    """The problem in at most so many blocks, each operator its own where that is possible.
+    """Return the problem in at most so many blocks, with one operator per block if that is possible.
 
     Co-placement's limits leave the program a choice: no block of more than a quarter of a device's share of
-    operators, work and memory. Where they leave too many blocks they are doubled until they do not.
+    operators, work and memory. If they leave too many blocks, they are doubled until they do not.
     """
     if problem.size <= most_blocks:
         return contract(problem, [[o] for o in range(problem.size)])
@@ -73,12 +73,12 @@ def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
 
 
 def place_exactly(problem: PlacementProblem, seed: int, settings: ExactSettings) -> PlacedAnswer:
-    """The fastest placement found within the devices' capacity, and what is proven of it.
+    """Return the fastest placement found within the devices' capacity, and what is proven about it.
 
     Raises:
         MissingExtraError: OR-tools is not installed.
         UnsuitableError: too many blocks remain.
-        InfeasibleError: nothing found fits and keeps to the rules; says what stands against.
+        InfeasibleError: nothing found fits and obeys the rules; the message says what prevents it.
     """
     # Refused before the heuristics have run.
     cp_sat(settings.name)

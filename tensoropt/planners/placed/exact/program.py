@@ -1,19 +1,18 @@
 """Placement and schedule as one integer program, solved by OR-tools' CP-SAT.
 
-The variables: a device for every operator, a start for its forward and its backward, and for every tensor
-and device the message that brings it there and the one that brings its gradient back. The constraints, each
-where it is added: one device per operator and what must lie together (:meth:`._place`); an operator
-takes its device's time (:meth:`._run`); nobody starts before its inputs are there, over links of
-different speed (:meth:`._send`); every variable counts once per device it is on
-(:meth:`._keep`); the step ends when the last has ended (:meth:`._end`). That is what NetSplit's
-(5-11)–(5-18) say. In them operators may run on one device at the same time; ``Rules.exclusive`` adds what is
-missing: a device, and a lane of a link, does one thing at a time, a device's backward comes after its
-forward, and the optimizer's step after that.
+The variables: a device for every operator, a start for its forward and its backward, and for every tensor and
+device the message that brings it there and the one that brings its gradient back. The constraints, each with
+the method that adds it: one device per operator and what must lie together (:meth:`._place`); an operator
+takes its device's time (:meth:`._run`); no operator starts before its inputs are there, over links of
+different speeds (:meth:`._send`); every variable counts once per device it is on (:meth:`._keep`); the step
+ends when the last task has ended (:meth:`._end`). These are NetSplit's (5-11)–(5-18), in which operators may
+run on one device at the same time; ``Rules.exclusive`` adds what is missing: a device, and a lane of a link,
+does one thing at a time, a device's backward comes after its forward, and the optimizer's step after that.
 
-Of several micro-batches the program schedules one; a step is no shorter than that, nor than the work of all
-of them on any device or lane. How they fill and drain the devices is left to the simulator.
+With several micro-batches the program schedules only one; a step is no shorter than that, nor than the work
+of all of them on any device or lane. How they fill and drain the devices is left to the simulator.
 
-Times are whole ticks, rounded down, so that a proven bound is one of the real problem; see :class:`.Grid`.
+Times are whole ticks, rounded down, so that a proven bound holds for the real problem; see :class:`.Grid`.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class PlacementProgram(Variables):
 
     Args:
         grid: see :class:`.Grid`.
-        most_s: a step known to be possible; nothing longer is looked for.
+        most_s: seconds of a step known to be possible; nothing longer is searched.
         capacity_bytes: (d,) the memory rule's right-hand side.
     """
 
@@ -73,7 +72,7 @@ class PlacementProgram(Variables):
         self._end()
 
     def _occupy(self, name: Any, start: Any, ticks: int, end: Any, present: Any) -> Any:
-        """``present`` implies start + ticks == end; the interval queues with others of this name."""
+        """Add that ``present`` implies start + ticks == end; the interval queues with others of this name."""
         interval = self.model.new_optional_interval_var(start, ticks, end, present, "")
         self.busy[name].append(interval)
         return interval
@@ -81,7 +80,8 @@ class PlacementProgram(Variables):
     # -- constraints ------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """One device for every operator, the same for what must lie together, and only where it may lie."""
+        """Add one device for every operator, the same for what must lie together, and only where it may
+        lie."""
         problem, units = self.problem, units_of(self.problem)
         self.unit = units.of
         literals = [
@@ -95,7 +95,7 @@ class PlacementProgram(Variables):
         self.on = [literals[unit] for unit in units.of]
 
     def _run(self) -> None:
-        """An operator takes its device's time, forward and backward; what it starts after."""
+        """Add that an operator takes its device's time, forward and backward, and what it starts after."""
         model, problem = self.model, self.problem
         for back, seconds in ((False, problem.forward_s), (True, problem.backward_s)):
             if back and not problem.training:
@@ -122,7 +122,8 @@ class PlacementProgram(Variables):
                     model.add(self.start[True][o] >= self.turn[d]).only_enforce_if(self.on[o][d])
 
     def _send(self) -> None:
-        """A tensor read elsewhere is sent there once, and its gradient back once, by that link's time."""
+        """Add that a tensor read elsewhere is sent there once, and its gradient back once, in that link's
+        time."""
         for number, tensor in enumerate(self.problem.tensors):
             units = {self.unit[o] for o in (tensor.producer, *tensor.readers)}
             if not tensor.readers:
@@ -181,7 +182,8 @@ class PlacementProgram(Variables):
             self.sending[lane].append((ticks, sent))
 
     def _keep(self) -> None:
-        """What is stored and kept on a device fits it, every variable counted once per device; (5-18).
+        """Add that what is stored and kept on a device fits it, every variable counted once per device;
+        (5-18).
 
         All of it is there at the moment between a device's forward and backward, so the simulated peak is
         never less: without ``Rules.balance`` and ``Rules.alpha`` the rule excludes nothing that fits.
@@ -192,14 +194,14 @@ class PlacementProgram(Variables):
         units = [int(size // unit) for size in own]
         total = sum(units) + sum(int(tensor.bytes // unit) for tensor in tensors)
         for d, most in enumerate(most_units(problem, self.rules, self.capacity_bytes)):
-            # It cannot bind, so that the solver need not see it.
+            # It cannot bind, so the solver need not see it.
             if most >= total:
                 continue
             terms = [size * self.on[o][d] for o, size in enumerate(units)]
             for tensor in tensors:
                 kept = self.any_of([self.on[o][d] for o in tensor.kept_by])
                 if tensor.stored:
-                    # On its producer's device it is the parameter itself, which is counted there already.
+                    # On its producer's device it is the parameter itself, which is already counted there.
                     kept = self.both(kept, self.on[tensor.producer][d].negated())
                 terms.append(int(tensor.bytes // unit) * kept)
             self.model.add(sum(terms) <= most)
@@ -207,14 +209,16 @@ class PlacementProgram(Variables):
             self._step(problem.stored_bytes + problem.update_peak_bytes)
 
     def _step(self, sizes: NDArray[np.float64]) -> None:
-        """What is stored fits a device beside what the optimizer's step takes, all its operators at once."""
+        """Add that what is stored on a device fits it beside what the optimizer's step takes, for all its
+        operators at once."""
         for d in self.devices:
             if self.capacity_bytes[d] < float(sizes.sum()):
                 terms = [int(size // UNIT_BYTES) * self.on[o][d] for o, size in enumerate(sizes)]
                 self.model.add(sum(terms) <= math.ceil(self.capacity_bytes[d] / UNIT_BYTES))
 
     def _end(self) -> None:
-        """The step ends with the last task, or with the optimizer of the device that is last; minimized."""
+        """Add that the step ends with the last task, or with the optimizer of the last device; this end is
+        minimized."""
         model, problem = self.model, self.problem
         self.total = self.time()
         last = self.end[problem.training]
@@ -235,7 +239,8 @@ class PlacementProgram(Variables):
         model.minimize(self.total)
 
     def _work(self, device: int, last: list[Any]) -> None:
-        """The optimizer after the device's last backward; and all its work one after the other at least."""
+        """Add the optimizer after the device's last backward, and a bound by all its work one after
+        another."""
         problem, grid = self.problem, self.grid
         update = sum(grid.ticks(s) * self.on[o][device] for o, s in enumerate(problem.update_s[:, device]))
         for o in range(problem.size):
@@ -249,7 +254,7 @@ class PlacementProgram(Variables):
             self.model.add(self.total >= problem.micro_batches * work + update)
 
     def _work_of_lanes(self) -> None:
-        """The messages of all micro-batches, one after another at least."""
+        """Add a bound by the messages of all micro-batches, one after another."""
         for sent in self.sending.values():
             work = sum(ticks * literal for ticks, literal in sent)
             self.model.add(self.total >= self.problem.micro_batches * work)
@@ -278,7 +283,7 @@ class PlacementProgram(Variables):
         return total
 
     def _ticks_on(self, device: int, value: Callable[[Any], int]) -> int:
-        """What a device computes, forward and backward, for one micro-batch."""
+        """Return the ticks that a device computes, forward and backward, for one micro-batch."""
         problem = self.problem
         seconds = zip(problem.forward_s[:, device], problem.backward_s[:, device], strict=True)
         return sum(
@@ -299,11 +304,12 @@ class PlacementProgram(Variables):
         self.model.add_bool_or(clause)
 
     def demand(self, less_than_s: float) -> None:
-        """Look for nothing slower than this."""
+        """Search for nothing slower than this."""
         self.model.add(self.total < self.grid.ticks(less_than_s))
 
     def _first(self, a: int, b: int, back: bool) -> Any:
-        """Whether a comes before b when operators are ordered by their start, ties as in :meth:`decode`."""
+        """Return whether a comes before b when operators are ordered by their start, ties as in
+        :meth:`decode`."""
         key = OrderKey(a, b, back)
         if key not in self.firsts:
             literal = self.firsts[key] = self.model.new_bool_var("")
@@ -313,7 +319,8 @@ class PlacementProgram(Variables):
         return self.firsts[key]
 
     def decode(self, value: Callable[[Any], int]) -> Placement:
-        """Devices, and their operators by their start; ties as operators are listed, backward reversed."""
+        """Return the devices and their operators ordered by start; ties in the order of the operators,
+        reversed for backward."""
         device = tuple(
             next(d for d, literal in enumerate(literals) if value(literal)) for literals in self.on
         )

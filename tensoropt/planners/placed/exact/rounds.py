@@ -1,8 +1,8 @@
 """The rounds of an exact planner: its program, solved until the bound meets the simulator or effort is spent.
 
-The program starts from the best known schedule, and the better placements it finds are simulated. Where the
+The program starts from the best known schedule, and the better placements it finds are simulated. If the
 simulator disagrees with a proven optimum, that placement is forbidden (few operators) or the device that
-overflowed gets less room, and the program is solved again while there is effort left.
+overflowed gets less room, and the program is solved once more while there is effort left.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from tensoropt.planners.placed.exact.solver import EFFORT_PER_SECOND, Outcome, s
 from tensoropt.planners.placed.exact.warm_start import ordered, starts
 
 CUT_BLOCKS = 12
-"""Up to so many blocks a placement that is slower when simulated than in the program is forbidden as a whole.
-An assumption: with more blocks there are so many placements that forbidding one gains little.
+"""The number of blocks up to which a placement that is slower when simulated than in the program is forbidden
+as a whole. An assumption: with more blocks there are so many placements that forbidding one gains little.
 """
 
 ROUNDS = 200
-"""Rounds at most, each with a run of the solver; an assumption. Effort or time end them first as a rule."""
+"""The most rounds, each with a run of the solver; an assumption. Effort or time usually end them first."""
 
 SIMULATED_PER_RUN = 8
-"""So many of the placements that one run of the solver found are simulated, the last and best first; an
+"""How many of the placements that one run of the solver found are simulated, the last and best first; an
 assumption, as simulating takes time too.
 """
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known after the last round.
+    """The state of knowledge after the last round.
 
     Attributes:
-        bound_s: no placement of the program's blocks is faster, by its rules; inf when none fits.
-        last: the last run of the solver; None when the warm start met the bound before any.
+        bound_s: seconds that no placement of the program's blocks beats, by its rules; inf if none fits.
+        last: the last run of the solver; None if the warm start met the bound before any run.
         own: the program's own best as simulated, fitting or not.
     """
 
@@ -65,7 +65,7 @@ class Rounds:
         self.capacity = self.blocks.devices.capacity_bytes.astype(float)
         # Memory over time takes intervals for every tensor on every device: it is followed only where memory
         # is known to be tight. NetSplit as published has no such rule.
-        # Of several micro-batches the program knows one, and not how the others' memory lies beside it.
+        # With several micro-batches the program knows only one, and not the memory of the others beside it.
         follows = settings.rules.exclusive and self.blocks.micro_batches == 1
         self.rules = replace(settings.rules, lifetimes=follows and self._tight())
         self.effort = settings.seconds * EFFORT_PER_SECOND
@@ -73,7 +73,7 @@ class Rounds:
         self.tightened = self.cut = False
 
     def solve(self) -> Proof:
-        """What is known after the last round; placements go to ``known`` as they are found."""
+        """Return what is known after the last round; placements go to ``known`` as they are found."""
         proof = Proof(self.floor_s)
         # The warm start is proven already, up to the rounding of ticks.
         if self.known.best_s * (1 - ROUNDING) <= self.floor_s:
@@ -83,7 +83,7 @@ class Rounds:
             found: list[Placement] = []
             outcome = solve(
                 program,
-                # The rounds differ from one another, and each is the same for the same seed.
+                # The rounds differ from one another, but each is the same for the same seed.
                 seed=self.seed + number,
                 effort=self.effort if self._is_last_round() else self.effort / 2,
                 seconds=max(self.end - time.monotonic(), 0.0),
@@ -106,17 +106,18 @@ class Rounds:
         return PlacementProgram(self.blocks, self.rules, grid, self.longest_s, self.capacity.tolist())
 
     def _tight(self) -> bool:
-        """Whether memory is known to exclude something faster than the best."""
+        """Return whether memory is known to exclude something faster than the best."""
         nearest = self.known.nearest
         return nearest is not None and nearest.simulated.time_s < self.known.best_s
 
     def _is_last_round(self) -> bool:
-        """Whether no other round is planned: the first leaves half the effort to one that knows lifetimes."""
+        """Return whether no other round is planned: the first leaves half the effort to one that knows
+        lifetimes."""
         follows = self.rules.exclusive and self.blocks.micro_batches == 1
         return self.rules.lifetimes or not follows or bool(np.isinf(self.capacity).all())
 
     def _next(self, program: PlacementProgram, proof: Proof) -> PlacementProgram:
-        """The program of the next round, given a placement that the simulator sees otherwise."""
+        """Return the program of the next round, given a placement about which the simulator disagrees."""
         own, outcome = proof.own, proof.last
         assert own is not None
         assert outcome is not None
@@ -130,13 +131,13 @@ class Rounds:
             if self.known.best is not None:
                 program.demand(less_than_s=self.known.best_s)
             return program
-        # Where placements are not forbidden one by one, what overflowed is taken off the room instead.
+        # If placements are not forbidden one by one, what overflowed is taken off the room instead.
         over = np.array(own.peak_bytes) - self.blocks.devices.capacity_bytes
         self.capacity, self.tightened = self.capacity - np.maximum(over, 0.0), True
         return self._program()
 
     def _again(self, proof: Proof) -> bool:
-        """Whether the simulator disagrees with the program, and something can be done about it."""
+        """Return whether the simulator disagrees with the program, and something can be done about it."""
         outcome, own = proof.last, proof.own
         if outcome is None or own is None or outcome.placement is None:
             return False
@@ -149,24 +150,23 @@ class Rounds:
 
     @property
     def cuts(self) -> bool:
-        """Whether a placement that the program takes for too fast may be forbidden."""
+        """Whether a placement that is slower than the program takes it to be may be forbidden."""
         return self.settings.rules.exclusive and self.blocks.size <= CUT_BLOCKS
 
     def _bound(self, proof: Proof, outcome: Outcome) -> float:
-        """Forbidden placements have been simulated, so the best of them bounds as well; less room does
-        not.
-        """
+        """Return the bound after a round: forbidden placements have been simulated, so the best of them
+        bounds as well; less room does not."""
         # With less room than there is the program may exclude placements that fit, so that its bounds prove
         # nothing.
         if self.tightened:
             return proof.bound_s
-        # Before any is forbidden the best known placement is still a solution, and bounds nothing.
+        # Before any is forbidden, the best known placement is still a solution, and bounds nothing.
         simulated_s = self.known.best_s if self.cut else math.inf
         return max(proof.bound_s, min(outcome.bound_s, simulated_s))
 
     def _hint(self) -> SimulatedPlacement | None:
-        """The best known schedule that keeps to the rules, of one micro-batch as the program has it; what is
-        made of blocks is simulated whole, too."""
+        """Return the best known schedule that obeys the rules, for one micro-batch as in the program; a
+        placement of blocks is simulated whole, too."""
         best, rules = self.known.best, self.settings.rules
         simulated_ones = []
         for source, placement in starts(self.blocks, rules, self.seed):
@@ -193,9 +193,8 @@ class Rounds:
         return hint
 
     def _simulate_found(self, found: list[Placement]) -> SimulatedPlacement | None:
-        """The simulated step of the program's last and best placement; those before it are simulated as
-        well.
-        """
+        """Return the simulated step of the program's last and best placement; those before it are simulated
+        as well."""
         own: SimulatedPlacement | None = None
         for number, placement in enumerate(reversed(found)):
             if number >= SIMULATED_PER_RUN and self.known.best is not None:
@@ -205,7 +204,7 @@ class Rounds:
         return own
 
     def _reorder(self, proof: Proof) -> None:
-        """The program's devices with orders of single operators instead of blocks."""
+        """Reorder the single operators, instead of blocks, on the program's devices."""
         if proof.own is not None and not self.whole:
             whole = self.contraction.whole
             for source, placement in ordered(whole, proof.own.placement.device, self.seed):
@@ -213,7 +212,8 @@ class Rounds:
 
 
 def _serial_s(problem: PlacementProblem) -> float:
-    """Longer than any sensible schedule: everything after everything else, and every message on top."""
+    """Return more seconds than any sensible schedule takes: everything one after another, and every message
+    on top."""
     seconds = problem.forward_s + problem.backward_s + problem.update_s
     work = np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum()
     devices = problem.devices

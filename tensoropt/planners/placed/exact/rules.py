@@ -1,8 +1,8 @@
-"""What a program demands of a placement, and the memory rule that a placement must keep to.
+"""A program's demands on a placement, and the memory rule that a placement must obey.
 
 The program states the rule over literals (:meth:`.program.PlacementProgram._keep`), this module over a
-placement: what is stored and kept counts once on every device it is on, in whole units, rounded
-down, the limit rounded up.
+placement: what is stored and kept counts once on every device it is on, in whole units, rounded down, with
+the limit rounded up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tensoropt.placement import PlacedTensor, PlacementProblem
 
 UNIT_BYTES = 1024
-"""Memory is counted in units of so much, so that the solver's integers stay small; an assumption."""
+"""The unit of memory in bytes, so that the solver's integers stay small; an assumption."""
 
 FINENESS = 2**20
 """A unit is at most this part of all that is stored and kept, so that small models are counted as well."""
@@ -25,13 +25,14 @@ FINENESS = 2**20
 
 @dataclass(frozen=True)
 class Rules:
-    """What a program demands beside dependencies, transfer times and capacity.
+    """The demands of a program beside dependencies, transfer times and capacity.
 
     Attributes:
-        exclusive: a device and a lane do one thing at a time. False is NetSplit's program as published.
+        exclusive: whether a device and a lane do one thing at a time. False is NetSplit's program as
+            published.
         balance: the largest share of all stored and kept bytes that one device may hold; None for no rule.
         alpha: the optimizer's state in sizes of the parameters, for the memory rule; None for the problem's.
-        lifetimes: memory over time, beside what is stored and kept; see :mod:`.lifetimes`.
+        lifetimes: whether memory is limited over time, beside what is stored and kept; see :mod:`.lifetimes`.
     """
 
     exclusive: bool = True
@@ -41,8 +42,8 @@ class Rules:
 
 
 def lasting_bytes(problem: PlacementProblem, alpha: float | None = None) -> NDArray[np.float64]:
-    """(n,) what an operator itself stores, and keeps of all micro-batches, tensors aside; see
-    ``Rules.alpha``."""
+    """Return (n,) the bytes that an operator itself stores, and keeps of all micro-batches, tensors aside;
+    see ``Rules.alpha``."""
     if not problem.training:
         return problem.stored_bytes
     state = problem.optimizer_bytes if alpha is None else alpha * problem.parameter_bytes
@@ -51,26 +52,29 @@ def lasting_bytes(problem: PlacementProblem, alpha: float | None = None) -> NDAr
 
 
 def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
-    """Those that are there between forward and backward, on every device that keeps them; as large as those
-    of all micro-batches together."""
+    """Return the tensors that are there between forward and backward, on every device that keeps them; as
+    large as those of all micro-batches together."""
     count = problem.micro_batches
     kept = (tensor for tensor in problem.tensors if problem.training and tensor.kept_by)
     return [tensor if count == 1 else replace(tensor, bytes=count * tensor.bytes) for tensor in kept]
 
 
 def all_once_bytes(problem: PlacementProblem, rules: Rules) -> float:
-    """What is stored and kept in all, everything once: the whole of which ``Rules.balance`` is a share."""
+    """Return the bytes of everything that is stored and kept, each counted once: the whole of which
+    ``Rules.balance`` is a share."""
     apart = sum(tensor.bytes for tensor in kept_tensors(problem) if not tensor.stored)
     return float(lasting_bytes(problem, rules.alpha).sum()) + float(apart)
 
 
 def unit_bytes(problem: PlacementProblem, rules: Rules) -> int:
-    """In what the memory rule counts: as much as takes no more than a millionth of all off an operator."""
+    """Return the unit in which the memory rule counts bytes: so small that rounding costs an operator at most
+    a millionth of all."""
     return min(UNIT_BYTES, max(1, int(all_once_bytes(problem, rules) // FINENESS)))
 
 
 def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence[float]) -> list[int]:
-    """(d,) the memory rule's right-hand side in :func:`unit_bytes`, rounded up; at most what all takes."""
+    """Return (d,) the memory rule's right-hand side in :func:`unit_bytes`, rounded up; at most what
+    everything takes."""
     own = float(lasting_bytes(problem, rules.alpha).sum())
     most = own + sum(tensor.bytes for tensor in kept_tensors(problem))
     if rules.balance is not None:
@@ -81,33 +85,34 @@ def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence
 
 
 def lasting_units(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> NDArray[np.int64]:
-    """(d,) the memory rule's left-hand side: what is stored and kept, each rounded down, once per device."""
+    """Return (d,) the memory rule's left-hand side: what is stored and kept, each rounded down, once per
+    device."""
     lasting, own = np.zeros(problem.devices.count, dtype=np.int64), lasting_bytes(problem, rules.alpha)
     unit = unit_bytes(problem, rules)
     # Not ``lasting[device] +=``, which would count the operators of one device once.
     np.add.at(lasting, list(device), (own // unit).astype(np.int64))
     for tensor in kept_tensors(problem):
-        # On its producer's device a stored tensor is the parameter itself, which ``own`` has.
+        # On its producer's device a stored tensor is the parameter itself, which is part of ``own``.
         counted = {device[tensor.producer]} if tensor.stored else set()
         lasting[list({device[o] for o in tensor.kept_by} - counted)] += int(tensor.bytes // unit)
     return lasting
 
 
 def obeys(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> bool:
-    """Whether devices keep to the memory rule, as :meth:`PlacementProgram._keep` states it."""
+    """Return whether devices obey the memory rule, as :meth:`PlacementProgram._keep` states it."""
     limits = most_units(problem, rules, problem.devices.capacity_bytes.tolist())
     return bool((lasting_units(problem, device, rules) <= limits).all())
 
 
 def fullest_share(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> float:
-    """The share of all that is stored and kept which the fullest device holds."""
+    """Return the share of all that is stored and kept which the fullest device holds."""
     whole = all_once_bytes(problem, rules)
     fullest = float(lasting_units(problem, device, rules).max()) * unit_bytes(problem, rules)
     return fullest / whole if whole else 0.0
 
 
 def rule_words(rules: Rules) -> str:
-    """What a planner demands beside that everything fits; empty where it demands nothing."""
+    """Say what a planner demands beside that everything fits; empty if it demands nothing."""
     if rules.balance is not None and rules.balance < 1:
         return f"at most {rules.balance:.0%} of what is stored and kept on one device"
     if rules.alpha is not None:

@@ -12,11 +12,11 @@ class ExactSettings:
     """Settings of an exact planner.
 
     Attributes:
-        name: of the planner.
-        rules: of its program.
-        most_blocks: beyond so many operators they are contracted to as many blocks.
-        seconds: given to the solver, whose effort is limited in proportion.
-        most_after_all: refuse where more blocks remain, because nothing more can be joined; None for never.
+        name: the planner's name.
+        rules: the rules of its program.
+        most_blocks: a graph with more operators is contracted to so many blocks.
+        seconds: the solver's time, to which the limit on its effort is proportional.
+        most_after_all: refuse if more blocks remain because nothing more can be joined; None to refuse never.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Solving a :class:`~tensoropt.planners.placed.exact.program.PlacementProgram`: hints in, placements out.
 
 The solver's strategies take turns in a fixed rhythm and are limited in effort instead of seconds, so an
-answer depends on the seed alone, whatever the machine; the limit in seconds is a guard, and an answer that it
-cut short says so.
+answer depends on the seed alone, whatever the machine; the limit in seconds is a safeguard, and an answer
+that it cut short says so.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from tensoropt.planners.placed.exact.program import PlacementProgram
 from tensoropt.planners.placed.exact.variables import MessageKey
 
 EFFORT_PER_SECOND = 0.3
-"""Effort granted per second of the time limit. One quiet core spends a little more than that, so that the
-limit on effort is usually met first."""
+"""Effort granted per second of the time limit. One otherwise idle core spends a little more than that, so
+that the limit on effort is usually reached first."""
 
 STRATEGIES = 8
-"""Of the solver, side by side where there are cores for them. One alone often stays without a proof: where
-memory is tight it took more effort on five operators than eight need together."""
+"""The solver's strategies, run in parallel if there are cores for them. A single one often ends without a
+proof: with tight memory it spent more effort on five operators than all eight strategies need together."""
 
 WATCH_S = 0.2
-"""How often an interrupt is looked for while the solver runs."""
+"""The seconds between checks for an interrupt while the solver runs."""
 
 CLOCK = 0.95
-"""A run that took this share of its seconds counts as ended by the clock: the solver stops a little early."""
+"""A run that used this share of its seconds counts as ended by the clock, as the solver stops a little
+early."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a solver run ended with.
+    """The result of a solver run.
 
     Attributes:
-        bound_s: proven: no solution of the program is shorter; inf when it has none at all.
-        placement: the best found; None when none was.
-        time_s: the program's own figure for it; inf without one.
-        proven: nothing better exists.
-        effort: spent, in the solver's reproducible unit.
-        clock: the limit in seconds ended it, not the limit on effort.
+        bound_s: the proven bound in seconds: no solution of the program is shorter; inf if there is none at
+            all.
+        placement: the best placement found; None if there was none.
+        time_s: the program's own time for it; inf without one.
+        proven: whether nothing better exists.
+        effort: the effort spent, in the solver's reproducible unit.
+        clock: whether the limit in seconds ended the run, rather than the limit on effort.
     """
 
     bound_s: float
@@ -65,7 +67,7 @@ def solve(
 
     Args:
         hint: a schedule to start from.
-        found: called with every placement that is better than those before, from the solver's thread.
+        found: called with every placement that is better than the previous ones, from the solver's thread.
     """
     cp = program.cp
     program.model.clear_hints()
@@ -102,7 +104,7 @@ def solve(
 
 
 def _stoppable(solver: Any, model: Any, watcher: Any) -> Any:
-    """``solver.solve`` in a thread, so that an interrupt stops the search and leaves nothing behind."""
+    """Run ``solver.solve`` in a thread, so that an interrupt stops the search and leaves nothing behind."""
     result: list[Any] = []
     failure: list[BaseException] = []
 
@@ -119,7 +121,7 @@ def _stoppable(solver: Any, model: Any, watcher: Any) -> Any:
             thread.join(WATCH_S)
     except BaseException:
         while thread.is_alive():
-            # Again and again: OR-tools ignores a stop that comes before its search has begun.
+            # Repeatedly, as OR-tools ignores a stop that comes before its search has begun.
             solver.stop_search()
             thread.join(WATCH_S)
         raise
@@ -129,14 +131,15 @@ def _stoppable(solver: Any, model: Any, watcher: Any) -> Any:
 
 
 def _schedule_of(program: PlacementProgram, simulated: SimulatedPlacement) -> list[tuple[Any, int]]:
-    """A simulated schedule as values of all the program's variables, rounded down as its durations are."""
+    """Return a simulated schedule as values of all the program's variables, rounded down as its durations
+    are."""
     known: dict[int, tuple[Any, int]] = {}
 
     def put(variable: Any, value: int) -> None:
         known[variable.index] = (variable, int(value))
 
     def lookup(variable: Any) -> int:
-        """Of a literal's negation, whose index is negative, too."""
+        """Return a variable's value, also for a literal's negation, whose index is negative."""
         index = variable.index
         return known[index][1] if index >= 0 else 1 - known[-index - 1][1]
 

@@ -1,7 +1,8 @@
 """The variables of a placement program, and the literals made of them.
 
-A literal is a 0-1 variable of the solver or its negation. What is derived from others has a recipe, so that a
-known schedule can be completed to values of all variables, which the solver takes as a hint.
+A literal is a 0-1 variable of the solver or its negation. A variable that is derived from others has a
+recipe, so that a known schedule can be completed to values of all variables, which the solver takes as a
+hint.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 Recipe = Callable[[Callable[[Any], int]], int]
-"""The value of a variable, given what looks up the values of others."""
+"""Computes the value of a variable, given a function that looks up the values of others."""
 
 
 class MessageKey(NamedTuple):
@@ -44,16 +45,16 @@ class OrderKey(NamedTuple):
 
 
 class Variables:
-    """What a placement program decides; all times are ticks of the grid.
+    """The decisions of a placement program; all times are ticks of the grid.
 
     Attributes:
         model: the solver's model.
-        on: per operator and device the literal of its lying there.
-        start, end: per direction (False: forward, True: backward) and operator.
-        message: start and end of every message.
+        on: for each operator and device, the literal that says it lies there.
+        start, end: for each direction (False: forward, True: backward) and operator.
+        message: the start and end of every message.
         sent: whether a tensor goes from a device to another.
         recipes: how each derived variable follows from those before it.
-        most: the latest time that is looked at.
+        most: the latest time considered.
     """
 
     def __init__(self, problem: PlacementProblem, grid: Grid, most_s: float, capacity_bytes: Sequence[float]):
@@ -75,21 +76,21 @@ class Variables:
         self.zero, self.horizon = self.model.new_constant(0), self.model.new_constant(self.most)
 
     def time(self) -> Any:
-        """A new variable: a time between 0 and the horizon."""
+        """Return a new variable: a time between 0 and the horizon."""
         return self.model.new_int_var(0, self.most, "")
 
     def derive(self, variable: Any, recipe: Recipe) -> None:
-        """Note how a variable follows from others; the recipe reads only what was derived before it."""
+        """Record how a variable follows from others; the recipe reads only what was derived before it."""
         self.recipes.append((variable, recipe))
 
     def copied(self, number: int, device: int) -> Any | None:
-        """Whether a device receives a tensor; None where it cannot."""
+        """Return the literal that says whether a device receives a tensor; None if it cannot."""
         keys = (SendKey(number, source, device) for source in self.devices)
         sources = [self.sent[key] for key in keys if key in self.sent]
         return self.any_of(sources) if sources else None
 
     def any_of(self, literals: list[Any]) -> Any:
-        """The literal that holds exactly when at least one of these does."""
+        """Return the literal that holds exactly if at least one of these does."""
         # A literal that is named twice would only add clauses; one alone needs no new variable.
         unique = list({literal.index: literal for literal in literals}.values())
         if len(unique) == 1:
@@ -102,7 +103,7 @@ class Variables:
         return result
 
     def both(self, first: Any, second: Any) -> Any:
-        """The literal that holds exactly when both of these do."""
+        """Return the literal that holds exactly if both of these do."""
         result = self.model.new_bool_var("")
         self.model.add_implication(result, first)
         self.model.add_implication(result, second)

@@ -1,4 +1,4 @@
-"""Where exact planners start: what the heuristics make of a problem."""
+"""The starting points of exact planners: the heuristics' placements of a problem."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ SCHEDULERS = ("m_etf", "dpos")
 
 
 MOST_CUTS = 3
-"""So many ways to cut a problem in two are tried, the most even ones; an assumption."""
+"""How many ways to cut a problem in two are tried, the most even ones; an assumption."""
 
 
 def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
-    """What the heuristics make of a problem, and every device alone; those that refuse are left out."""
+    """Yield the heuristics' placements of a problem, and each device alone; heuristics that refuse are left
+    out."""
     count = problem.devices.count
     for device in range(count):
         placement = Placement.in_order([device] * problem.size, count)
@@ -39,14 +40,15 @@ def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Plac
 
 
 def starts(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple[str, Placement]]:
-    """Where an exact planner starts: the heuristics, and what is made to keep to a balance."""
+    """Yield the starting points of an exact planner: the heuristics' placements, and some made to obey a
+    balance."""
     yield from heuristics(problem, seed)
     if rules.balance is not None and problem.devices.count == 2:
         yield from halves(problem, rules, seed)
 
 
 def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> Iterator[tuple[str, Placement]]:
-    """Orders of execution for operators whose devices are fixed."""
+    """Yield orders of execution for operators whose devices are fixed."""
     # Pinning every operator leaves a heuristic nothing to choose but the order.
     fixed = replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device)))
     for name in SCHEDULERS:
@@ -54,9 +56,10 @@ def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> It
 
 
 def halves(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple[str, Placement]]:
-    """The first operators on device 0, the others on device 1, in the most even ways that keep to the rules.
+    """Yield placements with the first operators on device 0 and the others on device 1, in the most even ways
+    that obey the rules.
 
-    The heuristics know nothing of a balance, so that none of theirs may keep to it.
+    The heuristics know nothing of a balance, so possibly none of their placements obeys it.
     """
     units = units_of(problem)
     cuts = []

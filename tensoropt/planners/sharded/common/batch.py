@@ -14,7 +14,7 @@ from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategie
 
 
 def batch_labels(task: PlanningTask) -> Mapping[str, str]:
-    """Per group what it splits when the batch is split.
+    """Return what each group splits when the batch is split.
 
     Raises:
         UnsuitableError: an operator mixes samples.
@@ -27,7 +27,8 @@ def batch_labels(task: PlanningTask) -> Mapping[str, str]:
 
 
 def following_the_batch(task: PlanningTask, stored: Allowed) -> Allowed:
-    """Every axis of every group on its batch dim, nothing recomputed; ``stored`` decides about options."""
+    """Allow every axis of every group on its batch dim, with nothing recomputed; ``stored`` decides about
+    options."""
     labels = batch_labels(task)
 
     def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
@@ -43,7 +44,7 @@ def following_the_batch(task: PlanningTask, stored: Allowed) -> Allowed:
 
 
 def whole(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray:
-    """Options that shard no parameter: the first is as the parameters are used."""
+    """Return the options that shard no parameter: the first is as the parameters are used."""
     # Codes from the second on: the first is the micro-batch axis, on which nothing is sharded.
     if variable.key.kind == "parameter":
         return np.array([all(code < 0 for code in variable.layouts[index][1:])])

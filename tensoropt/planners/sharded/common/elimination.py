@@ -4,8 +4,8 @@ Z. Jia, S. Lin, C. R. Qi, A. Aiken, *Exploring Hidden Dimensions in Parallelizin
 Networks*, ICML 2018, section 5: a node between two others is replaced by an edge that costs the best of its
 configurations (node elimination), parallel edges are added up (edge elimination). A node with one neighbour
 is folded into it. What then remains, the final graph, is enumerated: algorithm 1 tries all its strategies at
-once, which K nodes of C configurations make C^K; here it is one node after the other, over the strategies of
-its neighbours only, which finds the same optimum.
+once, which are C^K for K nodes of C configurations; here it is enumerated one node after the other, over the
+strategies of its neighbours only, which finds the same optimum.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from tensoropt.types import Floats
 
 MOST_NEIGHBOURS = 2
-"""Of a node that node elimination takes out."""
+"""The most neighbours of a node that node elimination removes."""
 MOST_ENTRIES = 2**23
-"""Of one table of the final graph: 64 MiB."""
+"""The most entries of one table of the final graph: 64 MiB."""
 
 
 class Cheapest(NamedTuple):
-    """The cheapest strategy.
+    """The cheapest strategy of a graph.
 
     Attributes:
-        choice: configuration per node.
-        final: nodes of the final graph, which no elimination takes out; none where one node remains.
+        choice: the configuration of each node.
+        final: the nodes of the final graph, which no elimination removes; empty if one node remains.
     """
 
     cost: float
@@ -58,7 +58,7 @@ class ImpossibleError(ValueError):
 
 @dataclass(frozen=True)
 class _Removed:
-    """A node taken out: the best of its configurations for every strategy of its neighbours."""
+    """A removed node: the best of its configurations for every strategy of its neighbours."""
 
     name: str
     neighbours: tuple[str, ...]
@@ -66,11 +66,11 @@ class _Removed:
 
 
 def cheapest(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats]]) -> Cheapest:
-    """The cheapest strategy of a graph.
+    """Return the cheapest strategy of a graph.
 
     Args:
-        nodes: per node (K,) costs; inf marks the impossible.
-        edges: (a, b, costs (Ka, Kb)); parallel ones are added.
+        nodes: (K,) costs of each node; inf marks the impossible.
+        edges: (a, b, costs (Ka, Kb)); parallel edges are summed.
 
     Raises:
         IrreducibleError: node and edge elimination leave a graph of which some table of best configurations
@@ -92,7 +92,7 @@ def cheapest(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats
             continue
         neighbours = sorted(graph.neighbors(name))
         removed.append(_eliminate(graph, weights, name, neighbours))
-        # A removal can bring its neighbours down to two of their own.
+        # A removal can leave its neighbours with only two neighbours of their own.
         waiting.extend(n for n in neighbours if n not in waiting)
     final = tuple(sorted(graph.nodes))
     removed += _FinalGraph(graph, weights).enumerate()
@@ -108,7 +108,7 @@ def _check(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats]]
 
 
 def _add(graph: nx.Graph, a: str, b: str, costs: Floats) -> None:
-    """Edge elimination: parallel edges add up. Tables are stored with the smaller name's rows."""
+    """Eliminate an edge: parallel edges are summed. Tables are stored with the smaller name's rows."""
     first, second, table = (a, b, costs) if a < b else (b, a, costs.T)
     if graph.has_edge(first, second):
         table = table + graph.edges[first, second]["table"]
@@ -146,7 +146,7 @@ def _eliminate(graph: nx.Graph, weights: dict[str, Floats], name: str, neighbour
 
 @dataclass(frozen=True)
 class _Term:
-    """Costs of some nodes together: an array with a dimension for each."""
+    """The joint costs of some nodes: an array with a dimension for each."""
 
     names: tuple[str, ...]
     costs: Floats
@@ -163,7 +163,7 @@ class _FinalGraph:
         self.terms += [_Term((a, b), _table(graph, a, b)) for a, b in graph.edges]
 
     def enumerate(self) -> list[_Removed]:
-        """Nodes in the order in which they were taken out.
+        """Return the nodes in the order in which they were removed.
 
         Raises:
             IrreducibleError: a table would have more than ``MOST_ENTRIES``.
@@ -175,7 +175,8 @@ class _FinalGraph:
         return prod(self.sizes[other] for other in self.graph[name])
 
     def _order(self) -> list[str]:
-        """Next the node with the smallest table; known before any is computed."""
+        """Return the nodes in order: next is always the one with the smallest table, which is known before
+        any is computed."""
         order: list[str] = []
         while self.graph:
             name = min(self.graph, key=lambda n: (self._entries(n) * self.sizes[n], n))
@@ -193,7 +194,7 @@ class _FinalGraph:
         names = tuple(sorted({n for term in mine for n in term.names} - {name}))
         least = np.full([self.sizes[n] for n in names], np.inf)
         best = np.zeros(least.shape, dtype=np.int32)
-        # One configuration at a time: the table needs a place per strategy of the neighbours, and none per
+        # One configuration at a time: the table needs an entry per strategy of the neighbours, and none per
         # configuration.
         for index in range(self.sizes[name]):
             costs = sum((self._slice(term, name, index, names) for term in mine), np.zeros(()))
@@ -205,7 +206,8 @@ class _FinalGraph:
 
     @staticmethod
     def _slice(term: _Term, name: str, index: int, names: tuple[str, ...]) -> Floats:
-        """A term where ``name`` has configuration ``index``, with a dimension for each of ``names``."""
+        """Return a term where ``name`` has configuration ``index``, with a dimension for each of
+        ``names``."""
         rest = tuple(n for n in term.names if n != name)
         costs: Floats = np.asarray(term.costs.take(index, axis=term.names.index(name)))
         costs = costs.transpose([rest.index(n) for n in names if n in rest])

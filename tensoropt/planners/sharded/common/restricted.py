@@ -1,7 +1,7 @@
-"""Methods that are a part of the space: what they leave open is decided exactly.
+"""Methods that are a part of the search space: what they leave open is decided exactly.
 
-A published scheme fixes what operators split; where tensors are materialised and kept is left to the
-frontier of what remains, so that no scheme looks worse than it is.
+A published scheme fixes what operators split; where tensors are materialised and kept is left to the frontier
+of what remains, so that no scheme looks worse than it is.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.search import NoStrategyError, TrackedFrontier, track_frontier
 
 MOST_POINTS = 64
-"""Points kept per space; an assumption: a scheme leaves little open, so that more would hardly differ."""
+"""Points kept per space; an assumption: a scheme leaves little open, so more would hardly differ."""
 
 
 def restricted_selections(
     task: PlanningTask, allowed: Allowed, suits: Callable[[TableSpace], bool] = lambda _: True
 ) -> Iterator[Selection]:
-    """The frontiers of what is allowed, over all spaces that suit; spaces without any strategy give none."""
+    """Yield the frontiers of what is allowed, over all spaces that suit; spaces without any strategy yield
+    none."""
     for number, space in enumerate(task.spaces):
         if not suits(space):
             continue
         graph = restricted_graph(space, allowed)
         try:
-            # A gap of a thousandth is allowed: what a scheme leaves open is worth no exact search.
+            # A gap of a thousandth is allowed: what a scheme leaves open does not deserve an exact search.
             frontier = track_frontier(graph, epsilon=1e-3, max_points=MOST_POINTS)
         except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
             continue
@@ -34,13 +35,13 @@ def restricted_selections(
 
 
 def selections_of(number: int, frontier: TrackedFrontier) -> Iterator[Selection]:
-    """The strategies of a frontier of space ``number``, ascending in memory."""
+    """Yield the strategies of a frontier of space ``number``, ascending in memory."""
     for i in range(len(frontier)):
         yield Selection(number, frontier.strategy(i), frontier.options(i))
 
 
 def some(selections: Iterator[Selection], why_not: str) -> list[Selection]:
-    """The selections as a list.
+    """Return the selections as a list.
 
     Raises:
         UnsuitableError: there are none.

@@ -1,11 +1,12 @@
-"""Unrolled timesteps: what of a graph is one computation, made again in every step.
+"""Unrolled timesteps: the parts of a graph that are one computation, repeated in every step.
 
 M. Wang, C. Huang, J. Li, *Supporting Very Large Models using Automatic Dataflow Graph Partitioning* (Tofu),
 EuroSys 2019, section 5.1: the operators that different timesteps have in common are coalesced, so that they
 are partitioned alike and a recurrent network becomes as simple a graph as one of its steps.
 
-Here timesteps are found from weights: operators that read the same ones, look alike and depend on one another
-repeat each other, and so does what looks alike and reads from them, or is read by them, in the same place.
+Here timesteps are found from weights: operators that read the same weights, look alike and depend on one
+another repeat each other, and so do operators that look alike and read from them, or are read by them, in the
+same place.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Edges = Sequence[tuple[str, str, Floats]]
 
 
 def repeated(space: TableSpace) -> dict[str, str]:
-    """Variable of the search -> the first of those that are the same in other timesteps; often itself."""
+    """Map each variable of the search to the first of those that are the same in other timesteps, often
+    itself."""
     found = _Repeats(space).find()
     first: dict[Hashable, str] = {}
     names: dict[str, str] = {}
@@ -44,14 +46,15 @@ def repeated(space: TableSpace) -> dict[str, str]:
 def coalesced(
     nodes: Mapping[str, Floats], edges: Edges, first: Mapping[str, str]
 ) -> tuple[dict[str, Floats], Edges]:
-    """The graph in which what repeats is one node: costs add up, also of edges inside one."""
+    """Return the graph in which what repeats is one node: costs are summed, including those of edges inside
+    one."""
     merged: dict[str, Floats] = {}
     for name, costs in nodes.items():
         merged[first[name]] = merged[first[name]] + costs if first[name] in merged else costs
     between = []
     for a, b, table in edges:
         if first[a] == first[b]:
-            # Both ends choose the same configuration, so that only the diagonal can be paid.
+            # Both ends choose the same configuration, so only the diagonal counts.
             merged[first[a]] = merged[first[a]] + np.diagonal(table)
         else:
             between.append((first[a], first[b], table))
@@ -81,13 +84,14 @@ class _Repeats:
         return self.sets
 
     def _look(self, group: Group) -> Hashable:
-        """Equal for what may repeat: one computation, the same weights, the same configurations."""
+        """Return a key that is equal for groups that may repeat each other: the same computation, weights and
+        configurations."""
         shapes = tuple(self.tensors[name].shape for name in group.anchor.outputs)
         labels = self.space.names.groups[group.name]["configurations"]
         return group.anchor.target, shapes, group.parameters, group.shared, tuple(map(tuple, labels))
 
     def _seed(self) -> None:
-        """What reads the same weights and depends on one another."""
+        """Join groups that read the same weights and depend on one another."""
         maker = {name: g.name for g in self.graph.groups for _, name in self.writes[g.name]}
         order = nx.DiGraph()
         order.add_nodes_from(self.looks)
@@ -110,7 +114,8 @@ class _Repeats:
                     self._join(names[0], name)
 
     def _spread(self) -> None:
-        """From classes of tensors to what makes and reads them, and from classes of groups to their ends."""
+        """Extend classes of tensors to the groups that make and read them, and classes of groups to their
+        ends."""
         sizes: dict[str, int] = defaultdict(int)
         for member in list(self.sets.parents):
             sizes[self.sets[member]] += 1
@@ -133,7 +138,7 @@ class _Repeats:
 
 
 def _places(group: Group, *, inputs: bool) -> Iterator[tuple[tuple[int, int], str]]:
-    """((operator, position), tensor) of the group's ends, alike in groups that look alike."""
+    """Yield ((operator, position), tensor) of the group's ends, equal in groups that look alike."""
     ends = set(group.reads if inputs else group.writes)
     for number, op in enumerate(group.operators):
         for position, name in enumerate(op.inputs() if inputs else op.outputs):

@@ -214,8 +214,8 @@ class TableBuilder:
         return additive(effects, self.prices)
 
     def _hub(self, name: str) -> VariableTable:
-        """The variable of a hub: one placement for all its readers and its producer, in which the tensor is
-        materialised."""
+        """The variable of a hub: a state for every placement of its producer and readers, in one of which the
+        tensor is materialised."""
         ends = self.edges.hub_ends(name)
         costs = [
             self._sum(Effects(self.effects.output(name, end.layout)))

@@ -51,7 +51,7 @@ class Importer:
         batch: tuple[int, int] | None = None,
         types: Mapping[str, int] | None = None,
     ):
-        # ONNX types are stored with PyTorch's, because PyTorch has no four-bit types.
+        # ONNX types are kept in addition to PyTorch's, because PyTorch has no four-bit types.
         self.types = {t.name: t.data_type for t in model.graph.initializer} | dict(types or {})
         self.model, self.reader, self.device, self.batch = model, reader, device, batch
         self.builder = Builder(device)

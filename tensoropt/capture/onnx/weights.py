@@ -129,7 +129,7 @@ class Weights:
 
     def _is_computed(self, data: torch.Tensor) -> bool:
         """Whether a constant was computed: whole numbers beyond 0 and 1 are positions, and in a file that
-        names its parameters so are those too. The ones of a fresh norm and the zeros of a fresh bias are
+        names its parameters so are 0 and 1. The ones of a fresh norm and the zeros of a fresh bias are
         weights.
         """
         if not torch.equal(data, data.round()):

@@ -73,7 +73,7 @@ def probes_of(op: Operator, graph: OperatorGraph) -> Iterator[ProbeOperator]:
     # Indices and masks fit only the sizes that they were made for.
     bound = any(value_matters(t, graph.constants.get(t.name)) for t in tensors)
     maps: list[dict[int, int]] = []
-    # One size less than there are, because the second set starts one further on. Two sets, so that a
+    # At least one probe size is left over, because the second set starts one further on. Two sets, so that a
     # coincidence at one set of sizes is not kept.
     if not bound and len(sizes) < len(PROBE_SIZES):
         maps = [dict(zip(sizes, PROBE_SIZES[start:], strict=False)) for start in (0, 1)]

@@ -3,9 +3,9 @@ are dropped.
 
 A model may write out its causal mask: as an operand of ``scaled_dot_product_attention``, or in attention by
 hand, ``softmax(q k^T * scale + mask) v``. The flag means the same, keeps no ``[queries, keys]`` tensor, and
-lets kernels skip what it hides. It hides all ``key > query``, both counted from 0 (``torch.ones(queries,
-keys).tril()``), and only a constant that is exactly this, or that adds to the scores what softmax turns into
-zero, becomes the flag.
+lets kernels skip what it hides. It hides all ``key > query``, both counted from 0
+(``torch.ones(queries, keys).tril()``), and only a constant that is exactly this, or that adds to the scores
+what softmax turns into zero, becomes the flag.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _BY_HAND = ("aten.matmul.default", "aten.bmm.default")
 
 
 def hides(value: torch.Tensor | Band) -> str | None:
-    """What a mask hides; it is boolean (True is visible) or added to the scores. None for anything else.
+    """Return what a mask hides; it is boolean (True is visible) or added to the scores. None for anything
+    else.
 
     Args:
         value: the mask, of shape ``[..., queries, keys]``.
@@ -92,7 +93,7 @@ class MaskReader:
         return None if value.is_meta or value.numel() != 1 else float(value)
 
     def hides(self, node: Any, *, inverted: bool = False) -> str | None:
-        """What a mask hides (True is hidden if ``inverted``); None if its value is not known."""
+        """Return what a mask hides (True is hidden if ``inverted``); None if its value is not known."""
         if not self.known(node):
             return None
         value = self._folder.band_or_value(node)

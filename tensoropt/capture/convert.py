@@ -58,7 +58,8 @@ _WITHOUT_GRADIENT = frozenset(
     {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
 )
 _RESULTS_WITHOUT_GRADIENT = {"aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4)}
-"""Results that have no gradient beside one that has: statistics, which a norm that is applied again reads."""
+"""Results without a gradient next to one that has one: statistics, which a norm that is applied twice
+reads."""
 _OF_ONE_TYPE = frozenset(
     f"aten.{name}"
     for name in (

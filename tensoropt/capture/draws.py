@@ -90,7 +90,7 @@ def note_of(model: nn.Module, run: Callable[[], Any]) -> str:
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal last
         if not is_own(frame.f_code.co_filename) or _NUMPY in frame.f_code.co_filename:
-            # What numpy calls of its own is the doing of the line that called it.
+            # The line that called numpy is responsible for what numpy itself calls.
             return None
         now = _state(own)
         # Before each line of the model's code: whatever changed since the previous one was drawn there.

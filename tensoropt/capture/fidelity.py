@@ -45,7 +45,7 @@ the model's largest."""
 _UNIT = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
 """The relative rounding error of one value, by the lowest precision in which anything is computed."""
 _OVERWRITTEN = "modified by an inplace operation"
-"""What PyTorch says of a tensor that backward needs and forward has changed."""
+"""PyTorch's message about a tensor that backward needs and forward has changed."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def no_new_hooks() -> Iterator[None]:
 
     def refusing_saved(original: Callable[..., Any]) -> Callable[..., Any]:
         def make(self: Any, *args: Any, **kwargs: Any) -> Any:
-            # PyTorch's own, which checkpoints make, change nothing of what is saved.
+            # PyTorch's own hooks, which checkpoints install, do not change what is saved.
             if threading.get_ident() == thread and is_own(sys._getframe(1).f_code.co_filename):
                 hook = next(iter((*args, *kwargs.values())), self)
                 raise _refused(f"forward has, at {current_line()}, the saved-tensor hook", hook)
@@ -118,7 +118,7 @@ def no_new_hooks() -> Iterator[None]:
 
 
 class _Node:
-    """A node of autograd's graph as the model's code sees it: whose hooks are refused."""
+    """A node of autograd's graph as the model's code sees it; hooks on it are refused."""
 
     def __init__(self, node: Any):
         self._node = node
@@ -146,7 +146,7 @@ class _Node:
 
 @contextlib.contextmanager
 def asked_of_backward() -> Iterator[list[str]]:
-    """While open, what forward asks of a backward pass that a plan does otherwise is noted.
+    """While open, note what forward requests from a backward pass and a plan does differently.
 
     Yields:
         The notes, filled as forward runs.
@@ -163,7 +163,7 @@ def asked_of_backward() -> Iterator[list[str]]:
                 notes.append(note)
 
     def entered(hooks: Any) -> Any:
-        # Those of checkpoints, which have a note of their own, are of PyTorch's file.
+        # The hooks of checkpoints, which have a separate note, come from PyTorch's file.
         if not type(hooks).__module__.startswith("torch.utils."):
             noted(
                 f"says by {type(hooks).__name__} where activations are kept for backward; a plan keeps them "

@@ -125,7 +125,7 @@ _TOLD = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<na
 
 
 def _told_line(text: str) -> str:
-    """The innermost line of the model's own that an error's words tell, as of a traced graph that is run."""
+    """The innermost line of the model that an error's message names, as for a traced graph that is run."""
     found = [match for match in _TOLD.finditer(text) if is_own(match["file"])]
     if not found:
         return ""

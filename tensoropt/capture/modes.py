@@ -74,7 +74,7 @@ def depends_on_mode(module: nn.Module) -> bool:
         return module.dropout > 0
     if type(module).__module__.startswith("torch."):
         return False
-    cls: Any = type(module)  # a key of a cache, which mypy does not take a class for
+    cls: Any = type(module)  # a cache key; mypy does not accept a class as one
     names = names_read(cls)
     # Models that use it only to decide whether to checkpoint compute the same.
     return "training" in names and "gradient_checkpointing" not in names

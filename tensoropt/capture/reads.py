@@ -1,4 +1,5 @@
-"""Which attributes the forward of a kind of module reads, by its own code and by what that calls."""
+"""The attributes that the forward of a kind of module reads, in its own code and in the code that it
+calls."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from tensoropt.capture.lines import is_own
 
 @functools.cache
 def names_read(kind: type[nn.Module]) -> frozenset[str]:
-    """The names of attributes that the forward of a kind of module reads, in methods and in functions of
-    people's own that it calls too."""
+    """The names of the attributes that the forward of a kind of module reads, including those read in the
+    methods and the user's functions that it calls."""
     found: set[str] = set()
     waiting: list[Any] = [kind.forward]
     looked_at: set[Any] = set()
     while waiting:
         function = waiting.pop()
-        for wrapped in ("fget", "func", "__func__"):  # properties, kept ones, class and static methods
+        for wrapped in ("fget", "func", "__func__"):  # properties, cached ones, class and static methods
             function = getattr(function, wrapped, function)
         function = inspect.unwrap(function) if callable(function) else None
         code = getattr(function, "__code__", None)
@@ -31,7 +32,7 @@ def names_read(kind: type[nn.Module]) -> frozenset[str]:
         looked_at.add(code)
         names = {name for part in _codes(code) for name in part.co_names}
         found |= names
-        # Of every class: a method may call its parents'.
+        # For every class, because a method may call those of its base classes.
         own = [vars(base) for base in kind.__mro__ if base not in nn.Module.__mro__]
         waiting += [members[name] for members in own for name in names & members.keys()]
         waiting += _called(function, names)
@@ -39,7 +40,7 @@ def names_read(kind: type[nn.Module]) -> frozenset[str]:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of comprehensions and functions inside it."""
+    """A function's code, and that of the comprehensions and functions inside it."""
     yield code
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
@@ -47,7 +48,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _called(function: Any, names: set[str]) -> list[types.FunctionType]:
-    """The functions of people's own that a function refers to, of its file or around it."""
+    """The user's functions that a function refers to, in its file or around it."""
     within = getattr(function, "__globals__", {})
     values = [within[name] for name in names & within.keys()]
     for cell in function.__closure__ or ():

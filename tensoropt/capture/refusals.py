@@ -69,7 +69,7 @@ def refusal(
 
 
 _PASSED = (torch.Tensor, int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, Enum)
-"""What a call may hold; numbers of numpy are no such ones, although some are floats."""
+"""The types that a call may hold; numpy's numbers are not among them, although some are floats."""
 
 
 def _object_refused(path: str, value: Any) -> str:
@@ -206,7 +206,8 @@ def _named_inputs(
 def _named_leaves(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Whatever a call holds, with its name: that of the argument, and where inside it the value lies."""
+    """Every value that a call holds, with its name: that of the argument, and the value's position inside
+    it."""
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):

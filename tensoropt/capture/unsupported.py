@@ -202,8 +202,8 @@ def of_error(error: BaseException) -> Unsupported | None:
     for frame in frames_of(error):
         for pattern, kind in _OF_FILES:
             match = re.search(pattern, frame.f_code.co_filename)
-            # Of the operators that take functions by their own files alone: every replay of a graph passes
-            # the others of that folder.
+            # Operators that take functions are recognised only by their own files, because every replay of a
+            # graph passes through the other files of that folder.
             if match and (kind is not None or match[1] in _OF_HIGHER_ORDER):
                 return kind if kind is not None else higher_order(match[1])
     text = f"{type(error).__name__} {error}"
@@ -240,7 +240,7 @@ def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 
 
 def _freezes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call changes what is trained: one that leaves ``requires_grad`` as it was does not."""
+    """Whether a call changes what is trained; one that leaves ``requires_grad`` unchanged does not."""
     if name not in ("requires_grad_", "__set__") or not isinstance(args[0], torch.nn.Parameter):
         return False
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
@@ -331,7 +331,8 @@ def _refused(function: Callable[..., Any], kind: Unsupported) -> Callable[..., A
 
 
 def _refused_if_new(register: Callable[..., Any]) -> Callable[..., Any]:
-    """``self.weight /= n`` changes a parameter in place and assigns it again, which makes none."""
+    """Wrap a registration to refuse new parameters: ``self.weight /= n`` only reassigns one that it changed
+    in place."""
 
     @functools.wraps(register)
     def checked(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> Any:

@@ -42,8 +42,8 @@ _BELOW, _ABOVE = (
 
 
 class _Drawn(float):
-    """What a model gets of a uniform number by ``item()``: it may be compared, as the tensor may be, and no
-    more, since a plan's steps draw other numbers."""
+    """The value that a model gets from a uniform number by ``item()``: it may only be compared, as the tensor
+    may be, because a plan's steps draw other numbers."""
 
     def __new__(cls, chance: float, answers: Answers) -> _Drawn:
         number = super().__new__(cls, chance)
@@ -121,7 +121,7 @@ class Answers(TorchFunctionMode):
         return self.passing(frame)
 
     def decided(self, answer: bool) -> bool:
-        """The answer to a comparison of a random number."""
+        """Answer a comparison of a random number."""
         what = "decides at random (layers that are dropped)"
         return self.noted(calling_frame(), answer, what, "the likelier branch")
 

@@ -49,7 +49,7 @@ class DeviceKind:
                 f"device kind '{self.name}' has the compute capability '{self.capability}'; write it as '9.0'"
             )
         if self.type not in DEVICE_TYPES:
-            # What people write for a GPU is spelled more like cpu.
+            # The names that people type for a GPU are spelled more like cpu.
             meant = "cuda" if str(self.type).lower() in ("gpu", "nvidia", "rocm", "hip") else self.type
             raise ClusterError(
                 f"device kind '{self.name}' has type '{self.type}'; {suggest(meant, DEVICE_TYPES)}"

@@ -24,12 +24,12 @@ def positive(value: object, what: str) -> float:
 
 
 MOST = 1_000_000
-"""Devices of a cluster: several times the largest that was ever built. Each has an entry of its own in
-memory, so that a mistyped number would exhaust this machine's."""
+"""The most devices of a cluster: several times the largest that was ever built. Each has a separate entry in
+memory, so a mistyped number would exhaust this machine's memory."""
 
 
 def count(value: object, what: str) -> int:
-    """Return a whole number of at least one, and no more than a cluster can have devices."""
+    """Return a whole number of at least one, and at most the number of devices that a cluster can have."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ClusterError(f"{what} is {value!r}, but it must be a whole number of at least 1")
     if value > MOST:

@@ -288,7 +288,7 @@ class Reading:
 
 
 class Keeps(Enum):
-    """What is kept of a tensor, from forward to backward, for one reader."""
+    """The part of a tensor that is kept from forward to backward for one reader."""
 
     NOTHING = 0
     SOURCE = 1

@@ -194,8 +194,8 @@ class Prices:
     def hidden_s(self, seconds: Any, work_s: Any) -> Any:
         """Seconds that collectives save if ``work_s`` of work begin together with them; numbers or arrays.
 
-        Work is slower while they run: within their ``seconds`` it progresses by ``seconds / (1 +
-        slower_beside)``.
+        Work is slower while they run: within their ``seconds`` it progresses by
+        ``seconds / (1 + slower_beside)``.
         """
         return np.minimum(seconds / (1.0 + self.slower_beside), work_s) if self.beside else 0.0
 

@@ -178,7 +178,7 @@ class _ImpossibleError(Exception):
 
 @dataclass
 class _State:
-    """What the constraints applied so far allow, and which of them narrowed it."""
+    """The configurations that the constraints applied so far allow, and which constraints narrowed them."""
 
     left: dict[str, tuple[int, ...]] = field(default_factory=dict)
     because: dict[str, tuple[Constraint, ...]] = field(default_factory=dict)

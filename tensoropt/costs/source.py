@@ -345,7 +345,7 @@ class CostSource:
         return (words,)
 
     def failure_notes(self) -> tuple[str, ...]:
-        """What could not be timed and why; of many failures, the first few."""
+        """Notes on what could not be timed and why; of many failures, the first few."""
         lines = [f"could not be timed: {what}: {why}" for what, why in self.failed.items()]
         more = len(lines) - _MOST_FAILURES
         return (*lines[:_MOST_FAILURES], *((f"could not be timed: {more} others",) if more > 0 else ()))

@@ -28,7 +28,7 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass(frozen=True)
 class Template:
-    """What groups that look alike share: configurations (as strategy indices), workloads and facts.
+    """The common part of groups that look alike: configurations (as strategy indices), workloads and facts.
 
     Attributes:
         look: equal for groups that look alike and have the same restrictions, in any model.
@@ -74,8 +74,8 @@ class VariableTable:
 
 @dataclass(frozen=True)
 class EdgeTable:
-    """The costs between two variables: configuration ``i`` of ``a`` and ``j`` of ``b`` cost ``table[rows[i],
-    cols[j]] = (memory, time)``; all time is communication."""
+    """The costs between two variables: configuration ``i`` of ``a`` and ``j`` of ``b`` cost
+    ``table[rows[i], cols[j]] = (memory, time)``; all time is communication."""
 
     a: Variable
     b: Variable

@@ -32,8 +32,8 @@ def grown(array, size):
 def merge_runs(m, t, k, start, middle, end, tm, tt, tk):
     """Merge the staircases ``start:middle`` and ``middle:end`` in place; return the new end.
 
-    Of equal points the first run's is kept, so the result does not depend on how the work was split. ``tm,
-    tt, tk``: scratch arrays with room for the first run.
+    Of equal points the first run's is kept, so the result does not depend on how the work was split.
+    ``tm, tt, tk``: scratch arrays with room for the first run.
     """
     # Only the first run is copied: when j - middle + i points have been read, at most as many have been
     # written from ``start`` on, so writing never overtakes reading in the second run.

@@ -128,7 +128,7 @@ class Workload:
 
     @cached_property
     def done(self) -> tuple[tuple[str, ...], ...]:
-        """For each call, the tensors made inside that are not needed after it."""
+        """The tensors made inside that are not needed after each call, per call."""
         lasting = {n for n, _, _ in self.inputs} | set(self.writes)
         last: dict[str, int] = {}
         for position, (call, outputs) in enumerate(self.calls):

@@ -322,8 +322,8 @@ class RankPool:
 
     @contextlib.contextmanager
     def _killing_on_error(self) -> Iterator[None]:
-        """On an error, kill the workers: an interrupted exchange leaves unread answers, so the next run
-        starts afresh."""
+        """Kill the workers on an error: an interrupted exchange leaves unread answers, so the next run starts
+        anew."""
         try:
             yield
         except RankError:

@@ -43,7 +43,7 @@ class Timeout:
         self.left_s = max(self.left_s, self._all_s)
 
     def at_most(self, seconds: float) -> None:
-        """From now on wait no longer than ``seconds``, whatever signs of life arrive."""
+        """Wait no longer than ``seconds`` from now on, whatever signs of life arrive."""
         self.left_s, self._all_s = min(self.left_s, seconds), 0.0
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:

@@ -116,7 +116,7 @@ def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
 def useful_classes(
     program: Program, search: HullSearch, hull: Hull, known: Points
 ) -> dict[int, NDArray[np.bool_]]:
-    """For each operator, the classes through which some strategy can still reach the frontier."""
+    """The classes, by operator, through which some strategy can still reach the frontier."""
     inside, outside = search.messages()
     corners = corners_of(hull, known.memory, known.time, CORNERS)
     roof, of_leaf = corners.roof, {}

@@ -142,7 +142,7 @@ def pass_down(meta, left_out, left_k, right_out, right_k, value, outside, first,
 def descend(
     meta, left_out, left_k, right_out, right_k, leaf_offsets, leaf_m, leaf_t, tree, root, value, wm, wt
 ):
-    """For every weight, find a strategy with the least weighted cost by descending the tree of factors.
+    """Find a strategy with the least weighted cost for every weight, by descending the tree of factors.
 
     Returns memory (W,), time (W,) and, per logical node, entry (logical, W) and choice (logical, W): the k of
     the step, or the point of the leaf. Of equal choices the first is used.

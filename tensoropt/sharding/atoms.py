@@ -1,10 +1,10 @@
 """Atoms: the common factorisation of every tensor dim, on which all views in the graph agree.
 
-A fused ``qkv`` output of size ``3*h*d`` that is later split in three and viewed as heads has the atoms ``(3,
-h, d)``: cutting it contiguously would cut through q, k and v (tried: silently wrong, gradients 164 % off),
-whereas cutting the ``h`` atom is Megatron's head split. Atoms propagate through views, element-wise operators
-and contractions in both directions, in particular to the parameters, until nothing changes. After that every
-loop dim of every operator is one atom, and "shard dim j" always means "shard atom j".
+A fused ``qkv`` output of size ``3*h*d`` that is later split in three and viewed as heads has the atoms
+``(3, h, d)``: cutting it contiguously would cut through q, k and v (tried: silently wrong, gradients 164 %
+off), whereas cutting the ``h`` atom is Megatron's head split. Atoms propagate through views, element-wise
+operators and contractions in both directions, in particular to the parameters, until nothing changes. After
+that every loop dim of every operator is one atom, and "shard dim j" always means "shard atom j".
 
 A factorisation of ``n`` is stored as its set of *boundaries*, the products of its inner factors. A set is
 consistent if it is a chain under divisibility, and the common refinement of two factorisations is the union

@@ -46,7 +46,7 @@ class Configuration:
         return tuple(s.placements[tensor] for s in self.strategies)
 
     def choices(self, op: str) -> tuple[int, ...]:
-        """For each axis, the loop that an operator of the group splits, or a negative code."""
+        """The loop that an operator of the group splits on each axis, or a negative code."""
         return tuple(s.choices[op] for s in self.strategies)
 
     @cached_property

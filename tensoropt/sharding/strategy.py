@@ -149,8 +149,8 @@ class Strategy:
 
     @cached_property
     def reduced_beside(self) -> Mapping[str, tuple[LinearProduct, Edge]]:
-        """For each activation whose gradient is reduced while the product of a weight's gradient is computed:
-        the linear operator, and the edge to it or to the hub."""
+        """The linear operator, and the edge to it or to the hub, for each activation whose gradient is
+        reduced while the product of a weight's gradient is computed."""
         pairs = ((product, self._edge_beside(name, product)) for name, product in self._products.items())
         return {edge.tensor: (product, edge) for product, edge in pairs if edge is not None}
 
@@ -189,8 +189,8 @@ class Strategy:
 
     @cached_property
     def _behind(self) -> Mapping[tuple[str, Layout], int]:
-        """For each parameter and each way in which uses read it, the first block of those uses whose
-        gradients are scattered behind."""
+        """The first block of the uses whose gradients are scattered behind, for each parameter and each way
+        in which uses read it."""
         found: dict[tuple[str, Layout], int] = {}
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):

@@ -372,8 +372,8 @@ class Batch:
         return tied_parameter(name, self.stored[name], chosen, *told)
 
     def _complete(self, name: str) -> Indices:
-        """For each strategy, which of ``COMPLETE`` is the moment after which a parameter's gradient is
-        complete."""
+        """The number in ``COMPLETE`` of the moment after which a parameter's gradient is complete, per
+        strategy."""
         stored, user = self.stored[name], self.schedule.users[name][0]
         if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
             return np.zeros(self.count, dtype=np.int64)

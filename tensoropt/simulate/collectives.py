@@ -71,12 +71,12 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
 
 
 def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
-    """The bytes that leave a rank for what it issues, by the algorithms of
-    :mod:`tensoropt.costs.communication` where these are rings: of a message and a broadcast all of it, of
-    other collectives what is for the other ranks of its group, of a sum twice.
+    """The bytes that leave a rank for its collectives, by the algorithms of
+    :mod:`tensoropt.costs.communication` where these are rings: all of them for a message and a broadcast; for
+    other collectives, those meant for the other ranks of its group, twice for a sum.
 
     Args:
-        sizes: of the mesh's axes.
+        sizes: the sizes of the mesh's axes.
     """
     total = 0.0
     for one, times in issued.items():

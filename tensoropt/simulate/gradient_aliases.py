@@ -53,7 +53,8 @@ class GradientAliases:
         self._found = False
 
     def outlasting(self, group: Group) -> Indices:
-        """Per strategy, 1 if the gradient of something that a group writes outlasts the group's backward."""
+        """1 for each strategy in which the gradient of something that a group writes outlasts its
+        backward."""
         self._find()
         return self._outlasting.get(group.name, np.zeros(self.count, dtype=np.int64))
 
@@ -95,13 +96,13 @@ class GradientAliases:
     # -- moves ------------------------------------------------------------------------------------
 
     def _sent_back(self, name: str, reader: Group) -> Flags:
-        """For each strategy, whether a reader's gradient moves to the layout in which the reader found the
-        tensor."""
+        """Whether a reader's gradient moves to the layout in which the reader found the tensor, per
+        strategy."""
         return self._moves_back(name, self._found_at(name), self.readings.read(reader.name, name))
 
     def _hub_left(self, name: str) -> Flags:
-        """For each strategy, whether a gradient moves from the layout in which readers found the tensor to
-        its writer."""
+        """Whether a gradient moves from the layout in which readers found the tensor to its writer, per
+        strategy."""
         hub = self.readings.hub(name)
         if hub is None:
             return np.zeros(self.count, dtype=bool)

@@ -67,7 +67,7 @@ class Kind:
 
 
 class Known:
-    """What batches of the same candidates, schedule and prices have in common; the batches fill it."""
+    """The results that batches of the same candidates, schedule and prices share; the batches fill it."""
 
     def __init__(self) -> None:
         self.readings: Numbering[Reading] = Numbering()

@@ -94,7 +94,7 @@ class NewBuffers:
                     yield reader, view & kept & ~self._moved(group.name, name, reads)
 
     def _moved(self, maker: str, name: str, reads: Column) -> Flags:
-        """For each strategy, whether a reader of a tensor has its own copy."""
+        """Whether a reader of a tensor has its own copy, per strategy."""
         hub, written = self.readings.hub(name), self.readings.written(maker, name)
         rows = range(self.readings.count)
         sources = [hub.at(row) if hub else written.at(row).layout for row in rows]

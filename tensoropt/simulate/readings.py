@@ -96,7 +96,7 @@ class Readings:
         return self._seen[asked]
 
     def _numbers(self, group: Group, name: str, *, writes: bool) -> Indices:
-        """For each configuration of a group, the number of the way in which it writes or reads a tensor."""
+        """The number of the way in which a group writes or reads a tensor, per configuration of the group."""
         short, candidates = group.short_names[name], self.candidates
         configurations, again = candidates.configurations(group), candidates.again(group)
         looks = zip(configurations, candidates.facts(group), again, strict=True)
@@ -126,7 +126,7 @@ class Readings:
         return np.array([self.known.readings.of(reading) for reading in found], dtype=np.int64)
 
     def keeps(self, group_name: str, buffer: str, view: str = "") -> np.ndarray:
-        """For each strategy, whether a group's backward, or its second forward, needs a buffer that it reads.
+        """Whether a group's backward, or its second forward, needs a buffer that it reads, per strategy.
 
         Args:
             view: if given, whether this result of the group is a view of the buffer, instead.

@@ -196,8 +196,8 @@ class StepSimulator:
         for stack in batch.stacks:
             self._lay_out(stack)
         # To the last bit, no strategy's time may depend on when others send, so work is summed from the
-        # beginning of the step, and not from one collective to the next. The current time is ``worked +
-        # waited``, of which ``worked + slowed`` is computing. The first row is before all work.
+        # beginning of the step, and not from one collective to the next. The current time is
+        # ``worked + waited``, of which ``worked + slowed`` is computing. The first row is before all work.
         sum_up(self.work)
         self.worked, self.waited, self.slowed = np.zeros(n), np.zeros(n), np.zeros(n)
         self.communication = np.zeros(n)

@@ -236,9 +236,9 @@ class StepSchedule:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, str]]:
-        """For each parameter, the first and the last group that give it a gradient, which begins to arrive
-        with the last one's backward and is complete after the first one's; if no group does, the first and
-        the last that use it."""
+        """The first and the last group that give each parameter a gradient, which begins to arrive with the
+        last one's backward and is complete after the first one's; if no group does, the first and the last
+        that use it."""
         found: dict[str, tuple[str, str]] = {}
         for idle in (False, True):
             of_kind: dict[str, tuple[str, str]] = {}
@@ -251,7 +251,7 @@ class StepSchedule:
 
     @cached_property
     def first_users(self) -> Mapping[str, str]:
-        """For each parameter, the first group that uses it, for which copies are made."""
+        """The first group that uses each parameter, for which copies are made."""
         names = (
             (n, group.name)
             for group in reversed(self.graph.groups)

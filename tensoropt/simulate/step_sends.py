@@ -1,4 +1,4 @@
-"""What one strategy sends in a step, by sender: a use of a parameter, an operator, a tensor, a copy.
+"""The collectives of one strategy in a step, by sender: a use of a parameter, an operator, a tensor, a copy.
 
 The simulator uses effects by their moments, which belong to whole groups. The order in which collectives are
 issued depends on single operators and parameters, so effects are derived one by one.
@@ -33,7 +33,8 @@ class ParameterUse(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """What a sender sends in forward, in the second forward of a recomputed region, and in backward."""
+    """The collectives of a sender in forward, in the second forward of a recomputed region, and in
+    backward."""
 
     forward: Sends = ()
     again: Sends = ()
@@ -41,7 +42,7 @@ class Ways(NamedTuple):
 
 
 class Moments:
-    """What the effects of one owner send, by the moments as the owner names them."""
+    """The collectives of one owner's effects, by the moments as the owner names them."""
 
     def __init__(self, effects: Iterable[Effect] = ()):
         self._sends: dict[When, list[Send]] = {}
@@ -101,7 +102,7 @@ class StepSends:
         }
 
     def use(self, one: ParameterUse) -> Moments:
-        """What a use sends."""
+        """The collectives of a use."""
         if one not in self._used:
             self._used[one] = Moments(self.effects(one))
         return self._used[one]
@@ -157,7 +158,8 @@ class StepSends:
 
     @cached_property
     def copies(self) -> Mapping[str, Moments]:
-        """What is sent for copies that stay gathered over the step, by parameter, in the order of groups."""
+        """The collectives for copies that stay gathered over the step, by parameter, in the order of
+        groups."""
         found = {}
         for one, use in self.uses.items():
             name = one.parameter
@@ -184,18 +186,18 @@ class StepSends:
     # -- groups -------------------------------------------------------------------------------------
 
     def inside(self, group: Group) -> tuple[Moments, Mapping[str, Moments]]:
-        """What a group sends for its resolved partial sum, and what each of its operators sends."""
+        """The collectives of a group's resolved partial sum, and those of each of its operators."""
         choice = self._choices[group.name]
         found = [Moments(effects.effects) for effects in self._of_groups.inside(choice)]
         resolved = found.pop(0) if choice.configuration.resolved is not None else Moments()
         return resolved, {op.name: of_op for op, of_op in zip(group.operators, found, strict=True)}
 
     def reads_back(self, group: Group) -> Mapping[str, int]:
-        """Per parameter, the order in which a group's backward first needs it, among all that it needs."""
+        """The order in which a group's backward first needs each parameter, among all that it needs."""
         return self._first_runs(group, [run.reads for run in self._choices[group.name].facts.backward_runs])
 
     def made_back(self, group: Group) -> Mapping[str, int]:
-        """For each parameter, the order in which a group's backward has made its gradient, among all that it
+        """The order in which a group's backward has made each parameter's gradient, among all that it
         makes."""
         return self._first_runs(group, [run.made for run in self._choices[group.name].facts.backward_runs])
 
@@ -212,7 +214,7 @@ class StepSends:
     # -- tensors ------------------------------------------------------------------------------------
 
     def tensor(self, name: str) -> Moments:
-        """What is sent for an activation and for its gradient."""
+        """The collectives for an activation and for its gradient."""
         if name not in self._tensors:
             self._tensors[name] = Moments(self.batch.owner("tensor", name).effects.at(0).effects)
         return self._tensors[name]

@@ -43,8 +43,8 @@ def tied_parameter(
     effects: GroupEffects,
     known: Known,
 ) -> TiedParameter | None:
-    """What falls to each use of a shared parameter; None if in all strategies each of its uses is
-    independent.
+    """The part that falls to each use of a shared parameter; None if each use is independent in all
+    strategies.
 
     Args:
         chosen: for each group that uses it, in execution order, the index of its configuration.

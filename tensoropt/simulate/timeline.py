@@ -101,8 +101,8 @@ class Timeline:
         return tuple(self._curves.get(device, [(0.0, {})]))
 
     def steps(self, device: str) -> list[list[tuple[str, float]]]:
-        """Per point of a device's memory curve (kind, bytes) of what it takes, below 0 what is given back;
-        the first is the initial state."""
+        """The (kind, bytes) of each point of a device's memory curve, negative for memory that is given back;
+        the first point is the initial state."""
         found = [[(kind, size) for where, kind, size in self.initial if where == device]]
         for _, holdings, sign in self._changes():
             changed = [(kind, sign * size) for where, kind, size in holdings if size and where == device]

@@ -25,7 +25,8 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Inferred:
-    """What is known of tensors, by name: ONNX element types, and shapes with None for unknown sizes."""
+    """The inferred facts about tensors, by name: ONNX element types, and shapes with None for unknown
+    sizes."""
 
     types: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, Shape] = field(default_factory=dict)

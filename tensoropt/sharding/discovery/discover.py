@@ -54,7 +54,7 @@ LOST = "lost"
 
 
 class Kept(Protocol):
-    """Where findings are kept between processes (the profile store is one implementation)."""
+    """A place that keeps findings between processes (the profile store is one implementation)."""
 
     def get(self, key: str, kind: str) -> Any: ...
 

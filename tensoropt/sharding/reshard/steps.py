@@ -14,8 +14,8 @@ Rules of the sequence (cheapest first: steps that shrink the data come before st
 6. slices of what had to be gathered first;
 7. local masks (R -> P: the value at coordinate 0, zeros elsewhere; S -> P: own shard, zeros around).
 
-Axes that shard one atom nest in axis order, so only a suffix of them can be removed: going from ``[S(0),
-S(0)]`` to ``[R, S(0)]`` gathers both axes and slices afterwards.
+Axes that shard one atom nest in axis order, so only a suffix of them can be removed: going from
+``[S(0), S(0)]`` to ``[R, S(0)]`` gathers both axes and slices afterwards.
 """
 
 from __future__ import annotations

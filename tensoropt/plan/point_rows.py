@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from tensoropt.plan.figures import KEPT
+from tensoropt.plan.figures import FLAG, KEPT
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_table import PointTable
 from tensoropt.plan.space import Space
-
-NO_INDICES = (np.empty((1, 0), dtype=int),) * 2
-"""Of points that carry their plans."""
 
 
 def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, np.ndarray]:
@@ -58,51 +56,79 @@ def read_points(
     Raises:
         ValueError: the arrays do not fit together.
     """
-    columns = {name: arrays[name] for name in (*KEPT, "planner", "space") if name in arrays}
-    count = len(columns["space"])
-    if any(column.shape != (count,) for column in columns.values()):
-        raise ValueError("columns of different lengths")
-    place = np.full(count, -1)
-    indices = []
-    for s in range(spaces):
-        choice, options, rows = arrays[f"choice_{s}"], arrays[f"options_{s}"], arrays[f"rows_{s}"]
-        if not len(choice) == len(options) == len(rows) or (columns["space"][rows] != s).any():
-            raise ValueError(f"indices of space {s} that do not fit its points")
-        place[rows] = np.arange(len(rows))
-        indices.append((choice, options))
-    place[np.array(list(carried), dtype=int)] = 0
-    if (place < 0).any() or not ((columns["space"] >= 0) & (columns["space"] < spaces)).all():
-        raise ValueError("points without a strategy")
-    sends, kinds, axes = arrays["sends"], arrays["send_kind"], arrays["send_axes"]
-    starts = np.searchsorted(sends[:, 0], np.arange(count + 1))
+    stored = _StoredPoints(arrays, spaces, carried)
+    return PointTable(len(stored.space), stored.column, stored.point)
 
-    def collectives(row: int) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
-        part = slice(starts[row], starts[row + 1])
-        for kind, over, (_, size, times) in zip(kinds[part], axes[part], sends[part].tolist(), strict=True):
-            yield str(kind), tuple(int(axis) for axis in over.split(",") if axis), size, times
 
-    def make(row: int) -> Point:
-        space = int(columns["space"][row])
-        choice, options = indices[space] if row not in carried else NO_INDICES
-        told = ((name, columns[name][row]) for name in KEPT if name in columns)
-        return Point.of(
-            **{name: figure for name, figure in told if not np.isnan(figure)},
-            space=space,
-            choice=tuple(choice[place[row]].tolist()),
-            options=tuple(options[place[row]].tolist()),
-            collectives=tuple(collectives(row)),
-            planner=str(columns["planner"][row]),
-            **carried.get(row, {}),
-        )
+class _StoredPoints:
+    """The arrays of points; what making a point needs of all of them is made with the first."""
 
-    unknown = np.full(count, np.nan)
+    def __init__(
+        self, arrays: Mapping[str, np.ndarray], spaces: int, carried: Mapping[int, Mapping[str, Any]]
+    ):
+        self.carried, self.space, self.planner = carried, arrays["space"], arrays["planner"]
+        self.figures = {name: arrays[name] for name in KEPT if name in arrays}
+        self.sends, self.kinds, self.axes = arrays["sends"], arrays["send_kind"], arrays["send_axes"]
+        self.place = np.full(len(self.space), -1)
+        self.indices = []
+        for column in (self.planner, *self.figures.values()):
+            if column.shape != self.space.shape:
+                raise ValueError("columns of different lengths")
+        if any(column.dtype.kind != "f" for column in self.figures.values()):
+            raise ValueError("figures that are no numbers")
+        for s in range(spaces):
+            choice, options, rows = arrays[f"choice_{s}"], arrays[f"options_{s}"], arrays[f"rows_{s}"]
+            if choice.shape != options.shape or len(choice) != len(rows) or (self.space[rows] != s).any():
+                raise ValueError(f"indices of space {s} that do not fit its points")
+            self.place[rows] = np.arange(len(rows))
+            self.indices.append((choice, options))
+        self.place[np.array(list(carried), dtype=int)] = 0
+        if (self.place < 0).any() or not ((self.space >= 0) & (self.space < spaces)).all():
+            raise ValueError("points without a strategy")
 
-    def read(name: str) -> np.ndarray:
-        column = columns.get(name, unknown)
-        default = KEPT[name].default if name in KEPT else np.nan
+    def column(self, name: str) -> np.ndarray:
+        """A column of the table."""
+        if name not in KEPT:
+            return self.space if name == "space" else self.planner
+        column = self.figures.get(name, np.full(len(self.space), np.nan))
+        default = KEPT[name].default
         return column if default != default else np.where(np.isnan(column), default, column)
 
-    return PointTable(count, read, make)
+    def point(self, row: int) -> Point:
+        """A point with its strategy."""
+        found = {name: values[row] for name, values in self._values if values[row] == values[row]}
+        choice: tuple[int, ...] = ()
+        options: tuple[int, ...] = ()
+        if row not in self.carried:
+            chosen, stored = self.indices[self.space[row]]
+            choice, options = (tuple(one[self.place[row]].tolist()) for one in (chosen, stored))
+        return Point(
+            figures=found,
+            space=int(self.space[row]),
+            choice=choice,
+            options=options,
+            collectives=tuple(self._collectives[self._starts[row] : self._starts[row + 1]]),
+            planner=str(self.planner[row]),
+            **self.carried.get(row, {}),
+        )
+
+    @cached_property
+    def _values(self) -> list[tuple[str, list[Any]]]:
+        """The figures as Python's numbers, flags as bools."""
+        return [
+            (name, (column == 1.0 if KEPT[name].unit is FLAG else column).tolist())
+            for name, column in self.figures.items()
+        ]
+
+    @cached_property
+    def _collectives(self) -> list[tuple[str, tuple[int, ...], int, int]]:
+        over = {words: tuple(map(int, filter(None, words.split(",")))) for words in set(self.axes.tolist())}
+        rows = zip(self.kinds.tolist(), self.axes.tolist(), self.sends.tolist(), strict=True)
+        return [(kind, over[axes], size, times) for kind, axes, (_, size, times) in rows]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return list(np.searchsorted(self.sends[:, 0], np.arange(len(self.space) + 1)).tolist())
 
 
 def _packed(rows: Sequence[Sequence[int]]) -> np.ndarray:

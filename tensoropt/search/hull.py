@@ -119,7 +119,7 @@ class HullSearch:
         return found
 
     def find_hull(self, lines: int) -> Hull | None:
-        """The hull from about ``lines`` lines, including earlier ones; None if no strategy is possible."""
+        """Hull from about ``lines`` lines, those of earlier calls included; None if there is no strategy."""
         if not self.values and not self._ends():
             return None
         while len(self.values) < lines:

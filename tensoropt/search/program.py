@@ -96,7 +96,7 @@ class Program:
 
 @dataclass(eq=False, slots=True)
 class Factor:
-    """A table over operators; ``maps[d]`` (classes of operator ``scope[d]``,) gives the table's class."""
+    """A table over operators; ``maps[d]`` (classes of operator ``scope[d]``,) gives a class of the table."""
 
     scope: Scope
     shape: tuple[int, ...]

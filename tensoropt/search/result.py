@@ -147,7 +147,7 @@ class TrackedFrontier:
         return self._chosen(index).strategy(0)
 
     def options(self, index: int) -> dict[OptionKey, int]:
-        """The option of every operator, and of every edge under (source, target, n-th edge between them)."""
+        """Option of every operator, and of every edge under the key (source, target, n-th edge of theirs)."""
         return self._chosen(index).options_of(0)
 
     def _chosen(self, index: int) -> ChosenStrategies:

@@ -13,7 +13,7 @@ ROUNDING = 1e-15
 
 
 def point(memory: float, time_s: float, planner: str = "frontier") -> Point:
-    return Point(
+    return Point.of(
         memory_bytes=memory,
         time_s=time_s,
         compute_s=time_s,
@@ -24,8 +24,6 @@ def point(memory: float, time_s: float, planner: str = "frontier") -> Point:
         additive_time_s=time_s,
         memory=(memory, 0.0, 0.0, 0.0, 0.0),
         space=0,
-        choice=(),
-        options=(),
         collectives=(),
         sources={},
         exact=False,

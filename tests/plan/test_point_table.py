@@ -73,7 +73,27 @@ def test_a_large_frontier_is_opened_without_making_its_points(
     points = [point(MIB * (i + 1), 1 / (i + 1), i % 2) for i in range(2000)]
     replace(small_exploration(), points=tuple(points)).save(tmp_path)
     made: list[int] = []
-    monkeypatch.setattr("tensoropt.plan.point_rows.Point.of", lambda **_: made.append(1))
+    monkeypatch.setattr("tensoropt.plan.point_rows.Point", lambda **_: made.append(1))
     loaded = load_exploration(tmp_path)
     assert loaded.all_points.column("time_s").tolist() == [p.time_s for p in points]
     assert not made
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"time_s": np.zeros(3)},
+        {"time_s": np.array(["a"] * 4)},
+        {"space": np.array([0, 1, 0, 7])},
+        {"space": np.array([1, 0, 1, 0])},
+        {"rows_0": np.array([0])},
+        {"choice_1": np.zeros((2, 9), dtype=np.uint8)},
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(tmp_path: Path, damage: dict[str, np.ndarray]) -> None:
+    small_exploration().save(tmp_path)
+    with np.load(tmp_path / "points.npz") as arrays:
+        kept = dict(arrays)
+    np.savez_compressed(tmp_path / "points.npz", **{**kept, **damage})
+    with pytest.raises(TensorOptError, match=r"is damaged \((Value|Index)Error"):
+        load_exploration(tmp_path)

@@ -72,7 +72,7 @@ test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
 
 test-all: $(STAMP) ## the test suite with its slow part, and coverage
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --hypothesis-profile thorough $(ARGS)
 
 test-nojit: $(STAMP) ## the search without compiled kernels, as plain Python
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/frontier tests/search $(ARGS)

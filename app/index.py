@@ -6,9 +6,6 @@ hundredth of that. An exploration that cannot be read is known by its fault, and
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.files import check_size
 from tensoropt.plan.cluster_offers import SomeDevices
 from tensoropt.plan.device_sweep import FILE
+from tensoropt.plan.exploration_files import Costs, read_costs, read_described
 
-HEAD_BYTES = 2**18
-"""Of a file's beginning, where model, cluster and settings stand; read whole where they take more."""
 STEP = (("mode", "train"), ("optimizer", "adam"), ("dtype", "float32"))
 """Settings that tell two steps of one model apart, with what is meant where one is not written."""
 TOLD_APART = ("mode", "optimizer", "dtype", "micro_batches", "recompute", "epsilon", "max_points", "seed")
@@ -61,17 +56,8 @@ class Head:
     fault: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """The frontier of an exploration: bytes and seconds of every point, and how many devices each is on."""
-
-    memory: np.ndarray
-    time: np.ndarray
-    devices: np.ndarray
-
-
 class Index:
-    """Heads and curves by folder; safe between threads."""
+    """Heads and costs by folder; safe between threads."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Path], tuple[tuple[int, int], Any]] = {}
@@ -81,9 +67,9 @@ class Index:
         """What an exploration is of; its fault where that cannot be read."""
         return self._once("head", folder, _head, lambda fault: Head(fault=fault))
 
-    def curve(self, folder: Path) -> Curve:
-        """The points of an exploration; none where they cannot be read."""
-        return self._once("curve", folder, _curve, lambda _: Curve(*[np.array([])] * 3))
+    def costs(self, folder: Path) -> Costs:
+        """What the points of an exploration cost; none where they cannot be read."""
+        return self._once("costs", folder, read_costs, lambda _: Costs(*[np.array([])] * 3))
 
     def _once(
         self, what: str, folder: Path, read: Callable[[Path], Found], fault: Callable[[str], Found]
@@ -100,7 +86,7 @@ class Index:
             found: Found = known[1]
             return found
         try:
-            found = read(file)
+            found = read(folder)
         # Any damage may surface as any error, and must not reach what other explorations show.
         except Exception as error:
             found = fault(f"{folder.name} cannot be read ({type(error).__name__}: {str(error)[:200]})")
@@ -109,8 +95,8 @@ class Index:
         return found
 
 
-def _head(file: Path) -> Head:
-    data = _beginning(file)
+def _head(folder: Path) -> Head:
+    data = read_described(folder)
     model, cluster, settings = data["model"], data["cluster"], data["settings"]
     if not cluster["kinds"]:
         raise TensorOptError("its cluster has no devices")
@@ -136,7 +122,7 @@ def _head(file: Path) -> Head:
             ("devices", str(len(cluster.get("devices", ())))),
             ("batch", str(model.get("batch") or "")),
             *((name, _words(settings.get(name))) for name in TOLD_APART),
-            ("beside", _compared(file)),
+            ("beside", _compared(data)),
         ),
         batch=_batch(model),
         devices=len(cluster.get("devices", ())),
@@ -161,70 +147,7 @@ def _words(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _beginning(file: Path) -> dict[str, Any]:
-    """The first values of a saved exploration, up to its settings; all of it where they lie elsewhere."""
-    check_size(file)
-    with open(file, encoding="utf-8") as opened:
-        text = opened.read(HEAD_BYTES)
-        at = text.find(', "versions": ')
-        if at > 0:
-            try:
-                # What stands before it is whole, as our own files have their values in this order.
-                data = json.loads(text[:at] + "}")
-                if {"model", "cluster", "settings"} <= set(data):
-                    return dict(data)
-            except ValueError:
-                pass
-        return dict(json.loads(text + opened.read()))
-
-
-COMPARED = re.compile(r', "comparison": (?=\[)')
-
-
-def _compared(file: Path) -> str:
-    """The planners that ran beside it, from the end of its file; "" where none is found there."""
-    with open(file, "rb") as opened:
-        opened.seek(max(0, file.stat().st_size - HEAD_BYTES))
-        text = opened.read().decode("utf-8", errors="replace")
-    at = COMPARED.search(text)
-    if at is None:
-        return ""
-    try:
-        rows, _ = json.JSONDecoder().raw_decode(text, at.end())
-        return ", ".join(dict.fromkeys(row["planner"] for row in rows if row["planner"] != "frontier"))
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
-def _curve(file: Path) -> Curve:
-    check_size(file)
-    text = file.read_text(encoding="utf-8")
-    sizes, points = _sizes_and_points(text)
-    return Curve(
-        np.array([float(p["memory_bytes"]) for p in points]),
-        np.array([float(p["time_s"]) for p in points]),
-        np.array([sizes[p["space"]] for p in points], dtype=int),
-    )
-
-
-POINTS = re.compile(r'\], "points": (?=\[)')
-SHAPE = re.compile(r'\{"mesh": \{"shape": \[([\d, ]*)\]')
-
-
-def _sizes_and_points(text: str) -> tuple[list[int], list[Any]]:
-    """Devices of every space, and the points of the frontier.
-
-    The spaces are nearly all of a file, and only their meshes are wanted: where the file is as we write it,
-    they are not decoded, which is 40 times as fast. Otherwise it is read as a whole.
-    """
-    at = POINTS.search(text)
-    if at is not None:
-        try:
-            points, _ = json.JSONDecoder().raw_decode(text, at.end())
-            shapes = SHAPE.findall(text, 0, at.start())
-            if shapes and max((p["space"] for p in points), default=0) < len(shapes):
-                return [math.prod(map(int, shape.split(", "))) for shape in shapes], points
-        except (ValueError, KeyError, TypeError):
-            pass
-    data = json.loads(text)
-    return [math.prod(space["mesh"]["shape"]) for space in data["spaces"]], data["points"]
+def _compared(data: dict[str, Any]) -> str:
+    """The planners that ran beside it."""
+    names = dict.fromkeys(row["planner"] for row in data["comparison"])
+    return ", ".join(name for name in names if name != "frontier")

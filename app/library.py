@@ -15,14 +15,15 @@ from pathlib import Path
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, load_exploration
 from tensoropt.plan.device_sweep import FILE, folders_in
+from tensoropt.plan.exploration_files import Costs
 from tensoropt.plan.verified import Verified, load_verified
 
-from .index import Curve, Head, Index
+from .index import Head, Index
 from .labels import Labels
 
 READY_MADE = Path(__file__).parent / "data"
 CACHED = 8
-"""The most explorations kept in memory: a frontier of 20,000 points is about 100 MiB of Python objects."""
+"""Explorations kept in memory: of a frontier of 20,000 points all that was looked at are 100 MiB."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,9 @@ class Library:
         cannot be read."""
         return self._index.head(entry.shown)
 
-    def curve_of(self, entry: Entry) -> Curve:
-        """Return the points of an exploration as numbers; none if they cannot be read."""
-        return self._index.curve(entry.shown)
+    def costs_of(self, entry: Entry) -> Costs:
+        """What the points of an exploration cost; none where they cannot be read."""
+        return self._index.costs(entry.shown)
 
     def model_name(self, source: str) -> str:
         """Return what people call a model: its upload's or the zoo's name, or the last part of its file's."""
@@ -199,7 +200,8 @@ def _checked(found: Exploration, folder: Path) -> Exploration:
         str(found.cluster["name"]), len(found.cluster["devices"])
         if min(float(kind["memory_bytes"]) for kind in found.cluster["kinds"]) <= 0:
             raise ValueError("a device without memory")
-        if any(not 0 <= point.space < len(found.spaces) for point in found.all_points):
+        spaces = found.all_points.column("space")
+        if not ((spaces >= 0) & (spaces < len(found.spaces))).all():
             raise ValueError("a point of no space")
     except (KeyError, TypeError, ValueError) as error:
         raise TensorOptError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
@@ -19,19 +19,22 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.graph import OperatorGraph
 from tensoropt.plan.call import describe_call
 from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.plan import ModelInfo
+from tensoropt.plan.model_source import LoadedModel
+from tensoropt.plan.plan import ModelInfo, OnnxInfo
 from tensoropt.plan.point import check_budget
 from tensoropt.plan.problem import Problem, prepare, prepare_graph
-from tensoropt.plan.settings import Chosen, Settings, settings_of
+from tensoropt.plan.question import Question
+from tensoropt.plan.settings import Settings, settings_of
 from tensoropt.planners.compare import asked
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.changes import question_of_change
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import Recosted
 from tensoropt.session.comparing import with_planners
 from tensoropt.session.evaluation import evaluate_searched
 from tensoropt.session.failures import failures_named
-from tensoropt.session.kept import KeptExplorations, question_of
+from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
 from tensoropt.session.pipelines import wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import with_quick_plans
 from tensoropt.session.recosting import recost_point
@@ -42,7 +45,7 @@ from tensoropt.types import Progress, silent
 
 
 def explore(
-    model: torch.nn.Module,
+    model: torch.nn.Module | LoadedModel,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -56,12 +59,13 @@ def explore(
     planners: str | Sequence[str] = (),
     limits: Sequence[float | None] = (None,),
     keep: bool = False,
-    **chosen: Unpack[Chosen],
+    **chosen: Any,
 ) -> Exploration:
     """The cost frontier of one step of ``model(*args, **kwargs)`` on a cluster.
 
     Args:
-        model: any module ``torch.export`` accepts; on the meta device for big models.
+        model: any module ``torch.export`` accepts, on the meta device for big models; or what
+            :func:`tensoropt.load_model` gave, which brings its example inputs, source and seed.
         args, kwargs: example inputs at the global batch size.
         cluster: ``local``, ``local:N``, ``cpu:N``, a preset, a file, or a :class:`Cluster`. CPU ranks and the
             GPUs of this machine are measured; anything else is priced from data sheets.
@@ -77,9 +81,8 @@ def explore(
             nothing has changed that decides its points: the operators, the cluster, the settings, what the
             store knows, this package. Explorations with planners are not kept, their tables and frontiers of
             single spaces are.
-        chosen: fields of :class:`Settings` one by one, instead of ``settings``: ``mode``, ``optimizer``,
-            ``micro_batches``, ``memory_bytes``, ``epsilon``, ``max_points``, ``dtype``, ``recompute``,
-            ``constraints``, ``measure``, ``pipelines``, ``placements``.
+        chosen: fields of :class:`Settings` one by one, instead of ``settings``, such as ``mode`` or
+            ``epsilon``.
 
     Raises:
         CaptureError, ClusterError, TensorOptError: with the rule, the values and the remedy.
@@ -88,17 +91,21 @@ def explore(
     settings = settings_of(settings, chosen)
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
     entries = asked(planners)  # an unknown name is refused before anything is computed
-    with failures_named(type(model).__name__):
-        captured, problem = _prepared(session, model, args, kwargs, loss)
-    info = _model_info(session, captured, args, kwargs, source, seed)
-    with failures_named(type(model).__name__, captured.graph):
-        if keep and not entries:
-            return replace(_kept(session, problem, info), captured=captured)
-        searched = search(session, problem)
-        found = _evaluated(session, searched, info)
-        if entries:
-            found = with_planners(session, searched, found, entries, limits)
-    check_budget(found.points, settings.memory_bytes)
+    loaded = (
+        model if isinstance(model, LoadedModel) else LoadedModel(model, args, kwargs or {}, source, seed=seed)
+    )
+    name = type(loaded.model).__name__
+    with failures_named(name):
+        captured, problem = _prepared(session, loaded, loss)
+    info = _model_info(session, captured, loaded)
+    with failures_named(name, captured.graph):
+        found = _kept(session, info) if not entries else None
+        if found is None:
+            searched = search(session, problem)
+            found = _evaluated(session, searched, info, loaded.notes)
+            if entries:
+                found = with_planners(session, searched, found, entries, limits)
+            found = _keep(session, found)
     return replace(found, captured=captured)
 
 
@@ -111,7 +118,8 @@ def explore_graph(
     store: ProfileStore | None = None,
     progress: Progress | None = None,
     keep: bool = False,
-    **chosen: Unpack[Chosen],
+    notes: Sequence[str] = (),
+    **chosen: Any,
 ) -> Exploration:
     """The cost frontier of an operator graph that was captured before, without the model.
 
@@ -119,8 +127,8 @@ def explore_graph(
         graph: captured in the mode and the dtype that the settings ask for.
         model: what plans say of the model.
         cluster, settings, store, progress, chosen: as in :func:`explore`.
-        keep: keep tables and frontiers of single spaces beside the profile store, and use those that were
-            kept; the exploration is made again.
+        keep: as in :func:`explore`.
+        notes: what the import of the model had to say.
 
     Raises:
         ClusterError, TensorOptError: with the rule, the values and the remedy.
@@ -129,10 +137,66 @@ def explore_graph(
     settings = settings_of(settings, chosen)
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
     with failures_named("the model", graph):
-        with session.clock.stage("capture"), session.open_store() as kept:
-            problem = prepare_graph(graph, kept=kept)
-        found = _evaluated(session, search(session, problem), model)
-    check_budget(found.points, settings.memory_bytes)
+        found = _kept(session, model)
+        if found is None:
+            with session.clock.stage("capture"), session.open_store() as kept:
+                problem = prepare_graph(graph, kept=kept)
+            found = _keep(session, _evaluated(session, search(session, problem), model, notes))
+    return found
+
+
+def answer(
+    question: Question,
+    cluster: Cluster,
+    settings: Settings,
+    known: Exploration | None = None,
+    *,
+    progress: Progress,
+    note: Callable[[str], None],
+) -> Exploration:
+    """The exploration that answers a question: one that was kept, or one that is made and kept now.
+
+    Args:
+        cluster, settings: the question's, or those in their place.
+        known: an exploration of the same model elsewhere, whose operators are taken.
+        note: is told where the answer, or the model's operators, were kept before.
+
+    Raises:
+        CaptureError, TensorOptError: as :func:`explore` and :func:`load_model` do.
+    """
+    keep = not question.anew
+    if known is not None and known.recorded is not None:
+        graph = known.recorded.graph
+        return explore_graph(
+            graph, known.model, cluster=cluster, settings=settings, progress=progress, keep=keep
+        )
+    fresh = question.anew or question.planners
+    source = None if fresh else source_key(question.model, question.capture_facts)
+    if source is not None:
+        # Before the model is built, which takes longer than to read what was kept.
+        with ProfileStore() as store:
+            kept = KeptExplorations(store)
+            found = kept.answer(source, cluster, settings)
+            captured = kept.capture_of(source) if found is None else None
+        if found is not None:
+            note(found.report["notes"][-1])
+            return found
+        if captured is not None:
+            note("the operator graph is one that was kept; --anew captures the model again")
+            return explore_graph(
+                captured.graph, captured.model, cluster=cluster, settings=settings, progress=progress,
+                keep=True, notes=captured.notes,
+            )  # fmt: skip
+    loaded = question.loaded_model(on_meta=not has_local_cores(cluster))
+    found = explore(
+        loaded, cluster=cluster, settings=settings, progress=progress, planners=question.planners,
+        limits=question.limits, keep=keep,
+    )  # fmt: skip
+    if source is not None and found.recorded is not None:
+        with ProfileStore() as store:
+            KeptExplorations(store).note_source(
+                source, KeptCapture(found.model, found.recorded.graph, loaded.notes)
+            )
     return found
 
 
@@ -237,65 +301,75 @@ def explore_changed(
     )
 
 
-def _evaluated(session: Session, searched: Searched, info: ModelInfo) -> Exploration:
-    """The points of all that was searched, of pipelines where these are asked for, and of quick planners."""
+def _evaluated(
+    session: Session, searched: Searched, info: ModelInfo, notes: Sequence[str] = ()
+) -> Exploration:
+    """The points of all that was searched, of pipelines where these are asked for, and of quick planners.
+
+    Args:
+        notes: what the import of the model had to say; they come first.
+    """
     found = evaluate_searched(session, searched, info)
     if wants_pipelines(session):
         found = with_pipelines(session, searched, found)
     found = with_quick_plans(session, searched, found)
-    notes = [*implausible(session.cluster, found.points), *found.report["notes"]]
+    notes = [*notes, *implausible(session.cluster, found.points), *found.report["notes"]]
     return replace(found, report={**found.report, "notes": notes})
 
 
-def _kept(session: Session, problem: Problem, info: ModelInfo) -> Exploration:
-    """The exploration that was kept, or one made and kept now."""
-    question, settings = question_of(info), session.settings
+def _kept(session: Session, info: ModelInfo) -> Exploration | None:
+    """The exploration that was kept, where the session keeps any."""
+    if not session.keep:
+        return None
     with session.open_store() as store:
-        found = KeptExplorations(store).find(question, session.cluster, settings)
-    if found is None:
-        found = _evaluated(session, search(session, problem), info)
-        check_budget(found.points, settings.memory_bytes)
-        with session.open_store() as store:
-            refusal = KeptExplorations(store).keep(question, session.cluster, settings, found)
-        if refusal:
-            found = replace(found, report={**found.report, "notes": [*found.report["notes"], refusal]})
+        return KeptExplorations(store).find(question_of(info), session.cluster, session.settings)
+
+
+def _keep(session: Session, found: Exploration) -> Exploration:
+    """The exploration, kept where the session keeps any and it has no planners beside it.
+
+    Raises:
+        InfeasibleError: none of its points fits the budget.
+    """
+    check_budget(found.points, session.settings.memory_bytes)
+    if not session.keep or found.comparison:
+        return found
+    with session.open_store() as store:
+        refusal = KeptExplorations(store).keep(
+            question_of(found.model), session.cluster, session.settings, found
+        )
+    if refusal:
+        found = replace(found, report={**found.report, "notes": [*found.report["notes"], refusal]})
     return found
 
 
 def _prepared(
-    session: Session,
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    loss: Callable[[Any], torch.Tensor] | None,
+    session: Session, loaded: LoadedModel, loss: Callable[[Any], torch.Tensor] | None
 ) -> tuple[Capture, Problem]:
     """The capture of the model, and its operators made ready for costs."""
-    settings = session.settings
-    session.progress("capture", 0, 1, type(model).__name__)
+    settings, name = session.settings, type(loaded.model).__name__
+    session.progress("capture", 0, 1, name)
     with session.clock.stage("capture"), session.open_store() as store:
-        captured = capture(model, args, kwargs, loss=loss, mode=settings.mode, dtype=settings.dtype)
-        with failures_named(type(model).__name__, captured.graph):
+        captured = capture(
+            loaded.model, loaded.args, loaded.kwargs, loss=loss, mode=settings.mode, dtype=settings.dtype
+        )
+        with failures_named(name, captured.graph):
             problem = prepare(captured, store)
     counts = f"{len(captured.graph.operators)} operators, {len(problem.graph.groups)} groups"
     session.progress("capture", 1, 1, counts)
     return captured, problem
 
 
-def _model_info(
-    session: Session,
-    captured: Capture,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    source: str,
-    seed: int,
-) -> ModelInfo:
+def _model_info(session: Session, captured: Capture, loaded: LoadedModel) -> ModelInfo:
     """What a plan says of its model."""
-    graph = captured.graph
+    graph, onnx = captured.graph, loaded.onnx
     return ModelInfo(
-        source=source,
+        source=loaded.source,
         fingerprint=graph.fingerprint,
         mode=session.settings.mode,
-        seed=seed,
+        seed=loaded.seed,
         parameters=sum(t.elements for t in graph.parameters),
-        call=describe_call(args, kwargs or {}),
+        batch=loaded.batch,
+        call=describe_call(loaded.args, loaded.kwargs),
+        onnx=None if onnx is None else OnnxInfo(dims=dict(onnx.dims), outputs=onnx.outputs, loss=onnx.loss),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensoropt.errors import TensorOptError
@@ -174,3 +174,67 @@ def parse_count(text: str, what: str = "a count") -> float:
     if match is None or unit not in _COUNTS:
         raise TensorOptError(f"{what} '{text}' is no count; write for example 1e9, 50000, 300B or 1.5T")
     return float(match.group(1) + match.group(2)) * _COUNTS[unit]
+
+
+LEAST_SHARE = 1e-5
+"""Shares below it are told apart from nothing, not from each other."""
+
+
+def share_words(share: float) -> str:
+    """``12 %``; small shares keep a figure, so that nothing reads as zero that isn't."""
+    if share == 0:
+        return "0 %"
+    if abs(share) < LEAST_SHARE:
+        return "under 0.001 %"
+    return f"{100 * share:.0f} %" if abs(share) >= 0.0095 else f"{100 * share:.1g} %"
+
+
+# -- what people type into flags and forms --------------------------------------------------------------
+
+MOST_COUNTS = 16
+SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "kB": 10**3}
+
+
+def read_number(text: str) -> float:
+    """The number that a text is; nothing is guessed from another one."""
+    # NaN, infinity and digits of other scripts are floats to Python.
+    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text.strip(), re.ASCII):
+        raise TensorOptError(f"'{text[:40]}' is no number; write for example 8 or 2.5")
+    return float(text)
+
+
+def read_whole(text: str) -> int:
+    """The whole number that a text is."""
+    found = read_number(text)
+    if found % 1:
+        raise TensorOptError(f"'{text[:40]}' is no whole number")
+    return int(found)
+
+
+def read_counts(text: str) -> str | tuple[int, ...]:
+    """``auto``, or the counts of a list such as ``1,2,4``."""
+    plain = text.replace(" ", "")
+    if plain == "auto":
+        return plain
+    if not re.fullmatch(rf"\d{{1,5}}(,\d{{1,5}}){{0,{MOST_COUNTS - 1}}}", plain, re.ASCII):
+        raise TensorOptError(f"'{text[:40]}' is neither auto nor a list such as 1,2,4")
+    return tuple(map(int, plain.split(",")))
+
+
+def write_counts(value: str | Sequence[int]) -> str:
+    """``auto`` or ``1,2,4``."""
+    return value if isinstance(value, str) else ",".join(map(str, value))
+
+
+def read_size(text: str) -> float:
+    """The bytes of a text such as ``24GiB``."""
+    found = parse_bytes(text)
+    if not 0 < found < 2**60:
+        raise TensorOptError(f"'{text[:40]}' is no memory of a device; write for example 24GiB")
+    return found
+
+
+def write_size(value: float) -> str:
+    """The shortest text that is read as so many bytes."""
+    unit = next((unit for unit, size in SIZES.items() if value and value % size == 0), "")
+    return f"{round(value / SIZES.get(unit, 1))}{unit}"

@@ -34,9 +34,14 @@ from hypothesis import HealthCheck, settings
 from tensoropt.fake_cuda import compiled, why_not
 from tensoropt.ranks.pool import RankPool
 
-settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+# A fixed, small number of examples in every run; `make test-all` draws ten times as many, others each time.
+settings.register_profile(
+    "quick", deadline=None, suppress_health_check=list(HealthCheck), max_examples=25, derandomize=True
+)
+settings.register_profile(
+    "thorough", parent=settings.get_profile("quick"), max_examples=250, derandomize=False
+)
+settings.load_profile("quick")
 
 TIMEOUT_S = 600.0
 """Of a run on ranks, and of their start: a limit against hanging, not a measure of a machine."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tensoropt.plan.plan_names import JOIN
+
 from ..state import View
 from ..views.axes import axes_of
 from ..views.certificate import certificate, has_place
@@ -30,7 +32,8 @@ SYMBOLS = (
     "hexagon", "triangle-left", "triangle-right", "octagon", "bowtie", "hourglass", "star-diamond",
 )  # fmt: skip
 """One for each published planner, in the order of their titles."""
-COMPUTES, NETWORKS = "compute time", "network time"
+PARTS = (("compute_s", "optimizer", "compute time"), ("communication_s", "kept", "network time"))
+"""The lines below the frontier: a figure, the kind of memory whose colour it has, and what it is called."""
 HOVER = "<b>%{customdata[2]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>%{customdata[1]}<extra></extra>"
 
 Json = dict[str, Any]
@@ -77,7 +80,7 @@ def frontier_figure(
             return whole
         return whole[apart(data.axes.x.values[whole], ups[whole], (view.log_x, view.log_y), window)]
 
-    on_line, second = seen(data.axes.y.values), data.units.time.factor
+    on_line = seen(data.axes.y.values)
     usable = data.usable_bytes(view)
     fits, over = on_line[data.memory[on_line] <= usable], on_line[data.memory[on_line] > usable]
     size = 5 if len(whole) > 400 else 7
@@ -87,9 +90,11 @@ def frontier_figure(
         _line(data, on_line, data.time, colours.accent, 1.5),
         _dots(data, fits, colours.accent, size, "fits"),
         _dots(data, over, colours.faded, size, "does not fit") | {"opacity": 0.6},
-        # Lines below the frontier have paths of their own.
-        _dotted(data, seen(data.compute / second), data.compute, colours.kinds["optimizer"], COMPUTES, parts),
-        _dotted(data, seen(data.network / second), data.network, colours.kinds["kept"], NETWORKS, parts),
+        # Lines below the frontier have courses of their own.
+        *(
+            _dotted(data, seen(data.shown(figure)), data.column(figure), colours.kinds[kind], name, parts)
+            for figure, kind, name in PARTS
+        ),
         _planner_marks(data, view, colours, ends, narrow=narrow),
         # Last, so that they lie above all others.
         *selection_traces(data, view, colours),
@@ -155,16 +160,17 @@ def _dots(data: FrontierData, rows: np.ndarray, colour: str, size: int, name: st
         "mode": "markers",
         "name": name,
         "marker": {"color": colour, "size": size},
-        "customdata": [[int(i), _wrapped(data.exploration.names[i]), data.label(int(i))] for i in rows],
+        "customdata": [[int(i), _tooltip(data, int(i)), data.label(int(i))] for i in rows],
         "hovertemplate": _hover(data),
         "showlegend": False,
         **_xy(data, rows, data.time),
     }
 
 
-def _wrapped(name: str) -> str:
-    """Return a plan's name on lines that fit a tooltip."""
-    return name.replace(" · ", "<br>")
+def _tooltip(data: FrontierData, row: int) -> str:
+    """A plan's name on lines that a tooltip has room for, and its listed figures."""
+    listed = (f"{label} {words}" for label, words in data.listed(row))
+    return "<br>".join((*data.exploration.names[row].split(JOIN), *listed))
 
 
 def _hover(data: FrontierData) -> str:
@@ -211,7 +217,7 @@ def _planner_marks(
         "text": labels,
         "textposition": places,
         "textfont": {"color": colours.ink, "size": 12},
-        "customdata": [[int(i), _wrapped(data.exploration.names[i]), data.label(int(i))] for i in rows],
+        "customdata": [[int(i), _tooltip(data, int(i)), data.label(int(i))] for i in rows],
         "hovertemplate": _hover(data),
         "showlegend": False,
         **_xy(data, rows, data.time),
@@ -270,7 +276,7 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
     right = max(xs.max(), capacity) if in_view else xs.max()
     low_y = ys.min()
     if view.lines and axes.up_time and len(on_line):
-        parts = np.concatenate([data.compute[on_line], data.network[on_line]]) / data.units.time.factor
+        parts = np.concatenate([data.shown(figure)[on_line] for figure, *_ in PARTS])
         positive = parts[parts > 0]
         low_y = min(low_y, positive.min() if view.log_y and len(positive) else parts.min())
     named = view.marks and bool(data.by_planners.any())

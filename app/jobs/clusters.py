@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,8 +16,6 @@ from tensoropt.errors import TensorOptError
 from . import fields
 from .fields import RequestError
 
-CLUSTER_FILE = "cluster.json"
-"""A cluster that no name stands for, in a job's own folder."""
 ENDINGS = (".yaml", ".yml", ".json")
 MOST_BYTES = 64 * 2**10
 """Of a cluster file; what is larger is named on the command line."""
@@ -56,11 +53,9 @@ class ClusterFile:
         """What the file amounts to."""
         return f"{self.per_node * self.nodes} × {' and '.join(self.kinds)}, as {self.label} describes them."
 
-    def argument(self, folder: Path) -> str:
-        """What follows ``--cluster``: a copy in ``folder``, so that a job keeps what it was asked."""
-        file = folder / CLUSTER_FILE
-        file.write_text(json.dumps(self.description, indent=1) + "\n", encoding="utf-8")
-        return str(file)
+    def asked(self) -> dict[str, Any]:
+        """The cluster of a question."""
+        return dict(self.description)
 
 
 def read_description(data: bytes, label: str) -> dict[str, Any]:

@@ -6,24 +6,21 @@ has been timed before, so that a figure for what has never run would be a guess.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-KEPT_APART = ("--cluster", "--devices", "--planners", "--mode", "--batch", "--dim")
-"""Options that make a run another one; all others change how thoroughly the same thing is searched."""
 REPEATED = 12
 """Of the newest runs alike, whose range is shown; older ones may be of another version."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command line asked for: ``core`` is what, on what and beside what; ``whole`` is all of it."""
+    """What a job asked for: ``core`` is what, on what and beside what; ``whole`` is all of it."""
 
-    core: tuple[str, ...]
-    whole: tuple[str, ...]
+    core: str
+    whole: str
 
 
 @dataclass(frozen=True)
@@ -52,30 +49,25 @@ class Estimate:
     same: bool
 
 
-def asked(words: Sequence[str], folder: Path) -> Asked:
-    """What a command line asks for, whatever folder it was started in.
+def asked(question: Mapping[str, Any]) -> Asked:
+    """What a question asks for; all settings but the mode only say how thoroughly it is searched.
 
     Args:
-        words: those after ``tensoropt``.
-        folder: the job's own; files in it (an edited cluster, constraints) count by their content.
+        question: its data, as jobs keep it (:meth:`tensoropt.plan.question.Question.data`).
     """
-    whole = tuple(_content(word, folder) for word in words)
-    core = [*whole[:2]]
-    for name, value in itertools.pairwise(whole[2:]):
-        if name in KEPT_APART:
-            core += [name, value]
-    return Asked(tuple(core), whole)
+    whole = {**question, "constraints_file": ""}
+    core = {**whole, "settings": whole["settings"]["mode"], "seed": 0, "anew": False}
+    return Asked(_text(core), _text(whole))
 
 
-def _content(word: str, folder: Path) -> str:
-    if word == str(folder):
-        return ""
-    if not word.startswith(f"{folder}/"):
-        return word
-    try:
-        return hashlib.sha256(Path(word).read_bytes()).hexdigest()[:16]
-    except OSError:
-        return word.removeprefix(str(folder))
+def asked_in_words(words: Sequence[str], folder: str) -> Asked:
+    """What the command line of any other job asks for, whatever folder its result lands in."""
+    text = _text([word for word in words if word != folder])
+    return Asked(text, text)
+
+
+def _text(data: object) -> str:
+    return json.dumps(data, sort_keys=True)
 
 
 def estimate(wanted: Asked, runs: Sequence[Run]) -> Estimate | None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.constraints import constraints_of
-from tensoropt.units import parse_bytes
+from tensoropt.plan.settings import Setting, Settings, settings_fields
+from tensoropt.units import read_counts, read_number, write_counts
 
 MOST_DEVICES = 1024
 DEAREST = 10**6
 """Of any currency, for one device-hour."""
-NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?"
 PIN = '{"pin": [{"operators": "*mlp*", "axes": {"*": "out_features"}}]}'
 LONGEST = 50_000
 """Characters of constraints."""
-NUMBERS = r"[1-9]\d{0,4}(,[1-9]\d{0,4}){0,15}"
 
 
 class RequestError(TensorOptError):
@@ -33,13 +32,10 @@ def number(value: Any, what: str) -> float | None:
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    text = str(value).strip()
-    # JSON's true is a number to Python; NaN, infinity and digits of other scripts are floats to it.
-    if isinstance(value, bool) or not re.fullmatch(
-        r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text, re.ASCII
-    ):
-        raise RequestError(f"{what}: '{text[:40]}' is no number; write for example 8 or 2.5")
-    return float(text)
+    try:
+        return read_number(str(value))
+    except TensorOptError as error:
+        raise RequestError(f"{what}: {error}") from error
 
 
 def count(value: Any, what: str, most: int) -> int:
@@ -62,40 +58,14 @@ def price_from(value: Any) -> float | None:
     return found
 
 
-def epsilon(value: Any) -> float | None:
-    """The allowed gap in percent, None for an empty field; raises :class:`RequestError`."""
-    found = number(value, "the allowed gap")
-    if found is not None and not 0 <= found < 100:
-        raise RequestError("the allowed gap is between 0 and 100 %; 0.1 is the usual one, 0 is exact")
-    return found
-
-
-def max_points(value: Any) -> int | None:
-    """How many points to keep, None for all; raises :class:`RequestError`."""
-    if number(value, "points kept") is None:
-        return None
-    found = count(value, "points kept", 10**6)
-    if found < 2:
-        raise RequestError("points kept: at least 2")
-    return found
-
-
 def batch(value: Any) -> int | None:
     """The batch, None for the model's own; raises :class:`RequestError`."""
     return None if number(value, "the batch") is None else count(value, "the batch", 10**6)
 
 
-def micro_batches(value: Any) -> str:
-    """``auto``, or a list of counts; raises :class:`RequestError`."""
-    micro = str(value or "auto").replace(" ", "")
-    if not re.fullmatch(rf"auto|{NUMBERS}", micro):
-        raise RequestError(f"micro-batches '{micro[:40]}' are neither auto nor a list such as 1,2,4")
-    return micro
-
-
-def divides(micro: str, batch: int) -> None:
-    """Whether each of the counts divides the batch; raises :class:`RequestError`."""
-    for count in map(int, micro.split(",") if micro != "auto" else ()):
+def divides(counts: str | Sequence[int], batch: int) -> None:
+    """Whether each of the numbers of micro-batches divides the batch; raises :class:`RequestError`."""
+    for count in counts if not isinstance(counts, str) else ():
         if batch % count:
             raise RequestError(f"{count} micro-batches do not divide the batch of {batch}; use a divisor")
 
@@ -110,30 +80,21 @@ def dims(value: Any) -> list[str]:
     return found
 
 
-def device_counts(value: Any) -> str:
+def device_counts(value: Any) -> str | tuple[int, ...]:
     """Numbers of devices, ``auto``, or "" for all at once; raises :class:`RequestError`."""
-    text = str(value or "").replace(" ", "")
-    if text and not re.fullmatch(rf"auto|{NUMBERS}", text):
-        raise RequestError(f"numbers of devices '{text[:40]}' are neither auto nor a list such as 1,2,4")
-    return text
+    text = str(value or "").strip()
+    try:
+        counts = read_counts(text) if text else ""
+    except TensorOptError as error:
+        raise RequestError(f"numbers of devices: {error}") from error
+    if isinstance(counts, tuple) and min(counts) < 1:
+        raise RequestError(f"numbers of devices: {write_counts(counts)} must be at least 1")
+    return counts
 
 
 def words(value: Any) -> list[str]:
     """What is separated by commas or spaces."""
     return [w for w in re.split(r"[,\s]+", str(value or "")) if w][:32]
-
-
-def memory(value: Any) -> str:
-    """A memory budget with its unit, "" for none; raises :class:`RequestError`."""
-    text = str(value or "").replace(" ", "")
-    if text:
-        try:
-            fine = 0 < parse_bytes(text) < 2**60
-        except TensorOptError:
-            fine = False
-        if not fine or not text[0].isascii() or not text[0].isdigit():
-            raise RequestError(f"memory budget '{text[:40]}' is no size; write for example 24GiB")
-    return text
 
 
 def constraints(value: Any) -> dict[str, Any] | None:
@@ -169,21 +130,42 @@ def seed(value: Any) -> int | None:
     return None if found is None else int(found)
 
 
+def _of_setting(setting: Setting) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        try:
+            return setting.from_form(value)
+        except TensorOptError as error:
+            raise RequestError(str(error)) from error
+
+    return read
+
+
+SETTINGS: dict[str, Callable[[Any], Any]] = {
+    # Constraints are typed here, not named: what is typed must never become the path of a file.
+    setting.key: constraints if setting.name == "constraints" else _of_setting(setting)
+    for setting in settings_fields()
+}
+"""What reads the field of a setting."""
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "batch": batch,
     "dims": dims,
     "per_node": lambda value: count(value, "devices per node", MOST_DEVICES),
     "nodes": lambda value: count(value, "nodes", MOST_DEVICES),
     "price": price_from,
-    "micro": micro_batches,
-    "epsilon": epsilon,
-    "max_points": max_points,
     "devices": device_counts,
-    "memory": memory,
     "seed": seed,
-    "constraints": constraints,
+    **{setting.key: SETTINGS[setting.key] for setting in settings_fields() if not setting.offered},
 }
-"""What checks a field by itself."""
+"""What checks a field that a person types into, by itself."""
+
+
+def settings(form: Mapping[str, Any]) -> Settings:
+    """The settings of a form; raises :class:`RequestError`."""
+    chosen = {setting.name: SETTINGS[setting.key](form.get(setting.key)) for setting in settings_fields()}
+    try:
+        return Settings(**chosen)
+    except TensorOptError as error:
+        raise RequestError(str(error)) from error
 
 
 def faults(form: Mapping[str, Any]) -> dict[str, str]:

@@ -6,12 +6,12 @@ import contextlib
 import multiprocessing
 import secrets
 import shutil
-import tempfile
 import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ import psutil
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.device_sweep import folders_in
+from tensoropt.plan.question import Question
 
 from ..safety import LOG as LOGGER
 from .beside import shown_instead
-from .clusters import CLUSTER_FILE
-from .estimate import Asked, Estimate, Run, asked, estimate
+from .estimate import Asked, Estimate, Run, asked, asked_in_words, estimate
 from .record import LOG, Job, is_alive, read_job, tail, this_server
-from .request import CONSTRAINTS_FILE, Wanted
+from .refill import question_of_job
+from .request import Request, Wanted, written
 from .uploads import Uploads
 from .worker import data_folder, run
 
@@ -127,18 +128,25 @@ class JobManager:
 
     def submit(self, request: Wanted) -> Job:
         """Queue a request. Raises :class:`TensorOptError` if it cannot even be written down."""
+        question = request.question if isinstance(request, Request) else None
+        return self._queue(request.title, request.measures, question, request.arguments)
+
+    def _queue(
+        self, title: str, measures: bool, question: Question | None, words: Callable[[Path], list[str]]
+    ) -> Job:
+        """Queue a job; ``words`` gives those of its command line, of the folder of its result."""
         id = secrets.token_hex(6)
         folder = self.folder / id
         folder.mkdir(mode=0o700)
         try:
-            arguments = tuple(request.arguments(folder))
             job = Job(
                 id,
-                request.title,
-                arguments,
-                measures=request.measures,
+                title,
+                tuple(words(folder)),
+                measures=measures,
                 created=time.time(),
                 server=self._server,
+                question=None if question is None else question.data(),
             )
             job.save(folder)
         except (TensorOptError, OSError) as error:
@@ -162,7 +170,11 @@ class JobManager:
         job = self._jobs.get(id)
         if job is None or job.active:
             return None
-        return self.submit(_Again(job, self.folder / id))
+        try:
+            question = question_of_job(job)
+        except TensorOptError:  # it does something else, or asks in words that only its own version knew
+            return self._queue(job.title, job.measures, None, partial(_moved, job, self.folder / id))
+        return self._queue(job.title, job.measures, question, partial(written, question))
 
     def job(self, id: str) -> Job | None:
         """The job called ``id``; None for one that is not known."""
@@ -170,18 +182,12 @@ class JobManager:
 
     def took(self, job: Job) -> float | None:
         """Seconds that the last job that asked the same took to its end; None without one."""
-        alike = estimate(asked(job.arguments, self.folder / job.id), self._runs(but=job.id))
+        alike = estimate(self._asked_by(job), self._runs(but=job.id))
         return alike.last_s if alike is not None and alike.same else None
 
-    def estimate(self, wanted: Wanted) -> Estimate | None:
-        """How long a request will take, from what jobs like it took; None where there was none.
-
-        Raises:
-            TensorOptError: the request is none.
-        """
-        with tempfile.TemporaryDirectory(dir=self.root) as name:
-            folder = Path(name)
-            return estimate(asked(tuple(wanted.arguments(folder)), folder), self._runs())
+    def estimate(self, wanted: Request) -> Estimate | None:
+        """How long a request will take, from what jobs like it took; None where there was none."""
+        return estimate(asked(wanted.question.data()), self._runs())
 
     def _runs(self, but: str = "") -> list[Run]:
         """What jobs that came to their end asked, and the seconds they took; newest first."""
@@ -189,11 +195,17 @@ class JobManager:
         for job in self.jobs():
             if job.state != "done" or job.id == but or job.started is None or job.ended is None:
                 continue
-            # What a job asked never changes, and reading its files at every key that is pressed would.
-            if job.id not in self._asked:
-                self._asked[job.id] = asked(job.arguments, self.folder / job.id)
-            runs.append(Run(self._asked[job.id], job.ended - job.started))
+            runs.append(Run(self._asked_by(job), job.ended - job.started))
         return runs
+
+    def _asked_by(self, job: Job) -> Asked:
+        """What a job asked, which never changes: at every key that is pressed it would be read again."""
+        if job.id not in self._asked:
+            try:
+                self._asked[job.id] = asked(job.question or question_of_job(job).data())
+            except (TensorOptError, KeyError, TypeError):  # another version's
+                self._asked[job.id] = asked_in_words(job.arguments, str(self.folder / job.id))
+        return self._asked[job.id]
 
     def cancel(self, id: str) -> None:
         """End a job and every process it started; nothing for one that has ended or isn't known."""
@@ -345,31 +357,12 @@ class JobManager:
             LOGGER.warning("the state of job %s is not saved: %s", job.id, error)
 
 
-@dataclass(frozen=True)
-class _Again:
-    """A job as a request for the same: its words, with the folder of the new one in place of its own."""
-
-    job: Job
-    folder: Path
-
-    @property
-    def title(self) -> str:
-        return self.job.title
-
-    @property
-    def measures(self) -> bool:
-        return self.job.measures
-
-    def arguments(self, folder: Path) -> list[str]:
-        # An edited cluster, and constraints, lie as files in the job's folder.
-        for name in (CLUSTER_FILE, CONSTRAINTS_FILE):
-            if (self.folder / name).is_file():
-                shutil.copy(self.folder / name, folder / name)
-        return [_moved(word, self.folder, folder) for word in self.job.arguments]
-
-
-def _moved(word: str, old: Path, new: Path) -> str:
-    return f"{new}{word.removeprefix(str(old))}" if word == str(old) or word.startswith(f"{old}/") else word
+def _moved(job: Job, old: Path, new: Path) -> list[str]:
+    """A job's command line with another folder in place of its own."""
+    return [
+        f"{new}{word.removeprefix(str(old))}" if word == str(old) or word.startswith(f"{old}/") else word
+        for word in job.arguments
+    ]
 
 
 def kill_tree(pid: int) -> None:

@@ -43,7 +43,9 @@ class Job:
 
     Attributes:
         id: its folder's name, generated.
-        arguments: the words after ``tensoropt``.
+        arguments: the words after ``tensoropt`` that do the same.
+        question: what is explored (:meth:`tensoropt.plan.question.Question.data`); None where a job does
+            something else, or is an earlier version's.
         state: one of :data:`STATES`.
         error: why it failed, in a sentence.
         created, started, ended: seconds since the epoch.
@@ -61,6 +63,7 @@ class Job:
     started: float | None = None
     ended: float | None = None
     server: tuple[int, float] = (0, 0.0)
+    question: Mapping[str, Any] | None = None
 
     @property
     def active(self) -> bool:

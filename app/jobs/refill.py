@@ -1,40 +1,36 @@
-"""The form's fields from what a job or an exploration was asked, so that one of them can be changed.
+"""The form's fields from the question of a job or of an exploration, so that one of them can be changed.
 
-Both are a command line: a job's own words, or the line that the export page offers for an exploration. It is
-read by the command line's own parser. What the form has no field for is said, never dropped silently.
+What the form has no field for is said, never dropped silently.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
 import re
-import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tensoropt.cli.parser import parser
+from tensoropt.cli.question import question_option
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.question import Question, cluster_of
+from tensoropt.plan.settings import settings_fields
 from tensoropt.planners import ENTRIES
+from tensoropt.units import write_counts, write_size
 
 from .clusters import ClusterFile
 from .fields import RequestError
-from .request import CHOICES, MOST_RANKS, Hardware
+from .record import Job
+from .request import MOST_RANKS, Hardware
 from .uploads import Uploads
 
 VERBS = ("explore", "compare")
 """Whose command lines the form stands for."""
-HANDLED = {
-    *CHOICES, "verb", "json", "debug", "csv", "out", "model", "cluster", "micro_batches", "epsilon",
-    "max_points", "batch", "constraints", "seed", "dim", "output", "loss", "devices", "planners", "memory",
-    "also_on",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,69 +46,75 @@ class Refill:
     said: tuple[str, ...] = ()
 
 
-def can_refill(words: Sequence[str]) -> bool:
-    """Whether a job's command line is one that the form stands for."""
-    return bool(words) and words[0] in VERBS
+def can_refill(job: Job) -> bool:
+    """Whether a job is one that the form stands for."""
+    return job.question is not None or job.arguments[:1] in {(verb,) for verb in VERBS}
 
 
-def refill(
-    words: Sequence[str],
-    uploads: Uploads,
-    *,
-    cluster: Mapping[str, Any] | None = None,
-    constraints: Mapping[str, Any] | None = None,
-) -> Refill:
-    """The form that makes a command line again.
+def question_of_job(job: Job) -> Question:
+    """What a job was asked.
 
-    Args:
-        words: those after ``tensoropt``.
-        cluster, constraints: what the words name as files, where those do not lie there.
+    Raises:
+        RequestError: it is no exploration, or was asked in words that this version does not understand.
+    """
+    return Question.of(job.question) if job.question is not None else question_of_words(job.arguments)
+
+
+def question_of_words(words: Sequence[str]) -> Question:
+    """What a command line asks, which is all that jobs of an earlier version keep; as :func:`question_of_job`
+    does."""
+    if not words or words[0] not in VERBS:
+        raise RequestError("the form explores; what this job did is started where its result is shown")
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            found: Question = question_option(parser().parse_args(list(words)))
+        if isinstance(found.cluster, str) and Path(found.cluster).is_file():
+            # The file may go with the job that it lies beside.
+            found = found.model_copy(update={"cluster": load_cluster(found.cluster).to_dict()})
+        return found.model_copy(update={"constraints_file": ""})
+    except SystemExit:
+        reason = (said.getvalue().strip().splitlines()[-1:] or ["its words are not understood"])[0]
+    except TensorOptError as error:
+        reason = str(error)
+    raise RequestError(f"this was made by another version ({reason[:200]}); fill the form by hand")
+
+
+def refill(question: Question, uploads: Uploads) -> Refill:
+    """The form that asks a question.
 
     Raises:
         RequestError, ClusterError: the form cannot express it; says why, and what to do.
     """
-    options = _parsed(words)
-    model = _model(options.model, words, uploads)
-    found = load_cluster(options.cluster) if cluster is None else Cluster.from_dict(dict(cluster))
-    named = str(options.cluster) if cluster is None else str(found.name)
-    if constraints is None and options.constraints:
-        constraints = _read(Path(options.constraints))
-    planners = _planners(getattr(options, "planners", None))
+    model = _model(question, uploads)
+    cluster = question.loaded_cluster()
+    named = question.cluster if isinstance(question.cluster, str) else str(cluster.name)
+    limits = [limit for limit in question.limits if limit is not None]
+    settings = question.settings
+    shown = {setting.key: setting.in_form(getattr(settings, setting.name)) for setting in settings_fields()}
+    if settings.constraints is not None:
+        shown["constraints"] = json.dumps(settings.to_dict()["constraints"], indent=1)
+    if len(limits) == 1:
+        shown["memory"] = write_size(limits[0])
     fields = {
         "model": model,
-        "batch": _text(options.batch),
-        "dims": ", ".join(options.dim),
-        "outputs": ", ".join(options.output),
-        "loss": options.loss or "auto",
-        **{name: getattr(options, name) for name in CHOICES},
-        "micro": options.micro_batches,
-        "epsilon": f"{100 * options.epsilon:.6g}",
-        "max_points": _text(options.max_points),
-        "devices": getattr(options, "devices", None) or "",
-        "also_on": _further(getattr(options, "also_on", None)),
-        "memory": options.memory or "",
-        "seed": _text(options.seed or None),
-        "planners": planners,
-        "constraints": json.dumps(constraints, indent=1) if constraints else "",
-        **_hardware(named, found, uploads),
+        "batch": _text(question.batch),
+        "dims": ", ".join(f"{name}={size}" for name, size in question.dims.items()),
+        "outputs": ", ".join(question.outputs),
+        "loss": question.loss or "auto",
+        "devices": write_counts(question.devices),
+        "also_on": _further(question.also_on),
+        "seed": _text(question.seed or None),
+        "planners": list(ENTRIES) if "all" in question.planners else list(question.planners),
+        **shown,
+        **_hardware(named, cluster, uploads),
     }
-    return Refill(fields, _left_out(options))
+    left_out = {"--anew": question.anew, f"--headroom {question.headroom}": question.headroom}
+    left_out["--memory " + ",".join(map(write_size, limits))] = len(limits) > 1
+    return Refill(fields, tuple(words for words, there in left_out.items() if there))
 
 
-def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    if not can_refill(words):
-        raise RequestError("the form explores; what this job did is started where its result is shown")
-    try:
-        with contextlib.redirect_stderr(io.StringIO()) as said:
-            return parser().parse_args(list(words))
-    except SystemExit:
-        reason = said.getvalue().strip().splitlines()[-1:] or ["its words are not understood"]
-        raise RequestError(
-            f"this was made by another version ({reason[0][:200]}); fill the form by hand"
-        ) from None
-
-
-def _model(source: str, words: Sequence[str], uploads: Uploads) -> str:
+def _model(question: Question, uploads: Uploads) -> str:
+    source = question.model
     if source.startswith("zoo:"):
         return source
     for token, (path, _) in uploads.known().items():
@@ -122,18 +124,17 @@ def _model(source: str, words: Sequence[str], uploads: Uploads) -> str:
         raise RequestError(
             f"the file {Path(source).name} is not among the uploads; upload it, and fill in the rest"
         )
-    line = shlex.join(["tensoropt", *words])
+    line = question.line("DIR", "cluster.json", "constraints.json")
     raise RequestError(f"a Python model is named on the command line only; change it there: {line[:600]}")
 
 
-def _further(given: str | None) -> list[str]:
-    names = given.split(",") if given else []
+def _further(names: Sequence[str]) -> list[str]:
     if unknown := [name for name in names if name not in list_clusters()]:
         raise RequestError(
             f"it was explored on {', '.join(unknown)[:200]}, too, which the form has no name for; change it "
             "on the command line (--also-on)"
         )
-    return names
+    return list(names)
 
 
 def _hardware(named: str, cluster: Cluster, uploads: Uploads) -> dict[str, Any]:
@@ -176,11 +177,10 @@ def edited_preset(cluster: Cluster, named: str) -> Hardware | None:
         price=cluster.device.price_per_hour,
     )
     # Whether the form can express it is asked of what the form makes of it.
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            made = load_cluster(wanted.argument(Path(folder)))
-        except TensorOptError:
-            return None
+    try:
+        made = cluster_of(wanted.asked())
+    except TensorOptError:
+        return None
     return wanted if _same(made, cluster) else None
 
 
@@ -200,30 +200,5 @@ def hardware_fields(found: Hardware | ClusterFile) -> dict[str, Any]:
     }
 
 
-def _planners(text: str | None) -> list[str]:
-    if not text:
-        return []
-    return list(ENTRIES) if text == "all" else [name for name in text.split(",") if name in ENTRIES]
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RequestError(f"its constraints cannot be read any more ({type(error).__name__})") from error
-
-
 def _text(value: Any) -> str:
     return "" if value is None else str(value)
-
-
-def _left_out(options: argparse.Namespace) -> tuple[str, ...]:
-    """Options that are not at their default and have no field."""
-    more = ["--planners", options.planners] if options.verb == "compare" else []
-    plain = vars(_parsed([options.verb, options.model, "--cluster", options.cluster, "--out", "x", *more]))
-    found = []
-    for name, value in vars(options).items():
-        if name not in HANDLED and value != plain[name]:
-            option = f"--{name.replace('_', '-')}"
-            found.append(option if value is True else f"{option} {value}")
-    return tuple(found)

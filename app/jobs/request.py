@@ -1,25 +1,29 @@
-"""What a page asks for, checked, and the command line it stands for."""
+"""What a page asks for, checked, as a question."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from tensoropt.cluster import list_clusters, list_devices, list_links, load_cluster
 from tensoropt.cluster.files import cluster_from
+from tensoropt.plan.question import Question
+from tensoropt.plan.settings import settings_fields
 from tensoropt.planners import ENTRIES
+from tensoropt.units import write_counts, write_size
 from tensoropt.zoo import list_models
 
 from . import fields
-from .clusters import CLUSTER_FILE, ClusterFile
+from .clusters import ClusterFile
 from .fields import RequestError
 
-CONSTRAINTS_FILE = "asked-constraints.json"
 MOST_RANKS = 64
+CLUSTER_FILE, CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
+"""In a job's folder: a cluster and constraints that have no name, for its command line."""
 NO_CLUSTERS: Mapping[str, ClusterFile] = {}
 
 
@@ -80,8 +84,8 @@ class Hardware:
             found.append(f"at {self.price:g} per device-hour")
         return ", ".join(found)
 
-    def argument(self, folder: Path) -> str:
-        """What follows ``--cluster``; an edited cluster is written into ``folder`` first.
+    def asked(self) -> str | dict[str, Any]:
+        """The cluster of a question: its name, or what an edited one is.
 
         Raises:
             RequestError, ClusterError: the edited cluster is none.
@@ -100,9 +104,7 @@ class Hardware:
             whole = Hardware.of(scaled)
             if self.between in ("", whole.between):
                 return scaled
-        described = self.described()
-        (folder / CLUSTER_FILE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-        return str(folder / CLUSTER_FILE)
+        return self.described()
 
     def described(self) -> dict[str, Any]:
         """In the format of a cluster file."""
@@ -126,7 +128,7 @@ class Hardware:
 
 
 class Wanted(Protocol):
-    """Something a job can run: what people call it, whether it times this machine, its command line."""
+    """Something a job can do: what people call it, whether it times this machine, its command line."""
 
     @property
     def title(self) -> str: ...
@@ -139,76 +141,57 @@ class Wanted(Protocol):
         ...
 
 
-IN_TITLE = {
-    "--mode": "{}", "--optimizer": "{}", "--dtype": "{}", "--dim": "{}", "--output": "up to {}",
-    "--micro-batches": "{} micro-batches", "--epsilon": "gap {}", "--max-points": "{} points kept",
-}  # fmt: skip
-"""How an option reads in a title, where its own name would say less."""
-USUAL_GAP = ("--epsilon", "0.001")
-
-
 @dataclass(frozen=True)
 class Request:
     """One exploration to run.
 
     Attributes:
-        model: ``zoo:NAME``, or the path of an uploaded file.
         label: what people call the model.
-        options: further arguments of ``tensoropt explore``.
-        planners: published ones to run beside it.
-        devices: numbers of devices to explore on, as ``--devices`` takes them; "" for all at once.
-        constraints: as in a file of them; None for none.
-        also_on: further clusters by name.
+        place: what people call the cluster.
+        measures: whether this machine's own ranks are timed, so that nothing else should run beside it.
     """
 
-    model: str
+    question: Question
     label: str
-    hardware: Hardware | ClusterFile
-    options: tuple[str, ...] = ()
-    planners: tuple[str, ...] = ()
-    devices: str = ""
-    constraints: Mapping[str, Any] | None = None
-    also_on: tuple[str, ...] = ()
+    place: str
+    measures: bool = False
 
     @property
     def title(self) -> str:
         """What people read: the model, where, and all that is not at its default."""
-        found = [f"{self.label} on {self.hardware.title}"]
-        if self.devices:
-            found.append(f"on {self.devices} devices")
-        if self.also_on:
-            found.append(f"also on {', '.join(self.also_on)}")
-        for name, value in zip(self.options[::2], self.options[1::2], strict=True):
-            if (name, value) == USUAL_GAP:
-                continue
-            found.append(IN_TITLE.get(name, f"{name.removeprefix('--')} {{}}").format(value))
-        if self.constraints is not None:
-            found.append("with constraints")
-        if self.planners:
-            found.append(f"beside {', '.join(self.planners)}")
+        asked = self.question
+        found = [f"{self.label} on {self.place}"]
+        if asked.devices:
+            found.append(f"on {write_counts(asked.devices)} devices")
+        if asked.also_on:
+            found.append(f"also on {', '.join(asked.also_on)}")
+        found += [f"{name}={size}" for name, size in asked.dims.items()]
+        found += [f"up to {tensor}" for tensor in asked.outputs]
+        named = {"batch": asked.batch, "loss": asked.loss, "seed": asked.seed}
+        found += [f"{name} {value}" for name, value in named.items() if value]
+        for setting in settings_fields():
+            value = getattr(asked.settings, setting.name)
+            found += [setting.in_title(value)] if value != setting.default else []
+        found += [f"memory {write_size(limit)}" for limit in asked.limits if limit is not None]
+        if asked.planners:
+            found.append(f"beside {', '.join(asked.planners)}")
         return " · ".join(found)
 
-    @property
-    def measures(self) -> bool:
-        """This machine's own ranks are timed, so nothing else should run beside it."""
-        return self.hardware.is_local
-
     def arguments(self, folder: Path) -> list[str]:
-        """The words after ``tensoropt``; the result lands in ``folder``."""
-        cluster = self.hardware.argument(folder)
-        verb = "compare" if self.planners else "explore"
-        words = [verb, self.model, "--cluster", cluster, "--out", str(folder), *self.options]
-        if self.planners:
-            words += ["--planners", ",".join(self.planners)]
-        if self.devices:
-            words += ["--devices", self.devices]
-        if self.also_on:
-            words += ["--also-on", ",".join(self.also_on)]
-        if self.constraints is not None:
-            file = folder / CONSTRAINTS_FILE
-            file.write_text(json.dumps(self.constraints, indent=1) + "\n", encoding="utf-8")
-            words += ["--constraints", str(file)]
-        return words
+        """The words of the command line that does the same; the result lands in ``folder``."""
+        return written(self.question, folder)
+
+
+def written(question: Question, folder: Path) -> list[str]:
+    """The words of the command line that asks a question; what has no name is written into ``folder``, where
+    the result lands."""
+    cluster, constraints = folder / CLUSTER_FILE, folder / CONSTRAINTS_FILE
+    if not isinstance(question.cluster, str):
+        cluster.write_text(json.dumps(question.cluster, indent=1) + "\n", encoding="utf-8")
+    if question.settings.constraints is not None:
+        data = question.settings.to_dict()["constraints"]
+        constraints.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return question.words(str(folder), str(cluster), str(constraints))
 
 
 def planners_from(value: Any) -> tuple[str, ...]:
@@ -271,20 +254,21 @@ def request_from(
         RequestError: a field is missing or impossible; says which.
     """
     hardware = hardware_from(form, clusters)
-    training = form.get("mode") != "inference"
+    settings = fields.settings(form)
+    asked: dict[str, Any] = {"seed": fields.seed(form.get("seed")) or 0}
     model = form.get("model")
     if isinstance(model, str) and model in uploads:
         path, label = uploads[model]
-        source, options = str(path), _onnx_options(form, training)
+        source = str(path)
+        asked |= _of_file(form, training=settings.mode == "train")
     else:
         source = str(model)
         label = source.removeprefix("zoo:")
         usual = {m.name: m.batch for m in list_models()}
         if label not in usual:
             raise RequestError("choose a model from the list, or upload an ONNX file")
-        batch = fields.batch(form.get("batch"))
-        options = [] if batch is None else ["--batch", str(batch)]
-        fields.divides(fields.micro_batches(form.get("micro")), batch or usual[label])
+        asked["batch"] = fields.batch(form.get("batch"))
+        fields.divides(settings.micro_batches, asked["batch"] or usual[label])
     planners, devices = planners_from(form.get("planners")), fields.device_counts(form.get("devices"))
     if planners and devices:
         raise RequestError(
@@ -296,9 +280,13 @@ def request_from(
             "several clusters are compared without planners and with all their devices; leave the further "
             "clusters, or these, empty"
         )
-    options += _search_options(form)
-    pins = fields.constraints(form.get("constraints"))
-    return Request(source, label, hardware, tuple(options), planners, devices, pins, also_on)
+    if planners and settings.memory_bytes is not None:
+        asked["limits"], settings = (settings.memory_bytes,), replace(settings, memory_bytes=None)
+    question = Question(
+        model=source, cluster=hardware.asked(), settings=settings, planners=planners, devices=devices,
+        also_on=also_on, **asked,
+    )  # fmt: skip
+    return Request(question, label, hardware.title, hardware.is_local)
 
 
 def clusters_from(value: Any, but: str = "") -> tuple[str, ...]:
@@ -314,54 +302,18 @@ def clusters_from(value: Any, but: str = "") -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name != but))
 
 
-CHOICES = {
-    "mode": ("train", "inference"),
-    "optimizer": ("adam", "adam_fused", "momentum", "sgd"),
-    "dtype": ("float32", "bfloat16"),
-    "recompute": ("auto", "never"),
-    "measure": ("all", "never"),
-}
-"""Options with a fixed set of values, the command line's default first."""
 LOSSES = ("auto", "cross_entropy", "mean", "mse")
 
 
-def _onnx_options(form: Mapping[str, Any], training: bool) -> list[str]:
-    """``--dim``, ``--output`` and ``--loss`` of an uploaded file."""
-    options = []
-    for dim in fields.dims(form.get("dims")):
-        options += ["--dim", dim]
-    for tensor in fields.words(form.get("outputs")):
+def _of_file(form: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+    """What an uploaded file leaves open."""
+    dims = dict(dim.rsplit("=", 1) for dim in fields.dims(form.get("dims")))
+    outputs = fields.words(form.get("outputs"))
+    for tensor in outputs:
         if not re.fullmatch(r"[\w./:]{1,120}", tensor) or tensor.startswith("-"):
             raise RequestError(f"'{tensor[:80]}' is not the name of a tensor of the file")
-        options += ["--output", tensor]
     loss = form.get("loss") or "auto"
     if loss not in LOSSES:
         raise RequestError(f"the loss is one of {', '.join(LOSSES)}")
-    return options + (["--loss", loss] if training and loss != "auto" else [])
-
-
-def _search_options(form: Mapping[str, Any]) -> list[str]:
-    """What is searched, with what is left at its default left out."""
-    options = []
-    for name, values in CHOICES.items():
-        value = form.get(name) or values[0]
-        if value not in values:
-            raise RequestError(f"{name}: one of {', '.join(values)}")
-        # Defaults are left out, so that the command that people copy stays short.
-        if value != values[0]:
-            options += [f"--{name}", value]
-    micro = fields.micro_batches(form.get("micro"))
-    if micro != "auto":
-        options += ["--micro-batches", micro]
-    epsilon = fields.epsilon(form.get("epsilon"))
-    if epsilon is not None:
-        options += ["--epsilon", f"{epsilon / 100:.6g}"]
-    points = fields.max_points(form.get("max_points"))
-    if points is not None:
-        options += ["--max-points", str(points)]
-    if budget := fields.memory(form.get("memory")):
-        options += ["--memory", budget]
-    seed = fields.seed(form.get("seed"))
-    if seed is not None:
-        options += ["--seed", str(seed)]
-    return options
+    sizes = {name: int(size) for name, size in dims.items()}
+    return {"dims": sizes, "outputs": outputs, "loss": loss if training and loss != "auto" else None}

@@ -1,4 +1,4 @@
-"""What runs in a job's own process: the command line's ``explore``, with its progress sent to the server."""
+"""What runs in a job's own process: an exploration, or another verb, with its progress sent to the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ WATCH_S = 1.0
 
 
 def run(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
-    """Run ``tensoropt`` with ``arguments``; send ``progress``, then ``done`` or ``failed``.
+    """Explore what the job beside ``log`` asks, else run ``tensoropt`` with ``arguments``; send ``progress``,
+    then ``done`` or ``failed``.
 
     Everything printed goes to the file ``log``. The process leads a session of its own, so that Ctrl-C in the
     server's terminal does not race the server, and it ends when the server is gone.
@@ -28,7 +29,7 @@ def run(arguments: list[str], log: str, messages: Connection, parent: int) -> No
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file
-        messages.send(_explored(arguments, messages))
+        messages.send(_done(Path(log).parent, arguments, messages))
     messages.close()
 
 
@@ -40,9 +41,8 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
-    from tensoropt.cli.parser import parser, sentence
-    from tensoropt.cli.verbs import VERBS
+def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str, Any]:
+    from tensoropt.cli.parser import sentence
     from tensoropt.console import ProgressDisplay
     from tensoropt.errors import TensorOptError
 
@@ -56,8 +56,7 @@ def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
 
     progress = Sent()
     try:
-        options = parser().parse_args(arguments)
-        _, text, code = VERBS[options.verb].answer(options, progress)
+        _, text, code = _answer(folder, arguments, progress)
         print(text)
         return ("done", "") if code == 0 else ("failed", f"ended with exit code {code}")
     except TensorOptError as error:
@@ -73,6 +72,24 @@ def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
         traceback.print_exc()
         what = f"{type(error).__name__}: {sentence(error)}"
         return "failed", f"TensorOpt itself failed with {what}; the log has the traceback"
+
+
+def _answer(folder: Path, arguments: list[str], progress: Any) -> Any:
+    """The answer to the question of a job's folder; where it has none, of the verb in ``arguments``."""
+    from tensoropt.cli.compare import compare
+    from tensoropt.cli.explore import explore
+    from tensoropt.cli.parser import parser
+    from tensoropt.cli.verbs import VERBS
+    from tensoropt.plan.question import Question
+
+    from .record import read_job
+
+    job = read_job(folder)
+    if job is None or job.question is None:
+        options = parser().parse_args(arguments)
+        return VERBS[options.verb].answer(options, progress)
+    question = Question.of(job.question)
+    return (compare if question.planners else explore)(question, progress, str(folder))
 
 
 def data_folder() -> Path:

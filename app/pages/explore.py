@@ -8,12 +8,14 @@ import dash_mantine_components as dmc
 from dash import Dash, dcc, html
 
 from tensoropt.cluster import list_devices, list_links
+from tensoropt.plan.settings import Setting, settings_fields
+from tensoropt.units import read_number, read_whole
 
 from ..context import Context
 from ..jobs.clusters import ENDINGS, MOST_BYTES
 from ..jobs.fields import PIN
 from ..jobs.manager import JobManager
-from ..jobs.request import CHOICES, LOSSES
+from ..jobs.request import LOSSES
 from ..safety import MAX_UPLOAD_BYTES
 from ..views.jobs import clusters, models, presets
 from . import explore_callbacks, job_list, refill
@@ -150,36 +152,33 @@ def _cluster(jobs: JobManager) -> Any:
     )  # fmt: skip
 
 
-def _choice(name: str, label: str, width: int) -> Any:
-    values = CHOICES[name]
-    return dmc.Select(id=name, label=label, value=values[0], data=list(values), w=width, allowDeselect=False)
+def _control(setting: Setting) -> Any:
+    """What a setting is chosen with; what it means is said when one points at it."""
+    value = setting.in_form(setting.default)
+    more: dict[str, Any] = {"label": setting.form_label, "w": setting.width}
+    if setting.offered:
+        control = dmc.Select(
+            id=setting.flag, value=value, data=list(setting.offered), allowDeselect=False, **more
+        )
+    elif setting.read in (read_number, read_whole):
+        control = number_field(setting.flag, value=value, placeholder=setting.none, **more)
+    else:
+        control = dmc.TextInput(id=setting.flag, value=value, placeholder=setting.none, **more)
+    return html.Div(control, title=setting.help)
 
 
 def _options() -> Any:
+    groups: dict[str, list[Any]] = {}
+    for setting in settings_fields():
+        if setting.name != "constraints":
+            groups.setdefault(setting.group, []).append(_control(setting))
+    run = [
+        dmc.TextInput(id="devices", label="Also on fewer devices", placeholder="auto, or 1,2,4", w=170),
+        number_field("seed", "Seed", placeholder="0", w=90),
+    ]
+    constraints = next(setting for setting in settings_fields() if setting.name == "constraints")
     return panel(
-        html.Div(
-            [
-                _choice("mode", "Mode", 120),
-                _choice("optimizer", "Optimizer", 130),
-                _choice("dtype", "Computes in", 130),
-                _choice("recompute", "Recompute", 120),
-                _choice("measure", "Time on this machine", 170),
-            ],
-            className="row fields",
-        ),
-        html.Div(
-            [
-                dmc.TextInput(id="micro", label="Micro-batches", value="auto", w=130),
-                number_field("epsilon", "Allowed gap, %", value="0.1", w=130),
-                number_field("max-points", "Points kept", placeholder="all", w=120),
-                dmc.TextInput(
-                    id="devices", label="Also on fewer devices", placeholder="auto, or 1,2,4", w=170
-                ),
-                dmc.TextInput(id="memory", label="Fail unless it fits", placeholder="no budget", w=150),
-                number_field("seed", "Seed", placeholder="0", w=90),
-            ],
-            className="row fields",
-        ),
+        *(html.Div(controls, className="row fields") for controls in [*groups.values(), run]),
         html.Div(planner_choice("planners", "Published planners beside it"), className="fields"),
         html.Details(
             [
@@ -190,8 +189,7 @@ def _options() -> Any:
                     minRows=3,
                     maxRows=12,
                     placeholder=PIN,
-                    description="JSON: pins of operators and parameters, what belongs together, device kinds "
-                    "(a file for --constraints)",
+                    description=f"{constraints.help} (here JSON)",
                     **aria(label="Constraints"),
                 ),
             ]

@@ -9,6 +9,7 @@ from dash import Dash, Input, Output, State, ctx, html, no_update
 from tensoropt.cluster import list_clusters
 from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.settings import settings_fields
 
 from ..context import Context
 from ..jobs.clusters import ClusterFile
@@ -22,13 +23,11 @@ from . import job_list, parts, refill
 from .parts import note
 
 FORM = {
-    "model": "model", "batch": "batch", "dims": "dims", "cluster": "cluster", "kind": "kind",
-    "per_node": "per-node", "nodes": "nodes", "inside": "inside", "between": "between",
-    "price": "device-price", "mode": "mode", "optimizer": "optimizer", "dtype": "dtype",
-    "recompute": "recompute", "measure": "measure", "micro": "micro", "epsilon": "epsilon",
-    "max_points": "max-points", "devices": "devices", "planners": "planners", "loss": "loss",
-    "outputs": "outputs", "memory": "memory", "seed": "seed", "constraints": "constraints",
-    "also_on": "also-on",
+    "model": "model", "batch": "batch", "dims": "dims", "loss": "loss", "outputs": "outputs",
+    "cluster": "cluster", "kind": "kind", "per_node": "per-node", "nodes": "nodes", "inside": "inside",
+    "between": "between", "price": "device-price", "also_on": "also-on", "devices": "devices",
+    "planners": "planners", "seed": "seed",
+    **{setting.key: setting.flag for setting in settings_fields()},
 }  # fmt: skip
 """Field of the form -> id of its control."""
 

@@ -10,12 +10,15 @@ from typing import Any
 
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
+import numpy as np
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+
+from tensoropt.plan.figures import BYTES, LISTED, SECONDS
 
 from ..context import Context
 from ..state import View
 from ..views.frontier import FrontierData
-from ..views.points_table import packed, table_columns
+from ..views.points_table import SHOWN, packed, table_columns
 from ..views.rates import rate_arrays
 from .parts import CLEAR, aria, panel
 from .view_store import view_of
@@ -38,6 +41,7 @@ def _columns() -> list[dict[str, Any]]:
         number("micro", "micro-batches", 118, "d"),
         number("compute", "compute", 118),
         number("network", "network", 118),
+        *(number(figure.label, figure.label, 118) for figure in LISTED),
         {
             "field": "mesh",
             "headerName": "mesh",
@@ -136,10 +140,8 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View) -> list[dict[str, Any]]:
-    heads = {
-        "memory": f"memory, {data.units.memory.name}",
-        **{n: f"{n}, {data.units.time.name}" for n in ("time", "compute", "network")},
-    }
+    units = {BYTES: data.units.memory.name, SECONDS: data.units.time.name}
+    heads = {f.label: f"{f.label}, {units[f.unit]}" for f in SHOWN if f.unit in units}
     found = rate_arrays(data, view)
     heads |= {
         "rate": f"{found.unit}/s",
@@ -148,6 +150,7 @@ def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View)
     }
     hidden = {
         **{name: getattr(found, name) is None for name in ("rate", "mfu", "device_hours", "cost")},
+        **{figure.label: bool(np.isnan(data.column(figure.name)).all()) for figure in LISTED},
         "planner": bool(data.on_frontier.all()),
         "devices": len(data.filters()["devices"]) < 2,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,13 +10,13 @@ import dash_mantine_components as dmc
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
+from tensoropt.report.commands import question_of
 
 from ..context import Context
 from ..jobs.fields import RequestError
 from ..jobs.manager import JobManager
-from ..jobs.refill import Refill, refill
+from ..jobs.refill import Refill, question_of_job, refill
 from ..state import View
-from ..views.export import explore_line
 from ..views.jobs import clusters
 from .parts import aria, note
 
@@ -116,7 +115,7 @@ def _of_job(jobs: JobManager, id: str) -> tuple[str, Refill]:
     job = jobs.job(id)
     if job is None:
         raise RequestError("this job is not kept any more; fill the form from another one")
-    return f"'{job.title}'", refill(job.arguments, jobs.uploads)
+    return f"'{job.title}'", refill(question_of_job(job), jobs.uploads)
 
 
 def _of_exploration(context: Context, jobs: JobManager, state: Any) -> tuple[str, Refill]:
@@ -124,12 +123,6 @@ def _of_exploration(context: Context, jobs: JobManager, state: Any) -> tuple[str
     exploration = context.exploration(view)
     if exploration is None:
         raise RequestError("no exploration is shown; choose one in the list at the top")
-    words = shlex.split(explore_line(exploration, "out"))[1:]
     name = context.library.model_name(exploration.model.source)
-    found = refill(
-        words,
-        jobs.uploads,
-        cluster=exploration.cluster,
-        constraints=exploration.settings.get("constraints"),
-    )
+    found = refill(question_of(exploration), jobs.uploads)
     return f"{name} on {exploration.cluster['name']}", found

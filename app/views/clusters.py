@@ -140,7 +140,7 @@ def _alike(library: Library, key: str) -> list[Entry]:
     opened."""
     step = library.head_of(library.entry(key)).step
     alike = [entry for entry in library.entries() if library.head_of(entry).step == step]
-    return [e for e in alike if len(library.curve_of(e).memory) and library.head_of(e).kinds]
+    return [e for e in alike if len(library.costs_of(e).memory) and library.head_of(e).kinds]
 
 
 def _refused(found: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
@@ -153,7 +153,7 @@ def _refused(found: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
 
 
 def _curve(library: Library, entry: Entry) -> ClusterCurve:
-    head, curve = library.head_of(entry), library.curve_of(entry)
+    head, curve = library.head_of(entry), library.costs_of(entry)
     return ClusterCurve(head.cluster, head.kinds, curve.memory, curve.time)
 
 

@@ -12,6 +12,8 @@ import numpy as np
 from tensoropt.frontier import knee
 from tensoropt.plan import Exploration
 from tensoropt.plan.amounts import prices_of
+from tensoropt.plan.figures import BYTES, KEPT, SECONDS
+from tensoropt.plan.point import listed_facts
 
 from ..state import View
 from .units import Unit, Units, digits, percent, plural
@@ -47,54 +49,69 @@ def planner_title(name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class FrontierData:
-    """The points of one exploration as arrays, ascending in memory; marks are points of other planners.
+    """One exploration's points as arrays in the order of ``all_points``; marks are points of other planners.
 
     Attributes:
-        model: what people call the model.
-        index: the position of each row in ``exploration.all_points``; rows of the frontier come first.
-        planner: the planner of each row.
-        memory, time, compute, network: the bytes and seconds of each row.
-        mesh, micro, devices: those of each row.
+        model: what people call it.
+        axes: what the plot shows against what (:class:`.axes.Axes`); None off the plot.
     """
 
     exploration: Exploration
     model: str
     units: Units
-    index: np.ndarray
-    planner: tuple[str, ...]
-    memory: np.ndarray
-    time: np.ndarray
-    compute: np.ndarray
-    network: np.ndarray
-    mesh: tuple[str, ...]
-    micro: np.ndarray
-    devices: np.ndarray
     axes: Any = None
-    """The axes of the plot (:class:`.axes.Axes`); None off the plot."""
 
     @classmethod
     def of(cls, exploration: Exploration, model: str = "") -> FrontierData:
-        """Return the arrays of an exploration, in the order of ``all_points``."""
-        points = exploration.all_points
-        spaces = exploration.spaces
-        sizes = [int(np.prod(s.mesh.shape)) if s.mesh.shape else 1 for s in spaces]
-        return cls(
-            exploration=exploration,
-            model=model or exploration.model.source,
-            units=Units.of(exploration),
-            index=np.arange(len(points)),
-            planner=tuple(p.planner for p in points),
-            memory=np.array([p.memory_bytes for p in points], dtype=float),
-            time=np.array([p.time_s for p in points], dtype=float),
-            compute=np.array([p.compute_s for p in points], dtype=float),
-            network=np.array([p.communication_s for p in points], dtype=float),
-            mesh=tuple(spaces[p.space].mesh.label for p in points),
-            micro=np.array([spaces[p.space].micro_batches for p in points]),
-            devices=np.array([sizes[p.space] for p in points]),
-        )
+        """The arrays of an exploration."""
+        return cls(exploration, model or exploration.model.source, Units.of(exploration))
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.exploration.all_points)
+
+    def column(self, name: str) -> np.ndarray:
+        """A figure of every row, by its name in :data:`~tensoropt.plan.figures.KEPT`."""
+        return self.exploration.all_points.column(name)
+
+    def shown(self, name: str) -> np.ndarray:
+        """A figure of every row in the unit that a person reads it in."""
+        factors = {BYTES: self.units.memory.factor, SECONDS: self.units.time.factor}
+        return self.column(name) / factors.get(KEPT[name].unit, 1.0)
+
+    def listed(self, row: int) -> list[tuple[str, str]]:
+        """(label, words) of a row's figures that have a line of their own, where they are known."""
+        return listed_facts(self.exploration.all_points[row])
+
+    @property
+    def memory(self) -> np.ndarray:
+        """Bytes of every row."""
+        return self.column("memory_bytes")
+
+    @property
+    def time(self) -> np.ndarray:
+        """Seconds of every row."""
+        return self.column("time_s")
+
+    @cached_property
+    def planner(self) -> tuple[str, ...]:
+        """Who found each row."""
+        return tuple(self.column("planner").tolist())
+
+    @cached_property
+    def mesh(self) -> tuple[str, ...]:
+        """The mesh of every row."""
+        labels = [space.mesh.label for space in self.exploration.spaces]
+        return tuple(labels[space] for space in self.column("space"))
+
+    @cached_property
+    def micro(self) -> np.ndarray:
+        """Micro-batches of every row."""
+        return np.array([s.micro_batches for s in self.exploration.spaces], dtype=int)[self.column("space")]
+
+    @cached_property
+    def devices(self) -> np.ndarray:
+        """Devices of every row."""
+        return np.array([s.devices for s in self.exploration.spaces], dtype=int)[self.column("space")]
 
     @cached_property
     def on_frontier(self) -> np.ndarray:

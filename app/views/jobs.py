@@ -76,7 +76,7 @@ def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
         command="tensoropt " + shlex.join(job.arguments),
         results=results,
         active=job.active,
-        can_refill=can_refill(job.arguments),
+        can_refill=can_refill(job),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, Point
+from tensoropt.plan.figures import LISTED
 from tensoropt.plan.frontier_table import source_words, split_words
 from tensoropt.plan.rates import RatesOf
 from tensoropt.plan.verified import Verified
@@ -81,7 +82,8 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         Fact("compute", time.text(point.compute_s)),
         Fact("communication", time.text(point.communication_s) + hidden),
         Fact("split by", split_words(data.exploration, row)),
-        Fact("figures", source_words(dict(point.sources)) or "—"),
+        *(Fact(*fact) for fact in data.listed(row)),
+        Fact("figures", source_words(point.sources) or "—"),
         Fact(PROVEN, proof_words(point, data.units)),
     ]
     facts += rate_facts(data, view, row)
@@ -216,6 +218,11 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
         *(_changed(label, x, y, time.text) for label, x, y in times),
         *host,
         *(_changed(label, x, y, unit.text) for label, x, y in sizes[1:]),
+        *(
+            _changed(f.label, a.figures[f.name], b.figures[f.name], f.unit.words)
+            for f in LISTED
+            if f.name in a.figures and f.name in b.figures
+        ),
         *_words("plan", data.exploration.names[row], data.exploration.names[other]),
         *_words("mesh", data.mesh[row], data.mesh[other]),
         *_words("micro-batches", str(data.micro[row]), str(data.micro[other])),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.plan import Point
+from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.plan_names import JOIN
 
 from ..state import View
@@ -17,6 +18,8 @@ from .frontier import FrontierData, planner_title
 from .rates import rate_arrays
 from .units import at_most
 
+SHOWN = (*(KEPT[name] for name in ("memory_bytes", "time_s", "compute_s", "communication_s")), *LISTED)
+"""The figures that have a column; its name is their label."""
 FIGURES = 4
 """The significant figures of a number in the table."""
 
@@ -25,22 +28,18 @@ def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list
     """Return numbers as floats in the units of the columns' heads (NaN if unknown), and words as lists; one
     value per row of ``data``, whatever the filters keep."""
     found = rate_arrays(data, view)
-    unit, time = data.units.memory.factor, data.units.time.factor
     points, names = data.exploration.all_points, data.exploration.names
     unknown = np.full(len(data), np.nan)
     short = {name: short_name(name) for name in set(names)}
     columns: dict[str, np.ndarray | list[str]] = {
-        "point": np.where(data.on_frontier, data.index + 1.0, np.nan),
-        "memory": data.memory / unit,
-        "time": data.time / time,
-        "compute": data.compute / time,
-        "network": data.network / time,
+        "point": np.where(data.on_frontier, np.arange(len(data)) + 1.0, np.nan),
+        **{figure.label: data.shown(figure.name) for figure in SHOWN},
         "mesh": list(data.mesh),
         "micro": data.micro.astype(float),
         "devices": data.devices.astype(float),
-        "name": [names[i] for i in data.index],
-        "short": [short[names[i]] for i in data.index],
-        "gap": [_proof(points[i]) for i in data.index],
+        "name": list(names),
+        "short": [short[name] for name in names],
+        "gap": [_proof(point) for point in points],
         "fits": (data.memory <= data.usable_bytes(view)).astype(float),
         "planner": [planner_title(name) for name in data.planner],
     }

@@ -50,7 +50,7 @@ def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
         return None
     # From the index: none of the others is opened for it.
     heads = [library.head_of(entry) for entry in entries]
-    found = [library.curve_of(entry) for entry in entries]
+    found = [library.costs_of(entry) for entry in entries]
     curves = [
         Curve(int(curve.devices[0]), head.kind, curve.memory, curve.time)
         for head, curve in zip(heads, found, strict=True)
@@ -92,4 +92,4 @@ def _alike(library: Library, chosen: Entry) -> list[Entry]:
     """Return the explorations of the same step that have points, the chosen one first."""
     step = library.head_of(chosen).step
     others = [e for e in library.entries() if e != chosen and library.head_of(e).step == step]
-    return [e for e in (chosen, *others) if len(library.curve_of(e).memory)]
+    return [e for e in (chosen, *others) if len(library.costs_of(e).memory)]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from tensoropt.plan.device_sweep import FILE
+from tensoropt.plan.exploration_files import Costs
 
-from ..index import Curve, Head
+from ..index import Head
 from ..library import Entry, Library
 from .library import own_title, titles_of
 from .units import Unit, Units
@@ -40,7 +41,7 @@ class Run:
 
     entry: Entry
     head: Head
-    curve: Curve | None
+    curve: Costs | None
     title: str
     label: str
     tags: tuple[str, ...]
@@ -87,7 +88,7 @@ def runs_of(library: Library, *, curves: bool = True) -> tuple[Run, ...]:
             Run(
                 entry,
                 head,
-                library.curve_of(entry) if curves else None,
+                library.costs_of(entry) if curves else None,
                 known.name or own_title(library, entry),
                 label,
                 known.tags,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tensoropt.plan import Exploration
 from tensoropt.plan.frontier_table import units_of
 from tensoropt.report.assumptions import bound_words as at_most
-from tensoropt.report.assumptions import share_words as percent
 from tensoropt.units import counted as plural
+from tensoropt.units import share_words as percent
 
 __all__ = ["Unit", "Units", "at_most", "digits", "percent", "plural", "signed"]
 

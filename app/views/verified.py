@@ -14,8 +14,8 @@ NOT_YET = "not verified yet; the last command of the Export page does it"
 
 
 def of_point(data: FrontierData, row: int, verified: Sequence[Verified]) -> Verified | None:
-    """Return what is known about one point."""
-    return next((v for v in verified if v.is_of(data.exploration, int(data.index[row]))), None)
+    """What is known of one point."""
+    return next((v for v in verified if v.is_of(data.exploration, row)), None)
 
 
 def verified_words(found: Verified, data: FrontierData) -> str:

@@ -1,4 +1,4 @@
-"""Model -> operator graph: PyTorch through ``torch.export``."""
+"""The conversion of a model into an operator graph, through ``torch.export``."""
 
 from tensoropt.capture.convert import Mode
 from tensoropt.capture.loss import Returned, WithLoss, find_loss

@@ -1,10 +1,11 @@
-"""Masks of attention that hide the future are PyTorch's flag ``is_causal``, and those that hide nothing go.
+"""Attention masks: those that hide the future become PyTorch's flag ``is_causal``, those that hide nothing
+are dropped.
 
-A model may write its causal mask out: as an operand of ``scaled_dot_product_attention`` or in attention by
-hand, ``softmax(q k^T * scale + mask) v``. The flag says the same, keeps no ``[queries, keys]`` tensor, and
-kernels leave out what it hides. It hides all ``key > query``, both counted from 0
-(``torch.ones(queries, keys).tril()``), and only a constant that is exactly that, or adds to the scores what
-softmax turns to nothing, becomes it.
+A model may write out its causal mask: as an operand of ``scaled_dot_product_attention``, or in attention by
+hand, ``softmax(q k^T * scale + mask) v``. The flag means the same, keeps no ``[queries, keys]`` tensor, and
+lets kernels skip what it hides. It hides all ``key > query``, both counted from 0
+(``torch.ones(queries, keys).tril()``), and only a constant that is exactly this, or that adds to the scores
+what softmax turns into zero, becomes the flag.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from tensoropt.capture.folding import Folder, broadcast_narrowed
 from tensoropt.ops.families.attention import ATTENTION
 
 NOTHING, FUTURE = "nothing", "future"
-"""What a mask hides."""
+"""What a mask can hide."""
 _HIDDEN = -1e4
-"""What is added to a hidden score, at most: exp(-104) is 0 in float32 already, and scores differ by tens."""
+"""The most that is added to a hidden score: exp(-104) is already 0 in float32, and scores differ by tens."""
 _LEAST_FACTOR = 0.02
-"""The least by which scores may be multiplied behind a mask: that much of ``_HIDDEN`` is still nothing."""
+"""The least factor that may scale scores after a mask: ``_HIDDEN`` times this still gives zero weight."""
 _SOFTMAX = "aten.softmax.int"
 _BY_HAND = ("aten.matmul.default", "aten.bmm.default")
 
 
 def hides(value: torch.Tensor | Band) -> str | None:
-    """What a mask hides, boolean (True is seen) or added to the scores; None for anything else.
+    """Return what a mask hides; it is boolean (True is visible) or added to the scores. None for anything
+    else.
 
     Args:
-        value: of ``[..., queries, keys]``.
+        value: the mask, of shape ``[..., queries, keys]``.
     """
     if isinstance(value, Band):
         future, value = value.offsets > 0, value.diagonals
@@ -56,12 +58,12 @@ def hides(value: torch.Tensor | Band) -> str | None:
 
 
 class MaskReader:
-    """What the constant masks of a graph hide; each is looked at once.
+    """A reader that determines what the constant masks of a graph hide, examining each once.
 
     Attributes:
-        flagged: calls of attention whose mask went.
-        by_hand: times that attention by hand became a call.
-        live: tensors of masks that are made in every step, and the model's line.
+        flagged: number of attention calls whose mask was dropped.
+        by_hand: number of times that attention by hand became a call.
+        live: tensors of masks that are computed in every step, and the model's line.
     """
 
     def __init__(self, folder: Folder, read_stored: bool):
@@ -77,7 +79,7 @@ class MaskReader:
         return self._read_stored or self._folder.decides(node)
 
     def number(self, node: Any) -> float | None:
-        """The one number that an argument or a constant is everywhere."""
+        """The single number that an argument or a constant holds everywhere."""
         if isinstance(node, (int, float)):
             return float(node)
         if not self.known(node):
@@ -91,7 +93,7 @@ class MaskReader:
         return None if value.is_meta or value.numel() != 1 else float(value)
 
     def hides(self, node: Any, *, inverted: bool = False) -> str | None:
-        """What a mask hides, of which True is hidden if ``inverted``; None where it is not known."""
+        """Return what a mask hides (True is hidden if ``inverted``); None if its value is not known."""
         if not self.known(node):
             return None
         value = self._folder.band_or_value(node)
@@ -102,7 +104,7 @@ class MaskReader:
         return self._look(value, inverted=True)
 
     def notes(self, read: Iterable[str]) -> tuple[str, ...]:
-        """What was decided, in words.
+        """Notes on the decisions, in words.
 
         Args:
             read: names of the tensors that operators read.
@@ -136,7 +138,8 @@ class MaskReader:
 
 
 def with_flag(node: torch.fx.Node, masks: MaskReader) -> bool:
-    """Drop the mask operand of an attention call, or make it the causal flag; False where it stays."""
+    """Drop the mask operand of an attention call, or replace it with the causal flag; return False if it
+    stays."""
     mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
     if str(node.target) != ATTENTION or mask is None:
         return False
@@ -144,7 +147,7 @@ def with_flag(node: torch.fx.Node, masks: MaskReader) -> bool:
     causal = node.args[5] if len(node.args) > 5 else node.kwargs.get("is_causal", False)
     if hidden is None or causal:
         return False
-    # One row for all queries shows each of them the same keys.
+    # One row for all queries shows the same keys to each of them.
     sizes = tuple(n.meta["val"].shape[-2] for n in node.args[:2])  # type: ignore[union-attr]
     if hidden == FUTURE and tuple(mask.meta["val"].shape[-2:]) != sizes:  # type: ignore[union-attr]
         return False
@@ -157,7 +160,7 @@ def with_flag(node: torch.fx.Node, masks: MaskReader) -> bool:
 
 @dataclass(frozen=True)
 class ByHand:
-    """Attention that a model writes out; the nodes of its operands."""
+    """Attention that a model writes out, as the nodes of its operands."""
 
     q: torch.fx.Node
     k_transposed: torch.fx.Node
@@ -165,7 +168,7 @@ class ByHand:
     scale: float
 
     def written_before(self, node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
-        """Calls that give what ``node`` gives, written before it; the last one is the attention."""
+        """Insert before ``node`` the calls that compute the same; the last one is the attention."""
         calls: list[torch.fx.Node] = []
         aten = torch.ops.aten
         k = _untransposed(self.k_transposed)
@@ -182,7 +185,7 @@ class ByHand:
 
 
 def _untransposed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """What ``node`` is with its last two dims exchanged, where it is written so."""
+    """The operand of ``node`` if ``node`` exchanges its last two dims; None otherwise."""
     if str(node.target) != "aten.transpose.int":
         return None
     source, *dims = node.args
@@ -192,10 +195,11 @@ def _untransposed(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> ByHand | None:
-    """The operands of ``softmax(q k^T * scale + causal mask) v``, where ``node`` is its last product.
+    """The operands of ``softmax(q k^T * scale + causal mask) v``, if ``node`` is its last product.
 
-    Only where nothing else reads what is made in between, all is of one floating type, and no dropout lies
-    between: that runs in the math form under the flag as well, and the mask is nothing beside its weights.
+    Only if nothing else reads the intermediate results, all are of one floating type, and there is no dropout
+    in between: dropout runs in the math form under the flag as well, and the mask is small next to its
+    weights.
     """
     if str(node.target) not in _BY_HAND or len(node.all_input_nodes) != 2:
         return None
@@ -233,7 +237,7 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> ByHand | None:
 
 
 def _renamed(node: Any) -> torch.fx.Node | None:
-    """The node behind calls that change nothing; None where another one reads what lies in between."""
+    """The node behind calls that change nothing; None if another node reads an intermediate result."""
     while isinstance(node, torch.fx.Node) and node.op == "call_function" and _readers(node) == 1:
         source = node.args[0] if node.args else None
         same = isinstance(source, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
@@ -259,7 +263,7 @@ def _changes_nothing(node: torch.fx.Node, source: torch.fx.Node) -> bool:
 
 
 def _step(node: torch.fx.Node, masks: MaskReader) -> tuple[float, str | None, Any] | None:
-    """(factor, what is hidden, the scores before) of one call between the product and the softmax."""
+    """(factor, what is hidden, the scores before) for one call between the product and the softmax."""
     name, args = str(node.target), cast(tuple[Any, ...], node.args)
     if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
         factor = masks.number(args[1])
@@ -287,7 +291,7 @@ def _step(node: torch.fx.Node, masks: MaskReader) -> tuple[float, str | None, An
 
 
 def _spans(mask: Any, node: torch.fx.Node) -> bool:
-    """Whether a mask has the queries and keys of the scores, not one row for all."""
+    """Whether a mask spans the queries and keys of the scores, rather than having one row for all queries."""
     if not isinstance(mask, torch.fx.Node):
         return False
     return tuple(mask.meta["val"].shape[-2:]) == tuple(node.meta["val"].shape[-2:])

@@ -1,9 +1,9 @@
-"""Masks that depend on the distance of a query and a key alone, known without being written out.
+"""Masks that depend only on the distance between query and key, represented without being written out.
 
-A causal mask of 131,072 tokens has 16 GiB of booleans, and every step on the way to it as many elements. All
-of it is said by one value per diagonal. What is filled with one number, compared between positions of
-queries and of keys, cut to a triangle, and whatever is computed of such element by element, is such a
-tensor (a Toeplitz matrix); views that keep the last two dims keep it so.
+A causal mask of 131,072 tokens has 16 GiB of booleans, and every step of its computation has as many
+elements. One value per diagonal describes all of it. Tensors that are filled with one number, compared
+between positions of queries and of keys, cut to a triangle, and anything computed from such tensors element
+by element, are of this kind (Toeplitz matrices); views that keep the last two dims preserve it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 @dataclass(frozen=True)
 class Band:
-    """A tensor of ``[..., queries, keys]`` that changes with ``key - query`` only.
+    """A tensor of shape ``[..., queries, keys]`` that depends on ``key - query`` only.
 
     Attributes:
-        shape: whole, of at least two dims.
-        diagonals: ``[queries + keys - 1]``, the values for ``key - query`` from ``1 - queries`` on.
+        shape: the whole shape, of at least two dims.
+        diagonals: ``[queries + keys - 1]``, the values for ``key - query``, starting at ``1 - queries``.
     """
 
     shape: tuple[int, ...]
@@ -39,12 +39,12 @@ class Band:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor, written out as far as it changes."""
+        """The bytes of the tensor, written out only along the dims in which it varies."""
         elements = 1 if self.uniform else self.shape[-2] * self.shape[-1]
         return elements * self.diagonals.element_size()
 
     def tensor(self) -> torch.Tensor:
-        """The tensor itself; only the last two dims lie in memory."""
+        """The tensor itself; only its last two dims are materialised in memory."""
         if self.uniform:
             return self.diagonals[0].expand(self.shape)
         rows = self.diagonals.unfold(0, self.shape[-1], 1).flip(0)
@@ -52,16 +52,16 @@ class Band:
 
 
 def uniform_band(value: torch.Tensor, shape: Sequence[int]) -> Band:
-    """All elements equal ``value``, a tensor of one element."""
+    """A band whose elements all equal ``value``, a tensor of one element."""
     return Band(tuple(shape), value.detach().reshape(1).expand(shape[-2] + shape[-1] - 1))
 
 
 def banded(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> Band | None:
-    """What a call of constants gives as a band, or None where it is none or nothing is known of the call.
+    """The result of a call on constants as a band; None if it is not a band or the call is not known.
 
     Args:
-        args, kwargs: operands are tensors with values, and bands.
-        result: of the call's shape and dtype.
+        args, kwargs: the operands, which are tensors with values, and bands.
+        result: a tensor of the call's shape and dtype.
     """
     shape = tuple(result.shape)
     operands = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
@@ -114,7 +114,7 @@ _ELEMENTWISE = frozenset(
     }
 )
 _DISTANCES = frozenset({"sub", "rsub", "lt", "le", "gt", "ge", "eq", "ne"})
-"""What says of two positions only how far they are apart."""
+"""Calls on two positions whose result depends only on their distance."""
 
 
 def _triangle(
@@ -139,14 +139,14 @@ def _view(name: str, args: Sequence[Any], shape: tuple[int, ...]) -> Band | None
         if {dim % before for dim in args[1:3]} != {before - 2, before - 1}:
             return None
         return Band(shape, source.diagonals.flip(0))
-    # Dims before the last two come and go: nothing changes along them.
+    # Dims before the last two may appear and disappear: nothing varies along them.
     if shape[-2:] != source.shape[-2:]:
         return Band(shape, source.diagonals[:1].expand(shape[-2] + shape[-1] - 1)) if source.uniform else None
     return Band(shape, source.diagonals)
 
 
 def _cut(source: Band, dim: int, start: int, shape: tuple[int, ...]) -> Band | None:
-    """Rows or columns from ``start`` on: the diagonals that they cross."""
+    """The rows or columns from ``start`` on: the diagonals that they cross."""
     place = dim - len(source.shape)
     size = source.shape[dim]
     start = min(max(start + size if start < 0 else start, 0), size)
@@ -163,7 +163,7 @@ def _elementwise(
     target: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], shape: tuple[int, ...]
 ) -> Band | None:
     leaves, spec = torch.utils._pytree.tree_flatten((tuple(args), dict(kwargs)))
-    # Numbers stay numbers, which decides on the result's type.
+    # Numbers stay numbers, which determines the result's type.
     places = [
         i
         for i, v in enumerate(leaves)
@@ -171,7 +171,7 @@ def _elementwise(
     ]
     bands = [_as_band(leaves[i], shape) for i in places]
     if None in bands and name in _DISTANCES and len(places) == 2 and "alpha" not in kwargs:
-        # Two positions that are compared are no bands: one changes with the query, one with the key.
+        # Two positions that are compared are not bands: one varies with the query, the other with the key.
         bands = _positions([leaves[i] for i in places], shape)
     if None in bands:
         return None
@@ -194,16 +194,16 @@ def _as_band(value: Any, shape: tuple[int, ...]) -> Band | None:
 
 
 def _narrowed(value: torch.Tensor) -> torch.Tensor:
-    """Without the repetitions of an expanded tensor."""
+    """The tensor without the repetitions of an expanded tensor."""
     for dim, stride in enumerate(value.stride()):
         value = value.narrow(dim, 0, 1) if stride == 0 and value.shape[dim] > 1 else value
     return value
 
 
 def _positions(operands: Sequence[Any], shape: tuple[int, ...]) -> list[Band | None]:
-    """Positions of queries and of keys, each counted from somewhere, as their values on each diagonal.
+    """Positions of queries and of keys, each counted from some start, as their values on each diagonal.
 
-    On the diagonal ``d`` the query 0 meets the key ``d``: as only distances count, that pair says it all.
+    On the diagonal ``d``, query 0 meets key ``d``; because only distances count, that pair is sufficient.
     """
     counted = [_counted(value, shape) for value in operands]
     if {kind for kind, _ in counted} != {"queries", "keys"}:
@@ -216,7 +216,7 @@ def _positions(operands: Sequence[Any], shape: tuple[int, ...]) -> list[Band | N
 
 
 def _counted(value: Any, shape: tuple[int, ...]) -> tuple[str, torch.Tensor]:
-    """(which positions a tensor has, the first of them); neither queries nor keys where it has none."""
+    """(which positions a tensor holds, the first of them); neither queries nor keys if it holds none."""
     nothing = ("", torch.empty(0))
     if not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
         return nothing

@@ -1,8 +1,8 @@
-"""``torch.utils.checkpoint`` inside a model: what it computes is traced once, with gradients.
+"""``torch.utils.checkpoint`` inside a model: the checkpointed code is traced once, with gradients.
 
-Whether activations are kept or computed again is what is searched, so that a model's own choice is replaced
-by the plan's. What a checkpoint does to gradients stays: a reentrant one whose arguments have none gives
-none.
+Whether activations are kept or recomputed is a subject of the search, so the plan's choice replaces the
+model's own. The effect of a checkpoint on gradients is preserved: a reentrant one whose arguments have none
+produces none.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _SHOWN = 4
 
 
 class Checkpoints:
-    """The checkpoints that the code of a model has met.
+    """The checkpoints that a model's code has used.
 
     Args:
-        model: gives modules their names.
+        model: provides the names of modules.
     """
 
     def __init__(self, model: nn.Module):
-        # By the dict of their attributes: export wraps modules in proxies, which share it.
+        # Keyed by their attribute dicts: export wraps modules in proxies, which share them.
         self._names: Mapping[int, str] = {id(vars(m)): name for name, m in model.named_modules()}
         self._met: dict[str, str] = {}
         self._idle: dict[str, None] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user may want to know of them."""
+        """Notes for the user on these checkpoints."""
         found = []
         if self._met:
             names = list(self._met)
@@ -56,7 +56,7 @@ class Checkpoints:
         return tuple(found)
 
     def reentrant(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        """What ``CheckpointFunction.apply`` does for the step, without computing anything twice."""
+        """Do what ``CheckpointFunction.apply`` does in a step, without computing anything twice."""
         self._meet(function)
         if torch.is_grad_enabled() and not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
             self._idle[current_line()] = None
@@ -66,7 +66,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
-        """While open, checkpoints that are not reentrant just call their function."""
+        """While open, non-reentrant checkpoints simply call their function."""
 
         def plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
             self._meet(function)

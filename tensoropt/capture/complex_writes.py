@@ -1,8 +1,9 @@
-"""Writes into a part of a complex tensor, as writes into its real and imaginary parts.
+"""Writes into a part of a complex tensor, rewritten as writes into its real and imaginary parts.
 
-``out[..., :modes] = spectrum`` (the layers of Fourier neural operators) is exported as a ``slice_scatter``,
-which PyTorch cannot differentiate for complex numbers. The parts of one are a last dim of two, which no such
-write touches: the same write of ``view_as_real`` is the same, forward and backward.
+``out[..., :modes] = spectrum`` (as in the layers of Fourier neural operators) is exported as a
+``slice_scatter``, which PyTorch cannot differentiate for complex numbers. The real and imaginary parts form a
+last dim of size two, which such a write never touches: the same write on ``view_as_real`` is equivalent,
+forward and backward.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ _WRITES = {
     "aten.diagonal_scatter.default": "src",
     "aten.index_put.default": "values",
 }
-"""Writes -> the argument that is written."""
+"""Writes, mapped to the argument that is written."""
 _DIMS = ("dim", "dim1", "dim2")
 
 
 def write_complex_as_real(graph: torch.fx.Graph) -> None:
     """Rewrite such writes in place."""
-    # A conjugate is a note on a tensor, and has no parts to view before it is written out.
+    # A conjugate is only a flag on a tensor, and has no parts to view before it is resolved.
     conjugated = any(str(node.target) == "aten._conj.default" for node in graph.nodes)
     for node in list(graph.nodes):
         value = node.meta.get("val")
         if str(node.target) not in _WRITES or not isinstance(value, torch.Tensor) or not value.is_complex():
             continue
         arguments = _arguments(node)
-        # The new dim stands last, which dims that are counted from the end would notice.
+        # The new dim is last, so dims counted from the end would shift.
         arguments |= {name: arguments[name] % value.dim() for name in _DIMS if name in arguments}
         with graph.inserting_before(node):
             for name in ("self", _WRITES[str(node.target)]):
@@ -40,7 +41,7 @@ def write_complex_as_real(graph: torch.fx.Graph) -> None:
                 view = torch.ops.aten.view_as_real.default
                 arguments[name] = _called(graph, node, view, arguments[name])
             if "dim1" in arguments:
-                # A diagonal is the last dim of what is written on it, behind that of the parts.
+                # A diagonal is the last dim of the value written to it, behind that of the parts.
                 turn = torch.ops.aten.transpose.int
                 arguments["src"] = _called(graph, node, turn, arguments["src"], -2, -1)
             real = _called(graph, node, node.target, *arguments.values())
@@ -50,7 +51,7 @@ def write_complex_as_real(graph: torch.fx.Graph) -> None:
 
 
 def _arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """All arguments of a call by name, in their order, those left out included."""
+    """All arguments of a call by name, in order, including those left out."""
     assert isinstance(node.target, torch._ops.OpOverload)
     known = node.target._schema.arguments
     given = dict(zip((argument.name for argument in known), node.args, strict=False)) | dict(node.kwargs)
@@ -58,7 +59,7 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _called(graph: torch.fx.Graph, like: torch.fx.Node, target: Any, *args: Any) -> torch.fx.Node:
-    """A call with the place in the model of another one."""
+    """A call with the same position in the model as another one."""
     node = graph.call_function(target, args)
     node.meta = {key: like.meta[key] for key in ("stack_trace", "nn_module_stack") if key in like.meta}
     node.meta["val"] = target(*torch.fx.map_arg(args, lambda n: n.meta["val"]))

@@ -1,7 +1,7 @@
-"""Exported program -> operator graph: one pass over its nodes.
+"""The conversion of an exported program into an operator graph: one pass over its nodes.
 
-Calls that only rename a tensor are skipped; what depends on no input and no parameter is folded into a
-constant kept at broadcast-reduced shape.
+Calls that only rename a tensor are skipped; anything that depends on no input and no parameter is folded into
+a constant, which is stored at broadcast-reduced shape.
 """
 
 from __future__ import annotations
@@ -53,10 +53,13 @@ _MAYBE_RENAMES = frozenset(
         "aten.to.dtype",
     }
 )
-"""Calls that rename when shape and dtype do not change."""
+"""Calls that only rename if shape and dtype do not change."""
 _WITHOUT_GRADIENT = frozenset(
     {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
 )
+_RESULTS_WITHOUT_GRADIENT = {"aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4)}
+"""Results without a gradient next to one that has one: statistics, which a norm that is applied twice
+reads."""
 _OF_ONE_TYPE = frozenset(
     f"aten.{name}"
     for name in (
@@ -71,24 +74,24 @@ _OF_ONE_TYPE = frozenset(
         *("conv1d.default", "conv2d.default", "conv3d.default", "convolution.default"),
     )
 )
-"""Calls whose operands have to be of one type, which shapes alone do not tell."""
+"""Calls whose operands must be of one type, which shapes alone do not show."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype's name as graphs write it: ``float32``."""
+    """The name of a dtype in graphs, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 class Converter:
-    """One pass over an exported program's graph, building the operator graph.
+    """One pass over an exported program's graph that builds the operator graph.
 
     Args:
         exported: the program.
-        prefix: of the model's own names among those of ``model``.
-        mode: what the graph is for.
-        model: what was exported.
-        stored: what the model stores, by name, where it was exported without (``shadow.py``).
-        read_stored: whether masks of attention that the model stores may decide what the graph is.
+        prefix: the prefix of the model's own names among those of ``model``.
+        mode: the purpose of the graph.
+        model: the exported module.
+        stored: the model's stored tensors by name, if it was exported without them (``shadow.py``).
+        read_stored: whether attention masks that the model stores may determine the graph.
     """
 
     def __init__(
@@ -127,14 +130,14 @@ class Converter:
             value, kind = node.meta["val"], spec.kind.name
             if kind == "USER_INPUT":
                 if not isinstance(value, torch.Tensor):
-                    # Numbers and flags take a place among the inputs, as keys of the others count them, but
-                    # become constants.
+                    # Numbers and flags take a position among the inputs, because the keys of the others count
+                    # them, but become constants.
                     inputs.append("")
                     continue
                 self._add(node, value, "input", key=str(len(inputs)))
                 inputs.append(node.name)
             elif kind == "PARAMETER":
-                # From the module: export does not say which parameters are frozen.
+                # Read from the module, because export does not report which parameters are frozen.
                 trains = self.mode == "train" and parameters[spec.target].requires_grad
                 self._add(node, value, "parameter", key=self._key(spec.target), requires_grad=trains)
             elif kind == "BUFFER" and spec.target in mutated:
@@ -143,7 +146,7 @@ class Converter:
                 self._add(node, value, "buffer", key=self._key(spec.target))
                 self.folder.give(node, self._stored(spec), stored=True)
             elif kind == "CONSTANT_TENSOR":
-                # A tensor the model's code holds: no state dict has it, so the graph keeps its value.
+                # A tensor held by the model's code: no state dict contains it, so the graph keeps its value.
                 self.folder.give(node, self._stored(spec), stored=True)
             else:
                 raise CaptureError(
@@ -190,7 +193,7 @@ class Converter:
         name: str | None = None,
     ) -> str:
         name = name or node.name
-        # A symbolic size: what the model computes decides how large the tensor is.
+        # A symbolic size: a computed value determines the tensor's size.
         if not all(isinstance(size, int) for size in value.shape):
             raise of_shape(str(node.target)).refused("the model", _source(node))
         shape = tuple(value.shape)
@@ -201,7 +204,8 @@ class Converter:
     # -- calls ------------------------------------------------------------------------------------
 
     def convert(self) -> OperatorGraph:
-        """The operator graph, numbered; raises :class:`CaptureError` for what a graph cannot hold."""
+        """Return the numbered operator graph; raises :class:`CaptureError` for anything that a graph cannot
+        hold."""
         inputs = self._placeholders()
         output_node = None
         for node in self.exported.graph.nodes:
@@ -241,7 +245,7 @@ class Converter:
         try:
             self._call(node)
         except RuntimeError as error:
-            # Constants are computed here, on other tensors than PyTorch traced the model with.
+            # Constants are computed here, on tensors other than those with which PyTorch traced the model.
             kind = of_error(error)
             if kind is not None:
                 raise kind.refused("the model", _source(node)) from error
@@ -253,7 +257,7 @@ class Converter:
 
     def _call(self, node: torch.fx.Node) -> None:
         target = str(node.target)
-        # Assertions on values are answered as for valid ones, and nothing reads them.
+        # Assertions on values are answered as for valid values, and nothing reads them.
         if node in self.checks:
             return
         if node.target is python_operator.getitem:
@@ -267,7 +271,7 @@ class Converter:
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise higher_order(target).refused("the model", _source(node))
-        # Before renames: a constant that is renamed is folded as well, and no operator is left of it.
+        # Before renames: a constant that is renamed is folded as well, and leaves no operator.
         if self.folder.can_fold(node):
             self.folder.fold(node)
             return
@@ -304,7 +308,8 @@ class Converter:
         if target in _RENAMES:
             return True
         if target == "aten.detach.default":
-            # A detach of what has a gradient ends it, and is an operator; else it only renames.
+            # A detach of a tensor with a gradient ends the gradient and is an operator; otherwise it only
+            # renames.
             return not self.tensors[self.name_of[source]].requires_grad
         if target == "aten.dropout.default":
             return not node.args[2] or bool(node.args[1] == 0.0)
@@ -319,7 +324,7 @@ class Converter:
             if len(node.users) == 1 and (node.args[1] == 0.0 or node.args[2] is False):
                 self.parts_of[node] = (self.name_of[node.args[0]],)  # type: ignore[index]
                 return
-            # The mask is dropped: each rank makes its own from a counter (`generators.py`), and backward
+            # The mask is dropped: each rank generates its own from a counter (`generators.py`), and backward
             # needs no other.
             target, args, value = "aten.dropout.default", (args[0], args[1], True), value[:1]
         elif target == "aten.type_as.default":
@@ -329,17 +334,17 @@ class Converter:
                 {"dtype": TorchLiteral(dtype_name(value.dtype))},
             )
         elif target == "aten._native_batch_norm_legit_no_training.default":
-            # It hands statistics back on some devices only; nothing can read them.
+            # It returns statistics on some devices only; nothing can read them.
             value = (value[0], *(torch.empty(0, dtype=v.dtype, device="meta") for v in value[1:]))
         elif target == "aten.cat.default":
-            # An empty piece adds nothing, and need not even have as many dims as the others, which rules
-            # expect.
+            # An empty piece adds nothing, and need not even have as many dims as the others, although rules
+            # expect it.
             args = (self._argument(with_elements(node.args[0])), *args[1:])
         elif target == "aten.index.Tensor":
             shape = viewed_shape(node, self.folder)
             if shape is not None:
                 target, args = VIEW, (args[0], list(shape))
-        elif target in (VIEW, COPYING_VIEW):  # "-1" is written out on some devices only
+        elif target in (VIEW, COPYING_VIEW):  # some devices write out "-1" only
             target, args = VIEW, (args[0], list(value.shape))
         if target == "aten.broadcast_tensors.default" and self._broadcasts_nothing(node, value):
             return
@@ -350,7 +355,7 @@ class Converter:
                 f"the model multiplies {types} at {_source(node)}, which PyTorch does not; give inputs and "
                 "weights one type (`.to(x.dtype)`)"
             )
-        # Export does not record gradients: an activation has one if something that it is made of has.
+        # Export does not record gradients: an activation has one if anything it is computed from has one.
         differentiable = self.mode == "train" and target not in _WITHOUT_GRADIENT
         differentiable = differentiable and any(t.requires_grad for t in reads)
         single = isinstance(value, torch.Tensor)
@@ -359,10 +364,11 @@ class Converter:
         names = []
         for index, part in enumerate([value] if single else value):
             if not isinstance(part, torch.Tensor):
-                # Results that are None keep their place: `getitem` counts them.
+                # Results that are None keep their position, because `getitem` counts them.
                 names.append("")
                 continue
             grad = differentiable and (part.is_floating_point() or part.is_complex())
+            grad = grad and index not in _RESULTS_WITHOUT_GRADIENT.get(target, ())
             name = node.name if single else f"{node.name}.{index}"
             names.append(self._add(node, part, "activation", requires_grad=grad, name=name))
         if not single:
@@ -373,7 +379,7 @@ class Converter:
         )
 
     def _broadcasts_nothing(self, node: torch.fx.Node, value: Any) -> bool:
-        """Operands of one shape (``mse_loss`` and its like) come back as they are."""
+        """Whether operands of one shape (of ``mse_loss`` and its like) come back unchanged."""
         names = tuple(self._reference(n) for n in node.args[0])  # type: ignore[union-attr, arg-type]
         if any(self.tensors[n].shape != tuple(v.shape) for n, v in zip(names, value, strict=True)):
             return False
@@ -385,7 +391,7 @@ class Converter:
         kwargs = {
             k: self._argument(v)
             for k, v in node.kwargs.items()
-            # Where a tensor lies is the plan's to say, so that no device may stand in the graph.
+            # The plan decides where a tensor is placed, so the graph must not name a device.
             if k not in ("device", "pin_memory", "layout") and v is not None
         }
         return args, kwargs
@@ -403,7 +409,7 @@ class Converter:
 
     def _reference(self, node: torch.fx.Node) -> str:
         if self.folder.too_large(node):
-            # Computed in every step, as the model itself does, from parts that are small.
+            # Computed in every step from small parts, as the model itself does.
             if node not in self.name_of:
                 self._live(node)
             return self.name_of[node]
@@ -412,7 +418,7 @@ class Converter:
             existing = self.tensors.get(name)
             if existing is None or existing.kind != "buffer":
                 value = node.meta["val"]
-                # An equal constant may have been kept under another name, which is then used.
+                # An equal constant may have been stored under another name, which is then used.
                 kept = self.folder.keep(node, name, tuple(value.shape))
                 if kept == name:
                     self._add(node, value, "constant", name=name)
@@ -435,7 +441,7 @@ class Converter:
                     f"input {spec.target} is changed in place by the model; a plan leaves it alone"
                 )
             else:
-                # Changed parameters are refused before (`state.py`).
+                # `state.py` has already refused changed parameters.
                 assert spec.kind.name != "PARAMETER_MUTATION", spec.target
                 returned.append(argument)
         names = tuple(self._reference(a) for a in returned if isinstance(a, torch.fx.Node))
@@ -443,11 +449,11 @@ class Converter:
         return names, {buffer: self._new_value(value, taken) for buffer, value in buffers.items()}
 
     def _new_value(self, node: torch.fx.Node, taken: set[str]) -> str:
-        """The tensor that holds a buffer's new value: an operator's result with memory of its own, as it
-        outlives the step; a copy where it would be something else's.
+        """The tensor that holds a buffer's new value: an operator's result with its own memory, because it
+        outlives the step; a copy if the result would otherwise share memory or be kept twice.
 
         Args:
-            taken: results that somebody else keeps, to which this one is added.
+            taken: results that are already kept for another purpose; this one is added to them.
         """
         name = self._reference(node)
         if self.tensors[name].kind != "activation" or name in taken or self._lies_in_another(name):
@@ -463,7 +469,7 @@ class Converter:
         return name
 
     def _lies_in_another(self, name: str) -> bool:
-        """Whether an activation is a view of what its operator reads."""
+        """Whether an activation is a view of a tensor that its operator reads."""
         maker = next(node for node, made in self.name_of.items() if made == name)
         source = maker.args[0] if maker.target is python_operator.getitem else maker
         assert isinstance(source, torch.fx.Node)
@@ -479,8 +485,8 @@ class Converter:
     def _prune(
         self, outputs: tuple[str, ...], mutations: Mapping[str, str], inputs: list[str]
     ) -> tuple[tuple[Operator, ...], dict[str, Tensor]]:
-        """Drop operators nothing depends on, and tensors nobody mentions."""
-        # Backwards from what leaves the graph: in training that is the loss alone, so that logits go.
+        """Drop operators that nothing depends on, and tensors that nothing refers to."""
+        # Backwards from the graph's outputs: in training that is the loss alone, so logits are dropped.
         needed = set(outputs) | set(mutations.values()) | set(mutations)
         kept: list[Operator] = []
         for op in reversed(self.operators):
@@ -503,7 +509,7 @@ def _module(node: torch.fx.Node, prefix: str) -> str:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
-    # The innermost module that the call was made in.
+    # The innermost module in which the call was made.
     path = list(stack.values())[-1][0]
     name = str(path).removeprefix("L['self'].").removeprefix("L['self']")
     return "" if f"{name}." == prefix else name.removeprefix(prefix)

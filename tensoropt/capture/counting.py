@@ -1,8 +1,8 @@
-"""One way to count tokens per expert, whatever the device a model is captured on.
+"""A uniform way to count tokens per expert, on whichever device a model is captured.
 
-``transformers`` casts expert numbers for ``histc`` to float32 on a CPU, whose kernel takes nothing else, and
-to int32 elsewhere, so that a model on the meta device would be another graph than the same one with weights.
-The counts are exact in float32 up to 2**24 tokens.
+``transformers`` casts expert numbers for ``histc`` to float32 on a CPU, whose kernel accepts nothing else,
+and to int32 elsewhere, so a model on the meta device would give a different graph from the same model with
+weights. The counts are exact in float32 up to 2**24 tokens.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ COUNT, CAST, COUNTED = "aten.histc.default", "aten._to_copy.default", "float32"
 
 
 def count_in_floats(graph: OperatorGraph) -> OperatorGraph:
-    """The graph with every cast that only feeds a ``histc`` of integers made to float32."""
+    """The graph in which every cast that only feeds a ``histc`` of integers is a cast to float32."""
     tensors, casts = dict(graph.tensors), set()
     for op in graph.operators:
         source = op.inputs()[0] if op.target == COUNT else None
         if source is None or tensors[source].dtype in FLOATING:
             continue
         cast = graph.producer.get(source)
-        # A cast with other readers stays as it is: they may want integers.
+        # A cast with other readers stays unchanged, because they may need integers.
         if cast is not None and cast.target == CAST and len(graph.consumers[source]) == 1:
             casts.add(cast.name)
             for name in (source, *op.outputs):

@@ -1,10 +1,11 @@
-"""``torch.autograd.Function`` classes inside a model, kept whole with the backward that they have.
+"""``torch.autograd.Function`` classes inside a model, kept whole with their own backward.
 
-Export sees what a function's forward calls and differentiates that, so that a backward which is not the
-derivative of its forward (straight-through rounding: Bengio et al., arXiv 1308.3432; gradient reversal: Ganin
-and Lempitsky, ICML 2015) would be lost. While a model is exported every call of one becomes one operator,
-which runs the function itself. What it does is looked at on tensors without values: which of its operands get
-a gradient, which of its results have one, whether it draws random numbers or writes to what it reads.
+Export sees what a function's forward calls and differentiates that, so a backward that is not the derivative
+of its forward (straight-through rounding: Bengio et al., arXiv 1308.3432; gradient reversal: Ganin and
+Lempitsky, ICML 2015) would be lost. While a model is exported, every call of such a function becomes one
+operator, which runs the function itself. Its behaviour is examined on tensors without values: which of its
+operands get a gradient, which of its results have one, whether it draws random numbers or writes to its
+inputs.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from tensoropt.errors import CaptureError
 from tensoropt.ops.functions import FunctionCall, NotConstant, Place, apply, operator_of, set_tracing
 
 _PYTORCH_KEPT = ("torch.nn.",)
-"""Modules of PyTorch whose functions are layers. Its others are what autograd and export themselves are made
-of."""
+"""PyTorch modules whose functions are layers. The functions in its other modules are the building blocks of
+autograd and export themselves."""
 _HOOKS = "BackwardHookFunction"
-"""Hands its tensors on, for a module's backward hooks, which are refused by name elsewhere."""
+"""The function that passes tensors on for a module's backward hooks, which are refused by name elsewhere."""
 
 
 @dataclass
 class _Exporting:
-    """What the functions of a model that is exported now are asked and told.
+    """The state shared with the functions of a model that is currently exported.
 
     Attributes:
-        reentrant: what a reentrant checkpoint becomes.
-        keep: calls become operators.
-        inside: a function's own code runs, where others are part of it.
+        reentrant: replaces a reentrant checkpoint.
+        keep: whether calls become operators.
+        inside: whether a function's own code is running, in which nested functions are part of it.
     """
 
     reentrant: Callable[..., Any]
@@ -56,14 +57,15 @@ def own_backwards(reentrant: Callable[..., Any], *, keep: bool = True) -> Iterat
     """While open, a call of a ``torch.autograd.Function`` on this thread is one operator.
 
     Args:
-        reentrant: called as ``CheckpointFunction.apply`` is, in its place.
-        keep: whether; without it only checkpoints are told apart.
+        reentrant: called in place of ``CheckpointFunction.apply``, with the same arguments.
+        keep: whether calls become operators; without it, only checkpoints are treated specially.
     """
     original: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
     code = original.__code__
     before, tracing = getattr(_local, "exporting", None), set_tracing(keep)
     _local.exporting = _Exporting(reentrant, keep)
-    # The code rather than the attribute: `round = Round.apply` in a model's file holds the method itself.
+    # The code rather than the attribute, because `round = Round.apply` in a model's file holds the method
+    # itself.
     original.__code__ = _Replaced.apply.__code__
     try:
         yield
@@ -74,8 +76,8 @@ def own_backwards(reentrant: Callable[..., Any], *, keep: bool = True) -> Iterat
 
 
 class _Replaced:
-    """What ``Function.apply`` runs meanwhile; code of one class is exchanged for that of another with the
-    same cells, so that it too names ``__class__``."""
+    """The code that ``Function.apply`` runs meanwhile; one class's code is exchanged for that of another with
+    the same cells, so it too refers to ``__class__``."""
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         __class__  # type: ignore[name-defined]  # noqa: B018
@@ -85,7 +87,7 @@ class _Replaced:
 
 
 def called(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call of ``cls.apply`` gives while a model is exported."""
+    """Return the result of calling ``cls.apply`` while a model is exported."""
     exporting: _Exporting | None = getattr(_local, "exporting", None)
     if exporting is None or exporting.inside:
         return apply(cls, *args, **kwargs)
@@ -95,7 +97,7 @@ def called(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: di
     own = not module.startswith(("torch.", "tensoropt.")) or module.startswith(_PYTORCH_KEPT)
     leaves = pytree.tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    # Without gradients there is no backward to keep: what forward calls says all.
+    # Without gradients there is no backward to keep: the calls in forward are sufficient.
     differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     if not exporting.keep or not own or cls.__name__ == _HOOKS or not differentiated:
         return apply(cls, *args, **kwargs)
@@ -107,7 +109,7 @@ def called(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: di
 
 
 def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call as one operator of the trace."""
+    """The call, as one operator of the trace."""
     if torch._C._are_functorch_transforms_active():
         raise _refused(cls, "it is called inside torch.func (vmap, grad, ...); call it outside")
     if torch.autograd.function._is_setup_context_defined(cls.setup_context):
@@ -129,7 +131,7 @@ def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dic
             f"it is given {what}, which a plan cannot name; pass tensors, numbers and texts to apply(), and "
             "what it needs of modules as tensors",
         ) from None
-    # Who gets no gradient reads what has none, so that the graph says it too.
+    # An operand that gets no gradient is read detached, so that the graph expresses this too.
     read = [
         tensor if gets or not tensor.requires_grad else tensor.detach()
         for tensor, gets in zip(tensors, looked.read, strict=True)
@@ -148,17 +150,18 @@ class _Looked:
 
 
 def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[FunctionCall, _Looked]:
-    """(the call with its results, what it does): it is run forward and backward on tensors without values.
+    """(the call with its results, its behaviour), by running it forward and backward on tensors without
+    values.
 
     Raises:
-        CaptureError: what it does cannot be kept.
+        CaptureError: its behaviour cannot be kept.
     """
     cls = call.cls
     mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None) or FakeTensorMode()
-    # Apart from the trace that is being made, of which none of this is part.
+    # Separate from the trace being made, of which none of this is part.
     with own_calls(), _disable_current_modes(), torch._C.DisableTorchFunction(), mode, _Watch() as watch:
         leaves = [_alike(tensor) for tensor in tensors]
-        # No leaves, which autograd refuses to have changed in words of its own.
+        # They are not leaves, because autograd refuses changes to leaves with its own message.
         copies = [leaf.clone() for leaf in leaves]
         try:
             returned = call.run(copies)
@@ -210,7 +213,7 @@ def _alike(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees which operator draws random numbers, if any."""
+    """A mode that sees which operator draws random numbers, if any."""
 
     random = ""
 

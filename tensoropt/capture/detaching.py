@@ -1,4 +1,4 @@
-"""Where a model's code cuts a tensor off from its parameters: ``detach()``, ``.data``, ``no_grad``
+"""The places where a model's code cuts a tensor off from its parameters: ``detach()``, ``.data``, ``no_grad``
 regions."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CUT = "_tensoropt_cut"
 
 
 class Detachments(TorchFunctionMode):
-    """Marks results that have no gradient although an operand had one, or was marked itself."""
+    """A mode that marks results without a gradient of which some operand had one or was itself marked."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -26,7 +26,7 @@ class Detachments(TorchFunctionMode):
 
 
 def cut_at(tensor: torch.Tensor) -> str:
-    """`` at FILE:LINE`` where a tensor without a gradient was cut off from what has one, if that is known."""
+    """`` at FILE:LINE`` where a tensor without a gradient was cut off from one with a gradient, if known."""
     return getattr(tensor, _CUT, "")
 
 

@@ -1,8 +1,8 @@
-"""A graph in double precision, operator for operator: what tells rounding from a fault.
+"""A graph in double precision, operator for operator, which distinguishes rounding from errors.
 
-Capturing a model converted to float64 gives another graph: ``x.float()`` is nothing in a float32 model and a
-cast (that rounds) in the other. Widening the captured graph keeps its operators and names, so that a plan for
-the one is a plan for the other. Under mixed precision its casts remain, from double to double.
+Capturing a model converted to float64 gives a different graph: ``x.float()`` does nothing in a float32 model
+and is a cast (that rounds) in the other. Widening the captured graph keeps its operators and names, so that a
+plan for one is a plan for the other. Under mixed precision its casts remain, from double to double.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WIDER = dict.fromkeys(("bfloat16", "float16", "float32"), "float64") | {"comple
 
 
 def in_double(graph: OperatorGraph) -> OperatorGraph:
-    """The graph with every tensor, constant and dtype argument of a narrower precision in double."""
+    """The graph with every tensor, constant and dtype argument of a narrower precision widened to double."""
     return replace(
         graph,
         tensors={
@@ -38,7 +38,7 @@ def in_double(graph: OperatorGraph) -> OperatorGraph:
 
 
 def doubled(value: torch.Tensor) -> torch.Tensor:
-    """The tensor in double precision if it is of a narrower one, else itself."""
+    """The tensor in double precision if it is narrower, otherwise the tensor itself."""
     wider = {getattr(torch, narrow): getattr(torch, wide) for narrow, wide in _WIDER.items()}
     return value.to(wider.get(value.dtype, value.dtype))
 

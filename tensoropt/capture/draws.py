@@ -1,6 +1,6 @@
-"""Python's and numpy's random numbers in a model's code: the same in every process that captures it.
+"""Python's and numpy's random numbers in a model's code, made the same in every process that captures it.
 
-A graph holds what one run of the code did: layers that ``random.random() < p`` dropped are dropped for ever.
+A graph records one run of the code: layers that ``random.random() < p`` dropped are dropped permanently.
 Every process has to see the same run, and the graph notes where the numbers were drawn.
 """
 
@@ -19,16 +19,17 @@ from torch import nn
 from tensoropt.capture.lines import is_own
 
 SEED = 0
-"""Of the numbers that are drawn while a model is captured."""
-_NUMPY = "numpy/random"
+"""The seed for numbers that are drawn while a model is captured."""
+_NUMPY = "site-packages/numpy/"
 
 
 @contextlib.contextmanager
 def seeded(seed: int = SEED, model: nn.Module | None = None) -> Iterator[Callable[[], bool]]:
-    """Seed Python's and numpy's generators; they, and those that a model's modules hold, end as they began.
+    """Seed Python's and numpy's generators; restore their state, and that of generators in the model's
+    modules, at the end.
 
     Yields:
-        A function that says whether a number was drawn so far.
+        A function that returns whether a number has been drawn so far.
     """
     numpy: Any = sys.modules.get("numpy")
     own = _generators(model)
@@ -49,7 +50,7 @@ def seeded(seed: int = SEED, model: nn.Module | None = None) -> Iterator[Callabl
 
 
 def _generators(model: nn.Module | None) -> list[Any]:
-    """Generators of Python's or numpy's kind that modules hold."""
+    """The generators of Python's or numpy's kind that modules hold."""
     numpy: Any = sys.modules.get("numpy")
     kinds = (random.Random, *(() if numpy is None else (numpy.random.Generator, numpy.random.RandomState)))
     modules = () if model is None else model.modules()
@@ -81,7 +82,7 @@ def _set_state(generator: Any, state: Any) -> None:
 
 
 def note_of(model: nn.Module, run: Callable[[], Any]) -> str:
-    """The note on numbers that the code of a model draws in ``run``, which is called for it."""
+    """The note on random numbers that a model's code draws in ``run``, which is called to find out."""
     places: dict[str, None] = {}
     own = _generators(model)
     last: tuple[str, Any] = ("", None)
@@ -89,9 +90,10 @@ def note_of(model: nn.Module, run: Callable[[], Any]) -> str:
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal last
         if not is_own(frame.f_code.co_filename) or _NUMPY in frame.f_code.co_filename:
+            # The line that called numpy is responsible for what numpy itself calls.
             return None
         now = _state(own)
-        # Before each line of the model's code: what has changed since the one before was drawn there.
+        # Before each line of the model's code: whatever changed since the previous one was drawn there.
         if last[0] and now != last[1]:
             places[last[0]] = None
         last = f"{frame.f_code.co_filename}:{frame.f_lineno}", now

@@ -1,4 +1,4 @@
-"""``torch.export`` of a model as it is when it trains: what a model does only because it is exported, or only
+"""``torch.export`` of a model as it trains: anything that a model does only because it is exported, or only
 because it generates text, is left out."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tensoropt.capture.detaching import Detachments
 from tensoropt.capture.draws import note_of, seeded
 from tensoropt.capture.fidelity import EagerStep, eager_step
 from tensoropt.capture.forward_calls import followed_calls
-from tensoropt.capture.hooks import no_new_hooks
+from tensoropt.capture.hooks import asked_of_backward, no_new_hooks
 from tensoropt.capture.inner_changes import changes_inside
 from tensoropt.capture.keys import any_names
 from tensoropt.capture.known import known_values
@@ -47,17 +47,17 @@ Exported = tuple[torch.export.ExportedProgram, EagerStep | None, tuple[str, ...]
 def export(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
 ) -> Exported:
-    """(flat, functional program, the module's own step in training, notes on what was decided along the way).
+    """(flat, functional program, the module's own step in training, notes on decisions along the way).
 
-    Some models leave out under a compiler what they need then (T5's relatives make their mask in eager mode
-    only). A model that is refused is therefore tried once more as in eager mode.
+    Under a compiler some models leave out what they need in that case (T5 and its relatives make their mask
+    in eager mode only). A model that is refused is therefore exported a second time as in eager mode.
 
     Raises:
-        Exception: that of the second attempt, if both fail; it is the one that speaks of the model.
+        Exception: that of the second attempt if both fail, because it is the one about the model itself.
     """
     try:
         return _export(subject, args, kwargs, training)
-    # Ours says already what is wrong; a second attempt would find the same.
+    # Our own error already says what is wrong; a second attempt would give the same.
     except CaptureError:
         raise
     except Exception:
@@ -70,7 +70,7 @@ def _export(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
 ) -> Exported:
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
-    # with the model and is a quarter of all time. Only code that is run has to be there.
+    # with the model and is a quarter of the total time. Only code that is run has to exist.
     with contextlib.ExitStack() as stack:
         for context in (_quiet(), any_names(), own_lines_kept(), _use_lazy_graph_module(True)):
             stack.enter_context(context)
@@ -80,14 +80,17 @@ def _export(
                 tracing.enter_context(context)
             prefix = "model." if training else ""
             changes = tracing.enter_context(watched(subject, prefix))
-            # Outside of that, which makes a detach of reads of `.data`.
+            # Outside of it, because it turns reads of `.data` into a detach.
             tracing.enter_context(Detachments())
             # In inference there is no backward to keep.
-            for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)) if training else ():
-                tracing.enter_context(context)
+            asked: list[str] = []
+            if training:
+                for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)):
+                    tracing.enter_context(context)
+                asked = tracing.enter_context(asked_of_backward())
             exported = _with_blocks_once(subject, args, kwargs, notes)
             changes.check(exported, prefix)
-        found, step = [*notes, *changes.notes], None
+        found, step = [*notes, *changes.notes, *asked], None
         if training:
             with _unheard():
                 step = eager_step(subject, args, kwargs)
@@ -105,18 +108,19 @@ def _export(
 def as_it_trains(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[Checkpoints, list[str]]]:
-    """While open the model's code runs as it is captured: no caches, checkpoints that compute once, checks of
-    values that pass.
+    """While open, the model's code runs as it is captured: without caches, with checkpoints that compute
+    once, and with value checks that pass.
 
     Yields:
-        The checkpoints met, and notes on the branches that were decided.
+        The checkpoints that were used, and notes on the branches that were decided.
     """
     on_meta = any(t.is_meta for t in (*subject.parameters(), *subject.buffers(), *_tensors((args, kwargs))))
     checkpoints = Checkpoints(subject.model if isinstance(subject, WithLoss) else subject)
     with contextlib.ExitStack() as stack:
         for context in (_no_cache(subject), _unmoved(), checkpoints.traced()):
             stack.enter_context(context)
-        # Compiled layers compute the same without, and nothing can be compiled under the modes of a capture.
+        # Compiled layers compute the same without compilation, and nothing can be compiled under a capture's
+        # modes.
         stack.enter_context(_uncompiled())
         stack.enter_context(known_values())
         notes = stack.enter_context(followed_calls(on_meta))
@@ -131,7 +135,7 @@ def _uncompiled() -> Iterator[None]:
 
 
 def run_as_it_trains(subject: torch.nn.Module) -> Callable[..., Any]:
-    """A function that calls ``subject`` as it is captured (:func:`as_it_trains`)."""
+    """A function that calls ``subject`` in the way it is captured (:func:`as_it_trains`)."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with _unheard(), as_it_trains(subject, args, kwargs):
@@ -157,13 +161,13 @@ def _with_blocks_once(
             write_out(blocks, exported)
         except Unlike as unlike:
             apart.append(unlike.likeness)
-        # Ours says already what is wrong, whatever is traced how often.
+        # Our own error already says what is wrong, however often anything is traced.
         except CaptureError:
             raise
         except Exception:
             if not blocks.called:
                 raise
-            # With every call traced: either it works or the reason is the model's own.
+            # With every call traced: either it works, or the reason lies in the model.
             notes.clear()
             return _functional(subject, args, kwargs)
         else:
@@ -175,27 +179,27 @@ def _functional(
 ) -> torch.export.ExportedProgram:
     with seeded(model=subject):
         exported = torch.export.export(subject, args, dict(kwargs))
-    # Before decomposition, which inlines such regions and leaves no trace of them.
+    # Before decomposition, which inlines such regions without a trace.
     keep_no_grad(exported)
-    # The graph becomes functional, but composite operators (`linear`, attention) stay whole: the table does
-    # not name them.
+    # The graph becomes functional, but composite operators (`linear`, attention) stay whole, because the
+    # table does not list them.
     return exported.run_decompositions(changes_inside(exported))
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings, and nothing of the graph so far or of PyTorch's log, which it prints when it refuses a
-    model; a log that was asked for (TORCH_LOGS) is left."""
+    """Suppress warnings, and the partial graph and log that PyTorch prints when it refuses a model; a log
+    that was requested (TORCH_LOGS) is kept."""
     shown = io.StringIO()
     with _no_log(), warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(shown):
         yield
-    # Only where the export succeeds: of a refusal the error says all that matters.
+    # Only if the export succeeds: for a refusal, the error says all that matters.
     sys.stderr.write(shown.getvalue())
 
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """Nothing that the model's code prints: it has said it when it was exported."""
+    """Suppress what the model's code prints, because it was already printed during the export."""
     nowhere = io.StringIO()
     with _no_log(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield
@@ -214,7 +218,7 @@ def _no_log() -> Iterator[None]:
 
 
 def _handlers_of_pytorch() -> list[logging.Handler]:
-    """Those of its loggers, of which many have one of their own."""
+    """The handlers of PyTorch's loggers, many of which have their own."""
     loggers = [
         logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch")
     ]
@@ -227,8 +231,8 @@ def _nothing(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def _no_cache(model: torch.nn.Module) -> Iterator[None]:
-    """Switch off the key/value cache of ``transformers`` models: one step has no use for it."""
-    # Submodules share their model's config object, or have copies of their own: each object once.
+    """Switch off the key/value cache of ``transformers`` models: a single step has no use for it."""
+    # Submodules share their model's config object or have their own copies: each object once.
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     cached = [c for c in configs.values() if getattr(c, "use_cache", None) is True]
     for config in cached:
@@ -242,8 +246,8 @@ def _no_cache(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unmoved() -> Iterator[None]:
-    """``layer.to(dtype)`` inside ``forward`` is nothing when the layer has that type already; export takes it
-    for an exchange of the layer's weights (routers of sparse models keep their type so)."""
+    """Make ``layer.to(dtype)`` inside ``forward`` a no-op if the layer already has that dtype; export would
+    take it for an exchange of the layer's weights (routers of sparse models keep their dtype in this way)."""
     move = torch.nn.Module.to
 
     def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:

@@ -1,8 +1,9 @@
-"""Whether a captured graph trains what its model trains: gradients of the module's own forward beside it.
+"""A check that a captured graph trains what its model trains, by comparing gradients with the module's own
+forward.
 
 The structure is always compared: the module's forward and backward run once on tensors without values, and
-every parameter that gets a gradient there must get one in the graph. Of a model that is small and has values
-loss and gradients are computed once by both.
+every parameter that gets a gradient there must get one in the graph. If a model is small and has values, both
+compute loss and gradients once.
 """
 
 from __future__ import annotations
@@ -29,28 +30,32 @@ from tensoropt.graph import OperatorGraph
 from tensoropt.ops.localise import draws_numbers
 
 MOST_PARAMETERS, MOST_ACTIVATIONS = 1 << 22, 1 << 24
-"""Elements of a model's parameters, and of all that its operators make, up to which numbers are compared:
-some tenths of a second on one core. Assumptions that bound the time, not tuned."""
+"""The most elements, of a model's parameters and of all its operators' results, for which numbers are
+compared: a few tenths of a second on one core. These are assumptions that bound the time, and are not
+tuned."""
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-3, 1e-2
-"""Relative differences that are taken for rounding at once; a lost backward is off by per cents at least.
-Others are compared with what rounding does to the model."""
+"""Relative differences that are accepted as rounding at once; a lost backward differs by at least several per
+cent. Other differences are compared with the effect of rounding on the model."""
 ROUNDING_FACTOR = 10.0
-"""How many times what a change of all parameters by rounding makes counts as rounding; an assumption."""
+"""Up to this factor times the effect of changing all parameters by rounding counts as rounding; an
+assumption."""
 GRADIENT_FLOOR = 1e-3
-"""A gradient's difference is relative to the parameter's largest, but to no less than this share of the
-model's largest."""
+"""A gradient's difference is relative to the parameter's largest gradient, but to no less than this share of
+the model's largest."""
 _UNIT = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
-"""Relative rounding of one value, by the lowest precision that anything is computed in."""
+"""The relative rounding error of one value, by the lowest precision in which anything is computed."""
+_OVERWRITTEN = "modified by an inplace operation"
+"""PyTorch's message about a tensor that backward needs and forward has changed."""
 
 
 @dataclass(frozen=True)
 class EagerStep:
-    """What the module's own forward and backward do, without values.
+    """The outcome of the module's own forward and backward, run without values.
 
     Attributes:
         trained: names of the parameters that get a gradient.
-        drew: whether numbers of Python's or numpy's random module were drawn.
-        problem: why it could not be run, or "".
+        drew: whether numbers were drawn from Python's or numpy's random module.
+        problem: the reason why it could not be run, or "".
     """
 
     trained: frozenset[str] = frozenset()
@@ -59,7 +64,7 @@ class EagerStep:
 
 
 def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerStep:
-    """One step of ``subject``, which returns its loss, as it runs without a graph."""
+    """One step of ``subject``, which returns its loss, run without a graph."""
     with unchanged(subject), _without_values(subject, (args, dict(kwargs))) as (given, named):
         parameters = {name: p for name, p in subject.named_parameters() if p.requires_grad}
         with seeded(model=subject) as drew:
@@ -76,7 +81,8 @@ def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 @contextlib.contextmanager
 def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
-    """The call with its tensors, and meanwhile the model's, replaced by ones without values."""
+    """While open, replace the call's tensors, and the model's, with tensors without values; yield the
+    call."""
     tensors = [t for t in (*subject.parameters(), *subject.buffers()) if isinstance(t, torch.Tensor)]
     tensors += [t for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor)]
     fake = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
@@ -97,20 +103,26 @@ def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
 
 
 def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple[str, ...]:
-    """Notes on where the graph trains other parameters than the module.
+    """Notes on parameters that the graph trains and the module does not, or vice versa.
 
     Args:
-        prefix: of the model's own names among those of the step.
+        prefix: the prefix of the model's own names among those of the step.
 
     Raises:
-        CaptureError: the graph gives a parameter no gradient that has one in the module, or its loss has
-        none.
+        CaptureError: a parameter that has a gradient in the module gets none in the graph, or the graph's
+        loss has none.
     """
     if not graph.tensors[graph.outputs[0]].requires_grad:
         raise CaptureError(
             "the loss of the captured graph has no gradient, though the model's own has; the way from the "
             "parameters to the loss is lost in torch.export: look for what leaves PyTorch on it (.data, "
             ".numpy(), set_grad_enabled)"
+        )
+    if _OVERWRITTEN in step.problem:
+        raise CaptureError(
+            "the model's own backward fails, with or without a plan: a tensor that it needs is changed in "
+            "place behind the operation that reads it (a buffer that forward writes to, `x += ...`); read a "
+            "clone() of it, or write to another tensor"
         )
     if step.problem:
         return (f"the model's own gradients were not compared with the graph's: {step.problem}",)
@@ -123,11 +135,14 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
             "for what torch.export does not see between it and the loss (values that leave PyTorch, "
             "gradients taken inside forward), or freeze it with requires_grad_(False)"
         )
+    more = sorted(captured - own)
+    if more:
+        return (f"the graph trains {_listed(more)}, which gets no gradient from the model's own backward",)
     return ()
 
 
 def trained_parameters(graph: OperatorGraph) -> set[str]:
-    """Keys of the parameters from which a differentiable way leads to the loss."""
+    """The keys of the parameters from which a differentiable path leads to the loss."""
     reached = {graph.outputs[0]}
     for op in reversed(graph.operators):
         if not reached.isdisjoint(op.outputs):
@@ -154,16 +169,16 @@ def check_numbers(
     graph: OperatorGraph,
     model: nn.Module,
 ) -> tuple[str, ...]:
-    """Notes on how far loss and gradients of the graph are from the module's own.
+    """Notes on how far the graph's loss and gradients are from the module's own.
 
     Args:
-        run: gives the loss of the module's own forward for args and kwargs.
+        run: returns the loss of the module's own forward for args and kwargs.
 
     Raises:
-        CaptureError: they differ, and neither rounding nor random numbers explain it.
+        CaptureError: they differ, and neither rounding nor random numbers explain the difference.
     """
     call = (args, dict(kwargs))
-    # What the model warns of it has warned of when it was captured.
+    # The model already issued its warnings when it was captured.
     with warnings.catch_warnings(action="ignore"), unchanged(model, values=True):
         parameters = _differentiated(graph, model)
         module = rebuild(graph, model)
@@ -180,7 +195,7 @@ def check_numbers(
 
         try:
             wanted = _step(own, parameters, model)
-        except Exception as error:  # the model's own, which comes again where its cause is named
+        except Exception as error:  # the model's own error, raised later where its cause is named
             return (f"the model's own step could not be computed to compare: {shown_error(error)}",)
         found = _step(captured, parameters, model)
         apart = _apart(found, wanted)
@@ -213,14 +228,15 @@ def check_numbers(
 
 @dataclass(frozen=True)
 class _Apart:
-    """How far two steps are apart: relative differences of losses, and of gradients where it is largest."""
+    """The difference between two steps: relative differences of the losses and of the gradients, at their
+    largest."""
 
     loss: float
     gradient: float
     name: str
 
     def within(self, loss: float, gradient: float) -> bool:
-        # Written so that NaN is within nothing.
+        # Written so that NaN is never within the tolerance.
         return self.loss <= loss and self.gradient <= gradient
 
 
@@ -228,7 +244,7 @@ _Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
 def _copied(call: Any) -> Any:
-    """The call with tensors that a model may write to."""
+    """The call with copies of its tensors, which a model may write to."""
     return pytree.tree_map_only(torch.Tensor, torch.clone, call)
 
 
@@ -238,7 +254,7 @@ def _differentiated(graph: OperatorGraph, model: nn.Module) -> dict[str, nn.Para
 
 
 def _step(run: Callable[[], torch.Tensor], parameters: Mapping[str, nn.Parameter], model: nn.Module) -> _Step:
-    """(loss, gradients), with the model's tensors as they were and the same random numbers each time."""
+    """(loss, gradients), computed with the model's tensors restored and the same random numbers each time."""
     with torch.random.fork_rng(devices=[]), unchanged(model, values=True), torch.enable_grad():
         torch.manual_seed(0)
         loss = run()
@@ -267,7 +283,7 @@ def _largest(value: torch.Tensor) -> float:
     if not value.numel():
         return 0.0
     size = float(_wide(value).abs().max())
-    # A model whose own step is not finite says nothing of its graph.
+    # If a model's own step is not finite, it says nothing about its graph.
     return size if math.isfinite(size) else 0.0
 
 
@@ -278,7 +294,7 @@ def _rounding(
     wanted: _Step,
     graph: OperatorGraph,
 ) -> _Apart:
-    """How far a change of every parameter by rounding takes the module from itself."""
+    """The change in the module's step when every parameter is changed by rounding."""
     used = {t.dtype for t in graph.tensors.values()}
     unit = _UNIT[next((d for d in ("bfloat16", "float16", "float32") if d in used), "float64")]
     generator = torch.Generator().manual_seed(0)

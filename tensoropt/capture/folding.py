@@ -1,8 +1,8 @@
-"""Constant folding: what depends on no input and no parameter is computed once, at capture.
+"""Constant folding: anything that depends on no input and no parameter is computed once, at capture.
 
-Masks and position ids are dozens of nodes in a language model (35 for GPT-2's causal mask); the
-search must never see them. Values are kept at broadcast-reduced shape: a dim along which the value
-does not change has size 1 and is expanded where it is used.
+Masks and position ids are dozens of nodes in a language model (35 for GPT-2's causal mask), and the search
+must never see them. Values are stored at broadcast-reduced shape: a dim along which the value does not change
+has size 1 and is expanded where it is used.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from tensoropt.errors import CaptureError
 from tensoropt.units import format_bytes
 
 CONSTANT_LIMIT = 256 << 20
-"""Bytes of the largest tensor that is computed at capture and kept as a constant."""
+"""The size in bytes of the largest tensor that is computed at capture and stored as a constant."""
 _UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
-"""Make memory without a value; here it is zero, as whatever lies there differs between processes."""
+"""Calls that allocate memory without a value; it is zeroed, since leftover contents would differ between
+processes."""
 _UNTAGGED_POINTWISE = frozenset(
     {torch.ops.aten.__and__.Tensor, torch.ops.aten.__or__.Tensor, torch.ops.aten.__xor__.Tensor}
 )
 _BAND_ELEMENTS = 1 << 22
-"""Above this many elements a mask of distances is known by its diagonals, and not written out."""
+"""Element count above which a distance mask is represented by its diagonals instead of being written out."""
 _COMPARED_ELEMENTS = 1 << 27
-"""Above this many elements only stride-0 dims are reduced; comparing values would cost seconds."""
+"""The element count above which only stride-0 dims are reduced; comparing values would take seconds."""
 
 
 class Folder:
-    """Values of the nodes that depend on constants only.
+    """The values of the nodes that depend on constants only.
 
-    A model on the meta device is the same graph as the one with weights, so nothing may be decided by a
-    value that only the latter has: what the model *stores* (buffers, tensors in its code), and what is
-    computed from it. Such constants are told apart by how they are computed, all others by value.
+    A model on the meta device must give the same graph as the one with weights, so nothing may be decided by
+    a value that only the latter has: what the model *stores* (buffers, tensors in its code), and anything
+    computed from it. Such constants are distinguished by how they are computed, all others by value.
     """
 
     def __init__(self) -> None:
@@ -54,16 +55,16 @@ class Folder:
         return node in self._known or node in self._bands
 
     def give(self, node: torch.fx.Node, value: torch.Tensor, *, stored: bool = False) -> None:
-        """``stored``: the model holds the value, and holds none on the meta device."""
+        """Set a node's value; ``stored``: the model holds the value, and holds none on the meta device."""
         self._known[node] = value.detach()
         if stored:
             self._stored.add(node)
 
     def value(self, node: torch.fx.Node) -> Any:
-        """What a folded node gives: a tensor, a number or a tuple.
+        """Return the value of a folded node: a tensor, a number or a tuple.
 
         Raises:
-            CaptureError: it is a mask too large to be written out.
+            CaptureError: it is a mask that is too large to be written out.
         """
         if node not in self._known:
             band = self._bands[node]
@@ -72,32 +73,32 @@ class Folder:
         return self._known[node]
 
     def band_or_value(self, node: torch.fx.Node) -> Any:
-        """The same, but large masks of distances as bands."""
+        """Like :meth:`value`, but large distance masks are returned as bands."""
         return self._bands.get(node, self._known.get(node))
 
     def too_large(self, node: torch.fx.Node) -> bool:
-        """Whether a mask of distances is too large for a constant: it is computed in every step then."""
+        """Whether a distance mask is too large for a constant, in which case it is computed in every step."""
         return node in self._bands and self._bands[node].nbytes > CONSTANT_LIMIT
 
     def decides(self, node: torch.fx.Node) -> bool:
-        """Whether the graph may depend on the value: it is known wherever the model is captured."""
+        """Whether the graph may depend on the value, because it is known wherever the model is captured."""
         return node in self and node not in self._stored
 
     def reads_stored(self, node: torch.fx.Node) -> bool:
-        """Whether an operand comes from what the model stores."""
+        """Whether an operand comes from a tensor that the model stores."""
         return any(source in self._stored for source in node.all_input_nodes)
 
     def can_fold(self, node: torch.fx.Node) -> bool:
-        """Whether all that a node reads is known and running it twice gives the same."""
+        """Whether all operands of a node are known and running it twice gives the same result."""
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            return False  # random numbers are drawn anew at every step
+            return False  # random numbers are drawn anew in every step
         return all(source in self for source in node.all_input_nodes)
 
     def fold(self, node: torch.fx.Node) -> None:
-        """Compute a node; layers that ask the same of the same constants share the result.
+        """Compute a node; layers that compute the same from the same constants share the result.
 
         Raises:
-            CaptureError: the result, or an operand, is larger than a constant may be.
+            CaptureError: the result, or an operand, exceeds the size of a constant.
         """
         if self._fold_band(node):
             return
@@ -107,20 +108,21 @@ class Folder:
 
         args, kwargs = torch.utils._pytree.tree_map(known, (node.args, dict(node.kwargs)))
         leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
-        # By identity, which is cheap; equal values in different memory are found in `keep`. The type is part
-        # of it, as 1, 1.0 and True are equal.
+        # By identity, which is cheap; `keep` detects equal values in different memory. The type is part of
+        # the key, because 1, 1.0 and True are equal.
         same = tuple(id(v) if isinstance(v, torch.Tensor) else (type(v), repr(v)) for v in leaves)
         key = (node.target, same, str(spec))
         if key not in self._results:
             _check_size(_computed_bytes(node, leaves), node)
-            # Operands are kept beside the result: an id says nothing once its tensor is gone.
+            # Operands are kept with the result: an id is meaningless once its tensor is gone.
             self._results[key] = (_evaluate(node.target, args, kwargs), leaves)
         self._known[node] = self._results[key][0]
         if self.reads_stored(node):
             self._stored.add(node)
 
     def _fold_band(self, node: torch.fx.Node) -> bool:
-        """Whether the node is a large tensor that its diagonals say all of, which is then known."""
+        """Whether the node is a large tensor that its diagonals describe completely; its band is then
+        stored."""
         result = node.meta.get("val")
         if not isinstance(result, torch.Tensor) or result.numel() <= _BAND_ELEMENTS:
             return False
@@ -140,33 +142,33 @@ class Folder:
     def keep(self, node: torch.fx.Node, name: str, shape: tuple[int, ...]) -> str:
         """Record the value of a folded node that a live operator reads; equal constants share a name.
 
-        Stored ones that are equal share their memory only.
+        Stored constants that are equal share only their memory.
         """
         whole = self.value(node)
-        # Comparing a large mask takes seconds; layers share it, so that it is compared once.
+        # Comparing a large mask takes seconds; layers share it, so it is compared once.
         if id(whole) not in self._reduced:
             reduced = broadcast_reduced(whole)
             self._reduced[id(whole)] = (reduced, None if reduced.is_meta else _digest(reduced))
         value, digest = self._reduced[id(whole)]
         same = (tuple(value.shape), str(value.dtype), digest)
         if digest is not None:
-            # The memory is shared even where the names must not be.
+            # The memory is shared even if the names must not be.
             value = self._equal.setdefault(same, value)
-        # Stored values are unknown on the meta device: were they merged by value, the graph would have fewer
-        # constants with weights than without.
+        # Stored values are unknown on the meta device: if they were merged by value, the graph would have
+        # fewer constants with weights than without.
         name = self._names.setdefault((shape, same if self.decides(node) else id(whole)), name)
         self.values[name] = value
         return name
 
 
 def _computed_bytes(node: torch.fx.Node, leaves: list[Any]) -> int:
-    """Bytes that computing a node takes for its result."""
+    """The bytes that computing a node requires for its result."""
     results = [
         v for v in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)
     ]
     operands = [v for v in leaves if isinstance(v, torch.Tensor)]
     returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
-    # Without data there is nothing to compute, and views lie in the memory of their operand.
+    # Without data there is nothing to compute, and views share their operand's memory.
     if any(v.is_meta for v in operands) or any(r.alias_info is not None for r in returns):
         return 0
     if torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.target in _UNTAGGED_POINTWISE:
@@ -191,7 +193,7 @@ def _check_size(nbytes: int, node: torch.fx.Node) -> None:
 
 
 def _line_of(node: torch.fx.Node) -> str:
-    """`` at FILE:LINE (source)`` of the model's line that makes it, or nothing."""
+    """`` at FILE:LINE (source)`` of the model's line that makes a node, or nothing."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     found = re.match(r'\s*File "(.+)", line (\d+)', lines[-2]) if len(lines) >= 2 else None
     return f" at {found[1]}:{found[2]} ({lines[-1].strip()})" if found else ""
@@ -199,10 +201,10 @@ def _line_of(node: torch.fx.Node) -> str:
 
 def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-    # One operand without data: the result has none either, and is known by its shape alone.
+    # One operand has no data, so the result has none either, and only its shape is known.
     without_data = any(t.is_meta for t in tensors)
     if "device" in kwargs:
-        # Constants are computed and kept on the CPU, wherever the model was exported.
+        # Constants are computed and stored on the CPU, on whichever device the model was exported.
         kwargs["device"] = torch.device("meta" if without_data else "cpu")
     if without_data:
         args, kwargs = torch.utils._pytree.tree_map(
@@ -217,7 +219,7 @@ def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _pointwise(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute without the dims along which no operand changes, and expand what comes out.
+    """Compute without the dims along which no operand changes, and expand the result.
 
     A mask of 2,048 equal samples of 8,192 tokens is 64 MiB, not 128 GiB.
     """
@@ -234,7 +236,7 @@ def _pointwise(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _strided(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Views refuse some expanded tensors, which are then written out."""
+    """Compute a view; views refuse some expanded tensors, which are then written out."""
     try:
         return target(*args, **kwargs)
     except RuntimeError:
@@ -249,23 +251,23 @@ def _digest(value: torch.Tensor) -> bytes:
 
 
 def kept_constants(constants: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, int]]:
-    """Bytes of each constant as it is kept, with the name of the first one that is the same tensor."""
+    """The bytes of each constant as stored, and the name of the first one that is the same tensor."""
     first: dict[int, str] = {}
     return {n: (first.setdefault(id(v), n), v.numel() * v.element_size()) for n, v in constants.items()}
 
 
 def broadcast_reduced(value: torch.Tensor) -> torch.Tensor:
-    """``value`` with every dim along which it is constant narrowed to size 1, in memory of its own."""
+    """``value`` with every dim along which it is constant narrowed to size 1, in its own memory."""
     return broadcast_narrowed(value).clone(memory_format=torch.contiguous_format)
 
 
 def broadcast_narrowed(value: torch.Tensor) -> torch.Tensor:
-    """The same as a view."""
+    """Like :func:`broadcast_reduced`, but as a view."""
     for dim, size in enumerate(value.shape):
         if size <= 1:
             continue
         first = value.narrow(dim, 0, 1)
-        # Stride 0 tells it without a look at the values.
+        # Stride 0 shows it without reading the values.
         if value.stride(dim) == 0 or (
             not value.is_meta and value.numel() <= _COMPARED_ELEMENTS and bool((value == first).all())
         ):

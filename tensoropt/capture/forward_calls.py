@@ -1,4 +1,4 @@
-"""What a model's code calls while it is exported: refused, put on the model's device, or answered."""
+"""The calls that a model's code makes during export: refused, placed on the model's device, or answered."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from tensoropt.capture.validity import Answers, valid_values
 
 META = torch.device("meta")
 _WITH_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
-"""Make tensors of values that Python has: the meta device would lose them."""
+"""Calls that make tensors from values in Python: the meta device would lose the values."""
 _MOVES = frozenset({"to", "cpu", "cuda"})
 
 
 class ForwardCalls(Answers):
-    """All calls of PyTorch that ``forward`` makes.
+    """A mode that sees all PyTorch calls in ``forward``.
 
     Args:
-        notes: filled as the export goes.
-        on_meta: whether the model is exported on the meta device. What it makes without a device is then
-            made there, as on the CPU for a model on the CPU, and so is what it makes on a device by name.
+        notes: filled as the export proceeds.
+        on_meta: whether the model is exported on the meta device. Tensors that it makes without a device are
+            then made there, just as on the CPU for a model on the CPU, and so are those that it makes on a
+            device by name.
     """
 
     def __init__(self, notes: list[str], on_meta: bool):
@@ -61,10 +62,10 @@ class ForwardCalls(Answers):
 
 @contextlib.contextmanager
 def followed_calls(on_meta: bool) -> Iterator[list[str]]:
-    """While the context is open the calls of a model's code are followed.
+    """Follow the calls of a model's code while the context is open.
 
     Yields:
-        Notes on what was decided, filled as the export goes.
+        Notes on decisions, filled as the export proceeds.
     """
     notes: list[str] = []
     with _unseeded(notes), valid_values(ForwardCalls(notes, on_meta)):
@@ -82,7 +83,7 @@ def _unseeded(notes: list[str]) -> Iterator[None]:
         note = f"{line_of(frame)} seeds the random numbers in forward; a plan draws its own"
         if note not in notes:
             notes.append(note)
-        # The script's own numbers go on as they would have.
+        # The script's own random numbers continue as they would have.
         return torch.default_generator
 
     with mock.patch.object(torch, "manual_seed", noted):

@@ -1,7 +1,8 @@
-"""Which activations get a gradient: those on a way from a parameter to the loss.
+"""The activations that get a gradient: those on a path from a parameter to the loss.
 
-A tensor may depend on parameters and still get none: scores that only say which experts are chosen, states
-that nobody reads. Export does not tell the two apart; backward keeps and sends nothing for the latter.
+A tensor may depend on parameters and still get no gradient: scores that only determine which experts are
+chosen, states that nothing reads. Export does not distinguish the two; backward keeps and sends nothing for
+the latter.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, map_refs
 
 
 def without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
-    """The graph with ``requires_grad`` taken from what the loss does not depend on smoothly.
+    """The graph without ``requires_grad`` on tensors that the loss does not depend on smoothly.
 
-    A parameter that is read without gradient alone is trained by nobody: PyTorch's optimizers leave it as it
-    is, and so it counts as frozen here, which a note says. One that is trained by some of its readers keeps
-    its own; :meth:`~tensoropt.sharding.groups.GroupGraph.learns` tells these apart.
+    A parameter that is only read without gradient is never trained: PyTorch's optimizers leave it unchanged,
+    so it counts as frozen here, which a note reports. A parameter that some of its readers train keeps its
+    gradient; :meth:`~tensoropt.sharding.groups.GroupGraph.learns` distinguishes these.
 
-    Operators through which no gradient flows read a detached tensor where others differentiate through it,
-    so that what lies between two operators has a gradient or has none.
+    Operators through which no gradient flows read a detached tensor if others differentiate through it, so
+    that each tensor between two operators either has a gradient or has none.
     """
     if not graph.training:
         return graph

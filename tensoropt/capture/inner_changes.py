@@ -1,4 +1,4 @@
-"""Operators that change what they are given inside themselves, although their schemas do not say so."""
+"""Operators that change their operands internally, although their schemas do not say so."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def changes_inside(exported: Any) -> dict[Any, Callable[..., Any]]:
-    """How to decompose operators that are kept whole otherwise, where they change an operand inside.
+    """Decompositions of operators that are otherwise kept whole, for those that change an operand internally.
 
-    Their schemas do not say so: they are made of operators of which some change what they are given
+    Their schemas do not say so: they are composed of operators of which some change their operands
     (``instance_norm`` its running statistics). Written out, these become functional, and the new values
-    results.
+    become results.
     """
     tried: dict[Any, dict[Any, bool]] = {}
-    # Regions without gradient are modules of their own.
+    # Regions without gradient are separate modules.
     modules = [m for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     for node in (node for module in modules for node in module.graph.nodes):
         if _may_change(node.target):
@@ -37,7 +37,8 @@ def changes_inside(exported: Any) -> dict[Any, Callable[..., Any]]:
 
 
 def _may_change(target: Any) -> bool:
-    """Whether an operator is made of others, stays whole in the graph, and does not say what it changes."""
+    """Whether an operator is composed of others, stays whole in the graph, and does not declare its
+    changes."""
     return (
         isinstance(target, torch._ops.OpOverload)
         and not target._schema.is_mutable
@@ -48,15 +49,15 @@ def _may_change(target: Any) -> bool:
 
 
 def _use(args: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """What decides whether a call changes its operands: which of them there are, and all that is no
-    tensor."""
+    """A key of everything that decides whether a call changes its operands: which operands are present, and
+    all arguments that are not tensors."""
     given = [*enumerate(args), *sorted(kwargs.items())]
     shown = ((key, "tensor" if isinstance(value, torch.Tensor) else repr(value)) for key, value in given)
     return tuple(f"{key}={value}" for key, value in shown)
 
 
 def _changes(target: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call changes an operand: its version counts that."""
+    """Whether a call changes an operand, as counted by the operand's version."""
 
     def on_meta(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -69,7 +70,7 @@ def _changes(target: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
             given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
             before = [v._version for v in given]
             target._op_dk(_COMPOSITE, *args, **kwargs)
-        except Exception:  # what cannot be tried without data changes nothing that a graph could carry
+        except Exception:  # a call that cannot be tried without data changes nothing that a graph could carry
             return False
         return [v._version for v in given] != before
 

@@ -1,4 +1,4 @@
-"""Parameters and buffers of a module by their state-dict keys."""
+"""Registration of a module's parameters and buffers by their state-dict keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 def register(root: torch.nn.Module, key: str, tensor: torch.Tensor) -> None:
     """Make ``tensor`` a parameter (if it is one) or a buffer of ``root`` under a dotted key.
 
-    Submodules on the way are made.
+    Missing submodules along the key are created.
     """
     module = root
     *path, last = key.split(".")
@@ -29,8 +29,8 @@ def register(root: torch.nn.Module, key: str, tensor: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def any_names() -> Iterator[None]:
-    """Names of modules may hold quotes and newlines, or be Python's own words; PyTorch writes them into code
-    as they are."""
+    """Allow module names with quotes and newlines, or Python keywords; PyTorch writes them into code
+    unchanged."""
 
     def written(base: str, target: str) -> str:
         for name in target.split("."):

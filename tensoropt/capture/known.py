@@ -1,9 +1,9 @@
-"""Values that a model's code can only have one way, known while it is exported, when tensors have no values.
+"""Values in a model's code that can only be one thing, known during export although tensors have no values.
 
-What is made of no input, no parameter and nothing that the model stores (positions counted from 0, a mask of
-ones) has the same value at every call. In eager mode a model may branch on it, and ``transformers`` does: it
-leaves a mask out that hides nothing, and takes the flag of a causal one. Export refuses such a branch, so
-that ``transformers`` asks whether it is being exported and then makes every mask.
+A tensor that is made from no input, no parameter and nothing that the model stores (positions counted from 0,
+a mask of ones) has the same value in every call. In eager mode a model may branch on it, and ``transformers``
+does: it omits a mask that hides nothing, and uses the flag for a causal one. Export refuses such a branch,
+which is why ``transformers`` asks whether it is being exported and then makes every mask.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ _RANDOM = (
 )
 """Parts of the names of functions whose results differ from call to call."""
 _READS = frozenset({"bool", "item", "int", "float", "index"})
-"""The ways in which Python gets at a number to branch on."""
+"""The ways in which Python reads a number to branch on."""
 _ELEMENTS = 1 << 24
-"""Larger tensors are not followed: what a model branches on is small, and is computed for the answer."""
+"""The element count above which tensors are not followed: values that a model branches on are small, and are
+computed."""
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How a tensor is computed, from nothing but numbers and other such tensors."""
+    """The recipe for computing a tensor from nothing but numbers and other such tensors."""
 
     function: Callable[..., Any]
     args: Any
@@ -63,7 +64,7 @@ class _Recipe:
 
 
 class _KnownValues(TorchFunctionMode):
-    """Follows what is computed from constants only, and answers where the model asks for its value."""
+    """A mode that follows values computed from constants only, and answers when the model asks for one."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -84,11 +85,11 @@ class _KnownValues(TorchFunctionMode):
             return
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        # A call that changes a tensor hands back that tensor, which is then known no longer.
+        # A call that changes a tensor returns that tensor, which is then no longer known.
         if any(tensor is result for tensor in tensors) or (not tensors and name not in _FACTORIES):
             return
         recipes = {id(tensor): _recipe_of(tensor) for tensor in tensors}
-        # The size is asked last: of an input's view export would take the question down as a condition.
+        # The size is checked last: for an input's view, export would record the question as a condition.
         if None in recipes.values() or result.numel() > _ELEMENTS:
             return
         steps = [recipes[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -98,19 +99,19 @@ class _KnownValues(TorchFunctionMode):
 
 def _recipe_of(tensor: torch.Tensor) -> _Recipe | None:
     recipe = getattr(tensor, _RECIPE, None)
-    # Views share the version of what they are views of: whatever changed the memory counts.
+    # Views share the version of their base: whatever changed the memory counts.
     return recipe if recipe is not None and recipe.version == tensor._version else None
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The value of a tensor of the model that is being exported, None where it is not known."""
+    """The value of a tensor of the model that is being exported; None if it is not known."""
     recipe = _recipe_of(tensor)
     if recipe is None:
         return None
     with _without_tracing():
         try:
             return recipe.value({})
-        except Exception:  # a function that takes no plain tensors: then the value is not known
+        except Exception:  # a function that accepts no plain tensors: then the value is not known
             return None
 
 
@@ -122,13 +123,13 @@ def _without_tracing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def known_values() -> Iterator[None]:
-    """While a model is exported, it may branch on values that are the same at every call.
+    """While a model is exported, allow it to branch on values that are the same in every call.
 
-    ``transformers`` is told so: its masks are those of eager mode. A mask or positions that come from
-    outside are unknown, and what is made of them stays.
+    ``transformers`` then behaves accordingly: its masks are those of eager mode. A mask or positions passed
+    from outside are unknown, and anything made from them stays.
     """
     with contextlib.ExitStack() as stack:
-        # Not imported for it: where it is not loaded no model is of its making.
+        # It is not imported for this purpose: if it is not loaded, no model comes from it.
         masks = sys.modules.get("transformers.masking_utils")
         for name, answer in _ANSWERS.items():
             if masks is not None and hasattr(masks, name):

@@ -1,10 +1,11 @@
-"""Which line of a model's own code something came from: a call being made, an error, a traced node."""
+"""The line of a model's own code that something came from: a call being made, an error, a traced node."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -19,13 +20,14 @@ import torch
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _MODELS = str(Path(__file__).parents[1] / "zoo") + os.sep
-"""Of this package only these are models; what else is on a stack is what captures them."""
+"""The only files of this package that are models; the others on a stack are those that capture."""
 _EXPORTING = str(Path(__file__).parent / "exporting.py")
 _PYTHON = str(Path(sysconfig.get_path("stdlib"))) + os.sep
 
 
 def is_own(filename: str) -> bool:
-    """Whether a source file may be a model's: neither PyTorch's nor ours, nor Python's own library."""
+    """Whether a source file may be a model's: not PyTorch's, not ours, and not of Python's standard
+    library."""
     if filename.startswith(_MODELS):
         return True
     inner = filename.startswith((_TORCH, _PACKAGE, "<"))
@@ -33,7 +35,7 @@ def is_own(filename: str) -> bool:
 
 
 def calling_frame() -> FrameType | None:
-    """Where the model's code is right now; None while an export does something of its own accord."""
+    """The frame where the model's code currently is; None while an export acts by itself."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_own(frame.f_code.co_filename):
         if frame.f_code.co_filename == _EXPORTING:
@@ -43,8 +45,8 @@ def calling_frame() -> FrameType | None:
 
 
 def asking_frame(outside: str = "") -> FrameType | None:
-    """The innermost frame that calls PyTorch, maybe of PyTorch's own code: past function modes, each of which
-    hands a call on to the next, and past files whose names begin with ``outside``."""
+    """The innermost frame that calls PyTorch, possibly in PyTorch's own code; it skips function modes, each
+    of which passes a call on to the next, and files whose names begin with ``outside``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
         frame.f_code.co_name == "__torch_function__"
@@ -55,7 +57,7 @@ def asking_frame(outside: str = "") -> FrameType | None:
 
 
 def current_line() -> str:
-    """``FILE:LINE`` of the model's code that runs now."""
+    """``FILE:LINE`` of the model's code that is currently running."""
     frame = calling_frame()
     return "the model" if frame is None else line_of(frame)
 
@@ -71,22 +73,22 @@ def quoted_line(frame: FrameType) -> str:
 
 
 def first_line(function: Any) -> str:
-    """``FILE:LINE`` where a function, a method or a callable object begins."""
+    """``FILE:LINE`` where the definition of a function, a method or a callable object begins."""
     function = inspect.unwrap(function) if callable(function) else function
-    function = getattr(function, "func", function)  # of a partial
+    function = getattr(function, "func", function)  # for a partial
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return "no file" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def shown_error(error: BaseException) -> str:
-    """The first line of what an error says, or its kind."""
+    """The first line of an error's message, or its type name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and those it was raised from: PyTorch raises its own from others."""
+    """The error and the errors it was raised from: PyTorch raises its own errors from others."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
@@ -94,7 +96,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def frames_of(error: BaseException) -> Iterator[FrameType]:
-    """All frames that an error and its causes passed, innermost first."""
+    """All frames that an error and its causes passed through, innermost first."""
     for cause in causes(error):
         passed = []
         trace: TracebackType | None = cause.__traceback__
@@ -105,7 +107,7 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
 
 
 def failing_line(error: BaseException) -> str:
-    """``FILE:LINE (source)`` of the innermost line of an error that is the model's own, or nothing."""
+    """``FILE:LINE (source)`` of the innermost line of an error that belongs to the model, or nothing."""
     for cause in causes(error):
         trace: TracebackType | None = cause.__traceback__
         found: FrameSummary | None = None
@@ -116,11 +118,22 @@ def failing_line(error: BaseException) -> str:
             trace = trace.tb_next
         if found is not None:
             return _quoted(found)
-    return ""
+    return next((line for cause in causes(error) if (line := _told_line(str(cause)))), "")
+
+
+_TOLD = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
+
+
+def _told_line(text: str) -> str:
+    """The innermost line of the model that an error's message names, as for a traced graph that is run."""
+    found = [match for match in _TOLD.finditer(text) if is_own(match["file"])]
+    if not found:
+        return ""
+    return _quoted(FrameSummary(found[-1]["file"], int(found[-1]["line"]), found[-1]["name"]))
 
 
 def node_line(node: torch.fx.Node) -> str:
-    """``FILE:LINE (source)`` that made a traced node, or nothing."""
+    """``FILE:LINE (source)`` of the line that made a traced node, or nothing."""
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
     places = [(i, line.strip()) for i, line in enumerate(trace) if line.strip().startswith("File ")]
     if not places:
@@ -134,8 +147,8 @@ def node_line(node: torch.fx.Node) -> str:
 
 @contextlib.contextmanager
 def own_lines_kept() -> Iterator[None]:
-    """While the context is open, traced nodes keep the model's innermost line, that of a helper included;
-    PyTorch keeps those of functions called ``forward`` only."""
+    """While open, traced nodes keep the model's innermost line, including that of a helper; PyTorch keeps
+    only those of functions called ``forward``."""
 
     def own(self: object, frames: StackSummary) -> StackSummary:
         return StackSummary.from_list([frame for frame in frames if is_own(frame.filename)][-1:])

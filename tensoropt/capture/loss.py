@@ -1,4 +1,4 @@
-"""The loss of a model: how a module returns it, and a module that returns nothing else."""
+"""The loss of a model: how a module returns it, and a wrapper module that returns nothing else."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tensoropt.errors import CaptureError
 class WithLoss(torch.nn.Module):
     """A model that returns its scalar loss and nothing else: ``forward(*args) = loss(model(*args))``.
 
-    ``returned`` says after a call what the model itself returned: its type and where the loss was. It is
-    kept in a cell, because ``torch.export`` puts attributes, lists included, back as they were.
+    After a call, ``returned`` describes what the model itself returned: its type and where the loss was. It
+    is stored in a cell, because ``torch.export`` restores attributes, including lists.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor] | None):
@@ -30,12 +30,12 @@ class WithLoss(torch.nn.Module):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else the model returned in the last call that could be trained."""
+        """Notes on other returned values of the last call that could be trained."""
         return self._cell.notes
 
     @property
     def returned(self) -> Returned | None:
-        """How the model itself returned its loss in the last call; None before one."""
+        """How the model itself returned its loss in the last call; None before the first call."""
         return self._cell.returned
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -50,7 +50,7 @@ class WithLoss(torch.nn.Module):
 
 
 class _Cell:
-    """Holds what a call returned, outside the module's own attributes (export forbids to set those)."""
+    """A cell for what a call returned, outside the module's own attributes (which export forbids setting)."""
 
     returned: Returned | None = None
     notes: tuple[str, ...] = ()
@@ -58,10 +58,10 @@ class _Cell:
 
 @dataclass(frozen=True)
 class Returned:
-    """Where a model puts its loss: alone (``container`` None), or in a container under ``key``.
+    """Position of the loss in a model's output: alone (``container`` None), or in a container under ``key``.
 
-    ``keys`` are all places of a mapping or a sequence, so that callers that unpack it still can; empty where
-    the loss is an attribute. ``attributes`` are those of the object that has it as an attribute.
+    ``keys`` are all positions of a mapping or a sequence, so that callers that unpack it still can; empty if
+    the loss is an attribute. ``attributes`` are those of the object that has the loss as an attribute.
     """
 
     container: type | None
@@ -70,15 +70,15 @@ class Returned:
     attributes: tuple[str, ...] = ()
 
     def rebuild(self, loss: torch.Tensor) -> Any:
-        """What the model would have returned, with None in place of everything but the loss.
+        """Rebuild the model's output, with None in place of everything but the loss.
 
         Raises:
-            CaptureError: objects of this class cannot be made of the loss alone.
+            CaptureError: objects of this class cannot be built from the loss alone.
         """
         if self.container is None:
             return loss
         for make in (self._made, self._made_bare):
-            # Whatever a class of the user's does when it is given None.
+            # Whatever a user's class does when it is given None.
             with contextlib.suppress(Exception):
                 found = make(self.container, loss)
                 if self._loss_in(found) is loss:
@@ -94,7 +94,7 @@ class Returned:
         return found[self.key] if self.keys else getattr(found, self.key)
 
     def _made(self, container: type, loss: torch.Tensor) -> Any:
-        """An object as the class itself makes one, with None for what has no default."""
+        """An object built by its class's own constructor, with None for every argument without a default."""
         contents = dict.fromkeys(self.keys) | {self.key: loss}
         if fields := getattr(container, "_fields", None):
             return container(
@@ -106,46 +106,45 @@ class Returned:
         return container(contents if issubclass(container, Mapping) else contents.values())  # type: ignore[call-arg]
 
     def _field(self, fields: tuple[str, ...]) -> str | None:
-        """The field of a named tuple that is found by its number."""
+        """The field of a named tuple that its number refers to."""
         return fields[self.key] if self.keys and isinstance(self.key, int) else None
 
     def _made_bare(self, container: Any, loss: torch.Tensor) -> Any:
-        """An object whose class was not asked to make it: its constructor cannot do with None."""
+        """An object made without its constructor, for a class whose constructor does not accept None."""
         found = container.__new__(container)
         if isinstance(found, MutableMapping):
             found.__init__()  # type: ignore[misc]
             found.update(dict.fromkeys(self.keys) | {self.key: loss})
             return found
         for name in self.attributes:
-            # Past the class's own, which a frozen one has for refusing.
+            # Bypasses the class's own method, with which a frozen class refuses.
             object.__setattr__(found, name, loss if name == self.key else None)
         return found
 
 
 def _needed(container: type) -> list[str]:
-    """The arguments that a class's constructor cannot do without."""
+    """The arguments that a class's constructor requires."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     arguments = inspect.signature(container).parameters.values()
     return [a.name for a in arguments if a.kind in kinds and a.default is inspect.Parameter.empty]
 
 
 def _attributes(value: Any) -> tuple[str, ...]:
-    """The names of an object's own attributes, in slots or not."""
+    """The names of an object's own attributes, whether in slots or not."""
     slots = [name for kind in type(value).__mro__ for name in copyreg._slotnames(kind) or ()]  # type: ignore[attr-defined]
     return tuple(dict.fromkeys(name for name in (*getattr(value, "__dict__", ()), *slots)))
 
 
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
-    """The scalar loss in a model's output: the output itself, what it calls ``loss``, or the only scalar in
-    it.
+    """Return the scalar loss in a model's output: the output itself, the value called ``loss``, or the only
+    scalar in it.
 
     Raises:
         CaptureError: there is no differentiable scalar, or there are several and none is called ``loss``.
     """
     if _is_loss(output):
         return Returned(None, None), output
-    # Before the items: outputs of `transformers` are mappings with other scalars, auxiliary losses among
-    # them.
+    # Before the items: outputs of `transformers` are mappings with other scalars, including auxiliary losses.
     if _is_loss(getattr(output, "loss", None)):
         return Returned(type(output), "loss", attributes=_attributes(output)), output.loss
     items = _items(output)
@@ -175,7 +174,7 @@ def _is_loss(value: Any) -> bool:
 
 
 def _items(output: Any) -> list[tuple[Any, Any]]:
-    """(key, value) of all places of an output."""
+    """(key, value) for all positions of an output."""
     if isinstance(output, Mapping):
         return list(output.items())
     if isinstance(output, (tuple, list)):
@@ -186,7 +185,8 @@ def _items(output: Any) -> list[tuple[Any, Any]]:
 
 
 def _losses_below(output: Any, place: str = "out") -> Iterator[tuple[str, torch.Tensor]]:
-    """Each differentiable scalar of an output at whatever depth, with how Python reads it from ``out``."""
+    """Each differentiable scalar of an output at any depth, with the expression that reads it from
+    ``out``."""
     for key, value in _items(output) or [(name, getattr(output, name)) for name in _own_attributes(output)]:
         indexed = isinstance(output, (Mapping, tuple, list))
         inner = f"{place}[{key!r}]" if indexed else f"{place}.{key}"
@@ -203,7 +203,7 @@ def _own_attributes(output: Any) -> tuple[str, ...]:
 
 
 def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:
-    """A note on further differentiable scalars beside the loss, also those in containers inside."""
+    """A note on differentiable scalars other than the loss, including those in nested containers."""
     if returned.container is None:
         return ()
     trained = output[returned.key] if returned.keys else getattr(output, returned.key)
@@ -257,7 +257,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _checked(loss: Any) -> torch.Tensor:
-    """What ``loss=`` returned, if it can be a loss."""
+    """Return the result of ``loss=`` if it can be a loss; raise CaptureError otherwise."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise CaptureError(f"loss= returns {_described(loss)}; it has to return a scalar tensor")
     if not loss.requires_grad:

@@ -1,30 +1,30 @@
-"""The mode (training or evaluating) that each module of a model has while it is captured."""
+"""The mode (training or evaluation) of each module of a model while it is captured."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import nn
 
 from tensoropt.capture.convert import Mode
+from tensoropt.capture.reads import names_read
 
 _DROPOUTS = nn.modules.dropout._DropoutNd
 _SHOWN = 4
-"""How many modules a note names."""
+"""The most modules that a note names."""
 
 
 @contextlib.contextmanager
 def in_mode(model: nn.Module, mode: Mode) -> Iterator[tuple[str, ...]]:
-    """Put a model in the mode that it is captured in while the context is open.
+    """Put a model in the mode in which it is captured, while the context is open.
 
-    For inference all of it evaluates. For training a model that trains keeps modules that were set to
-    ``eval()`` by hand as they are; one that evaluates as a whole, as models that were loaded do, is set to
-    train.
+    For inference all of it evaluates. For training, a model in training mode keeps those modules that were
+    set to ``eval()`` by hand; one that evaluates as a whole, as loaded models do, is set to train.
 
     Yields:
-        Notes on what a user may not expect.
+        Notes on anything that a user may not expect.
     """
     before = {module: module.training for module in model.modules()}
     notes: tuple[str, ...] = ()
@@ -42,11 +42,11 @@ def in_mode(model: nn.Module, mode: Mode) -> Iterator[tuple[str, ...]]:
 def _train(model: nn.Module) -> tuple[str, ...]:
     names = {module: name for name, module in model.named_modules()}
     differ = [module for module in names if depends_on_mode(module)]
-    # A new head in a loaded model trains since it was made; that says nothing of the model.
+    # A new head in a loaded model is in training mode by default, which says nothing about the model.
     by_hand = model.training or any(module.training for module in differ)
     evaluating = [module for module in names if not module.training] if by_hand else []
     was_training = model.training
-    # By the model's own method, which may hold parts of it in eval.
+    # By the model's own method, which may keep parts of it in eval.
     model.train()
     for module in evaluating:
         module.training = False
@@ -63,7 +63,7 @@ def _train(model: nn.Module) -> tuple[str, ...]:
 
 
 def depends_on_mode(module: nn.Module) -> bool:
-    """Whether a module itself computes something else when it trains."""
+    """Whether a module itself computes something else in training mode."""
     if isinstance(module, _DROPOUTS):
         return module.p > 0
     if isinstance(module, nn.modules.batchnorm._NormBase):
@@ -74,9 +74,10 @@ def depends_on_mode(module: nn.Module) -> bool:
         return module.dropout > 0
     if type(module).__module__.startswith("torch."):
         return False
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    # Models that choose by it only whether to checkpoint compute the same.
-    return code is not None and "training" in code.co_names and "gradient_checkpointing" not in code.co_names
+    cls: Any = type(module)  # a cache key; mypy does not accept a class as one
+    names = names_read(cls)
+    # Models that use it only to decide whether to checkpoint compute the same.
+    return "training" in names and "gradient_checkpointing" not in names
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""Names that say what is computed and nothing else.
+"""Names that describe the computation and nothing else.
 
-``torch.export`` numbers its nodes, and with them those that were folded, skipped or never read; how many
-there are depends on the device. A plan names operators, so they are numbered as the graph has them.
+``torch.export`` numbers its nodes, including those that were folded, skipped or never read, and their number
+depends on the device. A plan names operators, so they are renumbered as they occur in the graph.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ CONSTANT = "constant"
 
 
 def numbered(graph: OperatorGraph) -> OperatorGraph:
-    """The graph with operators called after their targets and constants ``constant``, each kind numbered in
-    the order of execution or first use; inputs, parameters and buffers keep their names."""
+    """The graph with operators named after their targets and constants named ``constant``, each kind numbered
+    in order of execution or first use; inputs, parameters and buffers keep their names."""
     taken = {t.name for t in graph.tensors.values() if t.kind not in ("activation", "constant")}
     free: dict[str, Iterator[str]] = defaultdict(lambda: iter(()))
 
@@ -39,9 +39,9 @@ def numbered(graph: OperatorGraph) -> OperatorGraph:
             if name not in tensors:
                 tensors[name] = named(CONSTANT)
         operators[op.name] = new = named(_base(op.target))
-        # What follows the operator's name is the number of the result (`split.0`), and stays.
+        # The operator's name is followed by the number of the result (`split.0`), which is kept.
         tensors |= {name: new + name.removeprefix(op.name) for name in op.outputs}
-    for name in graph.tensors:  # constants that are returned as they are
+    for name in graph.tensors:  # constants that are returned unchanged
         if name not in tensors:
             tensors[name] = named(CONSTANT)
 

@@ -1,12 +1,12 @@
-"""``torch.no_grad`` inside a model, kept through decomposition.
+"""``torch.no_grad`` inside a model, preserved through decomposition.
 
 Export wraps such a region in a submodule, and ``run_decompositions`` inlines it without a trace: gradients
-would then flow where the model has none. What leaves a region is therefore detached before. A region of
-``torch.inference_mode`` is one of ``no_grad``: all that it adds is that its results may not be used in
-backward.
+would then flow where the model has none. The results of a region are therefore detached beforehand. A
+``torch.inference_mode`` region is treated as a ``no_grad`` region: all it adds is that its results may not be
+used in backward.
 
-What a region writes to a tensor from outside is another matter: its value changes, and its gradient goes
-on to what it was before (``gaussian_nll_loss`` bounds variances so).
+Writing to a tensor from outside the region is a different case: its value changes, but its gradient goes on
+to what it was before (``gaussian_nll_loss`` bounds variances in this way).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tensoropt.errors import CaptureError
 
 
 def keep_no_grad(exported: Any) -> None:
-    """Detach, in place, every result of a region that ran without gradients; what a region has written to
-    keeps the gradient that it had.
+    """Detach, in place, every result of a region that ran without gradients; a tensor that a region has
+    written to keeps its earlier gradient.
 
     Raises:
-        CaptureError: a region writes to a tensor that has a gradient, and the graph sees that memory under
-            another name, too.
+        CaptureError: a region writes to a tensor that has a gradient, and the graph also sees that memory
+            under another name.
     """
     wrap = torch.ops.higher_order.wrap_with_set_grad_enabled
     for module in exported.graph_module.modules():
@@ -44,7 +44,7 @@ def keep_no_grad(exported: Any) -> None:
                 value = result.meta.get("val")
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     _detach(module.graph, result)
-            # What is known of gradients may follow from an earlier region.
+            # What is known about gradients may follow from an earlier region.
             having = _having_gradients(exported, module) if writes else set()
             for write in writes:
                 if write.written in having:
@@ -55,7 +55,7 @@ def keep_no_grad(exported: Any) -> None:
 
 @dataclass(frozen=True)
 class _Write:
-    """A tensor from outside that a region writes to, and the results of the region that are that tensor."""
+    """A tensor from outside that a region writes to, and the region's results that are that tensor."""
 
     written: fx.Node
     results: tuple[fx.Node, ...]
@@ -90,7 +90,7 @@ def _writes_of(module: fx.GraphModule, region: fx.Node) -> list[_Write]:
 
 
 def _having_gradients(exported: Any, module: fx.GraphModule) -> set[fx.Node]:
-    """The nodes that are made of something with a gradient."""
+    """The nodes that are computed from something with a gradient."""
     names = exported.graph_signature.inputs_to_parameters
     trained = {name for name, key in names.items() if exported.state_dict[key].requires_grad}
     found: set[fx.Node] = set()
@@ -105,7 +105,8 @@ def _having_gradients(exported: Any, module: fx.GraphModule) -> set[fx.Node]:
 
 
 def _pass_on(graph: fx.Graph, region: fx.Node, write: _Write) -> None:
-    """What is read of a tensor after a region has the region's value, and the gradient of what was there."""
+    """Make readers of a written tensor after a region see the region's value and the tensor's earlier
+    gradient."""
     written, place = write.written, {node: number for number, node in enumerate(graph.nodes)}
     later = [user for user in written.users if place[user] > place[region]]
     sharing = [user for user in written.users if user is not region and _is_view(user)]
@@ -118,7 +119,7 @@ def _pass_on(graph: fx.Graph, region: fx.Node, write: _Write) -> None:
     aten = torch.ops.aten
     with graph.inserting_before(region):
         before = graph.call_function(aten.detach.default, (written,))
-        # Zero, with the gradient of what was there.
+        # Zero, with the gradient of the earlier tensor.
         kept = graph.call_function(aten.sub.Tensor, (written, before))
     last = max((user for user in region.users), key=lambda user: place[user], default=region)
     with graph.inserting_after(last):
@@ -138,7 +139,7 @@ def _pass_on(graph: fx.Graph, region: fx.Node, write: _Write) -> None:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether a node shares the memory of its first argument."""
+    """Whether a node shares memory with its first argument."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.arguments:
         return False
@@ -148,7 +149,7 @@ def _is_view(node: fx.Node) -> bool:
 
 @contextlib.contextmanager
 def inference_as_no_grad() -> Iterator[None]:
-    """While open, ``torch.inference_mode`` switches gradients off and nothing else, which export can see."""
+    """While open, ``torch.inference_mode`` only switches gradients off, which export can see."""
 
     def enter(self: Any) -> None:
         self._tensoropt_before = torch.is_grad_enabled()
@@ -157,7 +158,7 @@ def inference_as_no_grad() -> Iterator[None]:
     def leave(self: Any, *error: Any) -> None:
         torch.set_grad_enabled(self._tensoropt_before)
 
-    # Of the class, which decorators made before hold.
+    # On the class, because decorators created earlier hold it.
     mode = torch.autograd.grad_mode.inference_mode
     with mock.patch.object(mode, "__enter__", enter), mock.patch.object(mode, "__exit__", leave):
         yield

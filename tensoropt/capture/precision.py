@@ -1,9 +1,9 @@
-"""Mixed precision as a pass over the graph: which operators compute in bfloat16, and the casts between.
+"""Mixed precision as a pass over the graph: which operators compute in bfloat16, and the casts between them.
 
 Parameters stay float32 between steps (master weights), and so do their gradients and the optimizer's state;
-every reader that computes in bfloat16 sees them cast. Operators say which of three classes they belong to
-(:class:`tensoropt.ops.spec.Precision`), after PyTorch's autocast
-(docs, "Autocast Op Reference") and Micikevicius et al., Mixed Precision Training (ICLR 2018, section 3.1):
+every reader that computes in bfloat16 sees them cast. Operators declare which of three classes they belong to
+(:class:`tensoropt.ops.spec.Precision`), following PyTorch's autocast (docs, "Autocast Op Reference") and
+Micikevicius et al., Mixed Precision Training (ICLR 2018, section 3.1):
 
 - *bfloat16*: matrix products, convolutions, attention, lookups and the norms that are one kernel, whose
   statistics the kernel itself takes in float32. Batch norm's weights and running statistics stay float32;
@@ -11,8 +11,8 @@ every reader that computes in bfloat16 sees them cast. Operators say which of th
 - *the rest* follows the widest tensor with a gradient among its operands, so that the residual stream, which
   autocast leaves in float32 from the embedding on, is bfloat16. Masks, constants and parameters never widen.
 
-The pass is over the captured graph rather than ``torch.autocast`` around the export, because autocast knows
-no meta device. An operator that cannot run on these types keeps its own.
+The pass runs over the captured graph instead of ``torch.autocast`` around the export, because autocast has no
+meta device. An operator that cannot run on these types keeps its own.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ WIDE, NARROW = "float32", "bfloat16"
 
 
 def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
-    """The graph computing in ``dtype``, with float32 master weights; ``float32`` leaves it as it is.
+    """The graph computing in ``dtype``, with float32 master weights; ``float32`` leaves it unchanged.
 
     Raises:
-        CaptureError: there is no such policy.
+        CaptureError: there is no policy for this dtype.
     """
     if dtype not in COMPUTE_DTYPES:
         raise CaptureError(f"unknown dtype '{dtype}'; use {' or '.join(COMPUTE_DTYPES)}")
@@ -44,18 +44,19 @@ def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
 
 
 class _Policy:
-    """One pass that decides what each operator reads, then one that writes the casts down.
+    """A pass that decides what each operator reads, followed by one that inserts the casts.
 
     Attributes:
         now: dtype of each tensor after the pass.
-        carries: tensors that depend on a parameter or a floating input; only they widen others.
-        read_as: per operator the dtype of each operand.
+        carries: tensors that depend on a parameter or a floating-point input; only they widen others.
+        read_as: per operator, the dtype of each operand.
     """
 
     def __init__(self, graph: OperatorGraph):
         self.graph = graph
         self.now = {name: t.dtype for name, t in graph.tensors.items()}
-        # Parameters are not among them: they follow what they are used with, and are cast for it.
+        # Parameters are not among them: they follow the tensors that they are used with, and are cast
+        # accordingly.
         self.carries = {n for n in graph.inputs if graph.tensors[n].dtype == WIDE}
         self.read_as: dict[str, dict[str, str]] = {}
         self.results: dict[object, tuple[str, ...] | None] = {}
@@ -66,7 +67,7 @@ class _Policy:
         self.casts: dict[tuple[str, str], str] = {}
 
     def apply(self) -> OperatorGraph:
-        """The graph with its casts written down."""
+        """Return the graph with its casts inserted."""
         for op in self.graph.operators:
             self._decide(op)
         # After all decisions: how a parameter is seen depends on all of its readers.
@@ -82,7 +83,7 @@ class _Policy:
             # A loss is reported, scaled and summed over micro-batches in float32.
             outputs[0] = self._cast(outputs[0], WIDE)
         read = {n for op in self.operators for n in op.inputs()} | {*outputs, *mutations, *mutations.values()}
-        # Of a constant that all readers want narrow the wide one is left over.
+        # If all readers of a constant want it narrow, the wide one is left over.
         unread = [n for n, t in self.tensors.items() if t.kind == "constant" and n not in read]
         for name in unread:
             del self.tensors[name]
@@ -108,13 +109,13 @@ class _Policy:
     def _decide(self, op: Operator) -> None:
         tensors = self.graph.tensors
         floats = [n for n in dict.fromkeys(op.inputs()) if tensors[n].dtype == WIDE]
-        # Integers and masks stay what they are.
+        # Integers and masks keep their type.
         if not floats:
             return
         wanted = self._wanted(op, floats)
         made = self._made(op, wanted)
         if made is None:
-            # A dict as a set with an order, for the note.
+            # A dict used as an ordered set, for the note.
             self.kept.setdefault(op.target)
             wanted = dict.fromkeys(floats, WIDE)
             made = tuple(tensors[n].dtype for n in op.outputs)
@@ -126,7 +127,7 @@ class _Policy:
     def _wanted(self, op: Operator, floats: list[str]) -> dict[str, str]:
         tensors, precision = self.graph.tensors, precision_of(op.target)
         if precision is Precision.NARROW_INPUT:
-            # The input of a batch norm; its weights and statistics come behind it.
+            # The input of a batch norm; its weights and statistics follow it.
             first = op.inputs()[0]
             return {n: NARROW if n == first else WIDE for n in floats}
         if precision is Precision.NARROW:
@@ -141,7 +142,7 @@ class _Policy:
         return dict.fromkeys(floats, NARROW if narrow else WIDE)
 
     def _made(self, op: Operator, wanted: Mapping[str, str]) -> tuple[str, ...] | None:
-        """dtypes of the outputs, found on the meta device; None if the operator refuses the operands."""
+        """Dtypes of the outputs, determined on the meta device; None if the operator refuses the operands."""
         read = [(n, self.graph.tensors[n].shape, wanted.get(n, self.now[n])) for n in op.inputs()]
         place = {name: f"t{i}" for i, name in enumerate(dict.fromkeys(op.inputs()))}
         args = map_refs((op.args, tuple(op.kwargs.items())), lambda n: Ref(place[n]))
@@ -151,14 +152,14 @@ class _Policy:
         return self.results[key]
 
     def _parameters(self) -> None:
-        """A parameter that every reader wants narrow is seen narrow; its stored form stays wide."""
+        """Make a parameter that every reader wants narrow appear narrow; its stored form stays wide."""
         wants: dict[str, set[str]] = {}
         for operands in self.read_as.values():
             for name, dtype in operands.items():
                 wants.setdefault(name, set()).add(dtype)
         for tensor in self.graph.parameters:
             if wants.get(tensor.name) == {NARROW} and tensor.name not in self.graph.outputs:
-                # Without a backward pass nobody needs the wide values.
+                # Without a backward pass the wide values are not needed.
                 master = WIDE if self.graph.training and tensor.requires_grad else None
                 self.tensors[tensor.name] = replace(tensor, dtype=NARROW, master_dtype=master)
                 self.now[tensor.name] = NARROW
@@ -187,7 +188,7 @@ class _Policy:
             return name
         if (name, dtype) not in self.casts:
             made = f"{name}_{dtype}"
-            # A graph may have a tensor of that name already, as after an import.
+            # A graph may already have a tensor of that name, for example after an import.
             while made in self.tensors:
                 made += "_"
             self.casts[name, dtype] = made
@@ -242,7 +243,7 @@ def _dtypes(op: Operator, operands: Mapping[str, tuple[tuple[int, ...], str]]) -
 
 
 def _torch(value: Any) -> Any:
-    """Torch literals resolved; generators are made where the operands are."""
+    """An argument with its torch literals resolved; generators are created on the operands' device."""
     if isinstance(value, TorchLiteral):
         return getattr(torch, value.name)
     if isinstance(value, (list, tuple)):
@@ -251,7 +252,7 @@ def _torch(value: Any) -> Any:
 
 
 def _representable(value: Any) -> Any:
-    """Numbers beyond bfloat16's range (masks filled with float32's least) brought into it."""
+    """An argument with numbers beyond bfloat16's range (masks filled with float32's least) clamped to it."""
     if isinstance(value, float) and abs(value) not in (0.0, float("inf")):
         limit = torch.finfo(torch.bfloat16).max
         return min(max(value, -limit), limit)

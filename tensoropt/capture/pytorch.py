@@ -1,10 +1,9 @@
-"""PyTorch model -> operator graph, through ``torch.export``.
+"""The capture of a PyTorch model as an operator graph, through ``torch.export``.
 
-``torch.export.export`` followed by ``run_decompositions({})`` gives a flat, functional ATen graph
-that keeps ``linear``, ``layer_norm``, ``scaled_dot_product_attention``, ... whole. What is done to it
-here: outputs other than the loss are dropped in training (they would stay alive), calls that only
-rename a tensor are skipped, everything that depends on no input and no parameter is folded into a
-constant kept at broadcast-reduced shape.
+``torch.export.export`` followed by ``run_decompositions({})`` gives a flat, functional ATen graph that keeps
+``linear``, ``layer_norm``, ``scaled_dot_product_attention``, ... whole. This module then drops outputs other
+than the loss in training (they would stay alive), skips calls that only rename a tensor, and folds anything
+that depends on no input and no parameter into a constant, which is stored at broadcast-reduced shape.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from tensoropt.graph import OperatorGraph
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured model: its graph and how a call maps onto it.
+    """A captured model: its graph, and how a call maps onto it.
 
     Attributes:
         graph: the operator graph.
         in_spec: pytree of ``(args, kwargs)``.
-        returned: how the model returns its loss (training), None in inference.
-        out_spec: pytree of what the model returns (inference).
-        model: the module captured, with its parameters (possibly on the meta device).
+        returned: how the model returns its loss (training); None in inference.
+        out_spec: pytree of the model's output (inference).
+        model: the captured module, with its parameters (possibly on the meta device).
     """
 
     graph: OperatorGraph
@@ -66,29 +65,28 @@ def capture(
 ) -> Capture:
     """Capture ``model(*args, **kwargs)`` as an operator graph.
 
-    Nothing is computed on a GPU: unless all of the model and of the example inputs are on the CPU, they are
-    captured on the meta device, wherever each of them lies.
+    Nothing is computed on a GPU: unless the whole model and all example inputs are on the CPU, they are
+    captured on the meta device, wherever each of them is.
 
     Args:
-        model: any module ``torch.export`` accepts, on any device; on the meta device for big models.
+        model: any module that ``torch.export`` accepts, on any device; on the meta device for big models.
         args, kwargs: example inputs at the global batch size, on any device.
-        loss: maps the model's output to a scalar; needed in training unless the model's output
-            holds a scalar, which is then taken to be the loss.
-        mode: ``"train"`` keeps only the loss and expects a backward pass; ``"inference"`` keeps all
-            outputs.
-        dtype: what operators compute in: ``float32`` leaves the model's own dtypes, ``bfloat16`` adds casts
-            and keeps float32 master weights (:mod:`tensoropt.capture.precision`).
-        compare: whether loss and gradients of a small model are computed once by the graph and by the model
-            itself (:mod:`tensoropt.capture.fidelity`).
-        read_stored: whether a mask of attention that the model stores may become a flag; a model on the meta
-            device has no values to tell by, so that its graph is always that without.
+        loss: maps the model's output to a scalar; needed in training unless the model's output contains a
+            scalar, which is then taken to be the loss.
+        mode: ``"train"`` keeps only the loss and expects a backward pass; ``"inference"`` keeps all outputs.
+        dtype: the dtype in which operators compute: ``float32`` keeps the model's own dtypes, ``bfloat16``
+            adds casts and keeps float32 master weights (:mod:`tensoropt.capture.precision`).
+        compare: whether the graph and the model itself compute the loss and gradients of a small model once,
+            for comparison (:mod:`tensoropt.capture.fidelity`).
+        read_stored: whether an attention mask that the model stores may become a flag; a model on the meta
+            device has no values to decide this, so its graph is always the one without.
 
     Raises:
-        CaptureError: the export fails (with its reason), no loss is found, or the graph would train otherwise
-            than the model.
+        CaptureError: the export fails (with its reason), no loss is found, or the graph would train
+            differently from the model.
     """
     if isinstance(model, WithLoss):
-        # What a model file returns with a loss of its own.
+        # What a model file returns with its own loss.
         loss, model = loss or model.loss, model.model
     check_model(model)
     training = mode == "train"
@@ -110,7 +108,7 @@ def capture(
         except CaptureError:
             raise
         except Exception as error:
-            raise refusal(model, error) from error
+            raise refusal(model, error, args, kwargs) from error
         notes += found
         # `WithLoss` has the model as its attribute; keys are those of the user's own model.
         prefix = "model." if training else ""
@@ -121,9 +119,9 @@ def capture(
             if compare and can_compare(graph, model):
                 compared = check_numbers(run_as_it_trains(subject), args, kwargs, graph, model)
             notes += [*subject.notes, *compared]
-    # Precision comes last: its casts take over whether their operand has a gradient.
+    # Precision comes last: its casts inherit whether their operand has a gradient.
     graph = with_compute_dtype(graph, dtype)
-    # Last: what computes in another precision has constants of its own.
+    # Last, because anything that computes in another precision has its own constants.
     graph = replace(
         graph,
         notes=(*graph.notes, *dict.fromkeys(notes)),
@@ -135,7 +133,7 @@ def capture(
 
 
 def _separate_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Clone tensors passed twice: export would merge them into one input."""
+    """Clone tensors that are passed twice, because export would merge them into one input."""
     seen: set[int] = set()
 
     def separate(leaf: Any) -> Any:

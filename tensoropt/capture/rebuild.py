@@ -1,7 +1,8 @@
 """The way back: an operator graph as an ``fx.GraphModule`` that computes what the captured model computes.
 
-One call per operator, parameters under the model's own keys (tied ones once, with all their names), buffers
-written at the end of the call, as in a functional graph they are. NetSplit (section 4) runs models this way.
+One call per operator, parameters under the model's own keys (tied ones once, with all their names), and
+buffers written at the end of the call, as in a functional graph. NetSplit (section 4) runs models in this
+way.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tensoropt.ops.overloads import returns_one_tensor
 
 
 class _Rebuilding:
-    """A module in the making: what each name of the operator graph has become so far."""
+    """A module under construction: the node that each name of the operator graph has become so far."""
 
     def __init__(self, graph: OperatorGraph, values: Mapping[str, torch.Tensor]):
         self.source, self.values = graph, values
@@ -30,7 +31,7 @@ class _Rebuilding:
         self.written: dict[str, fx.Node] = {}
 
     def build(self) -> fx.GraphModule:
-        """The graph as a module, its nodes in the graph's order."""
+        """Return the graph as a module, with its nodes in the graph's order."""
         for name in self.source.inputs:
             self.nodes[name] = self.graph.placeholder(name)
         for tensor in self.source.tensors.values():
@@ -38,7 +39,7 @@ class _Rebuilding:
                 self.nodes[tensor.name] = self._stored(tensor.name)
         for op in self.source.operators:
             self._operator(op)
-        # Last, when every reader has had the old value.
+        # Last, when every reader has read the old value.
         for buffer, value in self.source.mutations.items():
             self.graph.call_method("copy_", (self.written[buffer], self.nodes[value]))
         outputs = tuple(self.nodes[name] for name in self.source.outputs)
@@ -68,7 +69,8 @@ class _Rebuilding:
         return self.graph.call_method("clone", (node,))
 
     def _constant(self, name: str) -> fx.Node:
-        """Constants are kept narrowed to one element where they do not change: widened on the way in."""
+        """The node of a constant, which is stored narrowed to one element where it does not change, and
+        widened here."""
         tensor = self.source.tensors[name]
         if name not in self.source.constants:
             raise CaptureError(f"the constant {name} has no data: the model was captured on the meta device")
@@ -111,7 +113,8 @@ _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
 
 
 def _target(op: Operator) -> Any:
-    """The call. Copies that only made a tensor contiguous are not in the graph: a view may have to copy."""
+    """The call's target. Copies that only made a tensor contiguous are not in the graph: a view may have to
+    copy."""
     if op.target in _VIEWS:
         return torch.ops.aten.reshape.default
     namespace, name, overload = op.target.split(".")
@@ -119,10 +122,10 @@ def _target(op: Operator) -> Any:
 
 
 def rebuild(graph: OperatorGraph, model: torch.nn.Module) -> fx.GraphModule:
-    """The captured graph as a module of its own, with the model's own parameters and buffers.
+    """Return the captured graph as a separate module with the model's own parameters and buffers.
 
-    It takes the graph's inputs (the tensors of the flattened call, in order) and returns its outputs: in
-    training the scalar loss.
+    It takes the graph's inputs (the tensors of the flattened call, in order) and returns its outputs, which
+    in training is the scalar loss.
 
     Raises:
         CaptureError: the model lacks a parameter or buffer, or a constant has no data (meta device).

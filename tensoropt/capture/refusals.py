@@ -1,10 +1,12 @@
-"""Why a model or its example inputs cannot be captured: the reason, the model's own line, what helps."""
+"""Reasons why a model or its example inputs cannot be captured, with the model's own line and the remedy."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -13,12 +15,16 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture.lines import causes, failing_line, frames_of, is_own
-from tensoropt.capture.unsupported import kind_of_tensor, of_error
+from tensoropt.capture.unsupported import OBJECT, kind_of_tensor, of_error
 from tensoropt.errors import CaptureError
 
 _REMEDIES = (
     (r"same device|two devices", "build the whole model and its inputs on one device"),
     (r"positional argument|keyword argument", "pass args and kwargs as forward takes them"),
+    (
+        r"Expected dtype|expected scalar type|expected .* dtype|type Float|type Long",
+        "check the types of the example inputs: the model itself refuses them",
+    ),
     (
         r"reduction dim|shapes? cannot be multiplied|size mismatch|must match|Expected .* input",
         "check the shapes of the example inputs: the model itself refuses them",
@@ -27,30 +33,57 @@ _REMEDIES = (
 _USUAL = "no Python branches on tensor values, no .item(), fixed shapes"
 
 
-def refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
-    """The error to raise for an export that failed with ``error``."""
+def refusal(
+    model: torch.nn.Module,
+    error: Exception,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> CaptureError:
+    """The error to raise for an export with these example inputs that failed with ``error``."""
     ours = next((cause for cause in causes(error) if isinstance(cause, CaptureError)), None)
     if ours is not None:
         return CaptureError(str(ours))
     line, name = failing_line(error), type(model).__name__
     kind = of_error(error)
+    if kind is OBJECT:
+        for path, leaf in _named_leaves(model, args, kwargs or {}):
+            if not isinstance(leaf, _PASSED):
+                return CaptureError(_object_refused(path, leaf))
     if kind is not None:
         return kind.refused(name, line, _innermost_module(model, error))
     where = f" at {line}" if line else ""
     reason = _first_lines(error)
     raised = next(frames_of(error), None)
     if raised is not None and is_own(raised.f_code.co_filename):
-        # Not PyTorch's refusal, but what the model itself does with these inputs.
+        # Not PyTorch's refusal, but the model's own behaviour with these inputs.
         what = type(error).__name__
         return CaptureError(
             f"{name}'s own code raises {what}{where}: {reason.rstrip('.')}; it has to run on the example "
             "inputs"
         )
-    # The first that matches, as one error may fit several.
+    # The first that matches, because one error may fit several.
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), _USUAL)
     return CaptureError(
         f"PyTorch cannot follow {name}{where}: {reason.rstrip('.')}. What usually helps: {remedy}."
     )
+
+
+_PASSED = (torch.Tensor, int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, Enum)
+"""The types that a call may hold; numpy's numbers are not among them, although some are floats."""
+
+
+def _object_refused(path: str, value: Any) -> str:
+    kind = type(value).__qualname__
+    if type(value).__module__ == "numpy":
+        kind = f"numpy.{kind}"
+        remedy = "pass a tensor (torch.as_tensor) or a number of Python's"
+    elif callable(value):
+        remedy = "give it to the model when it is made, in __init__"
+    elif is_dataclass(value):
+        remedy = "call torch.export.register_dataclass on the class before"
+    else:
+        remedy = "pass its tensors in a tuple or a plain dict"
+    return f"the input {path} is of the class {kind}, which a captured call cannot hold; {remedy}"
 
 
 def _innermost_module(model: torch.nn.Module, error: BaseException) -> str:
@@ -58,14 +91,15 @@ def _innermost_module(model: torch.nn.Module, error: BaseException) -> str:
     paths = {id(vars(module)): path for path, module in model.named_modules() if path}
     for frame in frames_of(error):
         subject = frame.f_locals.get("self")
-        # Export wraps modules in proxies, which share the dict of attributes.
+        # Export wraps modules in proxies, which share the attribute dict.
         if isinstance(subject, torch.nn.Module) and id(vars(subject)) in paths:
             return paths[id(vars(subject))]
     return ""
 
 
 def check_model(model: torch.nn.Module) -> None:
-    """Refuse what is no model, one that is spread already, and one that lies on several devices."""
+    """Refuse an object that is not a model, a model that is already distributed, and one on several
+    devices."""
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(f"{type(model).__name__} is not a torch.nn.Module; pass the module itself")
     for path, module in model.named_modules():
@@ -94,7 +128,7 @@ _WRAPPERS = frozenset(
         "ShardedDataParallel",
     }
 )
-"""Names of classes that spread a model."""
+"""The names of classes that distribute a model."""
 
 
 def _check_module(path: str, module: torch.nn.Module) -> None:
@@ -148,7 +182,7 @@ def _described(tensor: torch.Tensor) -> str:
 
 
 def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse example inputs that no plan can be made for: empty ones, and tensors of other kinds."""
+    """Refuse example inputs for which no plan can be made: empty ones, and unsupported kinds of tensors."""
     for name, tensor in _named_inputs(model, args, kwargs):
         if kind_of_tensor(tensor) is not None:
             kind = _described(tensor)
@@ -163,16 +197,25 @@ def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
 def _named_inputs(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor of a call with its name: that of the argument, and where inside it the tensor lies."""
+    """Each tensor of a call with its name (:func:`_named_leaves`)."""
+    for name, leaf in _named_leaves(model, args, kwargs):
+        if isinstance(leaf, torch.Tensor):
+            yield name, leaf
+
+
+def _named_leaves(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Every value that a call holds, with its name: that of the argument, and the value's position inside
+    it."""
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
-        # The call does not fit the signature, which the model itself will say.
+        # The call does not fit the signature, which the model itself will report.
         bound = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
     for name, value in bound.items():
         for path, leaf in pytree.tree_leaves_with_path(value):
-            if isinstance(leaf, torch.Tensor):
-                yield f"`{name}{pytree.keystr(path)}`", leaf
+            yield f"`{name}{pytree.keystr(path)}`", leaf
 
 
 def _first_lines(error: Exception, count: int = 3) -> str:

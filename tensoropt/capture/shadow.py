@@ -1,7 +1,7 @@
 """Captures without a GPU: a model that is not on the CPU is captured on the meta device.
 
-An export only asks for shapes and types, which the meta device has for nothing. Values are read where the
-graph keeps some (constants made from what the model stores), and go to the CPU for it.
+An export needs only shapes and types, which the meta device provides for free. Values are read where the
+graph keeps some (constants made from what the model stores), and are moved to the CPU for this.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ META = torch.device("meta")
 
 
 def off_the_cpu(model: nn.Module, call: Any) -> bool:
-    """Whether a tensor of the model, or of an example call (any pytree), lies elsewhere than on the CPU.
+    """Whether any tensor of the model, or of an example call (any pytree), is on a device other than the CPU.
 
-    Fake tensors lie nowhere, and are captured as they are.
+    Fake tensors are on no device, and are captured unchanged.
     """
     tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(call)]
     found = [t for t in tensors if isinstance(t, torch.Tensor)]
@@ -39,16 +39,17 @@ def on_meta(call: Any) -> Any:
 def shadowed(
     model: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> Iterator[Mapping[str, torch.Tensor]]:
-    """Put meta tensors in the places of a model's tensors while the context is open.
+    """Replace a model's tensors with meta tensors while the context is open.
 
-    In place rather than on a copy: modules hold what cannot be copied, and tied tensors stay tied.
+    In place rather than on a copy, because modules hold objects that cannot be copied, and tied tensors stay
+    tied.
 
     Args:
-        convert: makes what stands in a tensor's place; one on the meta device by default.
+        convert: makes the replacement of a tensor; by default one on the meta device.
 
     Yields:
-        What stands in the model otherwise, by its name in the model: parameters, buffers and tensors that
-        are plain attributes of a module.
+        The model's original tensors, by their name in the model: parameters, buffers and tensors that are
+        plain attributes of a module.
     """
     found: dict[str, torch.Tensor] = {}
     places: list[tuple[dict[str, Any], str, torch.Tensor]] = []

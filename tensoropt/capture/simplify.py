@@ -1,8 +1,8 @@
-"""Calls that say less than they seem: what they amount to is decided before they become operators.
+"""Calls that do less than they seem to: their actual effect is decided before they become operators.
 
 In-place code in a model (``shifted[:, 1:] = labels[:, :-1]``) and helpers written for any dtype
-(``y.type_as(x)``) arrive as calls that depend on a tensor's shape or dtype only. Left alone they would
-tie tensors together that have nothing to do with each other, and some have no derivative.
+(``y.type_as(x)``) arrive as calls that depend only on a tensor's shape or dtype. Unchanged, they would tie
+together tensors that are unrelated, and some have no derivative.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from tensoropt.capture.folding import Folder
 
 VIEW, COPYING_VIEW = "aten.view.default", "aten._unsafe_view.default"
-"""A reshape whose operand lies in memory otherwise is exported as a copy and the second of these."""
+"""A reshape whose operand has an incompatible memory layout is exported as a copy and the second of these."""
 
 _FILLED = {
     "aten.zeros_like.default": 0,
@@ -37,7 +37,7 @@ _CHECKS = ("aten._assert", "aten.sym_", "aten._functional_assert")
 
 
 def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Assertions, and the numbers that nothing else reads (``assert lengths.max().item() <= width``)."""
+    """The assertions, and the numbers that nothing else reads (``assert lengths.max().item() <= width``)."""
     found: set[torch.fx.Node] = set()
     # From the end, so that all readers of a number are known before the number itself.
     for node in reversed(graph.nodes):
@@ -52,7 +52,7 @@ def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def filled(node: torch.fx.Node, folder: Folder) -> torch.Tensor | None:
-    """The result of a call that reads nothing but its operand's shape, as one expanded element."""
+    """The result of a call that reads only its operand's shape, as one expanded element."""
     target, value = str(node.target), node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
@@ -62,12 +62,12 @@ def filled(node: torch.fx.Node, folder: Folder) -> torch.Tensor | None:
     if fill is None or (isinstance(fill, torch.fx.Node) and fill not in folder):
         return None
     element = folder.value(fill) if isinstance(fill, torch.fx.Node) else torch.full((), fill)
-    # One element, expanded: a mask of zeros takes no memory of its shape.
+    # One element, expanded: a mask of zeros uses no memory for its shape.
     return element.to(value.dtype).expand(tuple(value.shape))
 
 
 def renamed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The operand that the call returns unchanged: a copy of equal type, a concatenation with nothing."""
+    """The operand that a call returns unchanged: a copy of equal type, a concatenation with nothing."""
     target, value = str(node.target), node.meta["val"]
     source: Any = None
     if target == "aten.copy.default":
@@ -89,10 +89,10 @@ def with_elements(nodes: Any) -> list[torch.fx.Node]:
 
 
 def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
-    """Shape of the view that an ``index`` with ``arange`` along distinct dims amounts to.
+    """The shape of the view to which an ``index`` with ``arange`` along distinct dims is equivalent.
 
-    ``mask[batch[:, None, None, None], keys]`` with both indices ``arange`` over a whole dim is how masks
-    are written for ``vmap``; it is ``mask.view(batch, 1, 1, keys)``.
+    ``mask[batch[:, None, None, None], keys]``, with both indices an ``arange`` over a whole dim, is how masks
+    are written for ``vmap``; it is equivalent to ``mask.view(batch, 1, 1, keys)``.
     """
     source, indices = node.args[0], node.args[1]
     assert isinstance(source, torch.fx.Node)
@@ -100,7 +100,8 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
     before, after = source.meta["val"].shape, node.meta["val"].shape
     if len(indices) != len(before):
         return None
-    # By values that are known on every device only, or the graph would depend on where it was captured.
+    # Only values that are known on every device count; otherwise the graph would depend on where it was
+    # captured.
     if not all(isinstance(i, torch.fx.Node) and folder.decides(i) for i in indices):
         return None
     shape = [1] * len(after)
@@ -113,7 +114,7 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
             return None
         if size > 1:
             dim += len(after) - value.dim()
-            # Dims in another order would be a permutation, which a view cannot say.
+            # Dims in another order would be a permutation, which a view cannot express.
             if dim <= last:
                 return None
             shape[dim], last = int(size), dim

@@ -1,9 +1,9 @@
-"""State that forward changes: what a graph can carry is written down in it, the rest is refused or said.
+"""State that forward changes: what a graph can represent is recorded in it, the rest is refused or noted.
 
-A graph gives buffers their new values, and nothing else. Without a word export would lose what is assigned to
-buffers (but for the outermost module's), what is changed through ``.data``, and whatever a module keeps
-outside of its buffers (parameters, plain tensors, lists, Python numbers): a plan's every step finds it as it
-was at capture. Changes that operators make inside themselves are found by ``inner_changes.py``.
+A graph gives buffers their new values, and nothing else. Export would silently lose anything that is assigned
+to buffers (except the outermost module's), anything that is changed through ``.data``, and whatever a module
+keeps outside its buffers (parameters, plain tensors, lists, Python numbers): every step of a plan sees it as
+it was at capture. ``inner_changes.py`` detects changes that operators make internally.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tensoropt.errors import CaptureError
 
 _LIBRARY = str(Path(torch.__file__).parent)
 _MODULE = frozenset(vars(nn.Module()))
-"""Attributes that every module has."""
+"""The attributes that every module has."""
 _SCALARS = (int, float, complex, bool, str, type(None))
 _CONTAINERS = (list, dict, set, tuple)
 _LIBRARIES = frozenset({"torch", "transformers", "tensoropt", "numpy", "builtins", "functools"})
-"""Whose objects are not looked into."""
+"""The libraries whose objects are not inspected."""
 REMEDY = "register it in __init__ with register_buffer if later steps read it"
 
 
@@ -44,8 +44,8 @@ def _changed_parameters(changed: Mapping[str, torch.fx.Node], places: Mapping[st
     """The error to raise for parameters that forward changes.
 
     Args:
-        changed: the model's name of each, with the node of its new value.
-        places: where in the model's code, as far as that was seen.
+        changed: the model's name of each parameter, with the node of its new value.
+        places: where in the model's code it is changed, as far as that was seen.
     """
     name, node = next(iter(changed.items()))
     more = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
@@ -71,7 +71,7 @@ def _model_line(trace: str) -> str:
 
 
 class _Place(NamedTuple):
-    """An attribute of a module, by the module's name."""
+    """An attribute of a module, under the module's name."""
 
     module: str
     name: str
@@ -82,7 +82,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Kept:
-    """What a module keeps under a name, as far as it can be compared."""
+    """An object that a module keeps under a name, as far as it can be compared."""
 
     kind: str
     value: Any
@@ -91,11 +91,11 @@ class _Kept:
 
 @dataclass
 class Changes:
-    """What one run of the model's forward has changed of what its modules keep.
+    """The changes that one run of the model's forward has made to what its modules keep.
 
     Attributes:
-        reassigned: plain tensors of modules that were exchanged.
-        notes: on what a plan leaves as it is.
+        reassigned: plain tensors of modules that were replaced.
+        notes: notes on what a plan leaves unchanged.
     """
 
     reassigned: dict[str, str] = field(default_factory=dict)
@@ -104,8 +104,8 @@ class Changes:
     _parameters: dict[str, str] = field(default_factory=dict)
 
     def check(self, exported: Any, prefix: str) -> None:
-        """Refuse parameters that forward changes, and what the graph computes from the value at capture
-        although forward changes it."""
+        """Refuse parameters that forward changes, and anything that the graph computes from a value at
+        capture that forward changes."""
         outputs, signature = exported.graph.output_node().args[0], exported.graph_signature
         changed = {
             spec.target.removeprefix(prefix): node
@@ -129,16 +129,16 @@ def _plain_tensor(name: str, place: str) -> CaptureError:
 
 @contextlib.contextmanager
 def watched(subject: nn.Module, prefix: str) -> Iterator[Changes]:
-    """While open, watch what runs of a model's forward change of what modules keep outside of buffers.
+    """While open, watch how runs of a model's forward change what modules keep outside buffers.
 
-    ``.data`` is read and set so that export sees it.
+    ``.data`` is read and set in a way that export can see.
 
     Args:
-        subject: what is exported.
-        prefix: of the model's own names among those of ``subject``.
+        subject: the exported module.
+        prefix: the prefix of the model's own names among those of ``subject``.
 
     Raises:
-        CaptureError: forward makes or exchanges a parameter, makes a buffer, or changes a plain tensor.
+        CaptureError: forward makes or replaces a parameter, makes a buffer, or changes a plain tensor.
     """
     changes = Changes()
     forward, set_, register = type(subject).forward, nn.Module.__setattr__, nn.Module.register_buffer
@@ -183,7 +183,7 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[Changes]:
 
 
 def _state(model: nn.Module) -> dict[_Place, _Kept]:
-    """What the modules keep."""
+    """The state that the modules keep, by module and attribute name."""
     found: dict[_Place, _Kept] = {}
     for path, module in model.named_modules():
         for kind in ("_parameters", "_buffers"):
@@ -196,7 +196,7 @@ def _state(model: nn.Module) -> dict[_Place, _Kept]:
 
 
 def _content(value: Any, depth: int = 2) -> Any:
-    """What can be compared of a value that may be changed in place."""
+    """The comparable content of a value that may be changed in place."""
     if isinstance(value, _SCALARS):
         return repr(value)
     if isinstance(value, torch.Tensor) or depth == 0:
@@ -236,7 +236,7 @@ def _compare(
             _check_buffer(shown, line, None if was is None else was.value, now.value)
             continue
         if was is not None and isinstance(was.value, torch.Tensor):
-            # What is overwritten before anybody reads it (weights that hooks compute) carries nothing over.
+            # A value that is overwritten before it is read (weights that hooks compute) carries nothing over.
             changes.reassigned[str(place)] = line
         elif _carries_over(type(module), place.name, was, now):
             alike.setdefault((type(module), place.name), []).append((place, was))
@@ -244,7 +244,7 @@ def _compare(
 
 
 def _check_buffer(name: str, line: str, was: torch.Tensor | None, now: torch.Tensor | None) -> None:
-    """Refuse a buffer that forward makes, or gives another shape."""
+    """Refuse a buffer that forward makes, or whose shape it changes."""
     if was is None or now is None:
         raise CaptureError(
             f"the model makes its buffer {name} in forward{line}, so that the next step finds another model; "
@@ -259,17 +259,17 @@ def _check_buffer(name: str, line: str, was: torch.Tensor | None, now: torch.Ten
 
 
 def _write_exchanged(before: Mapping[_Place, _Kept], modules: Mapping[str, nn.Module]) -> None:
-    """Write what forward has assigned to buffers into the tensors that were there, and put these back.
+    """Write what forward has assigned to buffers into the original tensors, and put these back.
 
-    Export follows what is written, and of what is assigned only what the outermost module has. At the end of
-    forward nobody reads the old values any more.
+    Export tracks writes, and of assignments only those of the outermost module. At the end of forward nothing
+    reads the old values any more.
     """
     exchanged = []
     for place, was in before.items():
         buffers = vars(modules[place.module])["_buffers"] if was.kind == "_buffers" else {}
         now = buffers.get(place.name)
         if now is not None and was.value is not None and now is not was.value:
-            # A copy, as it may be another buffer's old value.
+            # A copy, because it may be another buffer's old value.
             exchanged.append((buffers, place.name, was.value, now.detach().clone()))
     for buffers, name, value, new in exchanged:
         value.copy_(new)
@@ -278,7 +278,7 @@ def _write_exchanged(before: Mapping[_Place, _Kept], modules: Mapping[str, nn.Mo
 
 def _carries_over(owner: type, name: str, was: _Kept | None, now: _Kept) -> bool:
     """Whether the next forward may depend on what this one leaves behind."""
-    # A container made anew carries over no more than a number that is set.
+    # A newly made container carries over no more than a number that is set.
     in_place = was is not None and was.value is now.value
     loads = _loads(owner)
     return in_place or loads is None or name in loads
@@ -286,8 +286,7 @@ def _carries_over(owner: type, name: str, was: _Kept | None, now: _Kept) -> bool
 
 @cache
 def _loads(owner: type) -> frozenset[str] | None:
-    """Attributes that the methods of a class read, ``__init__`` left out; None where its source is not
-    there."""
+    """Attributes that a class's methods (except ``__init__``) read; None if its source is not available."""
     found: set[str] = set()
     for cls in owner.__mro__:
         if cls.__module__.split(".")[0] in ("torch", "builtins"):
@@ -298,7 +297,7 @@ def _loads(owner: type) -> frozenset[str] | None:
             return None
         methods = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
         for node in (node for method in methods for node in ast.walk(method)):
-            # `x.n += 1` reads what it sets.
+            # `x.n += 1` reads the attribute that it sets.
             read = node.target if isinstance(node, ast.AugAssign) else node
             if isinstance(read, ast.Attribute) and (read is not node or isinstance(read.ctx, ast.Load)):
                 found.add(read.attr)
@@ -319,13 +318,14 @@ def _note(
 
 
 def _line_now() -> str:
-    """`` at FILE:LINE`` where the model's code is right now."""
+    """`` at FILE:LINE`` of the model's code that is currently running."""
     return f" at {current_line()}"
 
 
 class _Writes(TorchFunctionMode):
-    """Notes where parameters are written to, and makes operators of ``.data``, which goes past autograd so
-    that export does not see it: read it is ``detach``, set it is a copy without gradient."""
+    """A mode that records where parameters are written to, and turns ``.data`` into operators, because it
+    bypasses autograd and is invisible to export: a read becomes ``detach``, a write becomes a copy without
+    gradient."""
 
     def __init__(self, model: nn.Module, changes: Changes):
         super().__init__()
@@ -361,12 +361,12 @@ class _Writes(TorchFunctionMode):
 
 
 _WRITING = re.compile(r"[a-z]\w*_|__i\w+__|__setitem__|embedding_renorm_")
-"""Names of functions that write to their first operand."""
+"""The names of functions that write to their first operand."""
 _GET, _SET = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _is_the_models() -> bool:
-    """Whether the model's code, or that of PyTorch's modules, calls PyTorch now."""
+    """Whether the current caller of PyTorch is the model's code, or that of PyTorch's modules."""
     frame = asking_frame()
     file = "" if frame is None else frame.f_code.co_filename
     return not file.startswith(_LIBRARY) or file.startswith(f"{_LIBRARY}/nn/")

@@ -1,4 +1,4 @@
-"""A model that is as it was after its code has run: attributes, buffers, what lists and dicts hold."""
+"""A model that is restored after its code has run: attributes, buffers, the contents of lists and dicts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import nn
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
-    """Put back what the code of a model's modules changes in them while the context is open.
+    """While open, record what the code of a model's modules changes in them; restore it at the end.
 
     Args:
-        values: also what tensors hold, where it was changed; else tensors are only put back in their places.
+        values: also restore the contents of changed tensors; otherwise tensors are only put back in their
+            places.
     """
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
@@ -35,7 +36,7 @@ def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
                 holder.clear()
                 holder.update(before)
         with torch.no_grad():
-            # By value: kernels of norms change statistics without counting a version.
+            # By value, because kernels of norms change statistics without increasing a version.
             for tensor, copy in copies:
                 if not torch.equal(tensor, copy):
                     tensor.copy_(copy)

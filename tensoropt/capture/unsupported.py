@@ -1,7 +1,7 @@
-"""What a model may do that cannot be captured or trained, and what to do instead: one table.
+"""The table of things in a model that cannot be captured or trained, each with what to do instead.
 
-Most of it is recognised where the model's code does it, so that the refusal has the model's own line; what is
-met later only (in a traced graph, in an error of PyTorch's own) is looked up here too.
+Most of them are recognised where the model's code does them, so that the refusal names the model's own line;
+those that are only met later (in a traced graph, in one of PyTorch's own errors) are looked up here too.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tensoropt.errors import CaptureError
 
 @dataclass(frozen=True)
 class Unsupported:
-    """One kind of thing that cannot be done.
+    """One kind of unsupported behaviour.
 
     Attributes:
-        what: the model does, as the end of "the model ...".
+        what: what the model does, as the end of "the model ...".
         remedy: what to do instead.
     """
 
@@ -84,7 +84,10 @@ HIGHER_ORDER = Unsupported(
 )
 GRADIENT = Unsupported(
     "computes a gradient inside forward",
-    "a step has one backward pass; leave the penalty or inner step out of the model, and add it outside",
+    "a step has one backward pass, and a plan no second derivative, so that a gradient penalty cannot be "
+    "added outside of a parallelized model either; write it by finite differences (what the layers give for "
+    "x and for x plus a small step, both in forward), use spectral_norm in its place, or train this model "
+    "unsplit",
 )
 ADAPTIVE = Unsupported(
     "computes an adaptive softmax, whose shapes depend on the targets",
@@ -122,6 +125,11 @@ GENERATOR = Unsupported(
 MADE = Unsupported(
     "makes a parameter in forward, where no optimizer sees it",
     "make it in __init__ (a layer's parameters too)",
+)
+FREEZES = Unsupported(
+    "freezes or unfreezes a parameter in forward",
+    "set requires_grad before, outside of the model; inside, detach() or torch.no_grad() keeps a gradient "
+    "from one use of it",
 )
 
 NO_BACKWARD = Unsupported(
@@ -162,7 +170,7 @@ _OF_FILES = (
     (r"torch/_functorch/eager_transforms\.py$", GRADIENT),
     (r"torch/autograd/functional\.py$", GRADIENT),
 )
-"""Files of PyTorch that an error has passed -> what the model did; the innermost that fits decides."""
+"""PyTorch files in an error's traceback, mapped to what the model did; the innermost match decides."""
 _OF_MESSAGES = (
     (r"FlexAttention", FLEX),
     (r"process group|group cannot be None|torch\.distributed|c10d", DISTRIBUTED),
@@ -170,7 +178,11 @@ _OF_MESSAGES = (
     (r"data is not allocated yet", STACKED),
     (r"Unsupported input type|not a known type|register a pytree|register_pytree_node", OBJECT),
     (r"_ctc_loss", CTC),
-    (r"no autograd formula|does not support automatic differentiation|is not differentiable", NO_BACKWARD),
+    (
+        r"derivative for \S+ is not implemented|no autograd formula|is not differentiable|"
+        r"does not support automatic differentiation",
+        NO_BACKWARD,
+    ),
     (r"\.numpy\(\)|numpy", NUMPY),
     (r"TensorWrapper|fake tensor in the exported program constant", GRADIENT),
     (r"[Dd]ata-dependent|DataDependent|unbacked", VALUE),
@@ -181,23 +193,25 @@ _OF_MESSAGES = (
 
 
 def higher_order(name: str) -> Unsupported:
-    """What a model did that leaves a higher-order operator of this name in its graph."""
+    """The unsupported behaviour that leaves a higher-order operator of this name in a model's graph."""
     return _OF_HIGHER_ORDER.get(name, HIGHER_ORDER)
 
 
 def of_error(error: BaseException) -> Unsupported | None:
-    """What a model did, by an error that PyTorch raised for it."""
+    """The unsupported behaviour that made PyTorch raise this error; None if it is not known."""
     for frame in frames_of(error):
         for pattern, kind in _OF_FILES:
             match = re.search(pattern, frame.f_code.co_filename)
-            if match:
+            # Operators that take functions are recognised only by their own files, because every replay of a
+            # graph passes through the other files of that folder.
+            if match and (kind is not None or match[1] in _OF_HIGHER_ORDER):
                 return kind if kind is not None else higher_order(match[1])
     text = f"{type(error).__name__} {error}"
     return next((kind for pattern, kind in _OF_MESSAGES if re.search(pattern, text)), None)
 
 
 def of_shape(target: str) -> Unsupported:
-    """What a model did by calling an operator whose result has a size that depends on values."""
+    """The unsupported behaviour of calling an operator whose result size depends on values."""
     name = target.removeprefix("aten.").partition(".")[0]
     return {"bincount": COUNTED, "repeat_interleave": REPEATED}.get(name, SHAPE)
 
@@ -206,7 +220,7 @@ def of_shape(target: str) -> Unsupported:
 
 
 def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a call of PyTorch's that can be told by its name and arguments.
+    """Refuse a PyTorch call that can be recognised by its name and arguments.
 
     Raises:
         CaptureError: with the model's line.
@@ -219,8 +233,18 @@ def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         kind = CLASSES
     elif kwargs.get("generator") is not None:
         kind = GENERATOR
+    elif _freezes(name, args, kwargs):
+        kind = FREEZES
     if kind is not None:
         refuse_at_the_call(kind)
+
+
+def _freezes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call changes what is trained; one that leaves ``requires_grad`` unchanged does not."""
+    if name not in ("requires_grad_", "__set__") or not isinstance(args[0], torch.nn.Parameter):
+        return False
+    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+    return isinstance(wanted, bool) and wanted != args[0].requires_grad
 
 
 _OF_CALLS = {
@@ -235,21 +259,21 @@ _OF_CALLS = {
     "backward": GRADIENT,
 }
 _SPARSE_FLAG = {"embedding": 4, "embedding_bag": 5}
-"""Functions that take ``sparse`` -> its position among the arguments."""
+"""Functions that take ``sparse``, mapped to its position among the arguments."""
 
 
 _QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
 def refuse_result(result: Any) -> None:
-    """Refuse what a call gave, if it is a tensor of a kind that no plan can hold."""
+    """Refuse the result of a call, if it is a tensor of a kind that no plan can hold."""
     kind = kind_of_tensor(result)
     if kind is not None:
         refuse_at_the_call(kind)
 
 
 def kind_of_tensor(value: Any) -> Unsupported | None:
-    """Why a tensor cannot be held; None for ordinary ones."""
+    """The reason why a tensor is unsupported; None for ordinary ones."""
     if not isinstance(value, torch.Tensor):
         return None
     if value.is_nested:
@@ -260,7 +284,8 @@ def kind_of_tensor(value: Any) -> Unsupported | None:
 
 
 def refuse_at_the_call(kind: Unsupported) -> None:
-    """Raise the refusal with the line at which the model's code is; nothing where it is PyTorch's doing."""
+    """Raise the refusal with the current line of the model's code; do nothing if PyTorch itself makes the
+    call."""
     frame = None if getattr(_own, "calls", False) else calling_frame()
     if frame is not None:
         raise kind.refused("the model", quoted_line(frame))
@@ -271,7 +296,8 @@ _own = threading.local()
 
 @contextlib.contextmanager
 def own_calls() -> Iterator[None]:
-    """While the context is open nothing is refused: capture itself calls PyTorch, below the model's code."""
+    """While the context is open nothing is refused, because capture itself calls PyTorch below the model's
+    code."""
     before, _own.calls = getattr(_own, "calls", False), True
     try:
         yield
@@ -281,10 +307,14 @@ def own_calls() -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """While the context is open, what PyTorch does not show to function modes is refused where it is done."""
+    """While the context is open, refuse at the call whatever PyTorch does not show to function modes."""
     with contextlib.ExitStack() as stack:
         for place, name, kind in _PATCHED:
             stack.enter_context(mock.patch.object(place, name, _refused(getattr(place, name), kind)))
+        register = torch.nn.Module.register_parameter
+        stack.enter_context(
+            mock.patch.object(torch.nn.Module, "register_parameter", _refused_if_new(register))
+        )
         helpers = torch._higher_order_ops.utils
         run = helpers._hop_compile_and_call
         stack.enter_context(mock.patch.object(helpers, "_hop_compile_and_call", _refused_unless_plain(run)))
@@ -300,8 +330,22 @@ def _refused(function: Callable[..., Any], kind: Unsupported) -> Callable[..., A
     return checked
 
 
+def _refused_if_new(register: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a registration to refuse new parameters: ``self.weight /= n`` only reassigns one that it changed
+    in place."""
+
+    @functools.wraps(register)
+    def checked(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> Any:
+        if module._parameters.get(name) is not param or param is None:
+            refuse_at_the_call(MADE)
+        return register(module, name, param)
+
+    return checked
+
+
 def _refused_unless_plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of the operators that take functions one, an associative scan, is traced as plain calls."""
+    """Wrap an operator that takes functions: only the associative scan is traced as plain calls, others are
+    refused."""
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -320,5 +364,4 @@ _PATCHED: tuple[tuple[Any, str, Unsupported], ...] = (
     (torch.autograd, "_engine_run_backward", GRADIENT),
     (torch._functorch.eager_transforms, "grad_increment_nesting", GRADIENT),
     (torch._functorch.eager_transforms, "enter_jvp_nesting", GRADIENT),
-    (torch.nn.Module, "register_parameter", MADE),
 )

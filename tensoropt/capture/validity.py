@@ -1,6 +1,6 @@
 """Questions about values inside a model, answered at capture, when there are no values.
 
-Export refuses to branch on a value. Three kinds of branches say nothing of what a step costs, and the graph
+Export refuses to branch on a value. Three kinds of branches do not affect what a step costs, and the graph
 notes where it took them:
 
 - models guard against overflow (``if not torch.isfinite(x).all(): x = torch.clamp(...)``, in the encoders of
@@ -25,9 +25,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tensoropt.capture.lines import asking_frame, calling_frame, is_own, line_of
+from tensoropt.capture.unsupported import NUMBER, refuse_at_the_call
 
 _HEALTHY = {"isfinite": True, "isinf": False, "isnan": False}
-"""Questions asked of every element -> the answer for finite numbers."""
+"""Questions about every element, mapped to the answer for finite numbers."""
 _KEPT = frozenset({"all", "any"})
 _ANSWER = "_tensoropt_answer"
 
@@ -40,8 +41,46 @@ _BELOW, _ABOVE = (
 )
 
 
+class _Drawn(float):
+    """The value that a model gets from a uniform number by ``item()``: it may only be compared, as the tensor
+    may be, because a plan's steps draw other numbers."""
+
+    def __new__(cls, chance: float, answers: Answers) -> _Drawn:
+        number = super().__new__(cls, chance)
+        number.answers = answers
+        return number
+
+    answers: Answers
+
+    def _decided(self, answer: bool) -> bool:
+        return self.answers.decided(answer)
+
+    def __lt__(self, other: float) -> bool:
+        return self._decided(float(self) < other)
+
+    def __le__(self, other: float) -> bool:
+        return self._decided(float(self) < other)
+
+    def __gt__(self, other: float) -> bool:
+        return self._decided(float(self) >= other)
+
+    def __ge__(self, other: float) -> bool:
+        return self._decided(float(self) >= other)
+
+    def _used(self, *_: Any) -> Any:
+        refuse_at_the_call(NUMBER)
+        raise NUMBER.refused("the model", "")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _used
+    __pow__ = __rpow__ = __floordiv__ = __mod__ = __neg__ = __abs__ = __int__ = __round__ = _used
+
+
+def _is_bool(value: Any) -> bool:
+    return getattr(value, "dtype", None) == torch.bool
+
+
 class Answers(TorchFunctionMode):
-    """Follows the results of such questions, and answers where the model branches on one."""
+    """A mode that follows the results of such questions, and answers when the model branches on one."""
 
     def __init__(self, notes: list[str]):
         super().__init__()
@@ -50,11 +89,15 @@ class Answers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").strip("_")
         subject = args[0] if args else None
-        # `if tensor:` and `tensor.item()`: the two ways in which Python gets at a value to branch on.
+        # `if tensor:` and `tensor.item()` are the two ways in which Python reads a value to branch on.
         if name in ("equal", "allclose"):
             answer = self.passing(calling_frame())
             if answer is not None:
                 return answer
+        if name == "item" and isinstance(getattr(subject, _CHANCE, None), float) and not _is_bool(subject):
+            return _Drawn(getattr(subject, _CHANCE), self)
+        if any(isinstance(value, _Drawn) for value in args):
+            refuse_at_the_call(NUMBER)
         asked = name == "bool" or (name == "item" and getattr(subject, "dtype", None) == torch.bool)
         if asked and isinstance(subject, torch.Tensor):
             answer = self._answer(subject)
@@ -66,7 +109,7 @@ class Answers(TorchFunctionMode):
         return result
 
     def _answer(self, subject: torch.Tensor) -> bool | None:
-        """What a branch on this tensor is told, or None for its value."""
+        """The answer for a branch on this tensor; None to use its value."""
         frame = calling_frame()
         finite, chance = getattr(subject, _ANSWER, None), getattr(subject, _CHANCE, None)
         if finite is not None:
@@ -74,14 +117,17 @@ class Answers(TorchFunctionMode):
                 frame, finite, "branches on whether values are finite", "the branch for finite ones"
             )
         if isinstance(chance, bool):
-            return self.noted(
-                frame, chance, "decides at random (layers that are dropped)", "the likelier branch"
-            )
+            return self.decided(chance)
         return self.passing(frame)
 
+    def decided(self, answer: bool) -> bool:
+        """Answer a comparison of a random number."""
+        what = "decides at random (layers that are dropped)"
+        return self.noted(calling_frame(), answer, what, "the likelier branch")
+
     def passing(self, frame: FrameType | None) -> bool | None:
-        """The answer to a question that only decides whether to raise or to warn, None for other questions;
-        PyTorch's own guards are passed as the model's are."""
+        """The answer to a question that only decides whether to raise or to warn; None for other questions.
+        PyTorch's own guards are passed in the same way as the model's."""
         for asking in (asking_frame(_FOLDER), frame):
             answer = None if asking is None else _passing(asking)
             if answer is not None:
@@ -92,13 +138,13 @@ class Answers(TorchFunctionMode):
         subject = args[0] if args else None
         finite, chance = getattr(subject, _ANSWER, None), getattr(subject, _CHANCE, None)
         if name in _HEALTHY:
-            # On the tensor itself: marks live as long as it does, and fake tensors take attributes.
+            # On the tensor itself: marks live as long as it does, and fake tensors accept attributes.
             setattr(result, _ANSWER, _HEALTHY[name])
         elif finite is not None and name in _KEPT:
             setattr(result, _ANSWER, finite)
         elif finite is not None and name in ("invert", "logical_not", "bitwise_not"):
             setattr(result, _ANSWER, not finite)
-        # A single uniform number is 0.5 on average: the likelier branch is the side of the limit on which
+        # A single uniform number is 0.5 on average: the likelier branch is the side of the threshold on which
         # that lies.
         elif name == "rand" and result.numel() == 1:
             setattr(result, _CHANCE, 0.5)
@@ -106,7 +152,7 @@ class Answers(TorchFunctionMode):
             setattr(result, _CHANCE, (args[1] > chance) == (name in _BELOW))
 
     def noted(self, frame: FrameType | None, answer: bool, what: str, taken: str) -> bool:
-        """``answer``, after a note on which line asks what, and which branch is taken."""
+        """Return ``answer``, after noting which line asks what, and which branch is taken."""
         where = "the model" if frame is None else line_of(frame)
         note = f"{where} {what}; the graph takes {taken}"
         if note not in self.notes:
@@ -115,10 +161,10 @@ class Answers(TorchFunctionMode):
 
 
 def _passing(frame: FrameType) -> bool | None:
-    """The answer with which the question that ``frame`` asks leads past a guard, if it is part of one.
+    """The answer that leads past a guard, if the question that ``frame`` asks is part of one.
 
-    A guard's test may join questions by ``and``, ``or`` and ``not``: which of them is asked is told by the
-    place in the line, and each is answered so that the whole comes out right.
+    A guard's test may combine questions with ``and``, ``or`` and ``not``: the position in the line identifies
+    the question, and each is answered so that the whole test has the right result.
     """
     for node in _guards(frame.f_code.co_filename):
         # Only the lines of the question: inside the body the model is past it.
@@ -134,7 +180,7 @@ def _passing(frame: FrameType) -> bool | None:
 
 
 def _questions(test: ast.expr, wanted: bool) -> Iterator[tuple[ast.expr, bool]]:
-    """The questions of a test, each with the answer that makes the whole ``wanted``."""
+    """The questions of a test, each with the answer that makes the whole test ``wanted``."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield from _questions(test.operand, not wanted)
     elif isinstance(test, ast.BoolOp):
@@ -145,8 +191,8 @@ def _questions(test: ast.expr, wanted: bool) -> Iterator[tuple[ast.expr, bool]]:
 
 
 def _places(frame: FrameType) -> Iterator[tuple[int, int]]:
-    """Line and column of what a frame is at, and of what it did just before: where a branch is taken, the
-    first of them is that of the whole statement, and the second that of the question."""
+    """The line and column of a frame's current instruction, and of the one just before: at a branch, the
+    former is that of the whole statement, and the latter that of the question."""
     positions = list(frame.f_code.co_positions())
     for at in (frame.f_lasti // 2, frame.f_lasti // 2 - 1):
         line, _, column, _ = positions[at] if 0 <= at < len(positions) else (None,) * 4
@@ -160,7 +206,7 @@ def _holds(node: ast.expr, place: tuple[int, int]) -> bool:
 
 @cache
 def _guards(filename: str) -> tuple[ast.Assert | ast.If, ...]:
-    """Assertions, ``if ...: raise`` and ``if ...: warn`` of a source file, with tests of plain questions."""
+    """Assertions, ``if ...: raise`` and ``if ...: warn`` of a source file whose tests are plain questions."""
     try:
         tree = ast.parse(Path(filename).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
@@ -181,7 +227,7 @@ def _only_raises_or_warns(node: ast.If) -> bool:
 
 
 def _warns(statement: ast.stmt) -> bool:
-    """Whether a statement prints, warns or logs and does nothing else."""
+    """Whether a statement only prints, warns or logs."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return False
     called = statement.value.func
@@ -191,11 +237,11 @@ def _warns(statement: ast.stmt) -> bool:
 
 @contextlib.contextmanager
 def _guarded_numbers(answers: Answers) -> Iterator[None]:
-    """Guards on numbers made of values (``if x.max().item() > 1: raise``) are passed as well."""
+    """While open, also pass guards on numbers derived from values (``if x.max().item() > 1: raise``)."""
     asked = torch.SymBool.__bool__
 
     def answered(number: torch.SymBool) -> bool:
-        # Sizes are known; what is not known is made of values.
+        # Sizes are known; anything unknown is derived from values.
         if not number.node.is_constant() and not number.node.has_hint():
             frame = asking_frame(_FOLDER)
             answer = (
@@ -211,9 +257,10 @@ def _guarded_numbers(answers: Answers) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _open_functions() -> Iterator[None]:
-    """Functions of ``torch.nn.functional`` show the calls that they make, among them the guards of their own.
+    """While open, functions of ``torch.nn.functional`` expose the calls that they make, including their own
+    guards.
 
-    Else a mode sees such a function as one call. Operands of other tensor classes are still dispatched.
+    Otherwise a mode sees such a function as one call. Operands of other tensor classes are still dispatched.
     """
 
     def is_dispatched(*operands: Any) -> bool:
@@ -230,7 +277,7 @@ def _open_functions() -> Iterator[None]:
 
 
 def _is_causal(answers: Answers) -> Any:
-    """Layers of ``nn.Transformer`` compare a mask with the causal one; it is used as it is."""
+    """Layers of ``nn.Transformer`` compare a mask with the causal one; it is used unchanged."""
 
     def asked(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
         if is_causal is None and mask is not None:
@@ -242,10 +289,11 @@ def _is_causal(answers: Answers) -> Any:
 
 @contextlib.contextmanager
 def valid_values(answers: Answers | None = None) -> Iterator[list[str]]:
-    """While a model is exported its values are taken to be finite and its inputs and arguments valid.
+    """While a model is exported, assume that its values are finite and that its inputs and arguments are
+    valid.
 
     Yields:
-        Notes on the branches that were decided so, filled as the export goes.
+        Notes on the branches that were decided in this way, filled as the export proceeds.
     """
     answers = answers or Answers([])
     distribution = torch.distributions.Distribution

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.units import format_bytes, parse_bytes, parse_seconds
+from tensoropt.units import parse_bytes, parse_seconds
 
 MODEL_HELP = "zoo:NAME, FILE.onnx, package.module:function or path/file.py:function"
 CLUSTER_HELP = (
@@ -48,22 +48,15 @@ def add_onnx(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def onnx_options(options: argparse.Namespace, *, training: bool) -> Any:
-    """What ``--dim``, ``--output`` and ``--loss`` say of an ONNX file; None where nothing is said."""
-    from tensoropt.plan.model_source import OnnxOptions, is_onnx
-
-    source = getattr(options, "model", None) or options.target
-    if not is_onnx(source) and not (options.dim or options.output or options.loss):
-        return None
-    if options.loss is not None and not training:
-        raise TensorOptError("--loss is for training; leave it out with --mode inference")
+def dims_option(options: argparse.Namespace) -> dict[str, int]:
+    """The sizes that ``--dim`` gives, by name."""
     dims: dict[str, int] = {}
     for text in options.dim:
         name, _, size = text.rpartition("=")
         if not name or not size.isdecimal():
             raise TensorOptError(f"--dim '{text}' is not NAME=SIZE, for example --dim batch=8")
         dims[name] = int(size)
-    return OnnxOptions.of(dims, options.output, (options.loss or "auto") if training else None)
+    return dims
 
 
 def add_headroom(verb: argparse.ArgumentParser) -> None:
@@ -84,23 +77,10 @@ def budget(options: argparse.Namespace, device_bytes: Callable[[], float]) -> fl
     Raises:
         TensorOptError: headroom that is no share and no size, or that leaves nothing.
     """
+    from tensoropt.plan.question import budget_within
+
     memory = parse_bytes(options.memory) if options.memory is not None else None
-    if options.headroom is None:
-        return memory
-    whole = device_bytes()
-    share, percent, rest = options.headroom.partition("%")
-    try:
-        kept = whole * float(share) / 100 if percent and not rest.strip() else parse_bytes(options.headroom)
-    except ValueError:
-        raise TensorOptError(
-            f"--headroom '{options.headroom}' is neither a share nor a size; write 5% or 2GiB"
-        ) from None
-    if not 0 <= kept < whole:
-        raise TensorOptError(
-            f"--headroom {options.headroom} is {format_bytes(kept)} of devices that have "
-            f"{format_bytes(whole)}; keep less of them free"
-        )
-    return whole - kept if memory is None else min(memory, whole - kept)
+    return budget_within(memory, options.headroom or "", device_bytes)
 
 
 def point_index(number: int, found: Any) -> int:

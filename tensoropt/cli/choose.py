@@ -47,10 +47,11 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
     amount, tariff = amount_option(options), tariff_option(options)
+    from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.made_for import for_gpus
     from tensoropt.plan.rates import RatesOf, kinds_of
     from tensoropt.report.rate_words import rate_lines, rates_data
-    from tensoropt.report.table import point_lines, points_data, run_line
+    from tensoropt.report.table import point_lines, run_line
     from tensoropt.saved import chosen_point, opened
 
     if options.point is not None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import Any
 
-from tensoropt.cli.question import add_question, explored
+from tensoropt.cli.question import add_question, explored, question_option
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
-from tensoropt.units import parse_bytes
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """What the verb takes."""
-    add_question(verb)
+    add_question(verb, but=("memory_bytes",))
     verb.add_argument(
         "--planners",
         default="all",
@@ -28,22 +29,26 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """A row per planner and limit beside the frontier."""
-    limits = [parse_bytes(part) for part in options.memory.split(",")] if options.memory else [None]
+    return compare(question_option(options), progress, options.out, options.csv)
+
+
+def compare(question: Any, progress: ProgressDisplay, out: str | None, csv: str | None = None) -> Answer:
+    """The answer to a question about planners; the result is saved in ``out``, the table in ``csv``."""
     from tensoropt.planners.compare import asked
 
-    asked(options.planners)  # an unknown name is refused before anything is computed
-    folder, found = explored(options, progress, None, planners=options.planners, limits=limits)
+    asked(question.planners)  # an unknown name is refused before anything is computed
+    found = explored(question, progress, out)
     from tensoropt.plan.compared import compared, limits_asked
     from tensoropt.plan.export import write_comparison_csv
     from tensoropt.report.table import comparison_text
 
     written = []
-    if folder is not None:
-        write_comparison_csv(found, folder / "comparison.csv")
-        written.append(f"saved: {folder} (exploration, frontier.csv, comparison.csv)")
-    if options.csv:
-        write_comparison_csv(found, options.csv)
-        written.append(f"saved: {options.csv}")
+    if out:
+        write_comparison_csv(found, Path(out) / "comparison.csv")
+        written.append(f"saved: {out} (exploration, frontier.csv, comparison.csv)")
+    if csv:
+        write_comparison_csv(found, csv)
+        written.append(f"saved: {csv}")
     rows = [row.to_dict() for limit in limits_asked(found) for row in compared(found, limit)]
     data = {"comparison": rows, "points": len(found.points)}
     return Answer(data, "\n".join([comparison_text(found), *written]))

@@ -42,9 +42,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         only_planners_differ,
         save_changed,
     )
+    from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.frontier_table import frontier_text
     from tensoropt.report.explain import recosted_lines
-    from tensoropt.report.table import comparison_text, points_data, summary_lines
+    from tensoropt.report.table import comparison_text, summary_lines
 
     with writable_folder(options.out) as folder:
         found, again = recost(

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tensoropt.cli.arguments import CLUSTER_HELP, MODEL_HELP, add_onnx, onnx_options
+from tensoropt.cli.arguments import CLUSTER_HELP, MODEL_HELP, add_onnx, dims_option
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay, columns
 from tensoropt.errors import TensorOptError
@@ -87,6 +87,7 @@ def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict
 def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> dict[str, Any]:
     if options.save:
         raise TensorOptError("--save is for a plan; random strategies are not points of an exploration")
+    from tensoropt.plan.question import onnx_options
     from tensoropt.verify import verify_random
 
     cluster = options.cluster or RANDOM_CLUSTER
@@ -104,7 +105,7 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
         seed=options.seed,
         batch=options.batch,
         dtype=options.dtype or "float32",
-        onnx=onnx_options(options, training=True),
+        onnx=onnx_options(options.target, dims_option(options), options.output, options.loss, training=True),
         where=options.where,
         placed=options.placed,
         pipeline=options.pipeline,
@@ -140,7 +141,8 @@ def verify_text(data: dict[str, Any]) -> str:
         remarks.append(
             f"unsplit graph against the model itself: loss differs by "
             f"{_difference(data['module']['loss_difference'])}, gradients by "
-            f"{_difference(data['module']['gradient_difference'])}{_decided_in(data['module'])}"
+            f"{_difference(data['module']['gradient_difference'])}"
+            f"{_of_buffers(data['module'])}{_decided_in(data['module'])}"
         )
     elif all(p["compared_in"] is not None for p in data["plans"]):
         remarks.append(
@@ -163,13 +165,26 @@ def _decided_in(module: dict[str, Any]) -> str:
     return " in float64" if precision == "float64" else f", as rounding in its {precision} parts makes it"
 
 
+def _of_buffers(module: dict[str, Any]) -> str:
+    if not module["worst_buffer"]:
+        return ""
+    return f", buffers after two calls by {_difference(module['buffer_difference'])}"
+
+
 def _unfaithful(module: dict[str, Any]) -> str:
     """Why what the plans compute is not the model."""
+    if not module["buffers_ok"]:
+        return (
+            "the captured graph, which every plan computes, is not the model itself: the buffer "
+            f"{module['worst_buffer']} has another value after two calls, and rounding does not explain it; "
+            "write in forward into what register_buffer made, by operators of PyTorch"
+        )
     what = f"the gradient of {module['worst_gradient']}" if module["worst_gradient"] else "the loss"
     return (
         f"the captured graph, which every plan computes, is not the model itself: {what} differs, and "
         "rounding does not explain it; look in forward for gradients that are changed outside of operators "
-        "(hooks on grad_fn) and for values that leave PyTorch"
+        "(hooks on grad_fn), for numbers that it counts itself from call to call, and for values that leave "
+        "PyTorch"
     )
 
 

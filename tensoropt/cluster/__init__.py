@@ -1,4 +1,5 @@
-"""Hardware: devices, links, the meshes they can be seen as, and where descriptions come from."""
+"""Hardware: devices, links, the meshes that a cluster can be viewed as, and the sources of cluster
+descriptions."""
 
 from tensoropt.cluster.catalog import device_kind, link, list_clusters, list_devices, list_links, named_kind
 from tensoropt.cluster.devices import DeviceKind, Link

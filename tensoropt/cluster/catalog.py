@@ -47,33 +47,33 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def process_memory_figures() -> Mapping[str, Any]:
-    """What a process takes of a GPU's memory beside the tensors of its step, as ``presets/memory.yaml`` says,
-    each figure with its ``source``."""
+    """The GPU memory that a process uses in addition to its step's tensors, from ``presets/memory.yaml``;
+    each figure has its ``source``."""
     return _preset("memory")
 
 
 def efficiency_figures() -> Mapping[str, Any]:
-    """Shares of data sheets' peaks that kernels reach, as ``presets/efficiencies.yaml`` says."""
+    """The shares of data-sheet peaks that kernels reach, from ``presets/efficiencies.yaml``."""
     return _preset("efficiencies")
 
 
 def host_figures() -> Mapping[str, Any]:
-    """What issuing work to devices takes a host, by type of device, as ``presets/host.yaml`` says."""
+    """The host time that issuing work to devices takes, by device type, from ``presets/host.yaml``."""
     return _preset("host")
 
 
 def list_devices() -> tuple[str, ...]:
-    """Names of the device kinds that cluster files may use."""
+    """The names of the device kinds that cluster files may use."""
     return tuple(_preset("devices"))
 
 
 def list_links() -> tuple[str, ...]:
-    """Names of the links that cluster files may use."""
+    """The names of the links that cluster files may use."""
     return tuple(_preset("links"))
 
 
 def list_clusters() -> tuple[str, ...]:
-    """Names of the cluster presets; the ``NAMExN`` family stands as ``NAMExN`` for any N."""
+    """The names of the cluster presets; the ``NAMExN`` family is listed as ``NAMExN``, for any N."""
     names = []
     for name, entry in _preset("clusters").items():
         names.append(name)
@@ -83,7 +83,7 @@ def list_clusters() -> tuple[str, ...]:
 
 
 def device_kind(name: str) -> DeviceKind:
-    """A device kind of the catalogue."""
+    """Return a device kind of the catalogue."""
     devices = _preset("devices")
     if name not in devices:
         raise ClusterError(f"unknown device kind '{name}'; {suggest(name, devices)}")
@@ -91,7 +91,7 @@ def device_kind(name: str) -> DeviceKind:
 
 
 def link(name: str) -> Link:
-    """A link of the catalogue."""
+    """Return a link of the catalogue."""
     links = _preset("links")
     if name not in links:
         raise ClusterError(f"unknown link '{name}'; {suggest(name, links)}")
@@ -99,11 +99,11 @@ def link(name: str) -> Link:
 
 
 def cluster_preset(name: str) -> tuple[dict[str, Any], int | None] | None:
-    """The description of a cluster preset and the number of nodes of its ``xN`` ending; None if unknown."""
+    """The description of a cluster preset and the number of nodes from its ``xN`` suffix; None if unknown."""
     clusters = _preset("clusters")
     if name in clusters:
         return clusters[name], None
-    # After the plain look-up: a preset whose own name ends in xN is found as it is.
+    # After the plain look-up, so that a preset whose own name ends in xN keeps that name.
     match = re.fullmatch(r"(.+)x(\d+)", name)
     if match and clusters.get(match.group(1), {}).get("scalable") and int(match.group(2)) > 0:
         return clusters[match.group(1)], int(match.group(2))
@@ -115,20 +115,22 @@ def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
     best: tuple[int, str] | None = None
     for name, entry in _preset("devices").items():
         for part in entry.get("nvml", ()):
-            # One listed name may be a part of another's; the longer one says more.
+            # One listed name may be part of another; the longer one is more specific.
             if part.lower() in nvml_name.lower() and (best is None or len(part) > best[0]):
                 best = (len(part), name)
     return None if best is None else device_kind(best[1])
 
 
 def named_kind(reported: str) -> str:
-    """The name of a GPU's kind from the one that NVML and PyTorch report; its own where it is not listed."""
+    """The catalogue's name for a GPU, given the name that NVML and PyTorch report; an unlisted name is kept
+    as is."""
     known = kind_by_nvml_name(reported)
     return reported.replace(" ", "-") if known is None else known.name
 
 
 def device_from(value: object, where: str) -> DeviceKind:
-    """A device kind from a file: a catalogue name, or a mapping (with ``base`` to start from a kind)."""
+    """A device kind from a file: a catalogue name, or a mapping (with ``base`` naming the kind to start
+    from)."""
     if isinstance(value, str):
         return device_kind(value)
     entry = check_fields(value, DEVICE_FIELDS, where)
@@ -140,7 +142,7 @@ def device_from(value: object, where: str) -> DeviceKind:
         if not isinstance(entry["base"], str) or entry["base"] not in devices:
             raise ClusterError(f"{where}: unknown base '{entry['base']}'; {suggest(entry['base'], devices)}")
         merged.update(devices[entry["base"]])
-    # The file's own figures last, as they are what differs from the base.
+    # The file's own figures come last, because they override those of the base.
     merged.update(entry)
     return _kind_from(str(entry["name"]), merged)
 
@@ -192,7 +194,7 @@ def link_from(value: object, where: str) -> Link:
 
 
 def check_fields(value: object, fields: tuple[str, ...], where: str) -> dict[str, Any]:
-    """The mapping itself, after refusing anything else and any key outside ``fields``."""
+    """Return the mapping unchanged; refuse anything else, and any key outside ``fields``."""
     if not isinstance(value, dict):
         raise ClusterError(f"{where} is {value!r}, but must be a mapping with {', '.join(fields)}")
     for key in value:

@@ -1,4 +1,4 @@
-"""The parts of a cluster: kinds of devices, and the links between two of them."""
+"""The parts of a cluster: device kinds, and the links between pairs of devices."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class DeviceKind:
 
     Attributes:
         type: PyTorch's device type, ``cpu`` or ``cuda``.
-        memory_bytes: what one rank may use.
+        memory_bytes: the memory that one rank may use.
         flops: peak dense FLOP/s per dtype name (``float32``, ``bfloat16``, … and ``tf32``).
         memory_bandwidth: bytes/second.
-        price_per_hour: of one device, in any currency; None where unknown.
+        price_per_hour: price of one device, in any currency; None if unknown.
         source: where the figures come from.
-        capability: CUDA's compute capability, ``9.0`` of an H100; empty where there is none or it is unknown.
+        capability: CUDA's compute capability, such as ``9.0`` for an H100; empty if there is none or it is
+            unknown.
     """
 
     name: str
@@ -48,8 +49,10 @@ class DeviceKind:
                 f"device kind '{self.name}' has the compute capability '{self.capability}'; write it as '9.0'"
             )
         if self.type not in DEVICE_TYPES:
+            # The names that people type for a GPU are spelled more like cpu.
+            meant = "cuda" if str(self.type).lower() in ("gpu", "nvidia", "rocm", "hip") else self.type
             raise ClusterError(
-                f"device kind '{self.name}' has type '{self.type}'; {suggest(self.type, DEVICE_TYPES)}"
+                f"device kind '{self.name}' has type '{self.type}'; {suggest(meant, DEVICE_TYPES)}"
             )
         size_bytes(self.memory_bytes, f"memory of device kind '{self.name}'")
         bandwidth(self.memory_bandwidth, f"memory bandwidth of device kind '{self.name}'")
@@ -62,7 +65,7 @@ class DeviceKind:
             str(dtype): flops(value, f"{dtype} FLOP/s of device kind '{self.name}'")
             for dtype, value in self.flops.items()
         }
-        # Frozen like the rest: the mapping of a kind of the catalogue is shared by all who ask for it.
+        # Frozen like the rest: all callers share the mapping of a catalogue kind.
         object.__setattr__(self, "flops", MappingProxyType(checked))
         if self.price_per_hour is not None:
             object.__setattr__(
@@ -72,8 +75,9 @@ class DeviceKind:
             )
 
     def flops_of(self, dtype: str) -> float:
-        """Peak FLOP/s for a dtype (``torch.`` may stand before it); float32's where the table lacks it."""
-        # An assumption for a dtype that is not listed: computed as fast as float32.
+        """Peak FLOP/s for a dtype (with or without the ``torch.`` prefix); float32's if the table lacks
+        it."""
+        # Assumption: a dtype that is not listed is computed as fast as float32.
         return self.flops.get(dtype.removeprefix("torch."), self.flops["float32"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +90,7 @@ class DeviceKind:
             "memory_bandwidth": self.memory_bandwidth,
             "price_per_hour": self.price_per_hour,
             "source": self.source,
-            # Left out where there is none, so that what was saved of CPU ranks stays as it is.
+            # Left out if empty, so that files saved for CPU ranks do not change.
             **({"capability": self.capability} if self.capability else {}),
         }
 

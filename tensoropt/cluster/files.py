@@ -1,4 +1,4 @@
-"""From a name, a file or ``local`` to a :class:`Cluster`."""
+"""Load a :class:`Cluster` from a name, a file or ``local``."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
 def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
-    """The cluster that a text names.
+    """Return the cluster that a text names.
 
     Args:
-        description: ``local`` (GPUs that NVML sees, else one CPU rank per core), ``local:N`` (N of
-            them), ``cpu`` and ``cpu:N`` (CPU ranks whatever GPUs there are), a preset (see
-            :func:`list_clusters`), or the path of a YAML or JSON file; a file may also hold what
-            :meth:`Cluster.to_dict` gave, or be the ``exploration.json`` that keeps it. ``[N]`` after
-            any of these: its first N devices.
+        description: ``local`` (the GPUs that NVML sees, or one CPU rank per core if there are none),
+            ``local:N`` (N of them), ``cpu`` and ``cpu:N`` (CPU ranks, even on a machine with GPUs), a preset
+            (see :func:`list_clusters`), or the path of a YAML or JSON file. Such a file may also hold the
+            output of :meth:`Cluster.to_dict`, or be the ``exploration.json`` that contains it. ``[N]`` after
+            any of these selects its first N devices.
 
     Raises:
-        ClusterError: the text names nothing, or the file does not describe a cluster; the message
-            has the rule, the value and the remedy.
+        ClusterError: the text names nothing, or the file does not describe a cluster; the message states the
+            rule, the value and the remedy.
     """
     if isinstance(description, Cluster):
         return description
     text = os.fspath(description).strip()
     if part := re.fullmatch(r"(.+)\[(\d{1,9})\]", text):
         return load_cluster(part.group(1)).subset(int(part.group(2)))
-    # Anything after the colon is meant as a number; it must not fall through to "unknown cluster".
+    # Anything after the colon must be a number; it must not fall through to "unknown cluster".
     if match := re.fullmatch(r"(local|cpu)(?::(.*))?", text):
         where, number = match.groups()
         if number is not None and not re.fullmatch(r"[1-9]\d*", number):
@@ -105,7 +105,7 @@ def _load_file(path: Path) -> Cluster:
     except OSError as error:
         raise ClusterError(f"cluster file '{path}' cannot be read ({error.strerror})") from None
     if isinstance(data, dict) and isinstance(data.get("cluster"), dict) and "kinds" in data["cluster"]:
-        data = data["cluster"]  # an exploration's file keeps the cluster that it is of
+        data = data["cluster"]  # an exploration's file contains the cluster that it was made for
     # Only Cluster.to_dict writes ``kinds``; a cluster file has ``devices`` with kinds in them.
     if isinstance(data, dict) and "kinds" in data:
         return Cluster.from_dict(data)
@@ -120,10 +120,13 @@ def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluste
     entry = check_fields(data, FILE_FIELDS, "a cluster")
     of_nodes = _nodes(entry, nodes)
     per_node, node_count = of_nodes[0], len(of_nodes)
+    count(
+        len(per_node) * node_count, f"the product of {node_count} nodes and {len(per_node)} devices in each"
+    )
     devices = tuple(device for node in of_nodes for device in node)
     links = check_fields(entry.get("links", {}), LINK_ENTRY_FIELDS, "links")
     pairs, pairs_are_global = _pairs(links.get("pairs"), len(per_node), node_count)
-    # Pairs across nodes describe the whole cluster, so that its levels are found from them alone.
+    # Pairs across nodes describe the whole cluster, so its levels are derived from them alone.
     if pairs_are_global:
         return Cluster(
             name=str(entry.get("name", name)),
@@ -160,11 +163,11 @@ def _level_name(devices: list[DeviceKind]) -> str:
 
 
 def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]]:
-    """The devices of every node, in order of rank."""
+    """The devices of each node, in rank order."""
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
             raise ClusterError("nodes is a list, whose entries have devices of their own; leave out devices")
-        node_count = nodes if nodes is not None else count(entry.get("nodes", 1), "nodes")
+        node_count = count(entry.get("nodes", 1) if nodes is None else nodes, "nodes")
         return [_devices(entry["devices"], "devices")] * node_count
     given = entry.get("nodes")
     if not isinstance(given, list) or not given:
@@ -189,7 +192,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
 
 
 def _check_namesakes(before: list[DeviceKind], devices: list[DeviceKind], where: str) -> None:
-    """Refuse kinds of one name that differ: a cluster tells kinds apart by their names alone (device_kinds,
+    """Refuse kinds that share a name but differ: a cluster distinguishes kinds by name only (device_kinds,
     to_dict)."""
     for kind in devices:
         if any(other.name == kind.name and other != kind for other in before):
@@ -224,7 +227,7 @@ def _devices(value: object, what: str) -> list[DeviceKind]:
 
 
 def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
-    """A level's link and how many each child has: ``IB-400G`` or ``{link: IB-400G, count: 8}``."""
+    """A level's link and how many of them each child has: ``IB-400G`` or ``{link: IB-400G, count: 8}``."""
     if key not in links:
         raise ClusterError(
             f"links lacks {key}, needed for {why}; add for example {key}: "
@@ -244,7 +247,7 @@ def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
 
 
 def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, int], Link], bool]:
-    """Links by pair, and whether they cover the whole cluster (else one node, repeated in each)."""
+    """Links by pair, and whether they cover the whole cluster (else one node, repeated for each node)."""
     if value is None:
         return {}, False
     if not isinstance(value, list) or not value:
@@ -276,7 +279,7 @@ def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, in
             f"links.pairs is asymmetric: {lone[0]} is given but {lone[0][::-1]} is not;"
             " write 'between' for both directions at once"
         )
-    # A rank beyond the first node means that pairs are numbered over the whole cluster.
+    # A rank beyond the first node means that the pairs are numbered over the whole cluster.
     covers_all = nodes == 1 or any(high >= per_node for _, high in given)
     expected = all_pairs(total if covers_all else per_node)
     missing = [pair for pair in expected if pair not in given]
@@ -296,7 +299,7 @@ def _ends(entry: dict[str, Any], where: str, total: int) -> tuple[tuple[int, int
     good = (
         isinstance(ends, list)
         and len(ends) == 2
-        # ``type is int``: YAML's true and false are ints to isinstance.
+        # ``type is int``, because YAML's true and false pass isinstance(value, int).
         and all(type(end) is int and 0 <= end < total for end in ends)
     )
     if not good or ends[0] == ends[1]:

@@ -1,4 +1,4 @@
-"""The links between GPUs, through NVML."""
+"""The links between GPUs, read through NVML."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tensoropt.cluster.devices import Link
 from tensoropt.cluster.hardware import Level
 from tensoropt.cluster.pairs import all_pairs, levels_from_pairs
 
-# NVML's common-ancestor levels, as `nvidia-smi topo -m` writes them.
+# NVML's common-ancestor levels, in the notation of `nvidia-smi topo -m`.
 _ANCESTORS = ((0, "PIX"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS"))
-# Share of a PCIe link's bandwidth left, and latency per hop, by the path between two devices. PIX is
-# packet overhead alone; the others are estimates that `measure-links` replaces.
+# Usable share of a PCIe link's bandwidth, and latency per hop, by the path between two devices. PIX accounts
+# for packet overhead only; the others are estimates that `measure-links` replaces.
 _PCIE_PATHS = {
     "PIX": (0.82, 5.7e-6),
     "PXB": (0.80, 6.0e-6),
@@ -22,7 +22,8 @@ _PCIE_PATHS = {
     "SYS": (0.50, 9.0e-6),
 }
 _PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-# One NVLink, each way, by generation (NVML's link version): the data sheets of P100, V100, A100, H100, B200.
+# One NVLink, each way, by generation (NVML's link version); from the data sheets of P100, V100, A100, H100,
+# B200.
 _NVLINK_BYTES_PER_S = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
 _NVLINK_LATENCY_S = 3.4e-6
 _SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
@@ -30,11 +31,11 @@ _MAX_NVLINKS = 18
 
 
 def gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], dict[tuple[int, int], Link]]:
-    """The levels of links between GPUs, and the links of single pairs where they differ.
+    """The link levels between GPUs, and the links of single pairs that differ from their level's.
 
     Args:
         nvml: an object with pynvml's functions, initialised.
-        handles: of the GPUs, in the order of their ranks.
+        handles: the GPUs' handles, in rank order.
     """
     if len(handles) == 1:
         return (), {}
@@ -42,7 +43,7 @@ def gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], dic
     bus_ids = [_bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
     # With an NVSwitch every pair has the full bandwidth of a device's wires: one level, no pairs.
     if all("switch" in links for links in neighbours):
-        # The fewest wires: a ring goes at the pace of its slowest device.
+        # The smallest wire count, because a ring is as fast as its slowest device.
         count, version = min(links["switch"] for links in neighbours)
         switch = Link(
             name=f"NV{count}",
@@ -57,7 +58,7 @@ def gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], dic
         wires = neighbours[low].get(bus_ids[high])
         pairs[low, high] = _nvlink(*wires) if wires else _pcie(nvml, handles[low], handles[high])
     levels = _levels(pairs, neighbours, bus_ids)
-    # Pairs that are all alike are what the level says already.
+    # If all pairs are alike, the level already describes them.
     alike = len({(p.name, p.bandwidth_bytes_per_s) for p in pairs.values()}) == 1
     return levels, {} if alike else pairs
 
@@ -65,7 +66,7 @@ def gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], dic
 def _levels(
     pairs: dict[tuple[int, int], Link], neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str]
 ) -> tuple[Level, ...]:
-    """One level when the NVLinks join all devices (a cube mesh), else the blocks of the pair list."""
+    """One level if the NVLinks join all devices (a cube mesh), otherwise the blocks of the pair list."""
     if _connected(neighbours, bus_ids):
         total = [
             sum(
@@ -78,7 +79,7 @@ def _levels(
         mesh = Link(
             name="NVLink-mesh",
             latency_s=_NVLINK_LATENCY_S,
-            # Several rings at once use all wires of a device (costs.communication.pair_ring_bandwidth).
+            # Several concurrent rings use all wires of a device (costs.communication.pair_ring_bandwidth).
             bandwidth_bytes_per_s=min(total),
             source="NVML: sum of one device's NVLinks to the others",
         )
@@ -98,7 +99,7 @@ def _connected(neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str])
 
 
 def _nvlinks(nvml: Any, handle: Any) -> dict[str, tuple[int, int]]:
-    """Active NVLinks by the other end's bus id (``switch`` for NVSwitch): (count, version)."""
+    """Active NVLinks, keyed by the bus id of the other end (``switch`` for NVSwitch): (count, version)."""
     counts: Counter[str] = Counter()
     versions: dict[str, int] = {}
     for index in range(_MAX_NVLINKS):
@@ -114,7 +115,7 @@ def _nvlinks(nvml: Any, handle: Any) -> dict[str, tuple[int, int]]:
             )
             version = int(nvml.nvmlDeviceGetNvLinkVersion(handle, index))
         except nvml.NVMLError:
-            break  # no such link: this device has no more
+            break  # no such link: this device has no more links
         counts[peer] += 1
         versions[peer] = version
     return {peer: (number, versions[peer]) for peer, number in counts.items()}
@@ -134,7 +135,7 @@ def _pcie(nvml: Any, first: Any, second: Any) -> Link:
     try:
         ancestor = int(nvml.nvmlDeviceGetTopologyCommonAncestor(first, second))
     except nvml.NVMLError:
-        # An assumption where NVML does not tell: the slowest path.
+        # Assumption if NVML does not report the path: the slowest one.
         ancestor = 50
     path = next(name for level, name in reversed(_ANCESTORS) if ancestor >= level)
     generation = min(
@@ -158,7 +159,7 @@ def _or(nvml: Any, function: Any, handle: Any, default: int) -> int:
 
 
 def _bus_id(value: bytes | str) -> str:
-    """A PCI bus id in one form: NVML pads the domain to 4 or 8 digits depending on the call."""
+    """A PCI bus id in one canonical form: NVML pads the domain to 4 or 8 digits depending on the call."""
     domain, _, rest = text_of(value).lower().strip("\x00").partition(":")
     return f"{int(domain, 16):x}:{rest}"
 

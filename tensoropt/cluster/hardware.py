@@ -1,4 +1,4 @@
-"""Devices, links and the cluster they make. All figures in bytes, seconds, FLOP/s, bytes/second."""
+"""Devices, links and the cluster that they form. All figures are in bytes, seconds, FLOP/s, bytes/second."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tensoropt.errors import ClusterError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One level of the hierarchy: ``size`` children, each tied to the others by ``link_count`` links.
+    """One level of the hierarchy: ``size`` children, each connected to the others by ``link_count`` links.
 
-    For the level of nodes, ``link_count`` is the number of network cards of one node, which all of
-    its devices share.
+    For the node level, ``link_count`` is the number of network cards per node, which all of the node's
+    devices share.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Devices by rank and the links between them.
+    """Devices by rank, and the links between them.
 
     Attributes:
         devices: the kind of each rank.
         levels: outermost first (``node``, ``gpu``); the sizes multiply to the number of devices.
-        pairs: links of single pairs ``(low rank, high rank)`` that differ from their level's.
+        pairs: links of single pairs ``(low rank, high rank)`` that differ from the link of their level.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Cluster:
         if not self.devices:
             raise ClusterError(f"cluster '{self.name}' has no devices; give at least one")
         object.__setattr__(self, "devices", tuple(self.devices))
-        # A level of one child connects nothing, and would give meshes an axis of size 1.
+        # A level with one child connects nothing and would give meshes an axis of size 1.
         object.__setattr__(self, "levels", tuple(level for level in self.levels if level.size > 1))
         product = 1
         for level in self.levels:
@@ -86,19 +86,19 @@ class Cluster:
 
     @property
     def device_count(self) -> int:
-        """How many devices there are, one for each rank."""
+        """The number of devices, one per rank."""
         return len(self.devices)
 
     @property
     def device_kinds(self) -> tuple[DeviceKind, ...]:
-        """The different kinds, in order of first appearance."""
+        """The distinct kinds, in order of first appearance."""
         return tuple({kind.name: kind for kind in self.devices}.values())
 
     @property
     def device(self) -> DeviceKind:
-        """The slowest kind (by float32 FLOP/s, then memory bandwidth): a sharded plan goes at its pace."""
-        # One kind has to stand for all where a single one is asked for, as in names and keys. Costs look for
-        # the slowest by operator (costs.compute.SlowestCompute), since one kind is not the slowest at
+        """The slowest kind (by float32 FLOP/s, then memory bandwidth): a sharded plan runs at its pace."""
+        # Where a single kind is needed, as in names and keys, one has to stand for all. Costs choose the
+        # slowest kind per operator (costs.compute.SlowestCompute), because no kind is the slowest at
         # everything.
         return min(self.device_kinds, key=lambda kind: (kind.flops["float32"], kind.memory_bandwidth))
 
@@ -109,19 +109,20 @@ class Cluster:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the smallest device: what a sharded plan may use per rank."""
+        """The memory of the smallest device: what a sharded plan may use per rank."""
         return min(kind.memory_bytes for kind in self.devices)
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of all devices together; None when any price is unknown."""
+        """The price of all devices together; None if any price is unknown."""
         prices = [kind.price_per_hour for kind in self.devices]
         return (
             None if any(price is None for price in prices) else float(sum(price or 0.0 for price in prices))
         )
 
     def link(self, first: int, second: int) -> Link:
-        """The link between two ranks: the pair's own, else that of the outermost level where they differ."""
+        """The link between two ranks: the pair's own link if it has one, otherwise that of the outermost
+        level where the ranks differ."""
         if first == second or not all(0 <= rank < self.device_count for rank in (first, second)):
             raise ClusterError(
                 f"({first}, {second}) is not a pair of different ranks from 0 to {self.device_count - 1}"
@@ -139,9 +140,10 @@ class Cluster:
         raise ClusterError(f"ranks {first} and {second} are the same device")
 
     def meshes(self, max_axes: int = 3) -> tuple[Mesh, ...]:
-        """Every mesh of 1 … ``max_axes`` axes that is aligned with the link levels, flat mesh first.
+        """Every mesh of 1 … ``max_axes`` axes that is aligned with the link levels; the flat mesh comes
+        first.
 
-        Of meshes that differ only by the order of axes inside one uniform level, one is kept.
+        Of meshes that differ only in the order of axes inside one uniform level, one is kept.
         """
         count(max_axes, "max_axes")
         return aligned_meshes(
@@ -149,14 +151,14 @@ class Cluster:
         )
 
     def subset(self, device_count: int) -> Cluster:
-        """The first ``device_count`` devices as a cluster of their own (mini-parallelism).
+        """The first ``device_count`` devices as a separate cluster (mini-parallelism).
 
-        The number must keep the levels regular: a divisor of the innermost level, or whole inner
-        levels times any number of outer children.
+        The number must keep the levels regular: it is either a divisor of the innermost level's size, or
+        whole inner levels times any number of outer children.
         """
         wanted, levels = count(device_count, "device count"), []
         remaining = wanted
-        # Filled from the innermost level outwards, so that a part uses the fastest links.
+        # Filled from the innermost level outwards, so that the subset uses the fastest links.
         for level in reversed(self.levels):
             if remaining <= level.size:
                 levels.append(replace(level, size=remaining))
@@ -182,7 +184,7 @@ class Cluster:
 
     @property
     def part_sizes(self) -> tuple[int, ...]:
-        """1, 2, 4, … devices that can be a cluster of their own (:meth:`subset`), and all of them."""
+        """The subset sizes that :meth:`subset` accepts: 1, 2, 4, … devices, and all of them."""
         found, wanted = [], 1
         while wanted < self.device_count:
             with suppress(ClusterError):
@@ -192,8 +194,8 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of speeds and sizes of devices and links; the cluster's name, prices, sources and
-        compute capabilities do not count."""
+        """16 hex digits that hash the speeds and sizes of devices and links; the cluster's name, prices,
+        sources and compute capabilities do not count."""
         data = self.to_dict()
         del data["name"], data["source"]
         for part in (
@@ -204,13 +206,13 @@ class Cluster:
             part.pop("source", None)
             part.pop("price_per_hour", None)
             part.pop("capability", None)
-        # The fingerprint is part of the profile store's keys of links: what says nothing of them must not
-        # lose them.
+        # The fingerprint is part of the keys under which the profile store keeps links: a field that says
+        # nothing about links must not invalidate them.
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able, read back by :meth:`from_dict`."""
+        """Return JSON-compatible data, which :meth:`from_dict` reads back."""
         names = [kind.name for kind in self.device_kinds]
         return {
             "name": self.name,
@@ -223,7 +225,7 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
-        """ClusterError when a key is missing or a value impossible."""
+        """Inverse of :meth:`to_dict`; raises ClusterError if a key is missing or a value is impossible."""
         try:
             kinds = [DeviceKind(**kind) for kind in data["kinds"]]
             return cls(
@@ -240,14 +242,14 @@ class Cluster:
 
     @property
     def counts(self) -> str:
-        """How many devices of which kinds: ``8 x H100-80GB``, kinds in order of rank."""
+        """How many devices there are of each kind: ``8 x H100-80GB``, kinds in rank order."""
         return ", ".join(
             f"{sum(device.name == kind.name for device in self.devices)} x {kind.name}"
             for kind in self.device_kinds
         )
 
     def describe(self) -> str:
-        """One line for people: ``dgx-h100: 8 x H100-80GB, gpu x8 over NVLink4``."""
+        """A one-line summary for people: ``dgx-h100: 8 x H100-80GB, gpu x8 over NVLink4``."""
         levels = ", ".join(
             f"{level.name} x{level.size} over "
             + (f"{level.link_count} x " if level.link_count > 1 else "")

@@ -1,4 +1,4 @@
-"""Seconds that a host takes to issue work to a device of its own, from ``presets/host.yaml``."""
+"""The seconds that a host takes to issue work to a separate device, from ``presets/host.yaml``."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tensoropt.cluster.catalog import host_figures
 
 @dataclass(frozen=True, slots=True)
 class HostSeconds:
-    """Estimates for one type of device; seconds.
+    """Estimates for one device type, in seconds.
 
     Attributes:
-        kernel_s: of the device, for each kernel beside its FLOP and bytes.
-        forward_call_s, backward_call_s: of the host, for an operator's call and for its node in backward.
-        edge_s, pass_s: for one direction of an edge, and for one in which nothing moves.
-        gradient_s: for a gradient's way to its bucket.
-        parameter_s: for a parameter of an optimizer's step.
-        again_s: for a call of a recomputed region, beside its second forward.
-        kernel_source, call_source, other_source: where these figures come from.
+        kernel_s: the device's time for each kernel, in addition to that for its FLOP and bytes.
+        forward_call_s, backward_call_s: the host's time for an operator's call, and for its node in backward.
+        edge_s, pass_s: time for one direction of an edge, and for a direction in which nothing moves.
+        gradient_s: time to bring a gradient to its bucket.
+        parameter_s: time per parameter of an optimizer's step.
+        again_s: time for a call of a recomputed region, in addition to its second forward.
+        kernel_source, call_source, other_source: the sources of these figures.
     """
 
     kernel_s: float
@@ -37,6 +37,6 @@ class HostSeconds:
 
 @cache
 def host_seconds(device_type: str) -> HostSeconds | None:
-    """Of devices of a type; None where the host is the device, as CPU ranks are."""
+    """The host figures for a device type; None if the host is the device, as with CPU ranks."""
     figures = host_figures().get(device_type)
     return None if figures is None else HostSeconds(**figures)

@@ -1,4 +1,5 @@
-"""This machine as a cluster: GPUs through NVML, else CPU ranks, one per core that this process may use."""
+"""This machine as a cluster: its GPUs, read through NVML, or else one CPU rank per core that this process may
+use."""
 
 from __future__ import annotations
 
@@ -13,29 +14,30 @@ from tensoropt.cluster.catalog import device_kind, link
 from tensoropt.cluster.devices import DeviceKind
 from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.nvml import gpu_cluster, gpu_cores
+from tensoropt.cluster.quantities import count
 from tensoropt.errors import ClusterError
 
 logger = logging.getLogger(__name__)
 
-# float32 FLOP per cycle of one core: two fused multiply-adds of the widest vectors is the common case
-# for AVX2; one for AVX-512, as many parts have a single 512-bit unit or halve it.
+# float32 FLOP per cycle of one core: two fused multiply-adds on the widest vectors is the common case for
+# AVX2; one for AVX-512, because many parts have a single 512-bit unit or halve it.
 _FLOP_PER_CYCLE = (("avx512f", 32), ("fma", 32), ("avx", 16), ("asimd", 16))
-_DEFAULT_HERTZ = 2.5e9  # an assumption, where the system does not say
+_DEFAULT_HERTZ = 2.5e9  # an assumption, used if the system does not report it
 _FEWEST_OF_GPU_RANK = 2  # logical CPUs; an assumption
 THIS_MACHINE = "this machine"
-"""The source of a cluster of CPU ranks that was found on this machine, not described by anybody."""
+"""The source of a CPU cluster that was detected on this machine rather than described in a file."""
 ANY_CORE = "CPU-core"
-"""The kind that stands for a core of whatever machine asks."""
+"""The kind that stands for a core of whichever machine loads the cluster."""
 
 
 def local_cluster(count: int | None = None) -> Cluster:
-    """GPUs if NVML sees any, else CPU ranks.
+    """The GPUs if NVML sees any, otherwise CPU ranks.
 
     Args:
-        count: how many, the first of the GPUs; by default all GPUs, or one rank per available core.
+        count: number of devices (the first GPUs); by default all GPUs, or one rank per available core.
 
     Raises:
-        ClusterError: there are GPUs, but fewer.
+        ClusterError: the machine has GPUs, but fewer than ``count``.
     """
     gpus = gpu_cluster()
     if gpus is None:
@@ -52,7 +54,8 @@ def local_cluster(count: int | None = None) -> Cluster:
 
 
 def cpu_cluster(ranks: int, *, name: str | None = None) -> Cluster:
-    """``ranks`` CPU processes of this machine, each with an equal share of its memory."""
+    """A cluster of ``ranks`` CPU processes on this machine, each with an equal share of its memory."""
+    count(ranks, "the number of CPU ranks")
     level = Level(name="cpu", size=ranks, link=link("CPU-memory"))
     return Cluster(
         name=name or f"local:{ranks}",
@@ -75,16 +78,16 @@ def available_cores() -> tuple[int, ...]:
             key = siblings.read_text().strip()
         except OSError:
             key = str(cpu)
-        # Threads of one core share its units: a second rank there would slow the first one down.
+        # Threads of one core share its units: a second rank on the same core would slow down the first.
         chosen.setdefault(key, cpu)
     return tuple(chosen.values())
 
 
 def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...] | None:
-    """The cores of each rank, for measuring and for running alike; None where there are too few.
+    """The cores of each rank, the same for measuring and for running; None if there are too few.
 
-    Two gloo ranks were measured to talk about twice as fast pinned as unpinned, so that a prediction
-    holds only where both are done the same way.
+    Two gloo ranks were measured to communicate about twice as fast when pinned as when unpinned, so a
+    prediction holds only if both are pinned in the same way.
     """
     cores = available_cores()
     if world_size * threads > len(cores):
@@ -95,14 +98,14 @@ def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...]
 def gpu_rank_cores(
     ranks: int, near: Sequence[tuple[int, ...]] | None = None
 ) -> tuple[tuple[int, ...], ...] | None:
-    """The logical CPUs of ranks that have a GPU each, rank 0 the first, for measuring and for running alike:
-    those of the GPU's NUMA node, shared evenly with the other ranks there.
+    """The logical CPUs of ranks that have a GPU each, from rank 0 on, the same for measuring and for running:
+    the CPUs of the GPU's NUMA node, shared evenly with the other ranks there.
 
-    None where that is not known, or where it leaves a rank with fewer than two: beside its own thread it has
-    those of autograd and of NCCL.
+    None if they are unknown, or if a rank would get fewer than two: besides its own thread, a rank runs those
+    of autograd and of NCCL.
 
     Args:
-        near: per GPU the CPUs near it (:func:`~tensoropt.cluster.nvml.gpu_cores`), asked of NVML by default.
+        near: the CPUs near each GPU (:func:`~tensoropt.cluster.nvml.gpu_cores`); NVML is queried by default.
     """
     near = gpu_cores() if near is None else near
     if near is None or len(near) < ranks:
@@ -115,27 +118,30 @@ def gpu_rank_cores(
 
 
 def stolen_s() -> float:
-    """Seconds that the host of this virtual machine has given to others while a core had something to do, all
-    cores and all time since it started, to the hundredth; 0 where the system does not say."""
+    """The seconds that the host of this virtual machine has given to others while a core had work to do,
+    summed over all cores since the machine started, to the hundredth; 0 if the system does not report
+    them."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        # The eighth figure of the line "cpu" is the steal time; the file counts in clock ticks, of 1/100 s as
-        # a rule.
+        # The eighth figure of the line "cpu" is the steal time; the file counts in clock ticks, usually of
+        # 1/100 s.
         return int(fields[8]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return 0.0
 
 
 def pin_rank(cores: Iterable[int] | None) -> Callable[[], None]:
-    """Let this thread and those it starts run as CPU ranks do, measured or at work; returns what undoes it.
+    """Make this thread, and those it starts, run as CPU ranks do, whether measured or at work; return an undo
+    function.
 
-    A rank is several threads: its own, PyTorch's, gloo's. They keep to its cores (None: any), and they are
-    the kernel's batch class, in which a thread that a message wakes does not push another off the core: each
-    comes on when the one before it waits. In the usual class every third all-reduce or so stood still for a
-    slice of the scheduler. Means of 55 on Linux 6.18, two cores, usual and batch: two pinned ranks 1.3 and
-    0.2 ms for 4 KiB, 2.5 and 0.4 ms for 1 MiB; four ranks on the two cores 7.4 and 2.8, 8.6 and 4.1 ms.
+    A rank has several threads: its own, PyTorch's, and gloo's. They stay on its cores (None: any), in the
+    kernel's batch class. In that class, a thread that is woken by a message does not preempt another one on
+    the core: each thread runs when the one before it waits. In the usual class about every third all-reduce
+    stood still for a scheduler slice. Means of 55 runs on Linux 6.18 with two cores, usual and batch class:
+    two pinned ranks 1.3 and 0.2 ms for 4 KiB, 2.5 and 0.4 ms for 1 MiB; four ranks on the two cores 7.4 and
+    2.8, 8.6 and 4.1 ms.
 
-    A class that the process was given (real-time, idle) stays. Elsewhere than on Linux nothing happens.
+    A class that the process was given (real-time, idle) is kept. On systems other than Linux nothing happens.
     """
     undo: list[Callable[[], None]] = []
     if cores is not None and hasattr(os, "sched_setaffinity"):
@@ -158,10 +164,10 @@ def pin_rank(cores: Iterable[int] | None) -> Callable[[], None]:
 
 
 def cpu_kind(ranks: int) -> DeviceKind:
-    """One core of this machine: peak from its clock and vector width, memory from the machine's total."""
+    """One core of this machine: its peak from clock and vector width, its memory from the machine's total."""
     base = device_kind(ANY_CORE)
     model, hertz, flags = _cpu_info()
-    # The widest vectors stand first in the table. 8 is an assumption: one multiply-add of 128 bits.
+    # The table lists the widest vectors first. 8 is an assumption: one multiply-add on 128 bits.
     flop_per_cycle = next((flop for flag, flop in _FLOP_PER_CYCLE if flag in flags), 8)
     peak = hertz * flop_per_cycle
     slug = re.sub(r"[^A-Za-z0-9]+", "-", re.sub(r"\(.*?\)|@.*", "", model)).strip("-") or "unknown"
@@ -169,14 +175,14 @@ def cpu_kind(ranks: int) -> DeviceKind:
         base,
         name=f"CPU-core-{slug}",
         memory_bytes=max(1, _total_memory_bytes() // ranks),
-        # Vectors hold half as many float64.
+        # Vectors hold half as many float64 values.
         flops={"float64": peak / 2, "float32": peak},
         source=f"this machine: {hertz / 1e9:.1f} GHz x {flop_per_cycle} FLOP per cycle; preset bandwidth",
     )
 
 
 def _cpu_info() -> tuple[str, float, frozenset[str]]:
-    """Model name, nominal clock in Hz and feature flags from /proc/cpuinfo, with defaults elsewhere."""
+    """The model name, nominal clock in Hz and feature flags from /proc/cpuinfo; defaults on other systems."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -188,7 +194,7 @@ def _cpu_info() -> tuple[str, float, frozenset[str]]:
 
     model = value("model name") or value("Hardware")
     nominal = re.search(r"@\s*([0-9.]+)\s*GHz", model)
-    # "cpu MHz" moves with load; round it so that the same machine gives the same cluster.
+    # "cpu MHz" varies with load; it is rounded so that the same machine always gives the same cluster.
     measured = value("cpu MHz")
     if nominal:
         hertz = float(nominal.group(1)) * 1e9
@@ -200,14 +206,14 @@ def _cpu_info() -> tuple[str, float, frozenset[str]]:
 
 
 def _total_memory_bytes() -> int:
-    """Memory of the machine, or of the container if that has less."""
+    """The memory of the machine, or of the container if that is smaller."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             text = Path(limit).read_text().strip()
         except OSError:
             continue
-        # cgroup v2 writes "max" where there is no limit; v1 writes a number larger than any memory.
+        # cgroup v2 writes "max" if there is no limit; v1 writes a number larger than any memory.
         if text.isdigit():
             total = min(total, int(text))
     return total

@@ -1,4 +1,4 @@
-"""Meshes: a cluster's ranks seen as a grid whose axes follow the link levels."""
+"""Meshes: a cluster's ranks arranged as a grid whose axes follow the link levels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensoropt.errors import ClusterError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Ranks ``0 … size-1`` as a row-major grid: the last axis is the innermost, over the fastest links.
+    """Ranks ``0 … size-1`` as a row-major grid; the last axis is the innermost and uses the fastest links.
 
     Attributes:
         shape: size of each axis, outermost first.
@@ -24,7 +24,7 @@ class Mesh:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # Also from lists and numpy's integers, so that meshes compare and hash alike.
+        # Accept lists and numpy integers too, so that equal meshes compare and hash equal.
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
         if not self.shape or any(size < 1 for size in self.shape):
             raise ClusterError(
@@ -37,43 +37,45 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return math.prod(self.shape)
 
     @property
     def axis_count(self) -> int:
-        """How many axes the mesh has."""
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def label(self) -> str:
-        """``2x4``; what people read and what the frontier CSV's ``mesh`` column holds."""
+        """The shape as text, such as ``2x4``: what people read, and what the frontier CSV's ``mesh`` column
+        holds."""
         return "x".join(str(size) for size in self.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Rank distance between neighbours along each axis."""
+        """The rank distance between neighbours along each axis."""
         return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Where a rank lies on the grid."""
+        """The coordinates of a rank on the grid."""
         if not 0 <= rank < self.size:
             raise ClusterError(f"rank {rank} is not on mesh {self.label}; ranks go from 0 to {self.size - 1}")
         return tuple(rank // stride % size for stride, size in zip(self.strides, self.shape, strict=True))
 
     def normalise_axes(self, axes: Iterable[int]) -> tuple[int, ...]:
-        """Sorted axis numbers without repeats; ClusterError for an axis that the mesh lacks."""
+        """The sorted axis numbers without repeats; raises ClusterError for an axis that the mesh lacks."""
         chosen = tuple(sorted(set(axes)))
         if any(not 0 <= axis < self.axis_count for axis in chosen):
             raise ClusterError(f"mesh {self.label} has axes 0 to {self.axis_count - 1}, not {chosen}")
         return chosen
 
     def groups(self, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks that differ only along ``axes``, each ascending, ordered by first rank."""
+        """The groups of ranks that differ only along ``axes``; each is ascending, and they are ordered by
+        first rank."""
         return _groups(self.shape, self.normalise_axes(axes))
 
     def axis_subsets(self) -> tuple[tuple[int, ...], ...]:
-        """Every non-empty set of axes, smallest first: each is one kind of communication group."""
+        """Every non-empty set of axes, smallest first; each is one kind of communication group."""
         numbers = range(self.axis_count)
         return tuple(
             subset
@@ -82,12 +84,12 @@ class Mesh:
         )
 
     def to_dict(self) -> dict[str, list]:
-        """Plain data, read back by :meth:`from_dict`."""
+        """Return plain data, which :meth:`from_dict` reads back."""
         return {"shape": list(self.shape), "names": list(self.names)}
 
     @classmethod
     def from_dict(cls, data: dict) -> Mesh:
-        """The mesh that :meth:`to_dict` wrote."""
+        """Return the mesh that :meth:`to_dict` wrote."""
         return cls(shape=tuple(data["shape"]), names=tuple(data.get("names", ())))
 
     def __str__(self) -> str:
@@ -102,19 +104,19 @@ def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[tuple[int, .
         ranges = [range(0, shape[axis] * strides[axis], strides[axis]) for axis in chosen]
         return [sum(parts) for parts in itertools.product(*ranges)]
 
-    # Axes ascend, so that product() varies the innermost fastest and groups come out ascending.
+    # Axes ascend, so product() varies the innermost axis fastest and groups come out ascending.
     inside = offsets(axes)
     others = offsets(axis for axis in range(len(shape)) if axis not in axes)
     return tuple(tuple(base + offset for offset in inside) for base in others)
 
 
 def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Every ordered way to write a number as a product of so many factors of at least 2, ascending."""
+    """Every ordered way to write a number as a product of ``parts`` factors of at least 2, ascending."""
     if parts == 1:
         if number > 1:
             yield (number,)
         return
-    # Not 1 and not the number itself: an axis of size 1 splits nothing.
+    # Neither 1 nor the number itself: an axis of size 1 splits nothing.
     for first in _divisors(number)[1:-1]:
         for rest in _factorisations(number // first, parts - 1):
             yield (first, *rest)
@@ -122,7 +124,7 @@ def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 @cache
 def _divisors(number: int) -> tuple[int, ...]:
-    """All divisors of a number, ascending: each up to its square root has a partner above it."""
+    """All divisors of a number, ascending: each divisor up to the square root has a partner above it."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return tuple(dict.fromkeys((*small, *(number // n for n in reversed(small)))))
 
@@ -132,15 +134,15 @@ def aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, ordere
 
     Args:
         levels: (name, size), outermost first, each size at least 2.
-        max_axes: most axes of a mesh.
-        ordered: keep both ``2x4`` and ``4x2`` of one level. When every pair of a level has the same
-            link the two cost the same after renaming the axes, so only the ascending one is kept.
+        max_axes: the most axes a mesh may have.
+        ordered: keep both ``2x4`` and ``4x2`` of one level. If every pair of a level has the same link, the
+            two cost the same after renaming the axes, so only the ascending one is kept.
     """
     if not levels:
         return (Mesh(shape=(1,), names=("device",)),)
     found: dict[tuple[int, ...], Mesh] = {}
     for pieces in _segmentations(len(levels)):
-        # A piece of several levels is one axis; a piece of one level may be several axes.
+        # A piece that spans several levels is one axis; a piece of one level may be split into several axes.
         choices: list[list[tuple[tuple[int, ...], tuple[str, ...]]]] = []
         for start, stop in pieces:
             name = "_".join(level for level, _ in levels[start:stop])
@@ -156,7 +158,7 @@ def aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, ordere
             shape = tuple(size for sizes, _ in combination for size in sizes)
             names = tuple(name for _, part in combination for name in part)
             if len(shape) <= max_axes:
-                # A shape that comes about in several ways is one mesh; the first names its axes.
+                # A shape that can be reached in several ways is one mesh; the first way names its axes.
                 found.setdefault(shape, Mesh(shape=shape, names=names))
     return tuple(sorted(found.values(), key=lambda mesh: (mesh.axis_count, mesh.shape)))
 

@@ -1,4 +1,4 @@
-"""GPUs and their topology through NVML (package ``nvidia-ml-py``, module ``pynvml``)."""
+"""GPUs and their topology, read through NVML (package ``nvidia-ml-py``, module ``pynvml``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensoropt.units import format_bytes
 
 logger = logging.getLogger(__name__)
 _WORD_BITS = 64
-"""Of the masks of CPUs that NVML gives (``unsigned long`` on 64-bit Linux)."""
+"""The word size of the CPU masks that NVML returns (``unsigned long`` on 64-bit Linux)."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class _Gpu:
     """A GPU that NVML sees.
 
     Attributes:
-        index: NVML's number.
-        instances: handles of its MIG instances; None where it is not cut up.
-        chosen: position of the instance that ``CUDA_VISIBLE_DEVICES`` names.
+        index: NVML's index of the GPU.
+        instances: handles of its MIG instances; None if the GPU is not partitioned.
+        chosen: position of the MIG instance that ``CUDA_VISIBLE_DEVICES`` names.
     """
 
     index: int
@@ -40,10 +40,11 @@ class _Gpu:
 
 
 def gpu_cluster(nvml: Any = None) -> Cluster | None:
-    """The GPUs of this machine, or None where NVML is missing or sees none.
+    """The GPUs of this machine; None if NVML is missing or sees none.
 
-    Whole GPUs, the busy ones too. Those that are cut into MIG instances are left out; where there are no
-    others, the cluster is one instance, as a process sees no second one. :func:`gpu_notes` says so.
+    Whole GPUs are used, including busy ones. GPUs that are partitioned into MIG instances are left out; if
+    there are no others, the cluster is a single instance, because a process cannot see a second one.
+    :func:`gpu_notes` reports this.
 
     Args:
         nvml: an object with pynvml's functions; the module itself by default.
@@ -56,8 +57,8 @@ def gpu_cluster(nvml: Any = None) -> Cluster | None:
 
 
 def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
-    """What a person should know of the GPUs that NVML sees here, and what is done about it: GPUs that are
-    busy, cut into MIG instances, hidden or of several kinds. Empty without NVML."""
+    """Notes for people on the GPUs that NVML sees on this machine, and on how they are handled: GPUs that are
+    busy, partitioned into MIG instances, hidden, or of several kinds. Empty without NVML."""
     with _opened(nvml) as found:
         if found is None:
             return ()
@@ -72,10 +73,10 @@ def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
 
 
 def gpu_cores(nvml: Any = None) -> tuple[tuple[int, ...], ...] | None:
-    """Per GPU that this process sees, in CUDA's order, the logical CPUs near it that the process may use:
-    those of its NUMA node.
+    """The logical CPUs near each GPU that this process sees, in CUDA's order: those of the GPU's NUMA node
+    that the process may use.
 
-    None where NVML is missing or does not say, and where a GPU has none of them.
+    None if NVML is missing or does not report them, or if a GPU has none.
     """
     if not hasattr(os, "sched_getaffinity"):
         return None
@@ -95,7 +96,7 @@ def gpu_cores(nvml: Any = None) -> tuple[tuple[int, ...], ...] | None:
 
 @contextlib.contextmanager
 def _opened(nvml: Any) -> Iterator[Any]:
-    """NVML while the context is open; None where it is missing or has no driver."""
+    """NVML while the context is open; None if it is missing or has no driver."""
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")
@@ -115,8 +116,8 @@ def _opened(nvml: Any) -> Iterator[Any]:
 
 
 def _visible(nvml: Any, visible: str | None) -> list[_Gpu]:
-    """GPUs in CUDA's order; ``CUDA_VISIBLE_DEVICES`` selects by number or by the start of a UUID, which may
-    be that of a MIG instance."""
+    """The visible GPUs in CUDA's order; ``CUDA_VISIBLE_DEVICES`` selects them by number or by the prefix of a
+    UUID, which may be that of a MIG instance."""
     gpus = []
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -137,12 +138,12 @@ def _visible(nvml: Any, visible: str | None) -> list[_Gpu]:
                 if text_of(nvml.nvmlDeviceGetUUID(instance)).startswith(item)
             ][:1]
         else:
-            break  # as CUDA does: an invalid entry hides itself and all after it
+            break  # as in CUDA: an invalid entry hides itself and all that follow
     return chosen
 
 
 def _instances(nvml: Any, handle: Any) -> tuple[Any, ...] | None:
-    """The MIG instances of a GPU; None where it is not cut up, or cannot be."""
+    """The MIG instances of a GPU; None if it is not, or cannot be, partitioned."""
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
         if not current:
@@ -160,7 +161,7 @@ def _instances(nvml: Any, handle: Any) -> tuple[Any, ...] | None:
 
 
 def _usable(nvml: Any, gpus: list[_Gpu]) -> tuple[list[_Gpu], list[str]]:
-    """The GPUs that a cluster is made of, and what is said of the others."""
+    """The GPUs that make up the cluster, and notes on those left out."""
     whole = [gpu for gpu in gpus if gpu.instances is None]
     cut = [gpu for gpu in gpus if gpu.instances is not None]
     if whole or not cut:
@@ -181,12 +182,12 @@ def _usable(nvml: Any, gpus: list[_Gpu]) -> tuple[list[_Gpu], list[str]]:
     ]
 
 
-# An assumption: a context of a process that idles takes less than this share of a card's memory.
+# Assumption: the context of an idle process uses less than this share of a card's memory.
 _BUSY_SHARE = 0.05
 
 
 def _busy(nvml: Any, gpu: _Gpu) -> str:
-    """What is said of a GPU that others use, else nothing."""
+    """A note on a GPU that other processes use, or an empty string."""
     memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
     try:
         others = [p for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle) if p.pid != os.getpid()]
@@ -203,7 +204,7 @@ def _busy(nvml: Any, gpu: _Gpu) -> str:
 
 
 def _mixed(nvml: Any, gpus: list[_Gpu]) -> tuple[str, ...]:
-    """What is said where GPUs are of several kinds."""
+    """A note if the GPUs are of several kinds."""
     kinds = Counter(_kind_of(nvml, gpu).name for gpu in gpus)
     if len(kinds) < 2:
         return ()
@@ -220,7 +221,7 @@ def _mixed(nvml: Any, gpus: list[_Gpu]) -> tuple[str, ...]:
 
 
 def _kind_of(nvml: Any, gpu: _Gpu) -> DeviceKind:
-    """The kind of a GPU, or of its chosen instance."""
+    """The kind of a GPU, or of its chosen MIG instance."""
     kind = _kind(nvml, gpu.handle)
     if not gpu.instances:
         return kind
@@ -228,7 +229,8 @@ def _kind_of(nvml: Any, gpu: _Gpu) -> DeviceKind:
     memory = int(nvml.nvmlDeviceGetMemoryInfo(instance).total)
     slices = int(nvml.nvmlDeviceGetAttributes(instance).gpuInstanceSliceCount)
     # A slice has 14 of the 108 multiprocessors of an A100, 16 of the 132 of an H100: about an eighth.
-    # Bandwidth goes with memory, as both are cut together (NVIDIA, MIG User Guide, "GPU instance profiles").
+    # Bandwidth is scaled with memory, because both are partitioned together (NVIDIA, MIG User Guide, "GPU
+    # instance profiles").
     share = slices / 8
     return replace(
         kind,
@@ -241,7 +243,7 @@ def _kind_of(nvml: Any, gpu: _Gpu) -> DeviceKind:
 
 
 def _kinds(nvml: Any, gpus: list[_Gpu]) -> tuple[DeviceKind, ...]:
-    """The kind of each GPU; GPUs of one name are one kind, with the smallest memory among them."""
+    """The kind of each GPU; GPUs of the same name share one kind, with the smallest memory among them."""
     found = [_kind_of(nvml, gpu) for gpu in gpus]
     least: dict[str, int] = {}
     for kind in found:
@@ -256,7 +258,8 @@ def _cluster(nvml: Any, gpus: list[_Gpu]) -> Cluster:
 
 
 def _kind(nvml: Any, handle: Any) -> DeviceKind:
-    """The catalogue's kind with the memory this device has; an unlisted device from NVML's own figures."""
+    """The catalogue's kind with this device's memory; for an unlisted device, a kind from NVML's own
+    figures."""
     name = text_of(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     known = kind_by_nvml_name(name)

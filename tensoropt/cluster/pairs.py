@@ -1,4 +1,4 @@
-"""Links by pairs of ranks, and the hierarchy that they show."""
+"""Links by pairs of ranks, and the hierarchy that they imply."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from tensoropt.cluster.hardware import Level
 def levels_from_pairs(
     pairs: Mapping[tuple[int, int], Link], device_count: int, name: str
 ) -> tuple[Level, ...]:
-    """Find the hierarchy in a full pair list: nested blocks of consecutive ranks whose inside is faster.
+    """Derive the hierarchy from a full pair list: nested blocks of consecutive ranks with faster links
+    inside.
 
-    Each level's link is the slowest one inside it. A list without such blocks is one level.
+    Each level's link is the slowest one inside it. A list without such blocks gives one level.
     """
 
     def slowest(links: list[Link]) -> Link:
@@ -22,14 +23,14 @@ def levels_from_pairs(
 
     blocks = [1]
     for block in range(2, device_count):
-        # Blocks nest and fill the cluster: ranks are numbered row-major over the levels.
+        # Blocks nest and fill the cluster, because ranks are numbered row-major over the levels.
         if device_count % block or block % blocks[-1]:
             continue
         inside = [pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block == pair[1] // block]
         outside = [
             pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block != pair[1] // block
         ]
-        # Strictly faster inside: with equal links there is no level to see.
+        # Strictly faster inside: equal links show no level.
         if min(inside) > max(outside):
             blocks.append(block)
     blocks.append(device_count)

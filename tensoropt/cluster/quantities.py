@@ -1,4 +1,4 @@
-"""Quantities in cluster files: sizes, times, bandwidths; kind errors for impossible values."""
+"""Quantities in cluster files: sizes, times, bandwidths; helpful errors for impossible values."""
 
 from __future__ import annotations
 
@@ -18,28 +18,36 @@ from tensoropt.units import (
 
 
 def positive(value: object, what: str) -> float:
-    """A finite number above zero. YAML reads ``15.7e12`` (no sign) as text, so texts are tried too."""
+    """Return a finite number above zero. YAML reads ``15.7e12`` (no sign) as text, so texts are parsed
+    too."""
     return _finite(_number(value), what, least=0.0, strict=True)
 
 
+MOST = 1_000_000
+"""The most devices of a cluster: several times the largest that was ever built. Each has a separate entry in
+memory, so a mistyped number would exhaust this machine's memory."""
+
+
 def count(value: object, what: str) -> int:
-    """A whole number of at least one."""
+    """Return a whole number of at least one, and at most the number of devices that a cluster can have."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ClusterError(f"{what} is {value!r}, but it must be a whole number of at least 1")
+    if value > MOST:
+        raise ClusterError(f"{what} is {value}, but a cluster has at most {MOST} devices; correct the number")
     return value
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """A quantity as a file may have it.
+    """A unit, and the ways in which a file may write a quantity in it.
 
     Attributes:
-        parse: reads a text with a unit.
-        base: what a number without a unit is of.
-        least, most: a bare number outside of these is not taken: it was surely meant in a larger or smaller
-            unit, which ``suggested`` has.
-        usual: least and most that make sense at all; what lies outside is noted (:func:`unusual`).
-        shown: a figure in words.
+        parse: parses a text with a unit.
+        base: the unit of a bare number.
+        least, most: a bare number outside these bounds is refused: a larger or smaller unit must have been
+            meant, which ``suggested`` names.
+        usual: the smallest and largest plausible figure; a figure outside gets a note (:func:`unusual`).
+        shown: formats a figure for people.
     """
 
     parse: Callable[[str], float]
@@ -63,21 +71,22 @@ MEMORY = _Unit(parse_bytes, "bytes", "GB", 2.0**24, inf, (2.0**24, 10 * 2.0**40)
 BANDWIDTH = _Unit(parse_bandwidth, "bytes per second", "GB/s", 1e6, inf, (1e6, 1e15), _per_second)
 LATENCY = _Unit(parse_seconds, "seconds", "us", 0.0, 0.1, (0.0, 1.0), format_seconds)
 FLOPS = _Unit(parse_flops, "FLOP per second", "TFLOP/s", 1e6, inf, (1e8, 1e18), _flops_shown)
-"""Bounds are assumptions: wide enough for any device, narrow enough to tell 80 bytes from 80 GB."""
+"""The bounds are assumptions: wide enough for any device, narrow enough to tell 80 bytes from 80 GB."""
 
 
 def size_bytes(value: object, what: str) -> int:
-    """Bytes from ``80GiB``, ``80 GB``, ``80G`` or a number of bytes."""
+    """The bytes that ``80GiB``, ``80 GB``, ``80G`` or a bare number of bytes stand for."""
     return int(_finite(_with_unit(value, what, MEMORY), what, least=0.0, strict=True))
 
 
 def latency_s(value: object, what: str) -> float:
-    """Seconds from ``5us``, ``1.5 us`` or a number of seconds."""
+    """The seconds that ``5us``, ``1.5 us`` or a bare number of seconds stand for."""
     return _finite(_with_unit(value, what, LATENCY), what, least=0.0, strict=False)
 
 
 def bandwidth(value: object, what: str) -> float:
-    """Bytes per second from ``450GB/s``, ``100Gbit/s`` (or ``100Gb/s``, ``100Gbps``) or a number of them.
+    """The bytes per second that ``450GB/s``, ``100Gbit/s`` (or ``100Gb/s``, ``100Gbps``) or a bare number
+    stand for.
 
     A lower-case b is a bit, an upper-case B a byte.
     """
@@ -85,14 +94,14 @@ def bandwidth(value: object, what: str) -> float:
 
 
 def flops(value: object, what: str) -> float:
-    """FLOP per second from ``60TFLOPS``, ``60 TFLOP/s``, ``60T`` or a number of them."""
+    """The FLOP per second that ``60TFLOPS``, ``60 TFLOP/s``, ``60T`` or a bare number stand for."""
     return _finite(_with_unit(value, what, FLOPS), what, least=0.0, strict=True)
 
 
 def written(value: object, what: str, unit: _Unit) -> object:
-    """The value as it stands in a file, after refusing a bare number that cannot be meant as it stands.
+    """Return the value as the file has it; refuse a bare number that cannot be meant literally.
 
-    Only of files that people write: ``memory: 80`` is 80 bytes to a program and 80 GB to whoever wrote it.
+    For files that people write only: ``memory: 80`` is 80 bytes to a program and 80 GB to its author.
     """
     number = _number(value)
     bare = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
@@ -105,7 +114,7 @@ def written(value: object, what: str, unit: _Unit) -> object:
 
 
 def unusual(value: float, what: str, unit: _Unit) -> Iterator[str]:
-    """A note where a figure lies outside of what any device has, else nothing."""
+    """Yield a note if a figure lies outside the range of real devices."""
     least, most = unit.usual
     if not least <= value <= most:
         bound = f"less than {unit.shown(least)}" if value < least else f"more than {unit.shown(most)}"

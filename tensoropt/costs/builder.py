@@ -1,5 +1,5 @@
-"""Builds the cost tables of one mesh from templates and prices: the tables of variables are filled in this
-module, those of edges in :mod:`tensoropt.costs.edges`."""
+"""Build the cost tables of one mesh from templates and prices. This module fills in the tables of variables,
+:mod:`tensoropt.costs.edges` those of edges."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Column = tuple[np.ndarray, ...]
 
 
 class TableBuilder:
-    """Variables and edges of one mesh.
+    """The builder of the variables and edges of one mesh.
 
     Args:
-        micro: per group its strategy on the micro-batch axis.
-        templates: per group what it shares with groups that look alike.
-        regions: blocks that may be recomputed; a group of one has every configuration twice.
-        restriction: how parameters may be stored, and which groups belong together.
-        arrays: those of this mesh at these prices that were made before.
+        micro: each group's strategy on the micro-batch axis.
+        templates: per group, the template that it shares with groups that look alike.
+        regions: blocks that may be recomputed; each group in a region has every configuration twice.
+        restriction: how parameters may be stored, and which groups must agree.
+        arrays: arrays of this mesh at these prices that were built earlier.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TableBuilder:
         self._stored_costs: dict[tuple[str, Layout, Use], tuple[Cost, ...]] = {}
 
     def build(self) -> CostTables:
-        """The tables of all variables and edges."""
+        """Build the tables of all variables and edges."""
         self.configurations = {
             g.name: [
                 Configuration(g, (self.micro[g.name], *(g.strategies[i] for i in choice)))
@@ -71,8 +71,8 @@ class TableBuilder:
             ]
             for g in self.graph.groups
         }
-        # Edges come after the variables' configurations and before the hubs' variables: what a hub can be is
-        # asked of the readings of its neighbours, which EdgeBuilder derives from these configurations.
+        # Edges come after the variables' configurations and before the hubs' variables: the states that a hub
+        # can have follow from its neighbours' readings, which EdgeBuilder derives from these configurations.
         self.edges = EdgeBuilder(
             self.effects, self.templates, self.configurations, self.region_of, self.arrays
         )
@@ -98,10 +98,11 @@ class TableBuilder:
     # -- variables --------------------------------------------------------------------------------
 
     def _group(self, group: Group) -> VariableTable:
-        """A group's configurations; in a region all of them once plain, then once recomputed."""
+        """A group's configurations; in a region, all of them once plain and then once recomputed."""
         template = self.templates[group.name]
         # Plain first, then recomputed: CostTables.position, TableCandidates and EdgeBuilder._passes all rely
-        # on this order, as they find a configuration's facts by its index modulo the template's length.
+        # on this order, because they look up a configuration's facts by its index modulo the template's
+        # length.
         passes = (False, True) if group.name in self.region_of else (False,)
         # Layers that look alike share the arrays themselves: working_sets recognises them by the identity of
         # ``options``, which replace() keeps.
@@ -123,7 +124,7 @@ class TableBuilder:
         def rows() -> np.ndarray:
             return np.concatenate([self._options(*one) for one in zip(choices, options, strict=True)])
 
-        # The facts are named, as those of kernels that could be asked replace others.
+        # The facts are part of the key, because a GPU's own kernels may have provided others.
         table = self.arrays.once(
             lambda: repr((template.look, passes, ahead, neighbours, [self._priced(c) for c in choices])), rows
         )
@@ -145,19 +146,20 @@ class TableBuilder:
         return choice.work.key, choice.facts, *seconds
 
     def _offers_ahead(self, group: Group) -> bool:
-        """Whether parameters of a group may be gathered ahead: where that runs beside anything."""
+        """Whether a group's parameters may be gathered ahead: only if the gathering overlaps with
+        something."""
         return self.prices.beside and self.effects.blocks.neighbours(group.name) is not None
 
     def _stored_options(
         self, names: tuple[str, ...], configuration: Configuration, *, ahead: bool = False
     ) -> tuple[tuple[Layout, ...], ...]:
-        """The ways to store parameters of a group that are not restricted away."""
+        """The ways to store a group's parameters that no restriction excludes."""
         tensors = tuple(self.tensors[n] for n in names)
         sizes = tuple(self.graph.atoms.atom_sizes(n) for n in names)
         uses = tuple(configuration.layout(n) for n in names)
         stored_options = storage_options(tensors, sizes, uses, self.mesh)
-        # In inference nothing is gathered again for backward, so that a copy that stays gathered saves
-        # nothing over a whole stored one.
+        # In inference nothing is gathered a second time for backward, so a copy that stays gathered saves
+        # nothing over storing the parameter whole.
         if self.training:
             early = ahead_options(stored_options) if ahead else ()
             stored_options += (*early, *unsharded_options(tensors, stored_options, self.mesh))
@@ -167,25 +169,24 @@ class TableBuilder:
         )
 
     def _options(self, choice: Choice, stored_options: Sequence[Sequence[Layout]]) -> np.ndarray:
-        """(memory, compute, communication) of a configuration, a row per way to store its parameters."""
+        """(memory, compute, communication) of a configuration, one row per way to store its parameters."""
         group, effects = choice.configuration.group, self.effects
-        # A result that is also a hub is gathered from the hub's placement, so that the hub's variable pays
-        # for it.
+        # A result that is also a hub is gathered from the hub's placement, so the hub's variable pays for it.
         outputs = (
             effects.output(name, choice.configuration.layout(name))
             for name in group.writes
             if name not in self.graph.hubs and leaves_model(self.graph, name)
         )
         # The order of the sums is part of the result: floating-point addition is not associative, and tables
-        # are to be the same to the last bit.
+        # must be the same to the last bit.
         base = self._sum(effects.kept(choice)).plus(
             self._sum(effects.computed(choice)),
             *(self._sum(part) for part in effects.inside(choice)),
             *(self._sum(Effects(output)) for output in outputs),
         )
         rows = []
-        # Only the group's own parameters are stored by an option, so the shared ones are left out: these are
-        # priced by their own variable and by the edges to it.
+        # An option stores only the group's own parameters, so shared ones are left out: their own variable,
+        # and the edges to it, price them.
         first = dict(zip(group.parameters, stored_options[0], strict=True)) if stored_options else {}
         uses = effects.uses(choice._replace(stored=first))
         for stored in stored_options:
@@ -197,7 +198,7 @@ class TableBuilder:
         return np.array(rows, dtype=np.float64)
 
     def _stored(self, name: str, stored: Layout, use: Use) -> tuple[Cost, ...]:
-        """What a parameter costs that is stored so and used so: where it is stored, its use, its copy."""
+        """Costs of a parameter with this storage and this use: its storage, its use, its unsharded copy."""
         key = name, stored, use
         if key not in self._stored_costs:
             effects = self.effects
@@ -213,7 +214,8 @@ class TableBuilder:
         return additive(effects, self.prices)
 
     def _hub(self, name: str) -> VariableTable:
-        """A hub: a placement to materialise a tensor in, for every one of its producer and readers."""
+        """The variable of a hub: one placement for all its readers and its producer, in which the tensor is
+        materialised."""
         ends = self.edges.hub_ends(name)
         costs = [
             self._sum(Effects(self.effects.output(name, end.layout)))
@@ -230,7 +232,7 @@ class TableBuilder:
         )
 
     def _shared_parameter(self, name: str) -> VariableTable:
-        """A stored placement for every placement a use can have, and sharded variants of those."""
+        """A stored placement for every placement that a use can have, and sharded variants of those."""
         uses = {
             c.layout(name): c
             for g in self.graph.groups
@@ -243,7 +245,7 @@ class TableBuilder:
             stored for use in uses.values() for (stored,) in self._stored_options((name,), use, ahead=ahead)
         )
         effects = self.effects
-        # A shared copy lies alike for all of them, and is made for the first.
+        # A shared copy has the same layout for all of them, and is made for the first.
         any_use = Use(next(iter(uses)), 0, neighbours=effects.blocks.neighbours(users[0].name))
 
         def cost(layout: Layout) -> Cost:

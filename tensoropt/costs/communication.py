@@ -1,6 +1,6 @@
-"""Seconds of a collective on a mesh's groups.
+"""The seconds that a collective takes on a mesh's groups.
 
-In order of trust: the fit of that very collective on those groups (``measured``), a formula with
+In order of trust: the fit of the same collective on the same groups (``measured``), a formula with
 point-to-point fits (``fitted``), the same formula with data-sheet figures (``data sheet``).
 
 The formulas, for p ranks, n bytes, latency α per hop and bandwidth β of the slowest link of the ring
@@ -13,7 +13,7 @@ the ring's α is the mean over its hops, as in NCCL's tuning model):
     all_to_all       (p-1)·α + the busiest level's bytes over its bandwidth   n: input of one rank
     broadcast        ⌈log2 p⌉·α + n/β
 
-All groups of one set of axes communicate at the same time; those that leave a node share its cards.
+All groups of one set of axes communicate at the same time; groups that leave a node share its cards.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.transitions import Transition
 
 MEASURED, FITTED, DATA_SHEET = "measured", "fitted", "data sheet"
-# Start of one collective, beside its hops: NCCL's baseLat of ring/simple (src/graph/tuning.cc). For gloo
-# it is part of the hop's latency.
+# The start of one collective, in addition to its hops: NCCL's baseLat of ring/simple (src/graph/tuning.cc).
+# For gloo it is part of the hop's latency.
 _LAUNCH_S = {"cuda": 8.4e-6, "cpu": 0.0}
-_MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings; the GPUs of one box
+_MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings; the GPUs of one machine
 
 _Prediction = Callable[[float], float]
 _SMOOTH = Transition(works_s=(0.0,), sizes=(1,), arriving_s=((0.0,),), leaving_s=((0.0,),))
@@ -44,12 +44,12 @@ _SMOOTH = Transition(works_s=(0.0,), sizes=(1,), arriving_s=((0.0,),), leaving_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLink:
-    """What a ring through the slowest group of a set of axes gets.
+    """The figures of a ring through the slowest group of a set of axes.
 
     Attributes:
-        size: ranks of a group.
+        size: ranks per group.
         hop_s: mean latency of a hop.
-        seconds_per_byte: of the slowest link, shared as it is.
+        seconds_per_byte: of the slowest link, including the effect of sharing it.
         exchange_seconds_per_byte: of an all-to-all, per byte of one rank's input.
     """
 
@@ -60,12 +60,12 @@ class GroupLink:
 
 
 class CommunicationModel:
-    """Predicts collectives on one mesh of a cluster.
+    """A model that predicts collectives on one mesh of a cluster.
 
     Args:
-        cluster: with as many devices as the mesh has ranks.
-        fits: measurements of this mesh, as :func:`~tensoropt.profiling.links.measure_links` or
-            ``load_links`` give them; may be partial.
+        cluster: a cluster with as many devices as the mesh has ranks.
+        fits: measurements of this mesh, as returned by :func:`~tensoropt.profiling.links.measure_links` or
+            ``load_links``; may be partial.
     """
 
     def __init__(self, cluster: Cluster, mesh: Mesh, fits: LinkFits | None = None) -> None:
@@ -83,25 +83,25 @@ class CommunicationModel:
 
     @property
     def described(self) -> str:
-        """All that predictions follow from."""
+        """A description of everything that predictions depend on."""
         return repr((self.cluster.to_dict(), self.mesh, self._fits))
 
     @property
     def fits(self) -> LinkFits | None:
-        """The measurements of this mesh that were given, or None."""
+        """The measurements of this mesh that were passed in, or None."""
         return self._fits
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Seconds of one collective over the groups that vary along ``axes``, all at the same time.
+        """Seconds of one collective over the groups that vary along ``axes``, all running at the same time.
 
         Args:
             kind: ``all_reduce`` (bytes of the tensor), ``all_gather`` (of one rank's gathered output),
                 ``reduce_scatter`` and ``all_to_all`` (of one rank's input), ``broadcast``.
-            axes: mesh axes; none, or axes of size 1, cost nothing, and neither do 0 bytes.
+            axes: mesh axes; no axes, axes of size 1 and 0 bytes all cost nothing.
 
         Raises:
-            MeasurementError: an unknown kind or negative bytes.
-            ClusterError: an axis that the mesh lacks.
+            MeasurementError: the kind is unknown or the number of bytes negative.
+            ClusterError: the mesh lacks an axis.
         """
         if not num_bytes >= 0:
             raise MeasurementError(f"{kind} of {num_bytes} bytes is impossible; give at least 0")
@@ -111,20 +111,21 @@ class CommunicationModel:
         return predict(num_bytes) if num_bytes else 0.0
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
-        """``measured``, ``fitted`` or ``data sheet``."""
+        """The source of the prediction: ``measured``, ``fitted`` or ``data sheet``."""
         return self._prediction(kind, tuple(axes))[1]
 
     def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Seconds longer that a collective over ``axes`` takes after ``work_s`` of work; 0 where that was
-        not measured. Numbers or arrays."""
+        """How many seconds longer a collective over ``axes`` takes after ``work_s`` of work; 0 if that was
+        not measured. Accepts numbers or arrays."""
         return self._transition(axes).arriving(work_s, num_bytes)
 
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Seconds longer that ``work_s`` of work takes after a collective over ``axes``; likewise."""
+        """How many seconds longer ``work_s`` of work takes after a collective over ``axes``; accepts numbers
+        or arrays."""
         return self._transition(axes).leaving(work_s, num_bytes)
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
-        """Seconds of one message between two ranks, undisturbed; 0 within a rank."""
+        """The seconds of one message between two ranks without other traffic; 0 if both are the same rank."""
         if not num_bytes >= 0:
             raise MeasurementError(f"a message of {num_bytes} bytes is impossible; give at least 0")
         if first == second or not num_bytes:
@@ -137,7 +138,7 @@ class CommunicationModel:
         return launch + link.latency_s + num_bytes / link.bandwidth_bytes_per_s
 
     def pair_source(self, first: int, second: int) -> str:
-        """Where :meth:`pair_time_s` comes from."""
+        """The source of :meth:`pair_time_s`."""
         pair = (min(first, second), max(first, second))
         return MEASURED if self._fits is not None and pair in self._fits.pairs else DATA_SHEET
 
@@ -150,17 +151,17 @@ class CommunicationModel:
     def _make(self, kind: str, axes: tuple[int, ...]) -> tuple[_Prediction, str]:
         if kind not in COLLECTIVES:
             raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(COLLECTIVES)}")
-        # Axes of size 1 change no group: without them more measurements are found.
+        # Axes of size 1 change no group: without them, more measurements match.
         axes = tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
         if not axes:
             return (lambda num_bytes: 0.0), DATA_SHEET
         fits = self._measured(kind, axes)
         if fits:
-            # There is one fit for each group of the axes. The ranks of all groups meet again in the next
-            # collective over other axes, so the slowest group counts.
+            # There is one fit for each group of the axes. The ranks of all groups meet in the next collective
+            # over other axes, so the slowest group counts.
             return (lambda num_bytes: max(fit.time_s(num_bytes) for fit in fits)), MEASURED
         cluster, source = (self.cluster, DATA_SHEET) if self._fitted is None else (self._fitted, FITTED)
-        # A point-to-point fit has the start of a collective in its alpha already.
+        # The alpha of a point-to-point fit already includes the start of a collective.
         launch = _LAUNCH_S[cluster.device_type] if source is DATA_SHEET else 0.0
         if axes not in self._links:
             self._links[axes] = group_link(cluster, self.mesh, axes)
@@ -171,13 +172,14 @@ class CommunicationModel:
         if known is None:
             groups = self.mesh.groups(self.mesh.normalise_axes(axes))
             measured = self._fits.transitions if self._fits is not None else {}
-            # Axes of size 1 do not change the groups, so groups are compared and not axes, as in _measured.
+            # Axes of size 1 do not change the groups, so groups are compared rather than axes, as in
+            # _measured.
             same = (each for fitted, each in measured.items() if self.mesh.groups(fitted) == groups)
             known = self._transitions[tuple(axes)] = next(same, _SMOOTH)
         return known
 
     def _measured(self, kind: str, axes: tuple[int, ...]) -> tuple:
-        """The fits of any set of axes that makes the same groups."""
+        """The fits of any set of axes that forms the same groups."""
         if self._fits is None:
             return ()
         groups = self.mesh.groups(axes)
@@ -188,21 +190,21 @@ class CommunicationModel:
 
 
 def formula(kind: str, link: GroupLink, launch_s: float) -> _Prediction:
-    """The module's table as a function of the bytes."""
+    """The formula from the module's table, as a function of the bytes."""
     ranks, hop, per_byte = link.size, link.hop_s, link.seconds_per_byte
     ring, depth = (ranks - 1) / ranks, math.ceil(math.log2(ranks))
     match kind:
         case "all_reduce":
             return lambda n: (
                 launch_s
-                # NCCL and MPICH choose the algorithm by size: the tree wins where latency counts, the ring
-                # where bytes do.
+                # NCCL and MPICH choose the algorithm by size: the tree wins if latency dominates, the ring if
+                # bytes do.
                 + min(2 * (ranks - 1) * hop + 2 * ring * n * per_byte, 2 * depth * hop + 2 * n * per_byte)
             )
         case "all_gather" | "reduce_scatter":
             return lambda n: launch_s + (ranks - 1) * hop + ring * n * per_byte
         case "all_to_all":
-            # The latency is that of a pairwise exchange, p - 1 rounds.
+            # The latency is that of a pairwise exchange with p - 1 rounds.
             return lambda n: launch_s + (ranks - 1) * hop + n * link.exchange_seconds_per_byte
         case "broadcast":
             return lambda n: launch_s + depth * hop + n * per_byte
@@ -210,10 +212,10 @@ def formula(kind: str, link: GroupLink, launch_s: float) -> _Prediction:
 
 
 def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> GroupLink:
-    """The slowest group's link when all groups of ``axes`` communicate at once."""
+    """The link of the slowest group when all groups of ``axes`` communicate at once."""
     groups = mesh.groups(axes)
-    # Counted over all groups before any of them is priced: a group's share of the cards of a node depends on
-    # how many other groups leave the node at the same time.
+    # All groups are counted before any of them is priced: a group's share of a node's cards depends on how
+    # many other groups leave the node at the same time.
     leaving = _groups_leaving(cluster, groups)
     links = [_group_link(cluster, group, leaving) for group in groups]
     return GroupLink(
@@ -225,7 +227,7 @@ def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> GroupLink:
 
 
 def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Counter[tuple[int, int]]:
-    """By (level, child): how many groups use the child's links to its siblings."""
+    """How many groups use a child's links to its siblings, by (level, child)."""
     leaving: Counter[tuple[int, int]] = Counter()
     for group in groups:
         outer = cluster.device_count
@@ -242,8 +244,8 @@ def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Coun
 
 def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple[int, int]]) -> GroupLink:
     size = len(group)
-    # Ranks of a group are ascending and levels are row-major, so that the natural ring crosses each outer
-    # link as rarely as possible.
+    # A group's ranks are ascending and levels are row-major, so the natural ring crosses each outer link as
+    # rarely as possible.
     hops = [cluster.link(a, b) for a, b in zip(group, (*group[1:], group[0]), strict=True)]
     bandwidth, exchange = math.inf, 0.0
     outer = cluster.device_count
@@ -253,8 +255,8 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
             children = list(_members(members, block))
             if len(children) < 2:
                 continue
-            # A cluster file gives all pairs of a node or of the cluster (cluster/files.py), so that one pair
-            # tells whether the whole level has links of its own.
+            # A cluster file lists all pairs of a node or of the cluster (cluster/files.py), so one pair shows
+            # whether the whole level has links of its own.
             if (children[0][0], children[1][0]) in cluster.pairs:
                 bandwidth = min(bandwidth, pair_ring_bandwidth(cluster, members))
                 exchange = max(exchange, _pair_exchange(cluster, members) / size)
@@ -264,8 +266,8 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
                 share = min(level.link_count / leaving[depth, child[0] // block], len(child))
                 rate = level.link.bandwidth_bytes_per_s * share
                 bandwidth = min(bandwidth, rate)
-                # Of a member's input, a share of 1/size goes to each other member; what leaves a child is the
-                # product of the members on either side.
+                # Each other member receives 1/size of a member's input; the amount that leaves a child is the
+                # product of the member counts on either side.
                 exchange = max(exchange, len(child) * (len(members) - len(child)) / size / rate)
         outer = block
     return GroupLink(
@@ -277,16 +279,16 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
 
 
 def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:
-    """The ranks by block of consecutive ranks."""
+    """The ranks, grouped into blocks of consecutive ranks."""
     for _, members in itertools.groupby(ranks, key=lambda rank: rank // block):
         yield tuple(members)
 
 
 def pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
-    """Bandwidth of collectives among ranks whose pairs have links of their own, bytes/s.
+    """The bandwidth, in bytes/s, of collectives among ranks whose pairs have their own links.
 
-    Either several rings over dedicated wires at once — no more than the rank with the fewest wires has —
-    or the one ring whose slowest link is fastest (the natural order beyond 8 ranks).
+    Either several rings run over dedicated wires at once (at most as many as the rank with the fewest wires
+    has), or the one ring whose slowest link is fastest (the natural order for more than 8 ranks).
     """
 
     def figures(first: int, second: int) -> tuple[float, bool]:
@@ -300,10 +302,10 @@ def pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
 
 @lru_cache(maxsize=4096)
 def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
-    """``table[i][j]``: bandwidth between members i and j, and whether the wire is theirs alone."""
+    """``table[i][j]``: the bandwidth between members i and j, and whether the wire is dedicated to them."""
     size = len(table)
-    # Several rings at once reach every rank only if dedicated wires connect all of them; hence the search for
-    # what is reached.
+    # Several simultaneous rings reach every rank only if dedicated wires connect all of them, so the
+    # reachable ranks are searched.
     wires = [sum(bandwidth for bandwidth, dedicated in row if dedicated) for row in table]
     reached, open_ends = {0}, [0]
     while open_ends:
@@ -317,21 +319,20 @@ def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
         return min(table[a][b][0] for a, b in zip(ring, (*ring[1:], ring[0]), strict=True))
 
     orders: Iterator[tuple[int, ...]] = iter([tuple(range(size))])
-    # The number of rings is (size - 1)! / 2, so the best one is looked for by enumeration in small groups
-    # only.
+    # The number of rings is (size - 1)! / 2, so the best ring is found by enumeration in small groups only.
     if size <= _MOST_RANKS_FOR_BEST_RING:
         orders = (
             (0, *rest)
             for rest in itertools.permutations(range(1, size))
-            if rest[0] <= rest[-1]  # a ring read backwards is the same ring
+            if rest[0] <= rest[-1]  # a reversed ring is the same ring
         )
     return max(several, max(slowest(order) for order in orders))
 
 
 def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
-    """Seconds of all-to-all among the members per byte that each sends each other one.
+    """The seconds of an all-to-all among the members, per byte that each sends to each other member.
 
-    Dedicated wires work at once; messages over other links leave a rank one after the other.
+    Dedicated wires work in parallel; messages over other links leave a rank one after another.
     """
     worst = 0.0
     for rank in members:
@@ -343,17 +344,17 @@ def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
 
 
 def fitted_cluster(cluster: Cluster, fits: LinkFits) -> Cluster | None:
-    """The cluster with the figures of its links replaced by point-to-point fits; None if a level has none.
+    """The cluster with its links' figures replaced by point-to-point fits; None if a level has none.
 
-    A level takes the slowest of its fitted pairs; pairs with links of their own take their own fits.
+    A level takes the slowest of its fitted pairs; pairs with their own links take their own fits.
     """
 
     def replaced(link: Link, pairs: list[tuple[int, int]]) -> Link | None:
-        # The last segment of a fit has the slope of large messages, the first one the latency of small ones.
+        # A fit's last segment has the slope of large messages, its first one the latency of small ones.
         lines = [fits.pairs[pair].segments[-1] for pair in pairs]
         first = [fits.pairs[pair].segments[0].alpha_s for pair in pairs]
         slope = max((line.seconds_per_byte for line in lines), default=0.0)
-        # A flat line has no bandwidth to give; its level or pair counts as not fitted.
+        # A flat line gives no bandwidth; its level or pair counts as not fitted.
         if slope <= 0:
             return None
         return replace(link, latency_s=max(first), bandwidth_bytes_per_s=1 / slope, source="fitted")

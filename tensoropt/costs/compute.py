@@ -1,6 +1,6 @@
-"""Seconds of workloads as they were measured.
+"""The measured seconds of workloads.
 
-Every figure knows its source: ``measured`` (this very workload on these ranks), ``fitted`` or ``data sheet``
+Every figure has a source: ``measured`` (exactly this workload on these ranks), ``fitted`` or ``data sheet``
 (:mod:`tensoropt.costs.roofline`).
 """
 
@@ -21,7 +21,7 @@ from tensoropt.ranks.kernel_settings import KernelSettings
 
 MEASURED = "measured"
 SOURCES = (MEASURED, FITTED, DATA_SHEET)
-"""Where seconds come from, the most trusted first."""
+"""The sources that seconds can have, the most trusted first."""
 
 
 def processor_name() -> str:
@@ -38,15 +38,15 @@ def processor_name() -> str:
 def measurement_prefix(
     ranks: int, threads: int, training: bool, device: str | None = None, kernels: KernelSettings | None = None
 ) -> str:
-    """The head of a workload's key in the store: on what and how it was timed.
+    """The head of a workload's key in the store: the hardware it was timed on and how it was timed.
 
     Args:
         device: a kind of GPU; None for this machine's processor.
-        kernels: those settings of PyTorch under which it was timed; its own by default.
+        kernels: the PyTorch settings it was timed under; PyTorch's defaults if not given.
     """
     settings = (kernels or KernelSettings()).of("cuda" if device else "cpu").words
     mode = "train" if training else "inference"
-    # How each is timed: tensoropt.ranks.allocator, tensoropt.profiling.timers.
+    # How each one is timed: tensoropt.ranks.allocator, tensoropt.profiling.timers.
     on = f"{device}/host-ahead" if device else f"{processor_name()}/kept-memory,copies,nodes"
     if settings:
         on += f"/{settings}"
@@ -54,12 +54,12 @@ def measurement_prefix(
 
 
 class MeasuredCompute:
-    """Records of :func:`tensoropt.profiling.measure.measure_workloads`, by workload key.
+    """Costs from records of :func:`tensoropt.profiling.measure.measure_workloads`, by workload key.
 
     Args:
-        rest: prices what has no record; None where everything was measured.
-        lost: keys of workloads that have to run although they could not be timed: ``rest`` prices them too.
-        source: of the optimizer's figure; that of ``rest`` for None.
+        rest: prices workloads without a record; None if everything was measured.
+        lost: keys of workloads that must run although they could not be timed: ``rest`` prices them too.
+        source: the source of the optimizer's figure; if None, that of ``rest``.
     """
 
     def __init__(
@@ -78,48 +78,48 @@ class MeasuredCompute:
         self.source = source or (MEASURED if rest is None else rest.source)
 
     def _record(self, work: Workload) -> Mapping[str, Any] | None:
-        # The record of a lost workload says "error"; hiding it lets ``rest`` price the workload instead of
-        # infinity.
+        # The record of a lost workload is an "error"; hiding it makes ``rest`` price the workload instead of
+        # returning infinity.
         return None if work.key in self.lost else self.records.get(work.key)
 
     def source_of(self, work: Workload) -> str:
-        """Where :meth:`seconds` of this workload come from, one of ``SOURCES``."""
+        """The source of this workload's :meth:`seconds`, one of ``SOURCES``."""
         if self.rest is not None and self._record(work) is None:
             return self.rest.source_of(work)
         return MEASURED
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """(forward, backward); infinite for a workload that could not run (out of memory)."""
+        """(forward, backward) seconds; infinite for a workload that could not run (out of memory)."""
         record = self._record(work)
         if record is None:
             if self.rest is not None:
                 return self.rest.seconds(work, facts)
             raise MeasurementError(f"{work.describe()} was not measured; run explore again")
-        # Infinite seconds are how the search learns that a configuration is impossible: no table needs a
-        # special case.
+        # Infinite seconds tell the search that a configuration is impossible, so no table needs a special
+        # case.
         if "error" in record:
             return float("inf"), float("inf")
         return float(record["forward_s"]), float(record["backward_s"])
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """(forward, backward) seconds of issuing it; 0 where the host is the device."""
+        """(forward, backward) seconds of issuing the workload; 0 if the host is the device."""
         record = self._record(work)
         if record is None:
             return (0.0, 0.0) if self.rest is None else self.rest.host_seconds(work)
         return float(record.get("forward_host_s", 0.0)), float(record.get("backward_host_s", 0.0))
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Seconds of the product of a weight's gradient; see :func:`weight_gradient_share`."""
+        """The seconds of the product for a weight's gradient; see :func:`weight_gradient_share`."""
         if self._record(work) is None and self.rest is not None:
             return self.rest.weight_gradient_s(work, facts)
         return self.seconds(work, facts)[1] * weight_gradient_share(facts)
 
 
 class SlowestCompute:
-    """The pace of a sharded plan on devices of several kinds: each operator's slowest kind, for which the
-    ranks of the others wait.
+    """The pace of a sharded plan on devices of several kinds: for each operator, that of its slowest kind,
+    for which the ranks of the other kinds wait.
 
-    Which kind that is differs by operator: one has the fewer FLOP/s, another the slower memory.
+    The slowest kind differs by operator: one kind has fewer FLOP/s, another slower memory.
     """
 
     def __init__(self, kinds: Sequence[MeasuredCompute]):
@@ -127,12 +127,12 @@ class SlowestCompute:
 
     @property
     def source(self) -> str:
-        """Where the figures of the kind with the slowest optimizer come from."""
+        """The source of the figures of the kind with the slowest optimizer."""
         return self._slowest_optimizer.source
 
     @property
     def optimizer_s_per_element(self) -> float:
-        """Seconds per element on the kind whose optimizer is slowest."""
+        """The seconds per element on the kind whose optimizer is slowest."""
         return self._slowest_optimizer.optimizer_s_per_element
 
     @property
@@ -140,24 +140,23 @@ class SlowestCompute:
         return max(self.kinds, key=lambda kind: kind.optimizer_s_per_element)
 
     def source_of(self, work: Workload) -> str:
-        """The least of their sources: measured only where each of them was."""
-        # SOURCES is ordered from the most to the least trusted, so that the largest index is the least
-        # trusted one.
+        """The least trusted of the kinds' sources: measured only if all of them were."""
+        # SOURCES is ordered from the most to the least trusted, so the largest index is the least trusted.
         return max((kind.source_of(work) for kind in self.kinds), key=SOURCES.index)
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """(forward, backward) seconds, each of the kind that is slowest at it."""
         forward, backward = zip(*(kind.seconds(work, facts) for kind in self.kinds), strict=True)
-        # Forward and backward have a maximum each: the kind that is slowest forward need not be it in
-        # backward.
+        # Forward and backward have separate maxima: the kind that is slowest in forward need not be the
+        # slowest in backward.
         return max(forward), max(backward)
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Seconds of the product of a weight's gradient, on the kind that is slowest in backward."""
+        """The seconds of the product for a weight's gradient, on the kind that is slowest in backward."""
         slowest = max(self.kinds, key=lambda kind: kind.seconds(work, facts)[1])
         return slowest.weight_gradient_s(work, facts)
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """(forward, backward) seconds of issuing it, each on the slowest kind's host."""
+        """(forward, backward) seconds of issuing the workload, each on the host of the slowest kind."""
         forward, backward = zip(*(kind.host_seconds(work) for kind in self.kinds), strict=True)
         return max(forward), max(backward)

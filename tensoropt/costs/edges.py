@@ -1,8 +1,9 @@
 """Pairwise costs: the tables of resharding between configurations of adjacent variables.
 
-An edge runs in the region of the group that reads. What enters a recomputed region is kept as it comes,
-at its source's placement, and goes its way into the region again in backward; what passes between two
-groups of one recomputed region is not kept at all. All groups of a region are recomputed, or none.
+An edge belongs to the region of the group that reads. A tensor that enters a recomputed region is kept as it
+comes, at its source's placement, and is moved into the region a second time in backward; a tensor that passes
+between two groups of one recomputed region is not kept at all. Either all groups of a region are recomputed
+or none.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.reshard.steps import forward_placements
 
-# How the two variables of an edge see its tensor.
+# The two variables' views of an edge's tensor.
 _A = TypeVar("_A")
 _B = TypeVar("_B")
 
 
 class EdgeBuilder:
-    """Edge tables of one mesh.
+    """The builder of one mesh's edge tables.
 
     Args:
-        effects: what moves and uses do.
-        configurations: per group name, in the order of its template.
-        region_of: per group name the region that offers to recompute it.
-        arrays: those of this mesh at these prices that were made before.
+        effects: the effects of moves and uses.
+        configurations: by group name, in the order of the group's template.
+        region_of: by group name, the region that may recompute the group.
+        arrays: arrays of this mesh at these prices that were built earlier.
     """
 
     def __init__(
@@ -61,17 +62,18 @@ class EdgeBuilder:
         self.arrays = arrays
         self.tensors = effects.tensors
         self._tables: dict[object, np.ndarray] = {}
-        # Where nothing runs beside anything a reduction costs what it takes, whatever it is beside.
+        # If nothing overlaps, a reduction costs its full time, whatever product it is issued with.
         self.products = products_beside(self.graph) if effects.prices.beside else {}
 
     def build(self, variables: Mapping[str, VariableTable], regions: Sequence[Region]) -> Iterator[EdgeTable]:
-        """The tables of all edges between ``variables``, and those that keep each of ``regions`` together."""
+        """Yield the tables of all edges between ``variables``, and those that make the groups of each region
+        agree."""
         self.variables = variables
         hubs = set(self.graph.hubs)
         for group in self.graph.groups:
             for name in group.reads:
-                # A table of pairs needs two ends, and a tensor with several readers has more: the hub's
-                # variable stands in between, so that every edge still joins exactly two variables.
+                # A table of pairs needs two ends, but a tensor with several readers has more: the hub's
+                # variable stands between them, so that every edge still joins exactly two variables.
                 yield self._hub_reader(name, group) if name in hubs else self._direct(name, group)
             for name in group.shared:
                 yield self._parameter_use(name, group)
@@ -89,7 +91,7 @@ class EdgeBuilder:
         return [g for g in self.graph.groups if name in g.reads]
 
     def _inside(self, name: str, reader: Group) -> bool:
-        """Whether a tensor is made and read in one region."""
+        """Whether a tensor is produced and read in the same region."""
         region = self.region_of.get(reader.name)
         return region is not None and region is self.region_of.get(self._producer(name).name)
 
@@ -97,9 +99,9 @@ class EdgeBuilder:
         return (False, True) if group.name in self.region_of else (False,)
 
     def _reads(self, group: Group, name: str) -> list[Reading]:
-        """How a reader sees a tensor, per configuration."""
+        """A reader's view of a tensor, per configuration."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
-        # A hub's gradient is given back by the hub, whose table counts what hides it.
+        # The hub returns its own gradient, and its table counts what hides it.
         reduces = name in self.products and name not in self.graph.hubs
         products = self._product_seconds(name) if reduces else itertools.repeat(None)
         return [
@@ -109,8 +111,8 @@ class EdgeBuilder:
         ]
 
     def _product_seconds(self, name: str) -> list[WeightProduct | None]:
-        """Per configuration of a tensor's first reader the product beside which the gradient is reduced;
-        bytes are for the simulator."""
+        """The product that overlaps with the gradient's reduction, per configuration of the tensor's first
+        reader; its bytes are left to the simulator."""
         group = self.graph.group_of[self.products[name].operator]
         template = self.templates[group.name]
         found = (
@@ -119,12 +121,12 @@ class EdgeBuilder:
         return [None if product is None else WeightProduct(product.seconds) for product in found]
 
     def _hub_products(self, name: str, hub: VariableTable) -> list[WeightProduct | None]:
-        """Per placement of a hub the shortest product beside which its gradient is reduced, whichever of its
-        configurations that read the hub as it is the first reader has; None where one of them does not reduce
-        it.
+        """The shortest product that overlaps with the gradient's reduction, per placement of a hub, over
+        those configurations of the first reader that read the hub as it is; None if one of them does not
+        reduce the gradient.
 
-        Where the first reader moves the hub for itself its gradient is reduced by itself, which a table of
-        two ends cannot tell: the simulator finds more then.
+        If the first reader moves the hub for itself, it reduces its gradient itself, which a table with two
+        ends cannot express: in that case the simulator finds more overlap.
         """
         if name not in self.products:
             return [None] * len(hub.layouts)
@@ -145,7 +147,7 @@ class EdgeBuilder:
         return found
 
     def _writes(self, group: Group, name: str) -> list[Reading]:
-        """How a producer leaves a tensor, per configuration; a recomputed one keeps nothing."""
+        """A producer's view of a tensor, per configuration; a recomputed producer keeps nothing."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
         return [
             Reading(c.layout(name), short in facts[i].writes_kept and not again, again)
@@ -154,7 +156,7 @@ class EdgeBuilder:
         ]
 
     def _uses(self, group: Group, name: str) -> list[Use]:
-        """How a group uses a shared parameter, per configuration."""
+        """A group's use of a shared parameter, per configuration."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
         neighbours, last = self.effects.blocks.neighbours(group.name), len(parts_of(group).starts) - 1
         return [
@@ -164,14 +166,15 @@ class EdgeBuilder:
         ]
 
     def hub_ends(self, name: str) -> list[Reading]:
-        """What a hub can be: at a placement of its producer or a reader; kept, where a reader's backward
-        may need it so or a recomputed region may begin with it; made once or, in a region, again."""
+        """The states that a hub can have: at a placement of its producer or of a reader; kept, where a
+        reader's backward may need it so or a recomputed region may begin with it; made once or, in a region,
+        recomputed."""
         producer, readers = self._producer(name), self._readers(name)
         layouts = dict.fromkeys(
             c.layout(name) for g in (producer, *readers) for c in self.configurations[g.name]
         )
         # A hub is offered as kept only at placements in which some reader's backward may need it: every
-        # further pair would be one more state of the variable, and the search pays for states.
+        # further pair would add a state to the variable, and the search pays for states.
         needed = dict.fromkeys(e.layout for g in readers for e in self._reads(g, name) if e.kept)
         enters = any(g.name in self.region_of and not self._inside(name, g) for g in readers)
         pairs = [
@@ -194,18 +197,18 @@ class EdgeBuilder:
         inside: bool,
         costs: Callable[[Sequence[_A], Sequence[_B]], np.ndarray],
     ) -> EdgeTable:
-        """The table of two variables, by their distinct ends.
+        """Build the table of two variables, indexed by their distinct ends.
 
         Args:
-            costs: of all pairs of ends an array (first ends, second ends, 2) of memory and time; infinite
-                where two cannot meet.
+            costs: returns for all pairs of ends an array (first ends, second ends, 2) of memory and time,
+                infinite where the two ends are incompatible.
         """
         (a, left), (b, right) = ends
-        # Many configurations see the tensor alike, so the table has a row per distinct end and the index
-        # arrays expand it.
+        # Many configurations view the tensor in the same way, so the table has one row per distinct end and
+        # the index arrays expand it.
         rows = {key: i for i, key in enumerate(dict.fromkeys(left))}
         cols = {key: i for i, key in enumerate(dict.fromkeys(right))}
-        # Layers repeat: the same placements of a tensor like this one cost the same everywhere.
+        # Layers repeat: the same placements of a similar tensor cost the same everywhere.
         tensor = self.tensors[name]
         like = (
             self.graph.atoms.atoms[name],
@@ -233,14 +236,14 @@ class EdgeBuilder:
     def _moving_s(
         self, name: str, sources: Sequence[Reading], targets: Sequence[Reading], again: np.ndarray
     ) -> np.ndarray:
-        """Seconds (sources, targets) of a step in which a tensor moves forward, ``again`` where it is
-        recomputed, and its gradient back."""
+        """The seconds (sources, targets) per step of moving a tensor forward, a second time where ``again``
+        marks it as recomputed, and its gradient back."""
         rows, cols = ([end.layout for end in ends] for ends in (sources, targets))
         products = [end.product for end in targets]
         products_s = [0.0 if product is None else product.seconds for product in products]
         forward_s, back_s = self.effects.moving_s(name, rows, cols, products_s if any(products) else None)
         times = self.effects.mesh[0]
-        # One after the other, as additive() adds effects up: the order of the sums is part of the result.
+        # One after another, as additive() adds up effects: the order of the sums is part of the result.
         there_s = forward_s * times
         return np.where(again, there_s + there_s, there_s) + back_s * times
 
@@ -248,19 +251,20 @@ class EdgeBuilder:
         return np.array([self.effects.bytes(name, end.layout) for end in ends], dtype=np.float64)
 
     def _direct(self, name: str, reader: Group) -> EdgeTable:
-        """A tensor with one reader: resharding, and what is kept of it where its producer keeps nothing."""
+        """The edge of a tensor with one reader: resharding, and what is kept of the tensor if its producer
+        keeps nothing."""
         inside = self._inside(name, reader)
 
         def costs(writes: Sequence[Reading], reads: Sequence[Reading]) -> np.ndarray:
             keeps = _keeps(writes, reads, inside=inside)
-            # Where the producer keeps the tensor anyway it is counted with the producer's group: once by
+            # If the producer keeps the tensor anyway, it is counted with the producer's group: once per
             # storage.
             source = (keeps == Keeps.SOURCE.value) & ~_flags(writes, "kept")[:, None]
             memory = np.where(keeps == Keeps.COPY.value, self._bytes(name, reads), 0.0)
             memory = np.where(source, self._bytes(name, writes)[:, None], memory)
             again = _flags(reads, "again")
-            # A region is recomputed as a whole. Infinite cells on its inner edges say so to the search, which
-            # then needs no constraint over several variables.
+            # A region is recomputed as a whole. Infinite cells on its inner edges express this, so the search
+            # needs no constraint over several variables.
             apart = _flags(writes, "again")[:, None] != again if inside else False
             return _cells(
                 memory * self.effects.prices.in_flight, self._moving_s(name, writes, reads, again), apart
@@ -274,12 +278,13 @@ class EdgeBuilder:
         return self._table(name, ends, inside, costs)
 
     def _hub_producer(self, name: str) -> EdgeTable:
-        """Materialising a hub costs its communication and, if it is kept, its bytes."""
+        """The edge to a hub's producer: materialising the hub costs its communication and, if it is kept, its
+        bytes."""
         hub, producer = self.variables[Variable.of_hub(name)], self._producer(name)
         inside = any(hub.again)
 
         def costs(writes: Sequence[Reading], hubs: Sequence[Reading]) -> np.ndarray:
-            # From R to R/P nothing moves forward, so that the hub is the storage that its producer keeps.
+            # From R to R/P nothing moves forward, so the hub is the storage that its producer keeps.
             counted = _flags(writes, "kept")[:, None] & ~_moved(writes, hubs)
             memory = np.where(_flags(hubs, "kept") & ~counted, self._bytes(name, hubs), 0.0)
             again = _flags(writes, "again")[:, None]
@@ -296,13 +301,14 @@ class EdgeBuilder:
         return self._table(name, ends, inside, costs)
 
     def _hub_reader(self, name: str, reader: Group) -> EdgeTable:
-        """A reader whose backward needs the hub itself, or a region it enters, needs a kept hub."""
+        """The edge to a hub's reader: if its backward needs the hub itself, or a region that the hub enters,
+        the hub is kept."""
         hub, inside = self.variables[Variable.of_hub(name)], self._inside(name, reader)
 
         def costs(hubs: Sequence[Reading], reads: Sequence[Reading]) -> np.ndarray:
             keeps, again = _keeps(hubs, reads, inside=inside), _flags(reads, "again")
-            # Whether the hub is kept is the hub's own choice, whose bytes count once however many readers
-            # need it; a reader that needs it forbids the states without it.
+            # Whether the hub is kept is the hub's own choice, and its bytes count once however many readers
+            # need it; a reader that needs it forbids the states in which it is not kept.
             missing = (keeps == Keeps.SOURCE.value) & ~_flags(hubs, "kept")[:, None]
             if inside:
                 missing |= _flags(hubs, "again")[:, None] != again
@@ -333,7 +339,7 @@ class EdgeBuilder:
     # -- regions ----------------------------------------------------------------------------------
 
     def _agreement(self, region: Region) -> Iterator[EdgeTable]:
-        """Ties parts of a region that share no tensor, which would otherwise decide each for itself."""
+        """Tie the parts of a region that share no tensor; otherwise each would be decided separately."""
         parts = nx.Graph()
         parts.add_nodes_from(region.groups)
         for name in region.groups:
@@ -341,8 +347,8 @@ class EdgeBuilder:
             for tensor in group.reads:
                 if self._inside(tensor, group):
                     parts.add_edge(self._producer(tensor).name, name)
-        # Within a connected part the inner edges force agreement already, so one edge per further part is
-        # enough.
+        # Within a connected part the inner edges already force agreement, so one edge per additional part
+        # suffices.
         first, *others = (min(c, key=region.groups.index) for c in nx.connected_components(parts))
         # Both columns, memory and time, are infinite off the diagonal.
         table = np.where(np.eye(2, dtype=bool)[:, :, None], 0.0, np.inf) * np.ones(2)
@@ -353,12 +359,12 @@ class EdgeBuilder:
     # -- constraints ------------------------------------------------------------------------------
 
     def build_together(self, restriction: Restriction) -> Iterator[EdgeTable]:
-        """Ties the groups of each class, which have the same labels to choose from, to equal ones."""
+        """Tie the groups of each class, which have the same labels to choose from, to equal labels."""
         for first, *others in restriction.together:
             for other in others:
                 ends = [self._labels(name, restriction.words) for name in (first, other)]
-                # _Narrowing._agree has left to all members the same set of labels, so that the diagonal is
-                # never empty.
+                # _Narrowing._agree has left the same set of labels to all members, so the diagonal is never
+                # empty.
                 known = {labels: i for i, labels in enumerate(dict.fromkeys(ends[0] + ends[1]))}
                 table = np.where(np.eye(len(known), dtype=bool)[:, :, None], 0.0, np.inf) * np.ones(2)
                 rows, cols = (np.array([known[labels] for labels in end], dtype=np.int64) for end in ends)
@@ -374,8 +380,8 @@ def _flags(ends: Sequence[Reading], name: Literal["kept", "again"]) -> np.ndarra
 
 
 def _moved(sources: Sequence[Reading], targets: Sequence[Reading]) -> np.ndarray:
-    """Whether an edge makes another storage (sources, targets); else only the gradient's placement differs,
-    if any."""
+    """Whether an edge creates another storage (sources, targets); otherwise at most the gradient's placement
+    differs."""
     numbers: dict[Layout, int] = {}
     source, target = (
         np.array([numbers.setdefault(forward_placements(end.layout), len(numbers)) for end in ends])
@@ -394,8 +400,8 @@ def _keeps(sources: Sequence[Reading], reads: Sequence[Reading], *, inside: bool
 
 
 def _cells(memory: np.ndarray, time_s: np.ndarray, forbidden: np.ndarray | bool) -> np.ndarray:
-    """(memory, time) of all pairs of ends."""
-    # The search reads rows of pairs, so that these lie one after the other.
+    """The array of (memory, time) for all pairs of ends."""
+    # The search reads rows of pairs, so the two values of a pair are contiguous.
     return np.where(np.asarray(forbidden)[..., None], np.inf, np.stack([memory, time_s], axis=-1))
 
 

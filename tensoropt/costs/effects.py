@@ -1,14 +1,14 @@
-"""What a choice does in a step: its effects, each with the moment at which it takes place.
+"""The effects of a choice in a step, each with the moment at which it takes place.
 
-This is the one description of what anything costs. A choice is a group's configuration with the storage of
+This is the only description of what anything costs. A choice is a group's configuration with the storage of
 its parameters, the layouts between which a tensor moves, or the layout in which a parameter is stored. Its
-effects are computation, collectives with their group and bytes, and memory that is taken and given back.
+effects are computation, collectives with their group and bytes, and memory that is allocated and freed.
 
-The search adds effects up (:func:`additive`): its tables hold their sums. The simulator lays them out in
-time: step time, memory curve, collectives and timeline of a strategy are what it sees of the same effects.
+The search adds effects up (:func:`additive`): its tables hold their sums. The simulator lays the same effects
+out in time, and derives a strategy's step time, memory curve, collectives and timeline from them.
 
-All ranks do the same; the rank with the largest shards is described. Inputs, constants and buffers, which are
-the same for every strategy, are left out; constants are a term of what is reported
+All ranks do the same; the description is of the rank with the largest shards. Inputs, constants and buffers,
+which are the same for every strategy, are left out; constants are a term of the reported memory
 (:mod:`tensoropt.costs.process_memory`).
 """
 
@@ -30,11 +30,12 @@ micro-batch, ``last``: the backward of the last one."""
 
 
 class When(NamedTuple):
-    """A moment of a step as the owner of an effect names it: the group, the tensor or the parameter.
+    """A moment of a step as named by the owner of an effect: the group, the tensor or the parameter.
 
     Attributes:
-        what: the kind of moment; :mod:`tensoropt.simulate.step_schedule` says where in a step it lies.
-        number: which part of a group's forward, which reader of a tensor, which end of a gradient's storage.
+        what: the kind of moment; :mod:`tensoropt.simulate.step_schedule` determines its position in a step.
+        number: the number of a part of a group's forward, of a tensor's reader, or of the end of a gradient's
+            storage.
     """
 
     phase: Phase
@@ -43,73 +44,73 @@ class When(NamedTuple):
 
     @property
     def once(self) -> bool:
-        """Whether it comes once in a step, however many micro-batches there are."""
+        """Whether it occurs once per step, however many micro-batches there are."""
         return self.phase in ("first", "last", "reduction", "optimizer")
 
     @property
     def at_once(self) -> bool:
-        """Whether what is sent together is waited for at once, as there is no block beside which it could
-        run."""
+        """Whether a collective sent together with others is waited for at once, because there is no block
+        that it could overlap with."""
         return self.what == "begin"
 
 
-# Of a group. COMPUTE stands for the first part of its forward; see part_of.
+# Moments of a group. COMPUTE stands for the first part of its forward; see part_of.
 GATHER, COMPUTE, INNER = (When("forward", what) for what in ("gather", "compute", "inner"))
 GATHER_AGAIN, COMPUTE_AGAIN, INNER_AGAIN = (When("again", what) for what in ("gather", "compute", "inner"))
 GATHER_BACK, COMPUTE_BACK, INNER_BACK = (When("backward", what) for what in ("gather", "compute", "inner"))
 PARAMETERS = When("backward", "parameters")
-# Of a group whose parameters are gathered ahead: as the block before begins, as its own does, and the same in
-# backward; then as backward begins the next block, and the one after it.
+# Moments of a group whose parameters are gathered ahead: when the block before begins, when its own begins,
+# and the same in backward; then, once backward begins, the next block and the one after it.
 BEGIN_BEFORE, BEGIN = When("forward", "before"), When("forward", "begin")
 BACK_BEFORE, BACK_BEGIN, BACK_NEXT, BACK_LEFT = (
     When("backward", what) for what in ("before", "begin", "next", "left")
 )
-# The same, once in a step: a copy that stays gathered is made, and a gradient that waited beside it goes.
+# The same, once per step: a copy that stays gathered is made, and the gradient that waited with it is sent.
 FIRST_BEFORE, FIRST_BEGIN = When("first", "before"), When("first", "begin")
 LAST_NEXT, LAST_LEFT = When("last", "next"), When("last", "left")
-# Of a group or a parameter: what is done once with a copy that stays gathered.
+# Moments of a group or a parameter: what is done once with a copy that stays gathered.
 REDUCE_LAST, GATHER_ONCE = When("optimizer", "reduce"), When("optimizer", "unshard")
-# Of a tensor.
+# Moments of a tensor.
 MADE, HUB, OUTPUT = (When("forward", what) for what in ("made", "hub", "output"))
 FORWARD_END = When("forward", "end")
 BACKWARD_END = When("backward", "over")
 MADE_AGAIN, HUB_AGAIN = When("again", "made"), When("again", "hub")
 OUTPUT_BACK, HUB_BACK, GRADIENT = (When("backward", what) for what in ("output", "hub", "made"))
-# Of a tensor's reader; see reader.
+# Moments of a tensor's reader; see reader.
 READ, USED = When("forward", "read"), When("forward", "used")
 READ_AGAIN, USED_AGAIN = When("again", "read"), When("again", "used")
 READ_BACK, USED_BACK = When("backward", "read"), When("backward", "used")
-# Of a parameter.
-# Their places are resolved by StepSchedule.of_parameter: the two differ for a tied parameter only.
+# Moments of a parameter.
+# StepSchedule.of_parameter resolves their positions: the two differ only for a tied parameter.
 ARRIVED, FIRST_ARRIVED = When("backward", "arrived"), When("backward", "first arrived")
 REDUCED, STEP = When("reduction", "bucket"), When("optimizer", "step")
 
 COMPLETE = (ARRIVED, BACK_LEFT, REDUCE_LAST)
-"""When a gradient is complete where its parameter is stored: in backward, once it was scattered behind, or
-after backward; of the parameter or of its only group."""
+"""The moments at which a gradient is complete where its parameter is stored: in backward, after it was
+scattered behind, or after backward; moments of the parameter or of its only group."""
 
 
 def part_of(part: int, *, again: bool = False) -> When:
-    """Part ``part`` of a group's forward, or of its forward again."""
+    """The moment of part ``part`` of a group's forward, or of its second forward."""
     return (COMPUTE_AGAIN if again else COMPUTE)._replace(number=part)
 
 
 def reader(number: int, when: When) -> When:
-    """The moment ``when`` of a tensor's reader ``number``."""
+    """The moment ``when`` of reader ``number`` of a tensor."""
     return when._replace(number=number)
 
 
 def storage_end(number: int) -> When:
-    """The moment at which the storage of some gradients is let go of: the tensor's end ``number``."""
+    """The moment at which the storage of some gradients is freed: end ``number`` of the tensor."""
     return When("backward", "end", number)
 
 
 class GradientShare(NamedTuple):
-    """A gradient that is all-reduced in a bucket with others, over the mesh's ``axes`` (counted with the
+    """A gradient that is all-reduced in a bucket with others, over the mesh's ``axes`` (numbered with the
     micro-batch axis in front).
 
     Attributes:
-        complete: the moment after which it is; one of ``COMPLETE``.
+        complete: the moment after which the gradient is complete; one of ``COMPLETE``.
     """
 
     axes: tuple[int, ...]
@@ -119,17 +120,17 @@ class GradientShare(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the gradient, in the dtype in which it is reduced."""
+        """The gradient's bytes, in the dtype in which it is reduced."""
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
 class Together(NamedTuple):
-    """What a parameter has in a collective with others.
+    """A parameter's part in a collective that several parameters share.
 
     Attributes:
-        send: the collective, were it for this parameter alone.
-        dtype: in which it is sent; one collective has one.
-        stays: what is sent is no copy, and stays where it is: packed with others it is one more.
+        send: the collective as it would be for this parameter alone.
+        dtype: the dtype in which it is sent; one collective has one dtype.
+        stays: the data that is sent is no copy and stays in place: packing it with others makes another copy.
     """
 
     send: Send
@@ -139,27 +140,27 @@ class Together(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What happens at one moment of one micro-batch, or of the step where the moment comes once.
+    """An event at one moment of one micro-batch, or of the step if the moment occurs once.
 
     Attributes:
-        after: it takes place as the moment ends, which is when the next one starts.
-        kept, transient: bytes that begin (or, below 0, have ended) to be alive as the moment starts; kept for
-            backward, or until somebody lets go of them.
-        workspace_bytes: bytes alive during this moment only.
-        local_s: seconds on the device, of ``source``.
+        after: it takes place when the moment ends, which is when the next one starts.
+        kept, transient: bytes allocated (or, if negative, freed) when the moment starts; kept for backward,
+            or until another effect frees them.
+        workspace_bytes: bytes that are alive during this moment only.
+        local_s: seconds on the device, with source ``source``.
         sends: collectives that the device waits for.
-        beside_work_s: seconds of the moment's own work, its last, that begin when the sends do and need
-            nothing of them.
-        beside: those that run beside what follows, put together with others of the same moment, until the
+        beside_work_s: the last seconds of the moment's own work, which begin together with the sends and do
+            not depend on them.
+        beside: collectives that overlap with what follows, combined with others of the same moment, until the
             next block begins.
-        moves: it brings data from one layout to another; its local seconds count as communication where
-            compute and communication are told apart.
-        share: a gradient that is reduced with others. Its collective is the bucket's.
-        host_s: seconds of the host in which it issues the effect to a device of its own; 0 where the host is
-            the device.
-        passing: seconds in which autograd passes on what moves only the other way; of the edge's
-            overheads, and counted by the search where ``sums_passing``. It leaves out what a parameter takes
-            that does not move to its use but whose gradient moves back, some 10 us a use.
+        moves: it moves data from one layout to another; its local seconds count as communication in figures
+            that separate compute from communication.
+        share: a gradient that is reduced together with others. The bucket has the collective.
+        host_s: seconds in which the host issues the effect to a separate device; 0 if the host is the device.
+        passing: seconds in which autograd passes on a tensor that moves only in the other direction. They
+            belong to the edge's overheads, and the search counts them if ``sums_passing``. They leave out the
+            time for a parameter that does not move to its use but whose gradient moves back, about 10 us per
+            use.
     """
 
     when: When
@@ -181,7 +182,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """All effects of one owner for one choice, and the bytes that are there all through the step."""
+    """All effects of one owner for one choice, and the bytes that are alive during the whole step."""
 
     effects: tuple[Effect, ...]
     parameters: int = 0
@@ -190,14 +191,14 @@ class Effects:
 
 
 class Cost(NamedTuple):
-    """What effects add up to in one step: bytes, seconds of computing, seconds of communication."""
+    """The totals of effects in one step: bytes, seconds of computing, seconds of communication."""
 
     memory: float
     compute: float
     communication: float
 
     def plus(self, *others: Cost) -> Cost:
-        """The sum with others, one after the other."""
+        """The sum with other costs, added one after another."""
         return Cost(*(sum(column) for column in zip(self, *others, strict=True)))
 
 
@@ -205,27 +206,28 @@ NOTHING = Cost(0.0, 0.0, 0.0)
 
 
 def additive(effects: Effects, prices: Prices) -> Cost:
-    """What the search counts of effects: the bytes that last, and all seconds as if nothing overlapped.
+    """Add up effects as the search counts them: the bytes that last, and all seconds as if nothing
+    overlapped.
 
-    Of each effect it counts the slower of device and host. That is what a step takes whose effects are all
-    slower on the same one, and else too much: the host runs ahead through what is slower on the device. The
-    simulator, which adds each up by itself, says what the step takes.
+    For each effect it counts the slower of device and host. This is exact for a step whose effects are all
+    slower on the same one, and otherwise too much, because the host runs ahead during effects that are slower
+    on the device. The simulator, which adds up each of them separately, gives the actual step time.
 
-    Bytes last that are there all through the step, or kept from forward to backward. What a recomputed region
-    keeps while its own backward runs does not last, nor does workspace: of these only the most at any moment
-    counts, which no sum can tell (:mod:`tensoropt.costs.working_sets`).
+    Bytes last if they are alive during the whole step or kept from forward to backward. What a recomputed
+    region keeps while its own backward runs does not last, nor does workspace: only their maximum over all
+    moments counts, which no sum can express (:mod:`tensoropt.costs.working_sets`).
     """
     # The order of the additions is part of the result to the last bit; see TableBuilder._options.
     memory, compute, communication = effects.parameters + effects.gradients + effects.optimizer, 0.0, 0.0
     for effect in effects.effects:
-        # The first axis is the micro-batches': what comes in each of them counts as often.
+        # The first axis is the micro-batch axis: an effect that occurs in each micro-batch counts that often.
         times = 1 if effect.when.once else prices.mesh[0]
-        # All that forward keeps is alive together when forward ends, so that its sum is a peak; what gives it
-        # back is an effect of backward and not subtracted. Bytes are not multiplied by ``times``: a
-        # micro-batch has given them back before the next one begins.
+        # All that forward keeps is alive together when forward ends, so its sum is a peak; the effects that
+        # free it belong to backward and are not subtracted. Bytes are not multiplied by ``times``, because a
+        # micro-batch frees them before the next one begins.
         if effect.when.phase == "forward":
             memory += effect.kept * prices.in_flight
-        # Put together with others a collective takes no longer than by itself.
+        # Combined with others, a collective takes no longer than by itself.
         communication += sum(one.send.seconds for one in effect.beside) * times
         if effect.moves or effect.sends:
             device_s = prices.amid_work(effect.local_s, effect.sends)
@@ -237,19 +239,20 @@ def additive(effects: Effects, prices: Prices) -> Cost:
         else:
             compute += max(effect.local_s, effect.host_s) * times
         if effect.share is not None:
-            # Which gradients meet in a bucket is not known to a single parameter: it pays by its bytes.
+            # A single parameter does not know which gradients share its bucket, so it pays in proportion to
+            # its bytes.
             part = effect.share.bytes / BUCKET_BYTES
             communication += part * prices.collective_s("all_reduce", effect.share.axes, BUCKET_BYTES)
     return Cost(memory, compute, communication)
 
 
 class WeightProduct(NamedTuple):
-    """The product of a weight's gradient, in the backward of a linear operator.
+    """The product that computes a weight's gradient, in the backward of a linear operator.
 
     Attributes:
-        seconds: that it takes.
-        bytes: of the weight's gradient.
-        spare_bytes: what other parts of the group's backward have more alive at most.
+        seconds: the product's duration.
+        bytes: size of the weight's gradient.
+        spare_bytes: the most by which other parts of the group's backward exceed its live memory.
     """
 
     seconds: float
@@ -259,18 +262,20 @@ class WeightProduct(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a group sees a tensor.
+    """A group's view of a tensor.
 
     Attributes:
-        layout: as it writes or reads it.
-        kept: of a writer: the tensor lies in what the group keeps; of a reader: its backward needs it.
+        layout: the layout in which the group writes or reads it.
+        kept: for a writer: the tensor is part of what the group keeps; for a reader: its backward needs the
+            tensor.
         again: the group is recomputed.
-        lies_in: of a writer: the tensor, by its short name there, in whose storage this one lies.
-        extent: bytes of the storage where these are not the tensor's own; of a reader that of its gradient.
-        product: of a linear operator that reads the tensor: that of its weight's gradient, beside which the
-            tensor's may be reduced.
-        given: of a writer: another stage of a pipeline has made the tensor, and it is held until forward is
-            over.
+        lies_in: for a writer: the tensor, by its short name there, in whose storage this one lies.
+        extent: bytes of the storage if they differ from the tensor's own; for a reader, those of its
+            gradient's storage.
+        product: for a linear operator that reads the tensor: the product for its weight's gradient, with
+            which the reduction of the tensor's gradient may overlap.
+        given: for a writer: another stage of a pipeline has produced the tensor, and it is held until forward
+            is over.
     """
 
     layout: Layout
@@ -283,29 +288,29 @@ class Reading:
 
 
 class Keeps(Enum):
-    """What has to be kept of a tensor, from forward to backward, for one reader."""
+    """The part of a tensor that is kept from forward to backward for one reader."""
 
     NOTHING = 0
     SOURCE = 1
-    """The storage in which the reader finds the tensor."""
+    """The storage from which the reader reads the tensor."""
     COPY = 2
-    """The reader's own copy, brought to its layout."""
+    """The reader's own copy, in the reader's layout."""
 
 
 def kept_for(*, kept: bool, again: bool, inside: bool, moved: bool) -> Keeps:
-    """What is kept for a reader.
+    """Return what is kept of a tensor for a reader.
 
-    What enters a recomputed region is kept as it comes, and goes its way into the region again in backward.
-    What passes between two groups of one recomputed region is not kept at all.
+    A tensor that enters a recomputed region is kept as it comes, and is moved into the region a second time
+    in backward. A tensor that passes between two groups of one recomputed region is not kept at all.
 
     Args:
         kept: the reader's backward needs the tensor.
         again: the reader is recomputed.
-        inside: the tensor is made in the reader's region.
-        moved: the reader has a copy of its own.
+        inside: the tensor is produced in the reader's region.
+        moved: the reader has its own copy.
     """
-    # Asked before ``kept``: a recomputed reader needs its input for the second forward even where its
-    # backward would not.
+    # Checked before ``kept``: a recomputed reader needs its input for the second forward even if its backward
+    # does not.
     if again:
         return Keeps.NOTHING if inside else Keeps.SOURCE
     if not kept:
@@ -314,7 +319,7 @@ def kept_for(*, kept: bool, again: bool, inside: bool, moved: bool) -> Keeps:
 
 
 def joined(parts: Iterable[Effects]) -> Effects:
-    """Effects of several owners as those of one."""
+    """The effects of several owners combined into one."""
     effects: list[Effect] = []
     parameters = gradients = optimizer = 0
     for part in parts:

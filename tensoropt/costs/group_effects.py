@@ -1,4 +1,4 @@
-"""What a group does in a step: it computes, communicates inside, and keeps for backward."""
+"""The effects of a group in a step: it computes, communicates internally, and keeps tensors for backward."""
 
 from __future__ import annotations
 
@@ -35,21 +35,23 @@ from tensoropt.sharding.together import Turn
 
 
 class ForwardPart(NamedTuple):
-    """A part of a group's forward: bytes kept of all that was made by its end, the most alive meanwhile."""
+    """A part of a group's forward: the bytes kept by its end of everything made so far, and the peak during
+    it."""
 
     kept: int
     most: int
 
 
 class Choice(NamedTuple):
-    """What is chosen for a group.
+    """The choice made for a group.
 
     Attributes:
-        work, facts: of the configuration.
-        stored: per parameter how it is stored; shared ones may be missing, whose uses then are not counted.
+        work, facts: those of the configuration.
+        stored: the storage layout of each parameter; shared ones may be missing, in which case their uses are
+            not counted.
         again: the group is recomputed with its region.
-        turns: per shared parameter what of its uses together falls to this group; of a missing one all, as
-            if this were the only use.
+        turns: per shared parameter, the part of its combined uses that falls to this group; if missing, all
+            of it, as if this were the only use.
     """
 
     configuration: Configuration
@@ -63,11 +65,11 @@ class Choice(NamedTuple):
 def _forward(
     parts: Sequence[ForwardPart], *, keeps: bool, again: bool = False, needed: int = 0
 ) -> list[Effect]:
-    """Memory in a group's forward.
+    """The memory effects of a group's forward.
 
     Args:
-        keeps: what is kept for backward stays, else it goes with the rest.
-        needed: bytes of gathered parameters that stay for backward.
+        keeps: whether what backward needs is kept; otherwise it is freed with the rest.
+        needed: bytes of gathered parameters that stay until backward.
     """
     effects, before = [], 0
     for number, part in enumerate(parts):
@@ -77,8 +79,8 @@ def _forward(
                 part_of(number, again=again),
                 kept=stays - before,
                 transient=needed if number == 0 else 0,
-                # A part's peak includes what it keeps and what is gathered for it, which are alive as bytes
-                # of their own; without the subtraction they would count twice.
+                # A part's peak includes what it keeps and what is gathered for it, which are also alive as
+                # separate bytes; without the subtraction they would count twice.
                 workspace_bytes=max(part.most - stays - needed, 0),
             )
         )
@@ -87,7 +89,7 @@ def _forward(
 
 
 class GroupEffects(ParameterEffects):
-    """Works out what groups do on one mesh."""
+    """Derives the effects of groups on one mesh."""
 
     def uses(self, choice: Choice) -> dict[str, Use]:
         """The uses of the group's parameters, in the order in which forward needs them."""
@@ -110,7 +112,7 @@ class GroupEffects(ParameterEffects):
         }
 
     def computed(self, choice: Choice) -> Effects:
-        """A group's computation: forward, again where it is recomputed, backward."""
+        """The effects of a group's computation: forward, a second forward if it is recomputed, backward."""
         work, facts = choice.work, choice.facts
         compute = self.prices.compute
         forward, backward = map(Queues, compute.seconds(work, facts), compute.host_seconds(work))
@@ -126,20 +128,20 @@ class GroupEffects(ParameterEffects):
         return Effects(tuple(found))
 
     def hidden_s(self, choice: Choice) -> float:
-        """Seconds of collectives that the search takes for hidden behind computation.
+        """The seconds of collectives that the search assumes to be hidden behind computation.
 
-        A block's parameters are gathered while the one before it computes, and its gradients scattered while
-        backward passes the next. As blocks are mostly alike, the search compares with the group's own
-        computation, so that no group has to know another: never more than what alike blocks hide. What
-        computing takes longer meanwhile is taken off.
+        A block's parameters are gathered while the block before it computes, and its gradients are scattered
+        while backward passes the next. Because blocks are mostly alike, the search compares with the group's
+        own computation, so that no group has to know another one; the result is never more than what alike
+        blocks hide. The slow-down of computing in the meantime is subtracted.
         """
         forward = ("first", "forward")
-        # (in forward, once in a step): seconds.
+        # (in forward, once per step): seconds.
         sent: dict[tuple[bool, bool], float] = {}
         for name, use in self.uses(choice).items():
             stored = choice.stored[name]
             for effect in (*self.use(name, stored, use).effects, *self._copy(name, stored, use).effects):
-                # Behind the first block backward passes no other one.
+                # After the first block, backward passes no other one.
                 ends = effect.when.what == "next" and not (use.neighbours and use.neighbours.before)
                 if effect.beside and not effect.when.at_once and not ends:
                     key = effect.when.phase in forward, effect.when.once
@@ -152,28 +154,29 @@ class GroupEffects(ParameterEffects):
         hidden_s = 0.0
         for way, computed_s in computed.items():
             each_s = min(sent.get((way, False), 0.0), computed_s)
-            # One micro-batch hides what is sent once, beside what each of them sends.
+            # One micro-batch hides what is sent once, in addition to what each of them sends.
             hidden_s += each_s * self.mesh[0] + min(sent.get((way, True), 0.0), computed_s - each_s)
         return hidden_s / (1.0 + self.prices.slower_beside)
 
     def _copy(self, name: str, stored: Layout, use: Use) -> Effects:
-        """What a parameter's unsharded copy does, if that is the group's own."""
+        """The effects of a parameter's unsharded copy, if the copy belongs to this group alone."""
         return Effects(()) if name in self.graph.shared else self.unsharded(name, stored, use)
 
     def kept(self, choice: Choice) -> Effects:
-        """What backward keeps of all that a group makes, as one sum: forward's parts are for the
-        simulator."""
+        """The memory that backward keeps of everything the group produces, as one sum; the parts of forward
+        are for the simulator."""
         kept = choice.facts.kept_bytes
         if not self.training or choice.again or not kept:
             return Effects(())
         return Effects((Effect(COMPUTE, kept=kept), Effect(COMPUTE_BACK, after=True, kept=-kept)))
 
     def group(self, choice: Choice, *, handed: bool = False, joins: Sequence[bool] = ()) -> Effects:
-        """All that a group does: computation, its parameters' uses, and memory part by part.
+        """All effects of a group: computation, its parameters' uses, and memory part by part.
 
         Args:
-            handed: gradients of its results lie in storages that outlast its backward, and count elsewhere.
-            joins: per shared parameter whether gradients of later groups wait for this one's.
+            handed: gradients of its results lie in storages that outlive its backward, and are counted
+                elsewhere.
+            joins: per shared parameter, whether gradients of later groups wait for this group's.
         """
         uses = self.uses(choice)
         used = [self.use(name, choice.stored[name], use) for name, use in uses.items()]
@@ -185,7 +188,7 @@ class GroupEffects(ParameterEffects):
         return joined([self.computed(choice), *self.inside(choice), *used, *copies, Effects(tuple(memory))])
 
     def inside(self, choice: Choice) -> list[Effects]:
-        """What is communicated inside a group: a resolved partial sum, then each kernel's own collectives."""
+        """The communication inside a group: a resolved partial sum, then each kernel's own collectives."""
         configuration, found = choice.configuration, []
         whens = (INNER, *((INNER_AGAIN,) if choice.again else ()), *((INNER_BACK,) if self.training else ()))
         if configuration.resolved is not None:
@@ -193,8 +196,8 @@ class GroupEffects(ParameterEffects):
             ways = self.steps(name, before, after)
             moves = (when for when in whens if ways[when is INNER_BACK])
             found.append(Effects(tuple(self.moved(when, name, before, after) for when in moves)))
-        # The resolved partial sum is an edge inside the group, which backward passes as well; collectives of
-        # kernels say for themselves in which direction they are issued.
+        # The resolved partial sum is an edge inside the group, which backward passes as well; a kernel's
+        # collectives state in which direction they are issued.
         for op in configuration.group.operators:
             call = localise(configuration.placed(op.name, self.graph.atoms, self.mesh, None))
             sends = [
@@ -212,7 +215,7 @@ class GroupEffects(ParameterEffects):
     def _memory(
         self, choice: Choice, uses: Mapping[str, Use], *, handed: bool, joins: Sequence[bool]
     ) -> list[Effect]:
-        """What is alive while a group runs, beside what its parameters' uses keep."""
+        """The memory that is alive while a group runs, in addition to what its parameters' uses keep."""
         gathered, buffers = self._gathered_bytes(choice, uses, backward=False)
         parts = self._parts(choice, gathered)
         moves = any(self._moves(choice, name, use) for name, use in uses.items())
@@ -222,7 +225,7 @@ class GroupEffects(ParameterEffects):
             return found
         needed, buffers_back = self._gathered_bytes(choice, uses, backward=True)
         freed = 0
-        if choice.again:  # what the second forward gathers stays for backward
+        if choice.again:  # what the second forward gathers stays until backward
             freed = needed
             if moves:
                 found.append(Effect(GATHER_AGAIN, workspace_bytes=gathered + buffers))
@@ -243,11 +246,11 @@ class GroupEffects(ParameterEffects):
         return self.moves_to_use(name, self.way(name, choice.stored[name], use.layout), use)
 
     def _gathered_bytes(self, choice: Choice, uses: Mapping[str, Use], *, backward: bool) -> tuple[int, int]:
-        """(bytes of parameters brought to their use that are there while the group runs, and are not kept;
-        bytes of buffers while they are brought), in forward or again for backward."""
+        """(bytes of parameters that were brought to their use, are alive while the group runs, and are not
+        kept; bytes of buffers while they are brought), in forward or a second time for backward."""
         total = buffers = 0
         for name, use in uses.items():
-            if self.goes_ahead(name, choice.stored[name], use):  # it is counted from when it is sent
+            if self.goes_ahead(name, choice.stored[name], use):  # it counts from when it is sent
                 continue
             way = self.way(name, choice.stored[name], use.layout)
             steps = self.use_steps(name, way, use)[0]
@@ -260,25 +263,25 @@ class GroupEffects(ParameterEffects):
             if backward and not (anew and use.wanted):
                 continue
             size = self.bytes(name, use.layout)
-            if anew or not use.wanted or not self.training:  # else it is kept
+            if anew or not use.wanted or not self.training:  # otherwise it is kept
                 total += size
             if steps:
                 # A shard is cast before it is gathered, so that the collective moves the narrow type: the
-                # narrow shard is alive beside the gathered result.
+                # narrow shard is alive together with the gathered result.
                 narrow = self.bytes(name, choice.stored[name]) if cast else 0
                 buffers = max(buffers, self.resharding_bytes(steps, name) + narrow - size)
         return total, max(buffers, 0)
 
     def _parts(self, choice: Choice, gathered: int) -> list[ForwardPart]:
-        """The parts of the group's forward; ``gathered`` bytes are there while parameters are read."""
+        """The parts of the group's forward; ``gathered`` bytes are alive while parameters are read."""
         facts = choice.facts
-        calls = facts.calls or (  # of a record that does not tell them apart
+        calls = facts.calls or (  # for a record that does not list them separately
             (facts.kept_bytes, facts.kept_bytes + facts.forward_peak_bytes, False),
             (facts.kept_bytes, facts.kept_bytes + facts.forward_parameters_peak_bytes, True),
         )
         cut, parts = parts_of(choice.configuration.group), [ForwardPart(0, 0)]
         for position, (kept, peak, reads) in enumerate(calls):
-            # The simulator lets inputs go part by part; the fallback's two entries are no calls and are never
+            # The simulator frees inputs part by part; the fallback's two entries are no calls and are never
             # cut.
             if facts.calls and cut.of(position) == len(parts):
                 parts.append(ForwardPart(parts[-1].kept, 0))
@@ -290,22 +293,22 @@ class GroupEffects(ParameterEffects):
         return self.waiting_bytes({name: (choice.stored[name], use) for name, use in uses.items()})
 
     def _most_back(self, choice: Choice, uses: Mapping[str, Use], needed: int, *, handed: bool) -> int:
-        """The most alive in backward beside what is kept.
+        """The peak of live memory in backward, in addition to what is kept.
 
-        A parameter gathered again is there while the node runs that reads it; one that a second forward has
-        gathered, all ``needed``, until then. A gradient that has to move to where its parameter is stored
-        waits until the group's backward is over.
+        A parameter that is gathered a second time is alive while the node that reads it runs; one that a
+        second forward has gathered (all ``needed`` of them) is alive until then. A gradient that has to move
+        to where its parameter is stored waits until the group's backward is over.
         """
         facts, again = choice.facts, choice.again
         back, back_parameters = facts.backward_peak_bytes, facts.backward_parameters_peak_bytes
         if handed:
             back, back_parameters = facts.handed_peak_bytes, facts.handed_parameters_peak_bytes
-        # Without the runs of single nodes all gathered parameters are taken to be there at the peak of those
+        # Without the runs of single nodes, all gathered parameters are assumed alive at the peak of those
         # nodes that read parameters, which is an upper bound.
         most = max(needed + back_parameters, back) if again or not facts.backward_runs else back
         short = choice.configuration.group.short_names
         ways = {name: self.way(name, choice.stored[name], use.layout) for name, use in uses.items()}
-        # What is made anew has been moved or cast, so that it is among what was brought to its use.
+        # What is made anew has been moved or cast, so it is among what was brought to its use.
         sizes = {
             short[name]: self.bytes(name, use.layout)
             for name, use in uses.items()
@@ -320,14 +323,15 @@ class GroupEffects(ParameterEffects):
         return most
 
     def _returning(self, choice: Choice, uses: Mapping[str, Use], joins: Sequence[bool]) -> list[Effect]:
-        """Memory while gradients go to where their parameters are stored, one after the other; those of
-        shared ones are added, into a new tensor, to what waits there."""
+        """The memory while gradients return to where their parameters are stored, one after another;
+        gradients of shared parameters are added, into a new tensor, to what waits there."""
         group = choice.configuration.group
         joining = {name for name, joined in zip(group.shared, joins, strict=False) if joined}
-        # What is gathered ahead hands its gradient over, which is counted from then on.
+        # A parameter that is gathered ahead hands over its gradient, which is counted from then on.
         uses = {n: use for n, use in uses.items() if not self.hands_over(n, choice.stored[n], use)}
         most, waiting = 0, self._waiting(choice, uses)
-        # Autograd returns first what was brought last in forward, and what is still to come waits meanwhile.
+        # Autograd returns first what was brought last in forward, and everything still to come waits in the
+        # meantime.
         for name in (*group.shared[::-1], *group.parameters[::-1]):
             if name not in uses:
                 continue
@@ -341,8 +345,8 @@ class GroupEffects(ParameterEffects):
                 workspace = max(workspace, size + self.stored_bytes(name, stored))
             if name in joining and self.gives(name, use):
                 summed = self.bytes(name, way.source) if way.reduced_last else self.stored_bytes(name, stored)
-                # The group's own part and the new sum; what has arrived before and waits is counted by
-                # :meth:`stored`.
+                # The group's own part and the new sum; :meth:`stored` counts what has arrived before and
+                # waits.
                 workspace = max(workspace, 2 * summed)
             most = max(most, sum(waiting.values()) + workspace)
         return [Effect(PARAMETERS, workspace_bytes=most)] if most else []

@@ -1,8 +1,9 @@
-"""Arrays of cost tables, kept between runs by what they depend on.
+"""Arrays of cost tables, kept between runs under everything they depend on.
 
-Tables of one mesh at the same prices share a file: an array is found in it by a hash of all that its numbers
-follow from. So another allowed gap finds all of its tables, and a model with one changed layer those of the
-layers that have not changed. Only numbers are kept; what they are of is made again.
+Tables of one mesh at the same prices share a file, in which an array is looked up by a hash of everything
+that its numbers follow from. Another allowed gap therefore reuses all of its tables, and a model with one
+changed layer reuses those of the unchanged layers. Only numbers are kept; the objects that they describe are
+rebuilt.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from tensoropt.errors import TensorOptError
 from tensoropt.files import written_whole
 
 MOST_BYTES = 1 << 30
-"""Kept in all; of more, the files that were not asked for longest are removed. An assumption."""
+"""The most bytes kept in total; beyond it, the least recently used files are removed. An assumption."""
 MOST_FILE_BYTES = 1 << 28
-"""Of one mesh; larger ones are not kept: to read them takes about as long as to make them. An assumption."""
+"""The most bytes kept per mesh; more is not kept, since reading takes about as long as building. An
+assumption."""
 
 
 class KeptTables:
     """A folder of arrays of cost tables.
 
     Args:
-        folder: is made when something is kept; None keeps nothing.
-        code: of what makes the arrays, which are made anew by other code.
+        folder: created when something is kept; if None, nothing is kept.
+        code: identifies the code that builds the arrays; different code builds them anew.
     """
 
     def __init__(self, folder: Path | None, code: str = ""):
@@ -41,14 +43,14 @@ class KeptTables:
         """The arrays of one mesh at its prices.
 
         Args:
-            prices: all that decides them but what is said with each array.
+            prices: everything that determines them, except what is passed with each array.
         """
         if self.folder is None:
             return TableArrays(None)
         return TableArrays(self.folder / f"{_hash(self.code, prices)}.npz")
 
     def remove_old(self) -> None:
-        """Remove the files that were not asked for longest, as far as there are more than are kept."""
+        """Remove the least recently used files beyond the number of bytes that are kept."""
         if self.folder is None:
             return
         with contextlib.suppress(OSError):  # another process may remove them too
@@ -61,11 +63,11 @@ class KeptTables:
 
 
 class TableArrays:
-    """The arrays of one mesh, each made once.
+    """The arrays of one mesh, each built once.
 
     Args:
-        path: of the file that keeps them; None keeps nothing.
-        in_memory: whether arrays that are in no file are kept as long as this is.
+        path: the file that stores them; if None, nothing is stored.
+        in_memory: whether arrays that are in no file are kept for the lifetime of this object.
     """
 
     def __init__(self, path: Path | None, *, in_memory: bool = False):
@@ -74,17 +76,17 @@ class TableArrays:
         self._arrays: dict[str, np.ndarray] = {}
         self._made = 0
         if path is not None:
-            # Not there, or damaged: as if it were not there.
+            # A damaged file is treated like a missing one.
             with contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
                 with np.load(path, allow_pickle=False) as found:
                     self._arrays = {name: found[name] for name in found.files}
                 os.utime(path)
 
     def once(self, depends_on: Callable[[], str], make: Callable[[], np.ndarray]) -> np.ndarray:
-        """An array that is there, or is made now.
+        """Return a stored array, or build it now.
 
         Args:
-            depends_on: all that its numbers follow from, beside what the file stands for.
+            depends_on: everything that its numbers follow from, in addition to what the file stands for.
         """
         if not self.in_memory:
             return make()
@@ -95,7 +97,7 @@ class TableArrays:
         return self._arrays[key]
 
     def save(self) -> None:
-        """Write the file if anything was made; what cannot be written is made again the next time."""
+        """Write the file if anything was built; what cannot be written is built again the next time."""
         size = sum(array.nbytes for array in self._arrays.values())
         if self.path is None or not self._made or size > MOST_FILE_BYTES:
             return

@@ -1,10 +1,10 @@
-"""What it costs that attention with dropout runs in its math form.
+"""The cost of running attention with dropout in its math form.
 
-A fused kernel draws its dropout from its device's own generator, by positions in its own shard: other masks
-for every way to split it, so that a plan could not be compared with the unsplit model, nor replicas agree.
-The math form takes its mask from a counter-based hash of global positions, and keeps all weights for that
-(:mod:`tensoropt.ops.families.attention`). On GPUs PyTorch would run a fused kernel instead; how much more
-memory the math form keeps there is said to people.
+A fused kernel draws its dropout from its device's own generator, by positions in its own shard. Every way to
+split it would give different masks, so a plan could not be compared with the unsplit model, and replicas
+would disagree. The math form takes its mask from a counter-based hash of global positions, and keeps all
+weights for this (:mod:`tensoropt.ops.families.attention`). On GPUs PyTorch would run a fused kernel instead;
+people are told how much more memory the math form keeps there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tensoropt.units import format_bytes
 
 
 def fused(work: Workload) -> Workload | None:
-    """The same with PyTorch's own attention; None where there is no attention with dropout."""
+    """The same workload with PyTorch's own attention; None if it has no attention with dropout."""
     if not any(call.function == MATH_FORM for call, _ in work.calls):
         return None
     calls = tuple((_fused(work, call) if call.function == MATH_FORM else call, o) for call, o in work.calls)
@@ -34,7 +34,7 @@ def _fused(work: Workload, call: LocalCall) -> LocalCall:
     q, k, *_, scale = call.args
     heads = {name: spec.shape[-3] for name, spec, _ in work.inputs if len(spec.shape) >= 3}
     names = [one.name for one in (q, k) if isinstance(one, Ref)]
-    # Of tensors that are made inside nothing is known here; PyTorch takes the flag for equal heads as well.
+    # Nothing is known here of tensors that are made inside; PyTorch takes the flag for equal heads as well.
     grouped = len({heads.get(name) for name in names}) > 1
     return LocalCall(ATTENTION, call.args[:-1], {"scale": scale, "enable_gqa": grouped}, call.name)
 
@@ -42,12 +42,12 @@ def _fused(work: Workload, call: LocalCall) -> LocalCall:
 def math_form_notes(
     templates: Iterable[Template], capability: Capability | None, training: bool = True
 ) -> tuple[str, ...]:
-    """How much more the math form keeps for backward than a GPU's own kernels would, in words; nothing of CPU
+    """How much more the math form keeps for backward than a GPU's own kernels would, in words; empty for CPU
     ranks, whose own attention with dropout is the math form too.
 
     Args:
         templates: the groups, unsplit.
-        training: in inference nothing is kept, and dropout is left out.
+        training: whether a step trains; in inference nothing is kept, and dropout is left out.
     """
     if capability is None or not training:
         return ()

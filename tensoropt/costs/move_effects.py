@@ -34,10 +34,10 @@ Both = tuple[tuple[Step, ...], tuple[Step, ...]]
 
 
 class MoveEffects:
-    """What moves take on one mesh; the base of all that works out effects.
+    """The effects of moves on one mesh; the base of all classes that derive effects.
 
     Args:
-        prices: where seconds come from (:func:`~tensoropt.costs.prices.free_prices` to follow bytes only).
+        prices: the source of seconds (:func:`~tensoropt.costs.prices.free_prices` to track bytes only).
     """
 
     def __init__(self, prices: Prices):
@@ -45,22 +45,22 @@ class MoveEffects:
         self.tensors: Mapping[str, Tensor] = self.graph.atoms.graph.tensors
         self.training = prices.training
         self.orders = memory_orders(self.graph)
-        # Kept per instance, that is per mesh and prices: the key does not name them.
+        # Cached per instance, that is per mesh and prices, which the key does not contain.
         self._moved: dict[object, Effect] = {}
         self._one_way: dict[tuple[int, int], dict[object, tuple[float, float, float, bool]]] = {}
 
     # -- sizes ------------------------------------------------------------------------------------
 
     def elements(self, name: str, layout: Layout) -> int:
-        """Elements of the largest shard of a tensor in a layout."""
+        """The number of elements in the largest shard of a tensor in a layout."""
         return prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
 
     def bytes(self, name: str, layout: Layout) -> int:
-        """Bytes of that shard, in the dtype that readers see."""
+        """The bytes of that shard, in the dtype that readers see."""
         return self.elements(name, layout) * self.tensors[name].element_bytes
 
     def stored_bytes(self, name: str, layout: Layout) -> int:
-        """Bytes of a parameter between steps, or of its gradient."""
+        """The bytes of a parameter between steps, or of its gradient."""
         return self.elements(name, layout) * self.tensors[name].stored_element_bytes
 
     def learns(self, name: str) -> bool:
@@ -85,9 +85,9 @@ class MoveEffects:
         *,
         workspace_bytes: int = 0,
     ) -> Effect:
-        """A tensor on its way from ``source`` to ``target``; in backward its gradient on the way back."""
+        """A tensor's move from ``source`` to ``target``; in backward, its gradient's move back."""
         tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
-        # Layers repeat: a tensor like this one, moved so, costs the same.
+        # Layers repeat: the same move of a similar tensor costs the same.
         key = (when, atoms, tensor.element_bytes, tensor.requires_grad, source, target, workspace_bytes)
         if key not in self._moved:
             ways = self.steps(name, source, target)
@@ -100,10 +100,10 @@ class MoveEffects:
     def stepped(
         self, when: When, name: str, steps: Sequence[Step], other: Sequence[Step], *, workspace_bytes: int = 0
     ) -> Effect:
-        """The steps of a move one way.
+        """One direction of a move, as an effect.
 
-        Where nothing moves the ``other`` way, autograd still passes on what comes: that is counted here, as
-        an edge without any steps is not there at all.
+        If nothing moves in the ``other`` direction, autograd still passes the tensor on. That time is counted
+        here, because an edge without any steps does not exist at all.
         """
         nothing: tuple[Queues, tuple[Send, ...]] = NO_WORK, ()
         local, sends = self.prices.steps(steps, self.tensors[name].element_bytes) if steps else nothing
@@ -120,7 +120,7 @@ class MoveEffects:
         )
 
     def there_and_back(self, name: str, source: Layout, target: Layout, *whens: When) -> tuple[Effect, ...]:
-        """The moves of an edge at the moments given, which say whether they go forward or backward."""
+        """The moves of an edge at the given moments, which determine whether they go forward or backward."""
         return tuple(self.moved(when, name, source, target) for when in whens)
 
     def moving_s(
@@ -130,12 +130,13 @@ class MoveEffects:
         targets: Sequence[Layout],
         products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds (sources, targets) that the search counts of a tensor's move, and of its gradient's back.
+        """The seconds (sources, targets) that the search counts for moving a tensor, and for moving its
+        gradient back.
 
-        They are those of :meth:`moved` to the last bit, of all pairs at once: a table has up to millions.
+        They equal those of :meth:`moved` to the last bit, for all pairs at once: a table has up to millions.
 
         Args:
-            products_s: per target seconds of the product beside which a gradient is reduced.
+            products_s: per target, the seconds of the product that overlaps with a gradient's reduction.
         """
         forward_s, goes = self._one_way_s(
             name, [*map(forward_placements, sources)], [*map(forward_placements, targets)]
@@ -158,11 +159,11 @@ class MoveEffects:
         targets: Sequence[Layout],
         products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds (sources, targets) from one-directional placements to others, and whether anything is done
-        on the way; where that is a single reduction it is beside the product of its source, if any."""
+        """The seconds (sources, targets) from one-directional placements to others, and whether anything is
+        done on the way; a single reduction overlaps with the product of its source, if there is one."""
         atoms, element_bytes = self.graph.atoms.atom_sizes(name), self.tensors[name].element_bytes
         known = self._one_way.setdefault((prod(atoms), element_bytes), {})
-        # Layouts that differ in the other direction only are one here: far fewer are left.
+        # Layouts that differ only in the other direction are merged: far fewer remain.
         rows, cols = ({p: i for i, p in enumerate(dict.fromkeys(ends))} for ends in (sources, targets))
         found = []
         for source, target in itertools.product(rows, cols):
@@ -181,8 +182,8 @@ class MoveEffects:
         return np.maximum(device_s, host_s), moves
 
     def _steps_s(self, steps: Sequence[Step], element_bytes: int) -> tuple[float, float, float, bool]:
-        """Seconds of steps on the device and on its host, as additive() counts them; of a single reduction
-        its collective's; whether there are any steps."""
+        """The seconds of steps on the device and on its host, as additive() counts them; the seconds of the
+        collective of a single reduction; and whether there are any steps."""
         if not steps:
             return 0.0, 0.0, 0.0, False
         local, sends = self.prices.steps(steps, element_bytes)
@@ -190,35 +191,35 @@ class MoveEffects:
         return self.prices.amid_work(local.device_s, sends), local.host_s, reduced_s, True
 
     def product(self, group: Group, name: str, work: Workload, facts: Facts) -> WeightProduct | None:
-        """The product beside which the gradient of a tensor may be reduced that a group reads.
+        """The product that may overlap with the reduction of the gradient of a tensor that a group reads.
 
         Args:
-            work, facts: of the group's configuration.
+            work, facts: those of the group's configuration.
         """
         linear = reader_product(self.graph.atoms.graph, group, name)
         if linear is None:
             return None
         weight = group.short_names[linear.weight]
         size = next(spec.bytes for short, spec, _ in work.inputs if short == weight)
-        # Facts of before this was known lack the runs.
+        # Facts recorded before the runs were recorded lack them.
         most = max((run.peak_bytes for run in facts.backward_runs if weight in run.reads), default=None)
         spare = 0 if most is None else max(facts.backward_peak_bytes - most, 0)
         return WeightProduct(self.prices.compute.weight_gradient_s(work, facts), size, spare)
 
     def output(self, name: str, source: Layout) -> tuple[Effect, Effect]:
-        """A result of the model is made whole on every rank; its gradient comes back."""
+        """Effects of a result of the model: it is made whole on every rank, and its gradient comes back."""
         whole = output_layout(source)
         return self.moved(OUTPUT, name, source, whole), self.moved(OUTPUT_BACK, name, source, whole)
 
     @property
     def overheads_source(self) -> str:
-        """Where the seconds of copies, casts and issuing come from."""
+        """The source of the seconds of copies, casts and issuing."""
         return self.prices.compute.source
 
     def resharding_bytes(self, steps: Sequence[Step], name: str) -> int:
-        """The most bytes alive of a resharding beside its input."""
+        """The most bytes that a resharding has alive in addition to its input."""
         if (order := self.orders.get(name)) is not None:
-            # Buffers depend on which dim lies outermost in memory: gathering along that one needs no copy,
-            # and resharding lays tensors out as the unsplit model does.
+            # Buffers depend on which dim is outermost in memory: gathering along that one needs no copy, and
+            # resharding lays out tensors as the unsplit model does.
             steps = permuted_steps(steps, permuted_atoms(self.graph.atoms.atoms[name], order))
         return resharding_elements(steps, self.mesh) * self.tensors[name].element_bytes

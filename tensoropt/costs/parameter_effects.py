@@ -1,7 +1,9 @@
-"""What a parameter does in a step: stored between steps, brought to its uses, its gradient brought back.
+"""The effects of a parameter in a step: it is stored between steps, brought to its uses, and its gradient
+returns.
 
-Sharded storage (ZeRO, Rajbhandari et al., arXiv 1910.02054) is a choice that no neighbour sees: gathered for
-each use (stage 3), or once per step, with gradients reduced in every micro-batch (stage 2) or once (stage 1).
+Sharded storage (ZeRO, Rajbhandari et al., arXiv 1910.02054) is a choice that no neighbour sees: the parameter
+is gathered for each use (stage 3), or once per step, with gradients reduced in every micro-batch (stage 2) or
+once (stage 1).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from tensoropt.sharding.strategy import made_again
 
 
 class ParameterEffects(TogetherEffects):
-    """Works out what parameters do on one mesh: bytes of one rank, seconds per moment."""
+    """Derives the effects of parameters on one mesh: bytes of one rank, seconds per moment."""
 
     def __init__(self, prices: Prices):
         super().__init__(prices)
@@ -48,10 +50,12 @@ class ParameterEffects(TogetherEffects):
     # -- one use ----------------------------------------------------------------------------------
 
     def use(self, name: str, stored: Layout, use: Use) -> Effects:
-        """A parameter brought to its use and its gradient brought to where it is stored, per micro-batch.
+        """The effects of bringing a parameter to its use and its gradient back to where it is stored, per
+        micro-batch.
 
-        What was gathered or cast for forward is made anew for each time that backward needs it, unless the
-        group is recomputed: then its second forward leaves it there. A copy that took less is kept.
+        A parameter that was gathered or cast for forward is gathered or cast anew each time backward needs
+        it, unless the group is recomputed: then its second forward leaves it in place. A copy that took less
+        work is kept.
         """
         key = name, stored, use
         if key not in self._used:
@@ -75,8 +79,8 @@ class ParameterEffects(TogetherEffects):
             if self.training and use.again:
                 found.append(replace(gather, when=GATHER_AGAIN))
             elif self.training and self.made_anew(name, way, use):
-                # Each saved use is unpacked by itself, and so gathers anew: two uses in one backward are two
-                # collectives.
+                # Each saved use is unpacked, and therefore gathered, separately: two uses in one backward are
+                # two collectives.
                 found += [replace(gather, when=GATHER_BACK)] * use.wanted
         if self.copies(name, way, use):
             size, compute = self.bytes(name, use.layout), COMPUTE_AGAIN if use.again else COMPUTE
@@ -85,8 +89,8 @@ class ParameterEffects(TogetherEffects):
         if self.hands_over(name, stored, use):
             found += self.scattered_behind(name, stored, use, steps)
         elif self.gives(name, use) and self.casts(name) and not way.reduced_last:
-            # The steps are given as the other direction too, so that no passing time is added: the cast,
-            # which autograd has to pass as well, is priced with the issuing of a call by cast.
+            # The steps are passed as the other direction too, so that no passing time is added: the cast,
+            # which autograd also has to pass, is priced with the issuing of a call by cast.
             back = self.stepped(PARAMETERS, name, steps[1], steps[1])
             found.append(self.with_cast(back, name, stored))
         elif steps[1]:
@@ -95,7 +99,7 @@ class ParameterEffects(TogetherEffects):
         return Effects(tuple(found))
 
     def moves_to_use(self, name: str, way: Way, use: Use) -> bool:
-        """Whether anything is done to bring a parameter to a use: it is moved, or cast."""
+        """Whether bringing a parameter to a use takes any work: a move or a cast."""
         return bool(self.use_steps(name, way, use)[0]) or (self.casts(name) and not way.unsharded)
 
     def copies(self, name: str, way: Way, use: Use) -> bool:
@@ -104,30 +108,32 @@ class ParameterEffects(TogetherEffects):
         return self.training and moved and use.wanted > 0 and not self.made_anew(name, way, use)
 
     def made_anew(self, name: str, way: Way, use: Use) -> bool:
-        """Whether backward gathers or casts a parameter again, instead of keeping what forward made."""
+        """Whether backward gathers or casts a parameter a second time, instead of keeping what forward
+        made."""
         return made_again(self.tensors[name], self.use_steps(name, way, use)[0], unsharded=way.unsharded)
 
     def _gathered(self, name: str, stored: Layout, way: Way, steps: Both) -> Effect:
-        """A parameter brought to a use in forward: moved, and cast unless a copy was cast already."""
+        """The gathering of a parameter for a use in forward: it is moved, and cast unless a copy was already
+        cast."""
         moved = self.stepped(GATHER, name, steps[0], steps[0])
         return moved if way.unsharded else self.with_cast(moved, name, stored)
 
     # -- between uses -----------------------------------------------------------------------------
 
     def stored(self, name: str, stored: Layout, *, joins: bool = False, complete: When = ARRIVED) -> Effects:
-        """A parameter between its uses: its bytes, its gradient's arrival, the optimizer's step.
+        """Effects of a parameter between its uses: its bytes, its gradient's arrival, the optimizer's step.
 
-        Autograd adds to a shared one's gradient once, when all its users' parts are there; the sum of those
-        that are waits beside.
+        Autograd adds to a shared parameter's gradient once, when the parts of all its users have arrived;
+        until then, the sum of those that have arrived waits.
 
         Args:
             joins: gradients of several groups are added up.
-            complete: when the gradient is where the parameter is stored (:meth:`complete`).
+            complete: the moment when the gradient is where the parameter is stored (:meth:`complete`).
         """
         tensor, size = self.tensors[name], self.stored_bytes(name, stored)
         if not (self.training and tensor.requires_grad):
             return Effects((), parameters=size)
-        # Stored as it is used, a gradient has nothing to wait for.
+        # If the parameter is stored as it is used, its gradient has nothing to wait for.
         waits = Storage.of(stored).reduced_last and complete != ARRIVED
         arrived = REDUCE_LAST if waits else ARRIVED
         axes = reduction_axes(stored, self.mesh)
@@ -157,29 +163,30 @@ class ParameterEffects(TogetherEffects):
         return Effects(tuple(found), size, size, state)
 
     def complete(self, name: str, stored: Layout, use: Use) -> When:
-        """The moment, one of ``COMPLETE``, after which the gradient of a parameter used so is complete."""
+        """Moment, one of ``COMPLETE``, after which the gradient of a parameter with this use is complete."""
         way = self.way(name, stored, use.layout)
         last = self.copy_goes_ahead(name, way, use) and self.mesh[0] > 1
         if self.hands_over(name, stored, use) or (way.reduced_last and last):
-            # Of the first block when backward is over.
+            # For the first block, when backward is over.
             return BACK_LEFT if use.neighbours and use.neighbours.before else REDUCE_LAST
         return REDUCE_LAST if way.reduced_last else ARRIVED
 
     def _summed_bytes(self, name: str, stored: Layout) -> int:
-        """Bytes of a sum of gradients of several groups: whole ones of the copy, in its type, where they are
-        reduced last; else those of the stored shard."""
+        """The bytes of a sum of gradients of several groups: whole gradients of the copy, in its type, if
+        they are reduced last; otherwise those of the stored shard."""
         if name not in self.graph.shared:
             return self.stored_bytes(name, stored)
         way = self.way(name, stored, whole_layout(self.tensors[name], self.mesh))
         return self.bytes(name, way.source) if way.reduced_last else self.stored_bytes(name, stored)
 
     def unsharded(self, name: str, stored: Layout, use: Use) -> Effects:
-        """The copy of a sharded parameter that stays gathered over the step: its bytes, and what is done
-        once.
+        """The copy of a sharded parameter that stays gathered over the step: its bytes, and the work that is
+        done once.
 
-        The executor makes it in the next step's first micro-batch, which comes to the same as the end of this
-        one: no more is alive then. The copies that go together with others are made one block ahead of their
-        use there, and the gradients that waited for the last micro-batch go one block behind backward.
+        The executor makes the copy in the next step's first micro-batch, which is equivalent to the end of
+        this step, because no more is alive then. Copies that are gathered together with others are made one
+        block ahead of their use there, and the gradients that waited for the last micro-batch are sent one
+        block behind backward.
         """
         way = self.way(name, stored, use.layout)
         if not way.unsharded:
@@ -191,7 +198,8 @@ class ParameterEffects(TogetherEffects):
         found = self.copied_once(name, way, once[0], neighbours)
         if not way.reduced_last:
             return Effects(tuple(found), parameters=size)
-        # In one micro-batch nothing waits: what is reduced last is so when backward is over.
+        # With one micro-batch nothing waits: a gradient that is reduced last is reduced when backward is
+        # over.
         found += self.reduced_once(name, way, once[1], neighbours if self.mesh[0] > 1 else None)
         # Each micro-batch adds its gradient to the one that waits, in the type in which that is stored.
         waiting = self.stored_bytes(name, way.source)
@@ -200,11 +208,11 @@ class ParameterEffects(TogetherEffects):
         return Effects(tuple(found), parameters=size, gradients=waiting)
 
     def waiting_bytes(self, uses: Mapping[str, tuple[Layout, Use]]) -> dict[str, int]:
-        """Bytes of the gradients of parameters, each (stored, used so), that have to move, or to be cast, to
-        where their parameters are stored."""
+        """The bytes of those gradients that have to move, or to be cast, to where their parameters are
+        stored; ``uses`` gives each parameter's storage and use."""
         found = {}
         for name, (stored, use) in uses.items():
-            # One that is reduced last is added to the others as soon as it is there.
+            # A gradient that is reduced last is added to the others as soon as it exists.
             way = self.way(name, stored, use.layout)
             steps = self.use_steps(name, way, use)[1]
             if self.gives(name, use) and (steps or (self.casts(name) and not way.reduced_last)):

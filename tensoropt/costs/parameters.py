@@ -1,10 +1,10 @@
-"""Where parameters live between steps: the storage options of a configuration and what they cost.
+"""Storage of parameters between steps: the storage options of a configuration and what they cost.
 
-A parameter used whole on some axes can be stored whole there (data parallelism: gradients all-reduced
-once per step) or sharded (ZeRO). A sharded one is gathered before forward and again before backward, its
-gradient reduce-scattered (stage 3), at the use or while the blocks before and behind compute; or it stays
-gathered over the step, with the gradient reduce-scattered in every micro-batch (stage 2) or once (stage 1).
-Each choice is an *option*: no neighbour sees it.
+A parameter that is used whole on some axes can be stored whole there (data parallelism: gradients all-reduced
+once per step) or sharded (ZeRO). A sharded parameter is gathered before forward and a second time before
+backward, and its gradient is reduce-scattered (stage 3), either at the use or while the preceding and
+following blocks compute; or it stays gathered over the step, with the gradient reduce-scattered in every
+micro-batch (stage 2) or once (stage 1). Each choice is an *option*: no neighbour sees it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tensoropt.sharding.strategy import replicated_axes
 def sharded_layout(
     atoms: tuple[int, ...], mesh: tuple[int, ...], whole: Layout, axes: tuple[int, ...]
 ) -> Layout | None:
-    """The stored layout that shards ``axes`` of a parameter stored as ``whole`` otherwise.
+    """The stored layout that shards ``axes`` of a parameter that is otherwise stored as ``whole``.
 
-    The first atom whose shards divide evenly and that one all-gather brings back; else the first that one
-    axis cuts into uneven shards, which travel padded; None when there is none (the parameter is too small
-    or too odd and stays whole).
+    It shards the first atom that divides evenly and that one all-gather restores; otherwise the first that
+    one axis cuts into uneven shards, which are sent with padding; None if there is no such atom (the
+    parameter is too small or too irregular and stays whole).
     """
     uneven = None
     for atom, size in enumerate(atoms):
@@ -51,11 +51,12 @@ def storage_options(
     uses: tuple[Layout, ...],
     mesh: tuple[int, ...],
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Stored layouts of a group's parameters, one tuple per option; the first stores them as used."""
+    """The stored layouts of a group's parameters, one tuple per option; the first option stores them as they
+    are used."""
     as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))
     found = {as_used: None}
-    # One set of axes for all parameters of a group: a set for each of them would make exponentially many
-    # options.
+    # One set of axes for all parameters of a group: a separate set for each of them would give exponentially
+    # many options.
     for axes in _axis_sets(mesh):
         layouts = []
         for sizes, whole in zip(atoms, as_used, strict=True):
@@ -70,15 +71,15 @@ def storage_options(
 def unsharded_options(
     tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], ...]:
-    """The sharded ones of storage options gathered once per step.
+    """The sharded storage options, gathered once per step.
 
-    With one micro-batch a gradient that waits for the last one costs memory and saves nothing, so it is no
-    option.
+    With one micro-batch, a gradient that waits for the last one costs memory and saves nothing, so it is not
+    an option.
     """
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
     each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
-    # ZeRO stage 2 before stage 1, which needs several micro-batches to save anything.
+    # ZeRO stage 2 comes before stage 1, which needs several micro-batches to save anything.
     for reduce in (each, last) if mesh[0] > 1 else (each,):
         for layouts in sharded:
             chosen = tuple(
@@ -93,7 +94,7 @@ def unsharded_options(
 
 
 def ahead_options(options: tuple[tuple[Layout, ...], ...]) -> tuple[tuple[Layout, ...], ...]:
-    """The sharded ones of storage options gathered ahead of each use."""
+    """The sharded storage options, gathered ahead of each use."""
     as_used, *sharded = options
     return tuple(
         tuple(
@@ -105,7 +106,7 @@ def ahead_options(options: tuple[tuple[Layout, ...], ...]) -> tuple[tuple[Layout
 
 
 def _axis_sets(mesh: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    # From all axes down to single ones: sharding most comes first.
+    # From all axes down to single ones: the option that shards most comes first.
     axes = [a for a in range(1, len(mesh)) if mesh[a] > 1]
     for count in range(len(axes), 0, -1):
         yield from itertools.combinations(axes, count)

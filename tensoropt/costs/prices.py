@@ -1,7 +1,7 @@
-"""Prices on one mesh: seconds of single collectives, reshardings, casts and an optimizer's step.
+"""Prices on one mesh: the seconds of single collectives, reshardings, casts and an optimizer's step.
 
-What a choice does, and how often, is said by its effects (:mod:`tensoropt.costs.effects`), which are priced
-here.
+The effects of a choice (:mod:`tensoropt.costs.effects`) say what it does and how often; this module prices
+them.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from tensoropt.sharding.reshard.steps import COLLECTIVES, Step
 
 
 class ComputeCosts(Protocol):
-    """Seconds of workloads and of the optimizer."""
+    """An interface to the seconds of workloads and of the optimizer."""
 
     @property
     def source(self) -> str:
-        """Where the optimizer's and the overheads' figures come from: measured, fitted or data sheet."""
+        """The source of the figures of the optimizer and the overheads: measured, fitted or data sheet."""
         ...
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """(forward, backward) of one micro-batch."""
+        """(forward, backward) seconds of one micro-batch."""
         ...
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """(forward, backward) seconds that issuing one micro-batch takes a host that is not the device."""
+        """(forward, backward) seconds that a host takes to issue one micro-batch, if it is not the device."""
         ...
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Seconds of one product in the backward of the workload's first call, a linear operator: the
-        gradient of its weight."""
+        """The seconds of one product in the backward of the workload's first call, a linear operator: the
+        product for the gradient of its weight."""
         ...
 
     def source_of(self, work: Workload) -> str:
-        """Where :meth:`seconds` of this workload come from."""
+        """The source of this workload's :meth:`seconds`."""
         ...
 
     @property
@@ -51,30 +51,31 @@ class ComputeCosts(Protocol):
 
 
 class CommunicationCosts(Protocol):
-    """Seconds of collectives; axes are the mesh's own (without the micro-batch axis)."""
+    """An interface to the seconds of collectives; axes are the mesh's own (without the micro-batch axis)."""
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float: ...
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
-        """Where :meth:`time_s` comes from: measured, fitted or data sheet."""
+        """The source of :meth:`time_s`: measured, fitted or data sheet."""
         ...
 
     def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Seconds longer when ranks come from ``work_s`` of work; numbers or arrays."""
+        """How many seconds longer a collective takes if ranks come from ``work_s`` of work; accepts numbers
+        or arrays."""
         ...
 
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Seconds that ``work_s`` of work afterwards takes longer; likewise."""
+        """How many seconds longer ``work_s`` of work takes after a collective; accepts numbers or arrays."""
         ...
 
     @property
     def described(self) -> str:
-        """All that these seconds follow from: equal where they are the same."""
+        """A description of everything that these seconds follow from: equal if they are the same."""
         ...
 
 
 class Send(NamedTuple):
-    """One collective with its price for ranks in step; ``axes`` are the mesh's own, counted from 0."""
+    """One collective with its price for ranks in step; ``axes`` are the mesh's own, numbered from 0."""
 
     kind: str
     axes: tuple[int, ...]
@@ -84,36 +85,38 @@ class Send(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """Seconds of one piece of work: on the device, and on the host that issues it (0 where these are one)."""
+    """The seconds of one piece of work: on the device, and on the host that issues it (0 if they are the
+    same)."""
 
     device_s: float
     host_s: float
 
     def plus(self, other: Queues) -> Queues:
-        """The sum with another, one after the other."""
+        """The sum with another one, added one after the other."""
         return Queues(self.device_s + other.device_s, self.host_s + other.host_s)
 
 
 NO_WORK = Queues(0.0, 0.0)
 _WORK_BETWEEN_S = 1e-3
-"""Taken for the work between two collectives while a plan is searched for. What turns add is measured of CPU
-ranks only, and has nearly come to its end by then (:class:`~tensoropt.profiling.transitions.Transition`)."""
+"""The seconds of work assumed between two collectives while a plan is searched for. The transition overhead
+is measured on CPU ranks only, and has nearly reached its limit by then
+(:class:`~tensoropt.profiling.transitions.Transition`)."""
 
 
 class Prices:
-    """Prices of one mesh.
+    """The prices of one mesh.
 
     Args:
-        compute, communication: where seconds come from.
+        compute, communication: the sources of seconds.
         optimizer: ``sgd``, ``momentum`` or ``adam``.
-        overheads: copies around collectives, gradient accumulation, issuing an edge.
-        process: memory that a process takes beside tensors; by default tensors only are counted.
-        beside: collectives that nobody waits for run beside computation.
-        slower_beside: how much longer, as a share, computing takes meanwhile.
-        in_flight: micro-batches whose forward is over and whose backward is not, at most; more than one in
-            the stages of a pipeline, which keep as much of each.
+        overheads: the costs of copies around collectives, gradient accumulation and issuing an edge.
+        process: the memory that a process uses in addition to tensors; by default only tensors are counted.
+        beside: whether collectives that nothing waits for overlap with computation.
+        slower_beside: how much longer, as a share, computing takes in the meantime.
+        in_flight: the most micro-batches whose forward is over and whose backward is not; more than one in
+            the stages of a pipeline, which keep the saved tensors of each.
         packs: gradients that are scattered together are packed into one tensor, as on CPU ranks, where gloo
-            would reduce one after the other.
+            would reduce them one after another.
     """
 
     def __init__(
@@ -146,55 +149,58 @@ class Prices:
 
     @property
     def described(self) -> str:
-        """All that prices follow from but seconds of workloads: equal where these are the same."""
+        """A description of everything that prices follow from, except the seconds of workloads: equal if
+        these are the same."""
         compute_s = self.compute.optimizer_s_per_element
         others = self.communication.described, self.beside, self.slower_beside, self.packs, self.in_flight
         return repr((self.mesh, self.optimizer, self.overheads, compute_s, *others))
 
     @property
     def training(self) -> bool:
-        """Whether a step has a backward and an optimizer."""
+        """Whether a step has a backward pass and an optimizer."""
         return self.graph.atoms.graph.training
 
     def collective_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Seconds of a collective amid work; ``axes`` are counted with the micro-batch axis in front."""
+        """The seconds of a collective between pieces of work; ``axes`` are numbered with the micro-batch axis
+        in front."""
         real = self._real(axes)
         if not real or not num_bytes:
             return 0.0
         return self.communication.time_s(kind, real, num_bytes) + self._between_work_s(((real, num_bytes),))
 
     def _real(self, axes: Sequence[int]) -> tuple[int, ...]:
-        """The mesh's own axes, counted from 0, along which there is more than one device."""
+        """The mesh's own axes, numbered from 0, that have more than one device."""
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
 
     def _between_work_s(self, sends: tuple[tuple[tuple[int, ...], float], ...]) -> float:
-        """What work before and after adds to collectives, (axes, bytes) each, that follow one another. The
-        simulator knows how long the work is."""
-        # Cells of tables ask for the same few collectives again and again, and looking one up interpolates.
+        """The seconds that preceding and following work adds to successive collectives, given as (axes,
+        bytes). The search assumes the work's length; the simulator knows it."""
+        # Table cells need the same few collectives again and again, and looking one up interpolates.
         if sends not in self._between:
             costs = self.communication
-            # Only the first collective comes from work, the others find the ranks in step; the work that
-            # follows all of them suffers from the worst. The simulator counts alike (StepSimulator._turn
-            # and _count_slower_work).
+            # Only the first collective comes after work, the others find the ranks in step; the work that
+            # follows all of them is slowed down by the worst of them. The simulator counts in the same way
+            # (StepSimulator._turn and _count_slower_work).
             arriving = costs.arriving_s(sends[0][0], _WORK_BETWEEN_S, sends[0][1])
             leaving = max(float(costs.leaving_s(a, _WORK_BETWEEN_S, b)) for a, b in sends)
             self._between[sends] = float(arriving) + leaving
         return self._between[sends]
 
     def amid_work(self, local_s: float, sends: Sequence[Send]) -> float:
-        """Seconds of local work and of collectives that follow one another, between other work."""
+        """The seconds of local work and of successive collectives, between other work."""
         between = self._between_work_s(tuple((send.axes, send.bytes) for send in sends)) if sends else 0.0
         return local_s + between + sum(send.seconds for send in sends)
 
     def hidden_s(self, seconds: Any, work_s: Any) -> Any:
-        """Seconds that collectives take less where ``work_s`` of work begin with them; numbers or arrays.
+        """Seconds that collectives save if ``work_s`` of work begin together with them; numbers or arrays.
 
-        Work is slower beside them: in their ``seconds`` it comes ``seconds / (1 + slower_beside)`` far.
+        Work is slower while they run: within their ``seconds`` it progresses by
+        ``seconds / (1 + slower_beside)``.
         """
         return np.minimum(seconds / (1.0 + self.slower_beside), work_s) if self.beside else 0.0
 
     def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:
-        """A collective with its price; None where its group has one member."""
+        """A collective with its price; None if its group has one member."""
         real = self._real(axes)
         if not real:
             return None
@@ -202,11 +208,12 @@ class Prices:
         return Send(kind, real, num_bytes, seconds, self.communication.source(kind, real))
 
     def _both(self, seconds: Callable[[Overheads], float]) -> Queues:
-        """What overheads come to on the device and on its host."""
+        """The overheads on the device and on its host."""
         return Queues(seconds(self.overheads), seconds(self.overheads.host))
 
     def steps(self, steps: Sequence[Step], element_bytes: int) -> tuple[Queues, tuple[Send, ...]]:
-        """A resharding: seconds of the copies around its collectives and of issuing it; its collectives."""
+        """The price of a resharding: seconds of the copies around its collectives and of issuing it; its
+        collectives."""
         kinds, sends = [step.kind for step in steps], []
         local, host_s = self._both(lambda overheads: overheads.issuing_s(kinds))
         for step in steps:
@@ -220,33 +227,33 @@ class Prices:
 
     @property
     def passing(self) -> Queues:
-        """Seconds in which autograd passes on what does not move."""
+        """The seconds in which autograd passes on a tensor that does not move."""
         return self._both(lambda overheads: overheads.pass_s)
 
     def again(self, work: Workload, forward: Queues) -> Queues:
-        """Seconds that recomputing adds to a group: its second forward, and what autograd asks for of each
-        of its calls."""
+        """The seconds that recomputing adds to a group: its second forward, and the overhead of autograd for
+        each of its calls."""
         return forward.plus(self._both(lambda overheads: len(work.calls) * overheads.again_s))
 
     def step(self, elements: int) -> Queues:
-        """Seconds of the optimizer's step of a parameter with so many elements here."""
+        """The seconds of the optimizer's step for a parameter with ``elements`` elements on this rank."""
         device_s, host_s = self._both(lambda overheads: overheads.step_s)
         return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
 
     def gradient_arrival(self, size: float, *, copied: bool, once: bool = False) -> Queues:
-        """Seconds in which a gradient of ``size`` bytes comes to where its parameter lives.
+        """The seconds in which a gradient of ``size`` bytes comes to where its parameter is stored.
 
         Args:
-            copied: it is copied there: into a bucket that is reduced, or from where it was scattered with
-                others; any other stays where autograd made it.
-            once: once in a step, not in every micro-batch.
+            copied: whether it is copied there: into a bucket that is reduced, or from where it was scattered
+                with others; any other gradient stays where autograd made it.
+            once: whether this happens once per step instead of in every micro-batch.
         """
         arrivals = 1 if once else self.mesh[0]
         return self._both(lambda overheads: overheads.arrival_s(size, arrivals, copied=copied))
 
     def cast(self, tensor: Tensor, elements: int) -> Queues:
-        """Seconds of a cast of so many elements between the dtype in which a parameter is stored and the one
-        that its readers see, either way; 0 where these are the same."""
+        """The seconds of casting ``elements`` elements between the dtype in which a parameter is stored and
+        the one that its readers see, in either direction; 0 if these are the same."""
         if tensor.master_dtype is None:
             return NO_WORK
         # Half of the bytes read and written: copy_s_per_byte is per byte copied, which stands for a read and
@@ -256,9 +263,9 @@ class Prices:
 
 
 def runs_beside(device_type: str, overlap: str) -> bool:
-    """Whether communication that nobody waits for runs beside computation.
+    """Whether communication that nothing waits for overlaps with computation.
 
-    NCCL runs on streams of its own. Gloo's threads run on the very cores that compute, so that CPU ranks gain
+    NCCL runs on its own streams. Gloo's threads run on the same cores that compute, so CPU ranks gain
     nothing.
 
     Args:
@@ -305,9 +312,9 @@ class _FreeCommunication:
 
 
 def free_prices(graph: GroupGraph, mesh: AxisSizes, optimizer: str) -> Prices:
-    """Prices at which nothing takes any time: to follow bytes and collectives only."""
+    """Prices at which nothing takes any time, to track only bytes and collectives."""
     return Prices(graph, mesh, _FreeCompute(), _FreeCommunication(), optimizer)
 
 
 FREE_COMMUNICATION: CommunicationCosts = _FreeCommunication()
-"""Collectives that take no time, for the time of a step that only its computation bounds."""
+"""Collectives that take no time, for the time of a step that is bounded by its computation alone."""

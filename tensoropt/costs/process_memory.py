@@ -1,11 +1,11 @@
-"""Process memory: what a process takes of a GPU beside the tensors of its step, each term with its source.
+"""Process memory: the GPU memory that a process uses besides its step's tensors, each term with its source.
 
-The figures are data (``cluster/presets/memory.yaml``). A term is bytes of one rank, and the same for all
-strategies of an exploration but for NCCL's: a communicator's buffers come once for all ranks, and once for
-every further set of mesh axes over which a strategy sends, as many as the kinds of its collectives connect.
-The memory that is reported is tensors plus these terms; the search, which only compares strategies by their
-tensors, knows nothing of them. On CPU ranks there are none but constants, which every rank has whole (masks
-of sliding windows, tables of positions) and which are always counted.
+The figures are data (``cluster/presets/memory.yaml``). A term is in bytes of one rank, and is the same for
+all strategies of an exploration except for NCCL's: a communicator's buffers are allocated once for all ranks,
+and once for every further set of mesh axes over which a strategy communicates, with as many bytes as its
+kinds of collectives connect. The reported memory is tensors plus these terms; the search, which only compares
+strategies by their tensors, knows nothing about them. CPU ranks have no terms except constants, which every
+rank stores whole (masks of sliding windows, tables of positions) and which are always counted.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from tensoropt.units import format_bytes
 
 CONSTANTS = "constants"
 TERMS = ("context", "workspaces", "segments", "communicators", "inputs", CONSTANTS)
-"""CUDA's context with the kernels loaded; cuBLAS's workspaces; what is unused at the end of the allocator's
-last segments; NCCL's buffers; the step's inputs and the model's buffers; the graph's constants."""
+"""CUDA's context with the loaded kernels; cuBLAS's workspaces; the unused end of the allocator's last
+segments; NCCL's buffers; the step's inputs and the model's buffers; the graph's constants."""
 
 
 def named_terms(terms: Sequence[float]) -> dict[str, float]:
-    """The terms that there are, by name."""
+    """The terms that are not zero, by name."""
     return {name: float(size) for name, size in zip(TERMS, terms, strict=True) if size}
 
 
 class Communicator(NamedTuple):
-    """What NCCL connects when a collective is first used on a communicator.
+    """The buffers that NCCL allocates when a collective is first used on a communicator.
 
     Attributes:
-        ring, tree: bytes of all channels of a ring's neighbours, and of a tree's, by which sums go as well.
-        peer: of the channels to one other rank, to each of which an all-to-all sends.
+        ring, tree: bytes of all channels to a ring's neighbours, and to a tree's, which sums use as well.
+        peer: bytes of the channels to one other rank; an all-to-all sends to each of them.
     """
 
     ring: float
@@ -48,18 +48,18 @@ class Communicator(NamedTuple):
     peer: float
 
     def bytes(self, kinds: Collection[str], ranks: int) -> float:
-        """Of a communicator of so many ranks over which collectives of these kinds go."""
+        """The bytes of a communicator of ``ranks`` ranks that is used for collectives of these kinds."""
         found = self.ring if set(kinds) - {"all_to_all"} else 0.0
         found += self.tree if "all_reduce" in kinds else 0.0
         return found + (self.peer * (ranks - 1) if "all_to_all" in kinds else 0.0)
 
 
 class Sending(NamedTuple):
-    """The ranks of some mesh axes, and which of many strategies send over them.
+    """The ranks of some mesh axes, and the strategies (out of many) that communicate over them.
 
     Attributes:
-        levels: of links that they cross.
-        kinds: per kind of collective, which strategies.
+        levels: the link levels that they cross.
+        kinds: per kind of collective, which strategies use it.
     """
 
     levels: tuple[str, ...]
@@ -85,38 +85,38 @@ class ProcessMemory:
 
     @property
     def of_process(self) -> bool:
-        """Whether it holds more than constants."""
+        """Whether it contains more than constants."""
         return self.context > 0
 
     @property
     def counts_communicators(self) -> bool:
-        """Whether it matters over which axes is sent."""
+        """Whether the axes of a strategy's communication matter."""
         return bool(self.communicator)
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Bytes of what of it PyTorch's allocator serves, block by block."""
-        # Autograd's thread has a workspace of its own.
+        """The bytes of those parts that PyTorch's allocator serves, block by block."""
+        # Autograd's thread has its own workspace.
         sizes = (self.workspaces / 2, self.workspaces / 2, self.inputs, self.constants)
         return tuple(int(size) for size in sizes if size)
 
     def communicator_bytes(self, levels: Sequence[str], kinds: Collection[str], ranks: int) -> float:
-        """Bytes of a communicator that crosses these levels of links; of unknown ones the most."""
+        """Bytes of a communicator that crosses these link levels; for unknown levels, the largest figure."""
         known = [self.communicator[level] for level in levels if level in self.communicator]
         return max((one.bytes(kinds, ranks) for one in known or self.communicator.values()), default=0.0)
 
     def constant(self, communicators: float = 0.0) -> tuple[float, ...]:
-        """The terms, in the order of :data:`TERMS`, with so many bytes of communicators."""
+        """The terms, in the order of :data:`TERMS`, with ``communicators`` bytes of communicators."""
         return (self.context, self.workspaces, self.segments, communicators, self.inputs, self.constants)
 
     def terms(self, count: int, sending: Sequence[Sending]) -> Floats:
-        """(n, 6) the terms of many strategies, in the order of :data:`TERMS`."""
+        """The terms (n, 6) of many strategies, in the order of :data:`TERMS`."""
         found = np.tile(np.array(self.constant()), (count, 1))
         column = found[:, TERMS.index("communicators")]
         for one in sending:
             kinds = list(one.kinds)
             flags = np.stack([one.kinds[kind] for kind in kinds])
-            # Strategies differ in few ways in what they send over a set of axes.
+            # Strategies differ little in what they send over a set of axes.
             for pattern in np.unique(flags, axis=1).T:
                 used = [kind for kind, sends in zip(kinds, pattern.tolist(), strict=True) if sends]
                 same = (flags == pattern[:, None]).all(axis=0)
@@ -125,11 +125,11 @@ class ProcessMemory:
 
 
 NO_PROCESS = ProcessMemory()
-"""CPU ranks, or tensors only."""
+"""The process memory of CPU ranks, or if only tensors are counted."""
 
 
 def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = True) -> ProcessMemory:
-    """The terms on a cluster of GPUs; on CPU ranks, or where a process is not ``counted``, constants only."""
+    """The terms on a cluster of GPUs; constants only on CPU ranks, or if a process is not ``counted``."""
     if cluster.device_type != "cuda" or not counted:
         return ProcessMemory(constants=graph.constant_bytes)
     figures = process_memory_figures()
@@ -146,7 +146,7 @@ def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = Tr
 
 
 def process_notes(cluster: Cluster, graph: OperatorGraph, *, counted: bool) -> tuple[str, ...]:
-    """What a process takes beside tensors, and whether memory counts it, in words; nothing of CPU ranks."""
+    """Notes on what a process uses besides tensors, and whether memory counts it; empty for CPU ranks."""
     found = process_memory(cluster, graph)
     if not found.of_process:
         return ()

@@ -1,7 +1,7 @@
-"""What constraints leave of the configurations on each mesh and micro-batch count.
+"""The configurations that constraints allow on each mesh and micro-batch count.
 
-Configurations that a pin forbids are never costed. What belongs together keeps the labels that all its
-members have left, and an edge of 0 and inf in :mod:`tensoropt.costs.edges` makes them equal.
+Configurations that a pin forbids are never costed. Groups that must agree keep the labels that all of them
+have left, and an edge of 0 and inf in :mod:`tensoropt.costs.edges` makes their labels equal.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ Constraint = Pin | StoredPin | Together
 
 @dataclass(frozen=True)
 class Restriction:
-    """What is left on one mesh.
+    """The configurations that are allowed on one mesh.
 
     Attributes:
-        kept: per constrained group the positions that are left of
+        kept: per constrained group, the remaining positions in
             :func:`~tensoropt.sharding.configurations.enumerate_configurations`.
-        stored: per pinned parameter what it may be on mesh axes (micro-batches are axis 0).
+        stored: per pinned parameter, its allowed storage on mesh axes (micro-batches are axis 0).
         together: groups whose labels are equal.
-        words: per such group the dim that all of them call the same, where names differ.
-        combined: per group the positions of those of its axis strategies that configurations may combine;
-            configurations of groups that are not named may combine all.
+        words: per such group, the dim to which all of them give the same label, if names differ.
+        combined: per group, the positions of those axis strategies that its configurations may combine;
+            groups that are not named may combine all.
     """
 
     kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -60,16 +60,16 @@ class Restriction:
     combined: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def stores(self, parameter: str, layout: Layout) -> bool:
-        """Whether a parameter may be stored so."""
-        # Every axis has alternatives of which one has to be met; all axes have to be met.
+        """Whether a parameter may be stored in this layout."""
+        # Every axis has alternatives, one of which has to be met; all axes have to be met.
         allowed = self.stored.get(parameter, {})
         return all(any(stored_as(layout[a], w) for w in wanted) for a, wanted in allowed.items())
 
     def about(self, group: Group) -> object:
-        """A value that is equal for groups that look alike and are restricted alike."""
+        """A value that is equal for groups that look alike and have the same restrictions."""
         stored = [sorted(self.stored.get(n, {}).items()) for n in group.parameters]
-        # None for groups without pins of storage, so that these share a template with groups that no
-        # constraint names.
+        # None for groups without storage pins, so that they share a template with groups that no constraint
+        # names.
         return self.kept.get(group.name), self.combined.get(group.name), stored if any(stored) else None
 
 
@@ -77,7 +77,7 @@ FREE = Restriction()
 
 
 def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
-    """What a group and those it belongs together with agree on; ``words`` as in :class:`Restriction`."""
+    """The labels on which a group and those tied to it agree; ``words`` as in :class:`Restriction`."""
     batch = words.get(configuration.group.name)
     dims = (s.label.dim for s in configuration.strategies[1:])
     return tuple(BATCH if dim == batch else dim for dim in dims)
@@ -85,15 +85,15 @@ def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
 
 @dataclass(frozen=True)
 class Restrictions:
-    """What is left per (mesh label, micro-batch count); a pair that is missing is not searched, None means
-    that everything is left."""
+    """The restriction per (mesh label, micro-batch count); a pair that is missing is not searched, None means
+    that everything is allowed."""
 
     spaces: Mapping[tuple[str, int], Restriction] | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def groups(self) -> frozenset[str]:
-        """Groups that constraints speak of."""
+        """The groups that constraints refer to."""
         return frozenset(name for space in (self.spaces or {}).values() for name in space.kept)
 
 
@@ -104,10 +104,11 @@ def restrict(
     meshes: Sequence[Mesh],
     counts: Sequence[int],
 ) -> Restrictions:
-    """What the constraints leave on each mesh and count.
+    """Apply the constraints on each mesh and count, and return what they allow.
 
     Raises:
-        ConstraintError: a mesh axis is on no mesh, or the hard constraints can hold on no mesh; says why.
+        ConstraintError: a mesh axis is on no mesh, or the hard constraints can hold on no mesh; the message
+            says why.
     """
     _check_axes(matched.constraints, meshes)
     spaces: dict[tuple[str, int], Restriction] = {}
@@ -133,10 +134,10 @@ def restrict(
 
 
 def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[str, ...]:
-    """Notes on the kinds of devices asked for; every device of a sharded plan runs every operator.
+    """Notes on the device kinds that constraints ask for; every device of a sharded plan runs every operator.
 
     Raises:
-        ConstraintError: a kind is unknown, or the cluster has devices that a hard entry does not support.
+        ConstraintError: a kind is unknown, or the cluster has devices that a hard entry does not allow.
     """
     notes = []
     present = dict.fromkeys(kind.name for kind in cluster.devices)
@@ -177,7 +178,7 @@ class _ImpossibleError(Exception):
 
 @dataclass
 class _State:
-    """What is left so far, and by which constraints."""
+    """The configurations that the constraints applied so far allow, and which constraints narrowed them."""
 
     left: dict[str, tuple[int, ...]] = field(default_factory=dict)
     because: dict[str, tuple[Constraint, ...]] = field(default_factory=dict)
@@ -191,7 +192,7 @@ class _State:
 
 
 class _Narrowing:
-    """Narrows the configurations of one mesh, by hard constraints first, then by soft ones."""
+    """Narrows the configurations of one mesh: by hard constraints first, then by soft ones."""
 
     def __init__(
         self,
@@ -210,7 +211,8 @@ class _Narrowing:
         self.notes: list[str] = []
 
     def apply_all(self) -> Restriction:
-        """What all constraints leave on this mesh: hard ones first, so that no soft one stands in their way.
+        """Return what all constraints allow on this mesh; hard ones are applied first, so that no soft one
+        blocks them.
 
         Raises:
             _ImpossibleError: the hard constraints cannot hold on this mesh.
@@ -229,7 +231,7 @@ class _Narrowing:
         return Restriction(self.state.left, self.state.stored, together, self.state.words)
 
     def _try(self, entry: Constraint, narrow: Callable[[], None]) -> None:
-        """Apply one constraint; a soft one that cannot hold leaves no trace but a note."""
+        """Apply one constraint; a soft one that cannot hold leaves nothing but a note."""
         # A constraint narrows several groups before it may fail, so the state is restored as a whole.
         before = self.state.copy()
         try:
@@ -247,10 +249,10 @@ class _Narrowing:
     def _pin(self, pin: Pin, operators: Sequence[Operator]) -> None:
         wanted = self._wanted(pin, pin.axes)
         for op in operators:
-            # ``op`` is bound as a default: a closure would see the last operator of the loop.
+            # ``op`` is bound as a default, because a closure would see the last operator of the loop.
             def holds(configuration: Configuration, op: Operator = op) -> bool:
-                # A group splits by its anchor's dims; each member operator is asked under which label it sees
-                # that split.
+                # A group splits by its anchor's dims; each member operator is asked for the label under which
+                # it sees that split.
                 labels = [label_of(self.graph, op, s) for s in configuration.strategies]
                 return all(any(accepts(labels[a], w) for w in words) for a, words in wanted)
 
@@ -268,10 +270,10 @@ class _Narrowing:
         nx.add_path(self.state.together, groups)
 
     def _wanted(self, pin: Constraint, axes: Axes) -> list[tuple[int, tuple[str, ...]]]:
-        """Pairs of an axis's position in the mesh and what is wanted there."""
+        """Pairs of an axis's position in the mesh and the labels that are wanted there."""
         wanted = []
         for pattern, words in axes.items():
-            # Axis 0 is that of the micro-batches, which no constraint names.
+            # Axis 0 is the micro-batch axis, which no constraint names.
             matching = [i for i, name in enumerate(self.names, 1) if fnmatchcase(name, pattern)]
             if not matching:
                 raise _ImpossibleError(f"{pin}: there is no axis '{pattern}'")
@@ -295,8 +297,7 @@ class _Narrowing:
         left = tuple(i for i in self._left(group.name) if holds(configurations[i]))
         if not left:
             others = self.state.because.get(group.name, ())
-            # The entry alone could hold, so that earlier constraints are what it contradicts; the message
-            # names these.
+            # The entry could hold by itself, so it contradicts earlier constraints; the message names them.
             if others and any(map(holds, configurations)):
                 raise _ImpossibleError(f"{entry} contradicts {_all(others)} at {group.name}")
             raise _ImpossibleError(
@@ -310,7 +311,7 @@ class _Narrowing:
         return ", ".join(f"{d.name} {d.size}" for d in dims)
 
     def _agree(self, entry: Constraint) -> None:
-        """Leave to groups that belong together the labels that all of them have left."""
+        """Leave to groups that must agree only the labels that all of them still have."""
         for members in nx.connected_components(self.state.together):
             names = sorted(members)
             words = common_words([self.groups[n] for n in names], self.matched.batch) or {}
@@ -330,7 +331,7 @@ class _Narrowing:
                     self.state.because[name] = (*self.state.because.get(name, ()), entry)
 
     def _can_be_stored(self, group: Group, configuration: Configuration) -> bool:
-        """Whether one option stores all pinned parameters of the group as they should be."""
+        """Whether some option stores all pinned parameters of the group as required."""
         if not set(group.parameters) & set(self.state.stored):
             return True
         return any(
@@ -339,7 +340,8 @@ class _Narrowing:
         )
 
     def _shared_can_be_stored(self, entry: Constraint) -> None:
-        """Refuse what leaves a pinned parameter of several groups no place that any of their uses allows."""
+        """Refuse a state in which a pinned parameter of several groups has no storage that any of their uses
+        allows."""
         for name in set(self.graph.shared) & set(self.state.stored):
             users = [g for g in self.groups.values() if name in g.shared]
             uses = (self._configurations(g.name)[i] for g in users for i in self._left(g.name))

@@ -1,9 +1,10 @@
-"""Seconds of what was not timed: a roofline, with efficiencies fitted to what was.
+"""The seconds of workloads that were not timed: a roofline, with efficiencies fitted to those that were.
 
 Williams, Waterman, Patterson: Roofline, CACM 2009. Ideal seconds are the larger of FLOP over peak and bytes
-over bandwidth; FLOP and traffic come from :class:`Facts`. What is really reached of that depends on the class
-of operator (convolutions are not matrix products) and on its size (small ones never get going), so that an
-efficiency is fitted per class, direction and size to the timed workloads of the same type of device.
+over bandwidth; FLOP and traffic come from :class:`Facts`. The share of this that is really reached depends on
+the class of operator (convolutions are not matrix products) and on its size (small ones never reach full
+speed), so an efficiency is fitted per class, direction and size to the timed workloads of the same device
+type.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ from tensoropt.ranks.kernel_settings import KernelSettings
 FITTED, DATA_SHEET = "fitted", "data sheet"
 
 MATRIX_EFFICIENCY = ASSUMED.arithmetic
-"""Share of peak FLOP/s that large matrix products reach, where nothing is fitted; an assumption."""
+"""The share of peak FLOP/s that large matrix products reach, if nothing is fitted; an assumption."""
 MEMORY_EFFICIENCY = ASSUMED.memory
-"""Share of peak memory bandwidth that element-wise kernels reach, where nothing is fitted; an assumption."""
+"""The share of peak memory bandwidth that element-wise kernels reach, if nothing is fitted; an assumption."""
 LAUNCH_S = 5e-6
-"""Of a CPU rank, for each kernel beside its FLOP and bytes; an assumption. What a GPU and its host take is
-said in ``presets/host.yaml``."""
+"""The time of a CPU rank for each kernel, in addition to that for its FLOP and bytes; an assumption.
+``presets/host.yaml`` has the figures for a GPU and its host."""
 
 MOST_SAMPLES = 20_000
-"""Records of a store that a fit looks at; reading a million took half a minute, and no curve needs them."""
+"""The most store records that a fit uses; reading a million took half a minute, and no curve needs them."""
 FEWEST_SAMPLES = 8
-"""Of one class and direction, before a fit is trusted; an assumption."""
+"""The fewest samples of one class and direction for a fit to be trusted; an assumption."""
 _SAMPLES_PER_KNOT = 6  # an assumption
-# An assumption: a fifth left out at a time leaves enough to fit, and costs five fits.
+# An assumption: leaving out a fifth at a time leaves enough to fit, and costs five fits.
 _FOLDS = 5
 DIRECTIONS = ("forward", "backward")
 
 
 def class_of(work: Workload) -> str:
-    """The class of a workload: of its first call that has one."""
+    """The class of a workload: that of its first call that has one."""
     for call, _ in work.calls:
-        # The kernel "divided" wraps another call, whose class is what tells how fast it runs.
+        # The kernel "divided" wraps another call, whose class determines how fast it runs.
         name = call.static[0] if call.function == "kernels.divided" else call.function
         found = cost_class_of(str(name))
         if found is not None:
@@ -60,27 +61,26 @@ def class_of(work: Workload) -> str:
 
 def call_class(call: LocalCall) -> CostClass:
     """The class of one call."""
-    # The kernel "divided" wraps another call, whose class is what tells how fast it runs.
+    # The kernel "divided" wraps another call, whose class determines how fast it runs.
     name = call.static[0] if call.function == "kernels.divided" else call.function
     return cost_class_of(str(name)) or CostClass.ELEMENT_WISE
 
 
 def kernels_of(work: Workload) -> int:
-    """Calls that launch something."""
+    """The number of calls that launch something."""
     return sum(1 for call, _ in work.calls if launches(call.function))
 
 
 def number_format(dtype: str, cls: CostClass, device_type: str, kernels: KernelSettings) -> str:
-    """What operators of a class compute in: the dtype, or ``tf32`` where PyTorch's settings have GPUs round
-    float32 numbers to it. A GPU without such tensor cores computes float32 even so."""
+    """The number format in which operators of a class compute: the dtype, or ``tf32`` if PyTorch's settings
+    make GPUs round float32 numbers to it. A GPU without such tensor cores computes in float32 regardless."""
     setting = _TF32_BY.get(cls)
     may = device_type == "cuda" and dtype == "float32" and setting is not None
     return "tf32" if may and getattr(kernels, str(setting)) == "tf32" else dtype
 
 
 def peak_flops(device: DeviceKind, kernels: KernelSettings, dtype: str, cls: CostClass) -> float:
-    """FLOP/s at which operators of a class compute at most on a device, in the format of numbers that they
-    have there."""
+    """The peak FLOP/s of operators of a class on a device, in the number format that they use there."""
     name = number_format(dtype, cls, device.type, kernels)
     return device.flops_of(name if name in device.flops else dtype)
 
@@ -90,15 +90,15 @@ def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]
     peak, bandwidth = device.flops_of(dtype), device.memory_bandwidth
     return (
         max(facts.forward_flops / peak, facts.traffic_bytes / bandwidth),
-        # A backward reads what forward read and the gradients that come, and writes as many gradients: twice
-        # the traffic, as an approximation. Its FLOP are counted, as they differ by operator.
+        # Backward reads what forward read and the incoming gradients, and writes as many gradients: twice the
+        # traffic, as an approximation. Its FLOP are counted, because they differ by operator.
         max(facts.backward_flops / peak, 2.0 * facts.traffic_bytes / bandwidth),
     )
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A timed workload: its class, and per direction ideal and measured seconds."""
+    """A timed workload: its class, and its ideal and measured seconds per direction."""
 
     key: str
     cls: str
@@ -107,7 +107,7 @@ class Sample:
 
 
 def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, Any]:
-    """What a record says of a workload beside its seconds, so that others can be fitted to it."""
+    """The fields of a workload's record besides its seconds, so that other workloads can be fitted to it."""
     return {
         "class": class_of(work),
         "ideal_s": list(ideal_s(device, work.dtype, facts)),
@@ -117,8 +117,8 @@ def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, A
 
 
 def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample, ...]:
-    """Samples among records of the store; what failed, or is of no workload (an optimizer, overheads), is
-    passed over."""
+    """The samples among records of the store; failures, and records that are of no workload (an optimizer,
+    overheads), are skipped."""
     return tuple(
         Sample(key, str(r["class"]), tuple(r["ideal_s"]), (float(r["forward_s"]), float(r["backward_s"])))
         for key, r in records
@@ -134,15 +134,15 @@ class Curve:
     values: tuple[float, ...]
 
     def seconds(self, ideal: float) -> float:
-        """Seconds that take ``ideal`` ones at peak; ``ideal`` is above 0."""
-        # numpy.interp is flat outside of the knots: a line drawn on could promise efficiencies above 1.
+        """The actual seconds of work that takes ``ideal`` seconds at peak; ``ideal`` is above 0."""
+        # numpy.interp is flat outside the knots: an extrapolated line could promise efficiencies above 1.
         at = float(np.interp(math.log10(ideal), self.sizes, self.values))
         return ideal / 10**at
 
 
 @dataclass(frozen=True)
 class FitError:
-    """Relative error of a fit on workloads it was not fitted to."""
+    """The relative error of a fit on workloads it was not fitted to."""
 
     cls: str
     direction: str
@@ -159,7 +159,7 @@ class Efficiencies:
     errors: tuple[FitError, ...] = ()
 
     def seconds(self, cls: str, direction: str, ideal: float) -> float | None:
-        """None where too little of this class was timed."""
+        """The fitted seconds; None if too little of this class was timed."""
         curve = self.curves.get((cls, direction))
         if curve is None:
             return None
@@ -170,11 +170,11 @@ NOTHING = Efficiencies({})
 
 
 def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
-    """Fit a curve per class and direction, and its error by leaving out one fifth at a time."""
+    """Fit a curve per class and direction, and estimate its error by leaving out one fifth at a time."""
     by: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
     for sample in samples:
         for direction, ideal, measured in zip(DIRECTIONS, sample.ideal, sample.measured, strict=True):
-            # Logarithms need both; a backward of something without a gradient measures 0.
+            # Logarithms need both to be positive; the backward of an operator without a gradient measures 0.
             if ideal > 0 and measured > 0:
                 by[sample.cls, direction].append((sample.key, ideal, measured))
     curves, errors = {}, []
@@ -193,7 +193,7 @@ def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
 def fit_errors(
     records: Iterable[tuple[str, Mapping[str, Any]]],
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Errors of the fits, by (type of device, mode)."""
+    """The errors of the fits, by (device type, mode)."""
     by: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
     for key, record in records:
         if "device_type" in record:
@@ -206,11 +206,11 @@ def fit_errors(
 
 
 def _curve(pairs: Sequence[tuple[float, float]]) -> Curve:
-    """Medians over groups of neighbouring sizes."""
+    """A curve through the medians of groups of neighbouring sizes."""
     # Efficiencies span orders of magnitude between launch-bound and large work, so both axes are logarithmic,
     # and medians ignore the few timings that another process disturbed.
     ordered = sorted((math.log10(ideal), math.log10(ideal / measured)) for ideal, measured in pairs)
-    # Twelve knots at most is an assumption: more would follow the noise of neighbouring sizes.
+    # At most twelve knots, an assumption: more would follow the noise of neighbouring sizes.
     knots = max(1, min(12, len(ordered) // _SAMPLES_PER_KNOT))
     sizes, values = [], []
     for part in np.array_split(np.array(ordered), knots):
@@ -220,8 +220,9 @@ def _curve(pairs: Sequence[tuple[float, float]]) -> Curve:
 
 
 def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
-    """|predicted / measured - 1| of every sample by the fit of the other folds; folds by the keys' hash."""
-    # Not hash(): Python salts that for each process, and the error would differ from run to run.
+    """|predicted / measured - 1| of every sample, by the fit of the other folds; folds are assigned by the
+    keys' hash."""
+    # Not hash(): Python salts it in each process, and the error would differ from run to run.
     fold = [zlib.crc32(key.encode()) % _FOLDS for key, _, _ in found]
     missed = []
     for number in range(_FOLDS):
@@ -236,11 +237,11 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def weight_gradient_share(facts: Facts) -> float:
-    """What share of a workload's backward is the product of a weight's gradient, if its first call is a
-    linear operator: an estimate.
+    """An estimate of the share of a workload's backward that the product of a weight's gradient takes, if its
+    first call is a linear operator.
 
-    Of backward's FLOP a linear operator has two products alike. What else the workload does in backward, most
-    of it bound by memory, is taken to last as long as the FLOP it has, which are few: the share is rather
+    Of backward's FLOP, a linear operator has two equal products. The rest of the workload's backward, most of
+    it bound by memory, is assumed to take as long as its FLOP, which are few: the share is therefore somewhat
     too large.
     """
     if not facts.work_of_calls or not facts.forward_flops:
@@ -255,28 +256,28 @@ _TF32_BY = {
     CostClass.CONVOLUTION: "convolution",
     CostClass.RECURRENT: "recurrent",
 }
-"""By class of operator the setting that decides whether float32 numbers are computed in TF32."""
+"""The setting that decides whether float32 numbers are computed in TF32, by class of operator."""
 
 
 _FUSED = (CostClass.ELEMENT_WISE, CostClass.NORM)
-"""Classes of operators that share a kernel with their like, where they are fused."""
+"""Classes of operators that share a kernel with others of these classes, if they are fused."""
 
 
 def _as_one(chain: Sequence[CallWork]) -> CallWork:
-    """A chain of calls as one kernel, which reads and writes what the largest of them does: what passes
-    between them stays on the chip."""
+    """A chain of calls as one kernel, which reads and writes what the largest of them does: intermediate
+    results stay on the chip."""
     size = max(of.traffic_bytes for of in chain)
     return CallWork(sum(of.forward_flops for of in chain), size, size)
 
 
 class RooflineCompute:
-    """Ideal seconds over efficiencies, plus launches; see the module.
+    """Ideal seconds divided by efficiencies, plus launches; see the module.
 
     Args:
-        efficiencies: fitted ones; what they do not cover has fixed efficiencies.
-        kernels: PyTorch's settings, by which GPUs compute with float32 numbers in TF32.
-        fused: on GPUs neighbouring element-wise operators and norms of a group are one kernel, as a compiler
-            or hand-written kernels make them.
+        efficiencies: the fitted ones; anything they do not cover has fixed efficiencies.
+        kernels: PyTorch's settings, which decide whether GPUs compute float32 numbers in TF32.
+        fused: on GPUs, neighbouring element-wise operators and norms of a group are one kernel, as a compiler
+            or hand-written kernels would make them.
         dated: the month of the kernels (:func:`~tensoropt.cluster.reached_by`); by default the newest.
     """
 
@@ -302,7 +303,7 @@ class RooflineCompute:
         self._kernel_s = self.host.kernel_s if self.host else LAUNCH_S
 
     def source_of(self, work: Workload) -> str:
-        """``fitted`` where both directions of the workload's class have a curve, else ``data sheet``."""
+        """``fitted`` if both directions of the workload's class have a curve, otherwise ``data sheet``."""
         cls = class_of(work)
         covered = all((cls, direction) in self.efficiencies.curves for direction in DIRECTIONS)
         return FITTED if covered else DATA_SHEET
@@ -318,31 +319,31 @@ class RooflineCompute:
             ideal_s(self.device, work.dtype, facts),
             (facts.forward_flops, facts.backward_flops),
             (facts.traffic_bytes, 2.0 * facts.traffic_bytes),
-            # Backward launches about two kernels for each of forward: one gradient per operand.
+            # Backward launches about two kernels for each of forward's: one gradient per operand.
             (kernels, 2 * kernels),
             strict=True,
         ):
-            # Work without a kernel (views alone) takes no time, which no curve of its class says.
+            # Work without a kernel (views alone) takes no time, which no curve of its class expresses.
             fitted = self.efficiencies.seconds(cls, direction, ideal) if kernels else None
             peak = self.peak(work.dtype, CostClass(cls))
             found.append(self._fixed(peak, flops, traffic, count) if fitted is None else fitted)
         return found[0], found[1]
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """(forward, backward) seconds of issuing one micro-batch, estimated by the number of calls that
-        launch a kernel; 0 where the host is the device."""
+        """(forward, backward) seconds of issuing one micro-batch, estimated from the number of calls that
+        launch a kernel; 0 if the host is the device."""
         if self.host is None:
             return 0.0, 0.0
         calls = kernels_of(work)
         return calls * self.host.forward_call_s, calls * self.host.backward_call_s
 
     def _counts_calls(self, work: Workload, facts: Facts) -> bool:
-        """Whether seconds are those of the calls, one after the other."""
-        # On CPU ranks what is not fitted stays as it was: nobody compared it call by call.
+        """Whether the seconds are those of the calls, one after another."""
+        # On CPU ranks, figures that are not fitted stay as they were: nobody has compared them call by call.
         return self.device.type == "cuda" and bool(facts.work_of_calls) and self.source_of(work) == DATA_SHEET
 
     def _by_call(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """(forward, backward) on a GPU: its kernels run one after the other, so that a call bound by memory
+        """(forward, backward) seconds on a GPU: its kernels run one after another, so a memory-bound call
         does not hide behind a product in its group."""
         forward_s = backward_s = 0.0
         for cls, of in self._kernels(work, facts):
@@ -353,7 +354,7 @@ class RooflineCompute:
         return forward_s, backward_s
 
     def _kernels(self, work: Workload, facts: Facts) -> Iterator[tuple[CostClass, CallWork]]:
-        """Class and work of each kernel of a group's forward."""
+        """The class and work of each kernel of a group's forward."""
         chain: list[CallWork] = []
         for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):
             if not launches(call.function):
@@ -371,12 +372,13 @@ class RooflineCompute:
             yield CostClass.ELEMENT_WISE, _as_one(chain)
 
     def _of_call(self, dtype: str, cls: CostClass, of: CallWork, facts: Facts) -> tuple[float, float]:
-        """(forward, backward) of a call, without launches."""
+        """(forward, backward) seconds of a call, without launches."""
         reached = self.reached
         bandwidth = self.device.memory_bandwidth * reached.memory
-        # A norm is one kernel of a GPU, also where a CPU runs several (aten::_fused_rms_norm).
+        # A norm is one kernel on a GPU, even where a CPU runs several (aten::_fused_rms_norm).
         traffic = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
-        # Backward's FLOP are known of the whole group: products and attention take their shares of them.
+        # Backward's FLOP are known only for the whole group: products and attention take their shares of
+        # them.
         share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
         rate = self.peak(dtype, cls) * reached.of(cls)
         # Twice the traffic, as in ideal_s().
@@ -384,25 +386,26 @@ class RooflineCompute:
         return max(of.forward_flops / rate, traffic / bandwidth), back_s
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Seconds of the product of a weight's gradient: half of what its call takes in backward, and one of
-        its two launches; where calls are not told apart see :func:`weight_gradient_share`."""
+        """The seconds of the product of a weight's gradient: half of its call's backward, and one of its two
+        launches; if calls are not listed separately, see :func:`weight_gradient_share`."""
         if not self._counts_calls(work, facts):
             return self.seconds(work, facts)[1] * weight_gradient_share(facts)
         (call, _), of = work.calls[0], facts.work_of_calls[0]
         return self._of_call(work.dtype, call_class(call), of, facts)[1] / 2 + self._kernel_s
 
     def peak(self, dtype: str, cls: CostClass) -> float:
-        """FLOP/s at which operators of a class compute at most: float32 ones of GPUs in TF32 where PyTorch's
-        settings allow it."""
+        """The peak FLOP/s of operators of a class: GPUs compute float32 in TF32 if PyTorch's settings allow
+        it."""
         return peak_flops(self.device, self.kernels, dtype, cls)
 
     def _fixed(self, peak: float, flops: float, traffic: float, launches: int) -> float:
         arithmetic = flops / (peak * MATRIX_EFFICIENCY)
         memory = traffic / (self.device.memory_bandwidth * MEMORY_EFFICIENCY)
-        # A fitted efficiency has the launches in it, as small work never gets going; a fixed one has not.
+        # A fitted efficiency includes the launches, because small work never reaches full speed; a fixed one
+        # does not.
         return max(arithmetic, memory) + launches * self._kernel_s
 
     @property
     def optimizer_s_per_element(self) -> float:
-        """As the memory's bandwidth allows, in float32."""
+        """The seconds per element that the memory's bandwidth allows, in float32."""
         return 4.0 * OPTIMIZERS[self.optimizer].traffic / (self.device.memory_bandwidth * self.reached.memory)

@@ -1,8 +1,8 @@
-"""Where costs come from on a cluster, and the tables made from them.
+"""The sources of costs on a cluster, and the tables built from them.
 
-CPU ranks and GPUs of this machine are measured; other hardware is priced from its data sheet. The
-links of a cluster file are what the file says.
-Everything that the search can choose is measured before anything is priced.
+CPU ranks and GPUs of this machine are measured; other hardware is priced from its data sheet. The links of a
+cluster file have the figures in the file. Everything that the search can choose is measured before anything
+is priced.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ from tensoropt.sharding.regions import Region
 from tensoropt.types import Progress, silent
 
 FACTS = "facts-10"
-"""What records of facts say; those of another are found anew."""
+"""The version of fact records; facts with another version are determined anew."""
 FACTS_AT_ONCE = 512
-"""Workloads whose facts are found before they are saved: some three seconds; an assumption."""
+"""The number of workloads whose facts are determined between saves: about three seconds; an assumption."""
 _MOST_FAILURES = 5
-"""That a report names."""
+"""The most failures that a report names."""
 
 
 class CostSettings(Protocol):
-    """What costs depend on beside model and cluster."""
+    """The settings that costs depend on, in addition to model and cluster."""
 
     @property
     def mode(self) -> str: ...
@@ -82,36 +82,36 @@ class CostSettings(Protocol):
 
     @property
     def process_memory(self) -> bool:
-        """Whether what a process takes beside tensors is counted."""
+        """Whether the memory that a process uses in addition to tensors is counted."""
         ...
 
     @property
     def overlap(self) -> str:
-        """``default`` or ``none``: nothing runs beside computation."""
+        """``default``, or ``none``: nothing overlaps with computation."""
         ...
 
 
 @dataclass
 class CostSource:
-    """Where costs come from on this cluster: ranks to measure on, what was measured before, a fit to that,
-    data sheets; facts by workload.
+    """The sources of costs on this cluster: ranks to measure on, earlier measurements, a fit to those, data
+    sheets; facts by workload.
 
     Args:
-        pool: ranks of this cluster when it is this machine and may be measured, else None.
-        on_gpu: keys of the facts that are of the GPU's own kernels.
-        on_meta: keys of those that GPUs' attention kernels were asked for on fake tensors.
-        estimated: keys of those with recurrent layers whose kernels of GPUs nobody can ask.
-        fitted_to: the records that efficiencies were fitted to, once they were.
+        pool: ranks of this cluster if it is this machine and may be measured, otherwise None.
+        on_gpu: keys of the facts that describe the GPU's own kernels.
+        on_meta: keys of the facts for which GPUs' attention kernels were queried with fake tensors.
+        estimated: keys of facts with recurrent layers whose GPU kernels cannot be queried.
+        fitted_to: the records that efficiencies were fitted to, once they have been.
         failed: what could not be timed, and why.
-        lost: workloads by key that have to run although they could not be timed, see :meth:`run_one_of`.
-        dtypes: in which the workloads compute.
-        expect: is called with a part of the work and the seconds that are left of it.
-        kept: tables that were made before.
-        timing: progress of timing, which says itself how long it takes; by default as all else.
-        fused: price GPUs that are not here as if neighbouring element-wise operators were one kernel
-            (:class:`~tensoropt.costs.roofline.RooflineCompute`).
-        dated: the month whose kernels GPUs that are not here have, for runs of the past; by default the
-            newest.
+        lost: workloads, by key, that must run although they could not be timed; see :meth:`run_one_of`.
+        dtypes: the dtypes in which the workloads compute.
+        expect: called with a part of the work and its remaining seconds.
+        kept: tables that were built earlier.
+        timing: the progress of timing, which estimates its own duration; by default like all other progress.
+        fused: price GPUs that are not on this machine as if neighbouring element-wise operators were one
+            kernel (:class:`~tensoropt.costs.roofline.RooflineCompute`).
+        dated: the month whose kernels are assumed for GPUs that are not on this machine, for past runs; by
+            default the newest.
     """
 
     cluster: Cluster
@@ -136,9 +136,9 @@ class CostSource:
     _parts: dict[tuple[str, ...], CostSource] = field(default_factory=dict, init=False, repr=False)
 
     def on(self, kinds: Sequence[DeviceKind]) -> CostSource:
-        """Costs of devices of some of the cluster's kinds among themselves, over the same links; made once.
+        """The costs among devices of some of the cluster's kinds, over the same links; built once.
 
-        This very source where these are all kinds there are, or where ranks are measured, as these work
+        Returns this source itself if these are all of the kinds, or if ranks are measured, because those work
         together.
         """
         names = {kind.name for kind in kinds}
@@ -148,7 +148,7 @@ class CostSource:
         key = tuple(kind.name for kind in ordered)
         if key not in self._parts:
             devices = tuple(ordered[rank % len(ordered)] for rank in range(self.cluster.device_count))
-            # Facts and measurements depend on the kind of device, and are known by workload alone here.
+            # Facts and measurements depend on the device kind, but are stored here by workload alone.
             self._parts[key] = replace(
                 self,
                 cluster=replace(self.cluster, devices=devices),
@@ -162,34 +162,34 @@ class CostSource:
 
     @property
     def training(self) -> bool:
-        """Whether training steps are priced, not inference calls."""
+        """Whether training steps are priced, as opposed to inference calls."""
         return self.settings.mode == "train"
 
     @property
     def capability(self) -> Capability | None:
-        """The compute capability whose attention kernels are asked what they keep; None of CPU ranks."""
+        """The compute capability whose attention kernels are asked what they keep; None for CPU ranks."""
         device = self.cluster.device
         return capability_of(device.capability) if self.cluster.device_type == "cuda" else None
 
     @cached_property
     def kernels(self) -> KernelSettings:
-        """Those settings of this process that decide which kernels run on this cluster."""
+        """The settings of this process that decide which kernels run on this cluster."""
         return KernelSettings.now().of(self.cluster.device_type)
 
     @property
     def prefix(self) -> str:
-        """The head of the store's keys of workloads that are timed on this cluster."""
+        """The head of the store's keys for workloads that are timed on this cluster."""
         device = None if has_local_cores(self.cluster) else self.cluster.device.name
-        # CPU ranks share caches and memory bandwidth, so that their number is part of the key; a GPU has its
-        # own.
+        # CPU ranks share caches and memory bandwidth, so their number is part of the key; a GPU has its own.
         ranks = self.cluster.device_count if device is None else 1
         return measurement_prefix(ranks, 1, self.training, device, self.kernels)
 
     def facts_of(self, work: Workload) -> Facts:
-        """Facts of a workload: known in this process, in the store, or found now.
+        """Return a workload's facts, from this process or the store, or determine them now.
 
-        They are of a GPU's own kernels where this machine has or had such a GPU; else attention is that of
-        the kernels that such a GPU takes, and the rest of CPU kernels, which :meth:`saved_notes` counts.
+        The facts describe a GPU's own kernels if this machine has or had such a GPU; otherwise attention is
+        that of the kernels that such a GPU would run, and the rest that of CPU kernels, which
+        :meth:`saved_notes` counts.
         """
         if work.key not in self.facts:
             facts = self._facts_on_gpu(work) if self.cluster.device_type == "cuda" else None
@@ -203,14 +203,14 @@ class CostSource:
         return self.facts[work.key]
 
     def find_facts_of(self, works: Iterable[Workload]) -> None:
-        """Find facts of many workloads, so that each is known when it is asked for."""
+        """Determine the facts of many workloads, so that they are available when needed."""
         if self.cluster.device_type == "cuda" and self.pool is not None:
-            return  # a GPU is asked for them one by one
+            return  # a GPU is queried for them one by one
         keys = {self._facts_key(work): work for work in works if work.key not in self.facts}
         known = self.store.get_many(keys, kind="saved")
         new = {key: work for key, work in keys.items() if key not in known}
         if self.cluster.device_type == "cuda":
-            # What a GPU of this kind was asked once is not asked of the CPU.
+            # What a GPU of this kind has answered once is not determined on the CPU.
             names = {self._on_this_gpu(key): key for key in new}
             for key in self.store.get_many(names, kind="saved"):
                 del new[names[key]]
@@ -236,25 +236,25 @@ class CostSource:
         return facts
 
     def _facts_on_gpu(self, work: Workload) -> Facts | None:
-        """None where no such GPU was ever at hand, or could not run it."""
+        """The facts on a GPU; None if no such GPU was ever available, or if it could not run the workload."""
         key = self._on_this_gpu(self._facts_key(work))
         record = self.store.get(key, kind="saved")
         if record is None and self.pool is not None:
             try:
                 record = self.pool.run(find_facts_on_rank, work, self.training)[0]
             except RankError as error:
-                # The failure is stored as well: a workload that ends a rank would end one in every
-                # exploration otherwise.
+                # The failure is stored as well; otherwise a workload that kills a rank would kill one in
+                # every exploration.
                 record = {"error": str(error).splitlines()[0]}
             self.store.put(key, record, kind="saved")
         return None if record is None or "error" in record else Facts.from_record(record)
 
     def _on_this_gpu(self, key: str) -> str:
-        """The key of facts that a GPU of this kind was asked for under these settings."""
+        """The key of facts that a GPU of this kind was queried for under these settings."""
         return "/".join(part for part in (self.cluster.device.name, self.kernels.words, key) if part)
 
     def _facts_key(self, work: Workload) -> str:
-        # Only attention is asked for by compute capability, and only recurrent layers are estimated: other
+        # Only attention is queried by compute capability, and only recurrent layers are estimated: other
         # facts are shared with those of CPU ranks.
         capability = self.capability if has_attention(work) else None
         kernels = f"cuda-{capability[0]}.{capability[1]}-2/" if capability is not None else ""
@@ -264,7 +264,7 @@ class CostSource:
         return f"{FACTS}/torch-{torch.__version__}/{mode}/{kernels}{work.key}"
 
     def saved_notes(self) -> tuple[str, ...]:
-        """Whose saved tensors the memory of a cluster of GPUs counts, in words."""
+        """Notes on which kernels' saved tensors a GPU cluster's memory counts."""
         if self.cluster.device_type != "cuda":
             return ()
         whose = []
@@ -290,7 +290,7 @@ class CostSource:
         return tuple(whose)
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures should know of where they come from."""
+        """Notes that a reader of the figures should know about their sources."""
         kinds = [kind.name for kind in self.cluster.device_kinds]
         mixed = (
             f"{', '.join(kinds)}: a sharded plan runs each operator at the pace of the slowest of them and "
@@ -315,8 +315,8 @@ class CostSource:
         return tuple(f"{name}: kernels are taken to reach {r.words}" for name, r in found if r.classes)
 
     def _host_notes(self) -> tuple[str, ...]:
-        """Where seconds of the host that issues work to GPUs come from, and where they could not be told from
-        those of the device."""
+        """Notes on the source of the host seconds for issuing work to GPUs, and on workloads for which they
+        could not be separated from the device's."""
         host = host_seconds(self.cluster.device_type)
         if host is None:
             return ()
@@ -334,7 +334,7 @@ class CostSource:
         return (words,) if waits else ()
 
     def _kernel_notes(self) -> tuple[str, ...]:
-        """How GPUs compute with float32 numbers, where the model has such."""
+        """Notes on how GPUs compute with float32 numbers, if the model has any."""
         if self.cluster.device_type != "cuda" or "float32" not in self.dtypes:
             return ()
         words = (
@@ -345,7 +345,7 @@ class CostSource:
         return (words,)
 
     def failure_notes(self) -> tuple[str, ...]:
-        """What could not be timed and why; of the many alike, the first few."""
+        """Notes on what could not be timed and why; of many failures, the first few."""
         lines = [f"could not be timed: {what}: {why}" for what, why in self.failed.items()]
         more = len(lines) - _MOST_FAILURES
         return (*lines[:_MOST_FAILURES], *((f"could not be timed: {more} others",) if more > 0 else ()))
@@ -356,10 +356,11 @@ class CostSource:
         return (f"{', '.join(names)}: {rule}",) if names else ()
 
     def run_one_of(self, works: Sequence[Workload]) -> None:
-        """One of these has to run. A workload that failed counts as impossible, as long as another can be
-        chosen; where all failed, all that did not for lack of memory are priced otherwise."""
+        """Require that one of these workloads can run. A failed workload counts as impossible as long as
+        another can be chosen; if all failed, those that failed for reasons other than lack of memory are
+        priced in another way."""
         errors = [self.measured.get(work.key, {}).get("error") for work in works]
-        # ``all`` of an empty list is true and adds nothing, so that a group without configurations is no
+        # ``all`` of an empty list is true and adds nothing, so a group without configurations needs no
         # special case.
         if all(errors):
             self.lost |= {
@@ -369,14 +370,14 @@ class CostSource:
             }
 
     def measure(self, works: Mapping[str, Workload]) -> None:
-        """Time on the ranks what is not known yet; without ranks, look up what is."""
+        """Time on the ranks what is not known yet; without ranks, look up what is known."""
         self.dtypes |= {work.dtype for work in works.values()}
         if self.pool is None:
             known = self.store.get_many([f"{self.prefix}/{key}" for key in works])
             # The workload's hash is the last part of the key; the prefix may contain slashes.
             self.measured.update({key.rsplit("/", 1)[1]: record for key, record in known.items()})
             return
-        # Not self.efficiencies: that is cached, and the store knows more once this has measured.
+        # Not self.efficiencies, which is cached: the store contains more once this has measured.
         estimate = RooflineCompute(self.cluster.device, self.settings.optimizer, self._fit()[1], self.kernels)
         found = measure_workloads(
             works.values(),
@@ -394,16 +395,16 @@ class CostSource:
         )
 
     def compute(self) -> ComputeCosts:
-        """Seconds of workloads that all devices run at once, at the pace of the slowest."""
+        """The seconds of workloads that all devices run at once, at the pace of the slowest."""
         kinds = self.cluster.device_kinds
-        # Ranks of a pool time a workload together, and the slower rank counts: the record is the slowest
-        # kind's already.
+        # The ranks of a pool time a workload together, and the slower rank counts: the record is already the
+        # slowest kind's.
         if self.pool is not None or len(kinds) == 1:
             return self.compute_on(self.cluster.device)
         return SlowestCompute([self.compute_on(kind) for kind in kinds])
 
     def compute_on(self, kind: DeviceKind) -> MeasuredCompute:
-        """Seconds of workloads on one kind of device; measurements are known of one kind per cluster."""
+        """The seconds of workloads on one device kind; a cluster has measurements of one kind."""
         if self.pool is not None:
             try:
                 per_element = (
@@ -415,12 +416,12 @@ class CostSource:
                 self.failed[f"a step of {self.settings.optimizer}"] = error.summary
                 rest = RooflineCompute(kind, self.settings.optimizer, kernels=self.kernels)
                 return MeasuredCompute(self.measured, rest.optimizer_s_per_element, rest, lost=self.lost)
-            # Without lost workloads everything has a record, and a missing one is to be an error, not a
-            # silent estimate.
+            # Without lost workloads everything has a record, and a missing one must be an error, not a silent
+            # estimate.
             instead = self._roofline(kind) if self.lost else None
             return MeasuredCompute(self.measured, per_element, instead, lost=self.lost, source=MEASURED)
         rest = self._roofline(kind)
-        # measure() looked up the records of one kind, that of cluster.device; those say nothing of the
+        # measure() looked up the records of one kind, that of cluster.device; they say nothing about the
         # others.
         records = self.measured if kind == self.cluster.device else {}
         return MeasuredCompute(records, rest.optimizer_s_per_element, rest, lost=self.lost)
@@ -437,8 +438,8 @@ class CostSource:
 
     @cached_property
     def efficiencies(self) -> Efficiencies:
-        """Fitted to the workloads in the store (of many, a sample) that were timed on this type of device, in
-        this mode."""
+        """Efficiencies fitted to the workloads in the store (a sample if there are many) that were timed on
+        this device type, in this mode."""
         self.fitted_to, found = self._fit()
         return found
 
@@ -453,7 +454,7 @@ class CostSource:
         return drawn, fit_efficiencies(samples_of(records))
 
     def overheads(self) -> Overheads:
-        """What a step spends beside operators and collectives, on the slowest rank or kind of device."""
+        """The overheads of a step, besides operators and collectives, on the slowest rank or device kind."""
         if self.pool is None:
             known = known_overheads(self.store, self.prefix, self.settings.optimizer)
             return known or slowest_overheads(
@@ -467,17 +468,17 @@ class CostSource:
 
     @property
     def beside(self) -> bool:
-        """Whether communication that nobody waits for runs beside computation."""
+        """Whether communication that nothing waits for overlaps with computation."""
         return runs_beside(self.cluster.device_type, self.settings.overlap)
 
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
-        """What a process takes beside tensors, where the settings count it, and constants."""
+        """The memory that a process uses in addition to tensors, if the settings count it, and constants."""
         return process_memory(self.cluster, graph, counted=self.settings.process_memory)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
-        """Figures of a mesh's links; ``pairs`` for those between two ranks too."""
+        """The figures of a mesh's links; with ``pairs``, also those between two ranks."""
         fits = None
-        # A cluster file's links are what the file says, also where its devices are this machine's.
+        # The links of a cluster file have the file's figures, even if its devices are this machine's.
         if mesh.size == 1 or not has_local_links(self.cluster):
             return CommunicationModel(self.cluster, mesh)
         if self.pool is None and has_local_cores(self.cluster):
@@ -496,7 +497,7 @@ class CostSource:
 
 
 def real_shape(mesh: Mesh) -> tuple[int, ...]:
-    """Axis sizes; a single device has no axes."""
+    """The axis sizes; a single device has no axes."""
     return tuple(size for size in mesh.shape if size > 1)
 
 
@@ -509,11 +510,11 @@ def build_tables(
     regions: Sequence[Region] = (),
     restrictions: Mapping[tuple[str, int], Restriction] | None = None,
 ) -> list[tuple[Mesh, CostTables, CommunicationModel]]:
-    """Cost tables of every mesh and micro-batch count; everything is measured before anything is priced.
+    """The cost tables of every mesh and micro-batch count; everything is measured before anything is priced.
 
     Args:
         regions: blocks that may be recomputed.
-        restrictions: per (mesh label, count) what constraints leave; a pair that is missing is left out.
+        restrictions: what constraints allow, per (mesh label, count); a pair that is missing is left out.
     """
     pairs = [(mesh, count) for mesh in meshes for count in counts]
     if restrictions is not None:
@@ -532,18 +533,18 @@ def build_tables(
     expected_s = [tables_s(graph, made) for made in outlines]
     costs.expect("tables", sum(expected_s))
     costs.expect("searches", sum(guessed_search_s(graph, made, bool(regions)) for made in outlines))
-    # Of all spaces together, as processes that find facts learn from the first ones.
+    # For all spaces together, because processes that find facts learn from the first ones.
     costs.find_facts_of(works.values())
     templates = [with_facts(made, costs.facts_of) for made in outlines]
-    # Tables are priced only after the last mesh's workloads were measured: fits use all timings, and what is
-    # lost is known of every group.
+    # Tables are priced only after the last mesh's workloads were measured: fits use all timings, and the lost
+    # workloads of every group are known.
     costs.measure(works)
     for made in templates:
         for template in made.values():
-            # Per template, as the search has to choose one configuration of each group.
+            # Per template, because the search has to choose one configuration of each group.
             costs.run_one_of(template.works)
     compute, overheads = costs.compute(), costs.overheads()
-    # Links depend on the mesh, not on the number of micro-batches: measured once per mesh.
+    # Links depend on the mesh, not on the number of micro-batches, so they are measured once per mesh.
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in pairs)}
     process = costs.process_memory(graph.atoms.graph)
     result = []

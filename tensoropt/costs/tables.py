@@ -1,8 +1,8 @@
-"""Cost tables: for every variable of the search its configurations and options with their costs.
+"""Cost tables: the configurations and options of every variable of the search, with their costs.
 
-Variables are groups, hubs (tensors with several readers: where they are materialised) and shared
-parameters (tied weights: how they are stored). Costs are additive: a step's memory is the sum of what
-is kept, its time the sum of compute and communication of all micro-batches.
+Variables are groups, hubs (tensors with several readers: where they are materialised) and shared parameters
+(tied weights: how they are stored). Costs are additive: a step's memory is the sum of what is kept, its time
+the sum of compute and communication over all micro-batches.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass(frozen=True)
 class Template:
-    """What groups that look alike share: configurations (as strategy indices), workloads and facts.
+    """The common part of groups that look alike: configurations (as strategy indices), workloads and facts.
 
     Attributes:
-        look: equal for groups that look alike and are restricted alike, in any model.
+        look: equal for groups that look alike and have the same restrictions, in any model.
     """
 
     choices: tuple[tuple[int, ...], ...]
@@ -42,16 +42,16 @@ class Template:
 
 @dataclass(frozen=True)
 class VariableTable:
-    """What each configuration of one variable costs.
+    """The costs of each configuration of one variable.
 
     Attributes:
         key: the variable.
-        layouts: of a hub or a shared parameter, one per configuration.
-        kept: of a hub: whether the tensor is kept for backward as it is materialised, per configuration.
-        again: of a group or hub in a region: whether its forward runs again in backward, per
-            configuration; a group's configurations come once plain, then once more recomputed.
-        options: per configuration the stored layouts of each option (groups).
-        memory, compute, communication: per configuration an array over its options; bytes and seconds.
+        layouts: for a hub or a shared parameter, one per configuration.
+        kept: for a hub: per configuration, whether the tensor is kept for backward as it is materialised.
+        again: for a group or hub in a region: per configuration, whether its forward runs a second time in
+            backward; a group's configurations come once plain, then once more recomputed.
+        options: for groups: per configuration, the stored layouts of each option.
+        memory, compute, communication: per configuration, an array over its options; bytes and seconds.
     """
 
     key: Variable
@@ -65,7 +65,7 @@ class VariableTable:
 
     @property
     def costs(self) -> list[np.ndarray]:
-        """Per configuration an array (options, 2) of memory and time."""
+        """The (options, 2) arrays of memory and time, one per configuration."""
         return [
             np.stack([m, c + n], axis=1)
             for m, c, n in zip(self.memory, self.compute, self.communication, strict=True)
@@ -74,7 +74,7 @@ class VariableTable:
 
 @dataclass(frozen=True)
 class EdgeTable:
-    """Costs between two variables: configuration ``i`` of ``a`` and ``j`` of ``b`` cost
+    """The costs between two variables: configuration ``i`` of ``a`` and ``j`` of ``b`` cost
     ``table[rows[i], cols[j]] = (memory, time)``; all time is communication."""
 
     a: Variable
@@ -99,12 +99,12 @@ class CostTables:
 
     @cached_property
     def of(self) -> dict[str, VariableTable]:
-        """The tables of variables, by variable; groups are found by their names."""
+        """The tables of variables, by variable; groups can be looked up by name."""
         return {v.key: v for v in self.variables}
 
     @cached_property
     def digest(self) -> str:
-        """Equal for tables of the same numbers."""
+        """A hash that is equal for tables with the same numbers."""
         found = hashlib.sha256()
         for v in self.variables:
             found.update(f"{v.key} {len(v.memory)}".encode())
@@ -118,12 +118,12 @@ class CostTables:
         return found.hexdigest()
 
     def position(self, group: str, index: int) -> int:
-        """Index in a group's template of configuration ``index`` of its variable."""
+        """The index in a group's template of configuration ``index`` of its variable."""
         # In a region the variable has every configuration twice, plain ones first (TableBuilder._group).
         return index % len(self.templates[group].choices)
 
     def facts(self, choice: Mapping[str, int]) -> dict[str, Facts]:
-        """Facts of every group's chosen configuration."""
+        """The facts of every group's chosen configuration."""
         return {
             g.name: self.templates[g.name].facts[self.position(g.name, choice[g.name])]
             for g in self.graph.groups
@@ -135,14 +135,14 @@ class CostTables:
         return Configuration(group, (self.micro[group.name], *(group.strategies[i] for i in choice)))
 
     def strategy(self, choice: Mapping[str, int], options: Mapping[object, int]) -> Strategy:
-        """The strategy that a point of the search stands for."""
+        """The strategy that a point of the search represents."""
         configurations: dict[str, Configuration] = {}
         stored: dict[str, Layout] = {}
         hubs: dict[str, Layout] = {}
         for group in self.graph.groups:
             index = choice[group.name]
             configurations[group.name] = self.configuration(group, index)
-            # A missing option is the first, which stores parameters as they are used.
+            # A missing option is the first one, which stores parameters as they are used.
             stored_so = self.of[group.name].options[index][options.get(group.name, 0)]
             stored.update(zip(group.parameters, stored_so, strict=True))
         for name in self.graph.hubs:
@@ -151,7 +151,7 @@ class CostTables:
         for name in self.graph.shared:
             parameter = Variable.of_parameter(name)
             stored[name] = self.of[parameter].layouts[choice[parameter]]
-        # Any group of a region tells: the edges between them forbid that they differ.
+        # Any group of the region will do: the edges between them forbid that they differ.
         recomputed = tuple(r for r in self.regions if self.of[r.groups[0]].again[choice[r.groups[0]]])
         return Strategy(self.graph, self.mesh, configurations, hubs, stored, recomputed)
 
@@ -173,9 +173,10 @@ class CostTables:
 
 
 def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
-    """Equal for groups that look alike: same calls, shapes, atoms and strategies, other names.
+    """A key that is equal for groups that look alike: same calls, shapes, atoms and strategies, other names.
 
-    What leaves the model is part of the look: it is gathered, which a layer in the middle is not.
+    Whether a tensor leaves the model is part of the look: it is then gathered, unlike that of a layer in the
+    middle.
     """
     tensors = graph.atoms.graph.tensors
     names: dict[str, int] = {}
@@ -184,11 +185,11 @@ def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
         for name in (*op.inputs(), *op.outputs):
             names.setdefault(name, len(names))
         shapes = repr([op.args, sorted(op.kwargs.items())])
-        # The longest names first: a name may be the beginning of another one's.
+        # The longest names first, because a name may be a prefix of another one.
         for name in sorted(set(op.inputs()), key=len, reverse=True):
             shapes = shapes.replace(f"Ref(name='{name}')", f"t{names[name]}")
         parts.append((op.target, shapes, [names[n] for n in op.outputs]))
-    # A tensor that lies otherwise in memory costs other copies, so that the order is part of the look.
+    # A tensor with another memory layout costs other copies, so the order is part of the look.
     orders = memory_orders(graph)
     for name in names:
         t = tensors[name]
@@ -214,12 +215,12 @@ def make_templates(
     facts_of: Callable[[Workload], Facts],
     restriction: Restriction = FREE,
 ) -> dict[str, Template]:
-    """Templates of all groups; groups that look alike, and are restricted alike, share one."""
+    """The templates of all groups; groups that look alike, and have the same restrictions, share one."""
     return with_facts(outline_templates(graph, mesh, micro, restriction), facts_of)
 
 
 def group_keys(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> dict[str, str]:
-    """:func:`group_key` of all groups, by name; no mesh is part of it."""
+    """The :func:`group_key` of every group, by name; no mesh is part of it."""
     return {group.name: group_key(graph, group, micro[group.name]) for group in graph.groups}
 
 
@@ -230,10 +231,10 @@ def outline_templates(
     restriction: Restriction = FREE,
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Template]:
-    """:func:`make_templates` without facts, which take longest to find.
+    """:func:`make_templates` without facts, which take longest to determine.
 
     Args:
-        keys: :func:`group_keys`, where they are known.
+        keys: the result of :func:`group_keys`, if available.
     """
     keys = group_keys(graph, micro) if keys is None else keys
     shared: dict[str, Template] = {}
@@ -245,11 +246,11 @@ def outline_templates(
             if group.name in restriction.kept:
                 configurations = tuple(configurations[i] for i in restriction.kept[group.name])
             # By identity: configurations have the group's own strategy objects, and a template keeps only
-            # their positions, as groups that look alike have other objects.
+            # their positions, because groups that look alike have other objects.
             index = {id(s): i for i, s in enumerate(group.strategies)}
             combined = set(restriction.combined.get(group.name, index.values()))
             left = [c for c in configurations if all(index[id(s)] in combined for s in c.strategies[1:])]
-            # Sizes that divide by the axes of other meshes need not divide by this one's.
+            # Sizes that are divisible by the axes of other meshes need not be divisible by this one's.
             configurations = tuple(left) or configurations
             choices = tuple(tuple(index[id(s)] for s in c.strategies[1:]) for c in configurations)
             works = tuple(workload(graph, c, mesh) for c in configurations)
@@ -261,7 +262,7 @@ def outline_templates(
 def with_facts(
     templates: Mapping[str, Template], facts_of: Callable[[Workload], Facts]
 ) -> dict[str, Template]:
-    """Templates with the facts of their workloads; groups that share one still do."""
+    """The templates with the facts of their workloads; groups that share a template still do."""
     distinct = {id(template): template for template in templates.values()}
     made = {
         key: replace(template, facts=tuple(map(facts_of, template.works)))

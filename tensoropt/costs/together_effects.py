@@ -1,4 +1,4 @@
-"""Parameters that are gathered together with others, ahead of their use, and gradients scattered behind."""
+"""Parameters gathered together with others ahead of their use, and gradients that are scattered behind."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Use(NamedTuple):
     """One use of a parameter by a group.
 
     Attributes:
-        layout: the one that the group reads.
-        wanted: how often the group's backward needs the parameter, gathered.
+        layout: the layout that the group reads.
+        wanted: how often the group's backward needs the gathered parameter.
         again: the group is recomputed.
-        neighbours: the blocks beside which the parameter can be gathered; None where it is gathered at the
+        neighbours: the blocks with which gathering the parameter can overlap; None if it is gathered at the
             use.
-        last_part: the last of the parts of the group's forward.
-        turn: of a parameter that several groups use what of their gathering, and of the sum of their
-            gradients, falls to this one; None where it shares nothing.
-        learns: the group gives the parameter a gradient, if it is trained.
+        last_part: the last part of the group's forward.
+        turn: for a parameter that several groups use, the part of its gathering, and of the sum of its
+            gradients, that falls to this use; None if it shares nothing.
+        learns: whether the group gives the parameter a gradient, if it is trained.
     """
 
     layout: Layout
@@ -65,16 +65,16 @@ class Use(NamedTuple):
 
     @property
     def own(self) -> Turn:
-        """What falls to this use."""
+        """The part that falls to this use."""
         return alone(wanted=self.wanted > 0) if self.turn is None else self.turn
 
 
 class _Flat(NamedTuple):
-    """What is sent of a gradient, or arrives of a parameter, in a collective with others.
+    """The share of a gradient that is sent, or of a parameter that arrives, in a collective with others.
 
     Attributes:
-        bytes: of all pieces, smaller ones padded.
-        copied: they are copied into the whole, or from it; else they are the whole.
+        bytes: of all pieces, with smaller ones padded.
+        copied: whether the pieces are copied into or out of the whole; otherwise they are the whole.
     """
 
     bytes: int
@@ -82,14 +82,14 @@ class _Flat(NamedTuple):
 
 
 class TogetherEffects(MoveEffects):
-    """What parameters do on one mesh that are gathered together with others."""
+    """The effects on one mesh of parameters that are gathered together with others."""
 
     def way(self, name: str, stored: Layout, use: Layout) -> Way:
-        """From where a parameter lives to a use of it."""
+        """The way from a parameter's storage to a use of it."""
         return way(self.tensors[name], stored, use, self.mesh, shared=name in self.graph.shared)
 
     def use_steps(self, name: str, way: Way, use: Use) -> Both:
-        """(forward, backward) steps of a use of a parameter."""
+        """The (forward, backward) steps of a use of a parameter."""
         return way.steps(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.gives(name, use))
 
     def gives(self, name: str, use: Use) -> bool:
@@ -97,11 +97,11 @@ class TogetherEffects(MoveEffects):
         return use.learns and self.learns(name)
 
     def casts(self, name: str) -> bool:
-        """Whether the parameter is stored in another dtype than the one that its readers see."""
+        """Whether the parameter is stored in a dtype that differs from the one its readers see."""
         return self.tensors[name].master_dtype is not None
 
     def with_cast(self, moved: Effect, name: str, stored: Layout) -> Effect:
-        """A move with the cast of the stored shard of a parameter, either way, where there is one."""
+        """A move with the cast of a parameter's stored shard, in either direction, if there is one."""
         cast = self.prices.cast(self.tensors[name], self.elements(name, stored))
         return replace(moved, local_s=moved.local_s + cast.device_s, host_s=moved.host_s + cast.host_s)
 
@@ -115,7 +115,7 @@ class TogetherEffects(MoveEffects):
 
     def copy_goes_ahead(self, name: str, way: Way, use: Use) -> bool:
         """Whether an unsharded copy is made while the block before its first use computes in the first
-        micro-batch, and a gradient that waits beside it scattered while backward passes the next block."""
+        micro-batch, and the gradient that waits with it is scattered while backward passes the next block."""
         sizes = self.graph.atoms.atom_sizes(name)
         if use.neighbours is None:
             return False
@@ -130,12 +130,13 @@ class TogetherEffects(MoveEffects):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks whose parameters are gathered together where they are gathered ahead."""
+        """The blocks whose parameters are gathered together if they are gathered ahead."""
         return find_blocks(self.graph)
 
     def ahead_bytes(self, name: str, stored: Layout, use: Use) -> float:
-        """What the search counts for a parameter that is gathered ahead: two blocks of parameters are there
-        at a time, and in backward two of gradients. An average block has so much of each parameter."""
+        """The bytes that the search counts for a parameter that is gathered ahead: two blocks of parameters
+        are alive at a time, and in backward two of gradients. The search assumes an average block's share of
+        each parameter."""
         if not self.goes_ahead(name, stored, use):
             return 0.0
         blocks = sum(last is not None for last in self.blocks.last)
@@ -143,11 +144,11 @@ class TogetherEffects(MoveEffects):
         return min(2, blocks) * kinds * self.bytes(name, use.layout) / blocks
 
     def gathered_ahead(self, name: str, stored: Layout, use: Use, steps: Both) -> list[Effect]:
-        """A parameter gathered while the block before its own computes, forward and backward."""
+        """Effects of gathering a parameter while the block before its own computes, forward and backward."""
         flat, narrow = self._flat(name, steps[0]), self.bytes(name, stored) if self.casts(name) else 0
         size = self.bytes(name, use.layout) if flat.copied else flat.bytes
         moved = self.stepped(GATHER, name, steps[0], steps[0])
-        # Pieces of what lies inside others are put together in a buffer of their own.
+        # Pieces that lie inside others are joined in a separate buffer.
         buffer = flat.bytes * flat.copied
         joined = replace(moved, sends=(), transient=size - flat.bytes, workspace_bytes=buffer)
         sent = self.with_cast(self._together(BEGIN_BEFORE, name, moved.sends), name, stored)
@@ -173,7 +174,7 @@ class TogetherEffects(MoveEffects):
         if use.again:
             if own.gathers:
                 found += gathered(back_before, BACK_BEGIN, GATHER_AGAIN)
-            # What backward wants again is left there by the second forward.
+            # The second forward leaves in place what backward needs a second time.
             if own.frees_again:
                 found.append(Effect(part_of(use.last_part, again=True), after=True, transient=-size))
         elif own.gathers_back:
@@ -183,15 +184,15 @@ class TogetherEffects(MoveEffects):
         return found
 
     def scattered_behind(self, name: str, stored: Layout, use: Use, steps: Both) -> list[Effect]:
-        """The gradient of such a use, which waits whole until backward has left the block, and is scattered
-        while it passes the next; that of one of several is added to what waits, and the last one's block is
-        the one."""
+        """The effects of such a use's gradient, which waits whole until backward has left the block, and is
+        scattered while it passes the next. The gradient of one of several uses is added to what waits, and
+        the last use's block counts."""
         if not self.gives(name, use):
             return []
         own, size = use.own, self.bytes(name, use.layout)
         waits = Effect(PARAMETERS, transient=size)
         if own.before:
-            # The first two are added into a new tensor, the others into that.
+            # The first two are added into a new tensor, the others into that one.
             buffers, add_s = size * (2 if own.before == 1 else 1), size * self.prices.overheads.add_s_per_byte
             source = self.overheads_source
             waits = Effect(PARAMETERS, workspace_bytes=buffers, local_s=add_s, source=source)
@@ -202,12 +203,12 @@ class TogetherEffects(MoveEffects):
     def _scattered(self, name: str, stored: Layout, use: Use, steps: Both) -> list[Effect]:
         size, shard = self.bytes(name, use.layout), self.bytes(name, stored)
         flat = self._flat(name, steps[1])
-        # Pieces that are copies take the place of the gradient.
+        # Pieces that are copies replace the gradient.
         sending = flat.bytes if flat.copied else size
         moved = self.stepped(BACK_NEXT, name, steps[1], steps[1])
         sent = self._together(BACK_NEXT, name, moved.sends)
         sent = replace(sent, transient=sending - size + shard, local_s=moved.local_s, host_s=moved.host_s)
-        # Backward passes no block after the first one's: that is over where it is scattered.
+        # After the first block, backward passes no further block: it is over where the gradient is scattered.
         assert use.neighbours is not None
         left = Effect(
             BACK_LEFT,
@@ -227,7 +228,7 @@ class TogetherEffects(MoveEffects):
         return Effect(when, source=self.overheads_source, beside=beside, moves=True)
 
     def _flat(self, name: str, steps: Sequence[Step]) -> _Flat:
-        """What one step sends, or brings, of a parameter together with others."""
+        """The part of a parameter that one step sends, or receives, together with others."""
         (step,) = steps
         sent, whole = step.payload(self.mesh), max(prod(step.before), prod(step.after))
         inside = lies_inside(step.before, step.atom)
@@ -236,8 +237,8 @@ class TogetherEffects(MoveEffects):
         return _Flat(sent * self.tensors[name].element_bytes, copied)
 
     def copy_bytes(self, name: str, way: Way, steps: Sequence[Step], *, together: bool) -> int:
-        """Bytes of an unsharded copy, which stays as it arrives, padding included, where it is gathered
-        together with others and its pieces lie one after the other."""
+        """The bytes of an unsharded copy; it stays as it arrives, including padding, if it is gathered
+        together with others and its pieces are contiguous."""
         if together and not (flat := self._flat(name, steps)).copied:
             return flat.bytes
         return self.bytes(name, way.source)
@@ -245,10 +246,11 @@ class TogetherEffects(MoveEffects):
     def copied_once(
         self, name: str, way: Way, steps: Sequence[Step], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """The making of an unsharded copy, which counts as a parameter all through the step.
+        """The effects of making an unsharded copy, which counts as a parameter during the whole step.
 
         Args:
-            neighbours: of the block for which it is made together with others; None where it is made alone.
+            neighbours: those of the block for which it is made together with others; None if it is made
+                alone.
         """
         narrow = self.bytes(name, way.shard) if self.casts(name) else 0
         size = self.bytes(name, way.source)
@@ -258,7 +260,7 @@ class TogetherEffects(MoveEffects):
         if neighbours is None:
             return [gather]
         flat = self._flat(name, steps)
-        # What waits is at first as it arrives, padded.
+        # What waits is initially as it arrives, with padding.
         padding, joining = (flat.bytes - size, flat.bytes) if flat.copied else (0, 0)
         before = FIRST_BEFORE if neighbours.before else FIRST_BEGIN
         sent = self._together(before, name, gather.sends)
@@ -271,9 +273,9 @@ class TogetherEffects(MoveEffects):
     def reduced_once(
         self, name: str, way: Way, steps: Sequence[Step], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """The reduction of the gradient that waited beside a copy, sent in the type that readers see;
-        likewise."""
-        # What is sent of a wide sum is cast first.
+        """The effects of reducing the gradient that waited with a copy, sent in the type that readers see;
+        ``neighbours`` as above."""
+        # The part of a wide sum that is sent is cast first.
         narrow = self.bytes(name, way.source) if self.casts(name) else 0
         buffers = self.resharding_bytes(steps, name)
         reduce = self.stepped(REDUCE_LAST, name, steps, steps, workspace_bytes=buffers + narrow)
@@ -281,7 +283,7 @@ class TogetherEffects(MoveEffects):
         if neighbours is None:
             return [reduce]
         shard, flat = self.bytes(name, way.shard), self._flat(name, steps)
-        # The pieces that are sent are copies of what waits; of a cast one they take the place.
+        # The pieces that are sent are copies of what waits; if it is cast, they replace the cast copy.
         pieces = flat.bytes * flat.copied
         sent = self._together(LAST_NEXT, name, reduce.sends, stays=not (narrow or flat.copied))
         stays = shard + (pieces - narrow if narrow and pieces else pieces)

@@ -1,4 +1,4 @@
-"""What the search decides: a variable for every group, hub and shared parameter."""
+"""The search variables: one for every group, hub and shared parameter."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ VariableKind = Literal["group", "hub", "parameter"]
 
 
 class Variable(str):
-    """One variable of the search: of a group, of a hub (a tensor with several readers) or of a shared
+    """One variable of the search: that of a group, of a hub (a tensor with several readers) or of a shared
     parameter.
 
     It is the text by which searches, their results and saved explorations name it: a group's name as it is,
-    ``hub:TENSOR`` and ``parameter:TENSOR``. What it stands for is asked of its attributes, never cut from the
+    ``hub:TENSOR`` and ``parameter:TENSOR``. Its meaning is read from its attributes, never parsed from the
     text.
 
     Attributes:
-        kind: of what.
-        name: of the group, or of the tensor.
+        kind: the kind of variable.
+        name: the name of the group or of the tensor.
     """
 
     kind: VariableKind
     name: str
 
     def __new__(cls, kind: VariableKind, name: str) -> Variable:
-        # A str is compared and hashed as text, so that names read from a saved exploration find the same
-        # entries.
+        # A str is compared and hashed as text, so names read from a saved exploration match the same entries.
         made = super().__new__(cls, name if kind == "group" else f"{kind}:{name}")
         made.kind, made.name = kind, name
         return made
 
     def __getnewargs__(self) -> tuple[VariableKind, str]:  # type: ignore[override]
-        # pickle and copy would otherwise call __new__ with the text alone; attributes of a str come from
+        # pickle and copy would otherwise call __new__ with the text alone; they take a str's attributes from
         # here.
         return self.kind, self.name
 

@@ -1,7 +1,7 @@
-"""Working sets: what a group needs while it runs, beside what is kept.
+"""Working sets: the memory that a group needs while it runs, in addition to what is kept.
 
-The search adds memory up, but of a working set only the most at any moment counts. Searching under caps on it
-finds plans that a sum cannot tell.
+The search adds memory up, but only the largest working set at any moment counts. Searching under caps on it
+finds plans that a sum cannot distinguish.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from tensoropt.sharding.groups import Group
 # An assumption: every cap is one more search of the space.
 _CAPS = 2
 _WORTH = 0.02
-"""Of the leanest plan's memory: what a cap can spare has to be more."""
+"""The share of the leanest plan's memory that a cap must be able to save to be worth a search."""
 
 
 @dataclass(frozen=True)
 class WorkingSets:
-    """Bytes that groups need while they run.
+    """The bytes that groups need while they run.
 
     Attributes:
-        of: per group and configuration an array over its options.
+        of: per group and configuration, an array over its options.
     """
 
     of: Mapping[str, Sequence[np.ndarray]]
 
     def caps(self, choice: Mapping[str, int], options: Mapping[object, int], memory: float) -> list[float]:
-        """Caps worth a search, ascending: from what some group needs at least to just below what this
-        strategy needs; none where that is little of its ``memory``."""
+        """The caps worth a search, ascending: from the least that some group needs to just below what this
+        strategy needs; none if that is a small part of its ``memory``."""
         floor = max((min(float(a.min()) for a in each if a.size) for each in self.of.values()), default=0.0)
         used = max((float(self.of[g][choice[g]][options.get(g, 0)]) for g in self.of), default=0.0)
         if used - floor <= _WORTH * memory:
             return []
-        # Geometric steps are an assumption. The last of them is what the strategy itself needs: under it
-        # the strategy would be found again, so it is left out.
+        # Geometric steps are an assumption. The last of them is what the strategy itself needs: under it the
+        # same strategy would result, so it is left out.
         return [float(cap) for cap in np.geomspace(max(floor, 1.0), used, _CAPS + 1)[:-1]]
 
 
@@ -51,7 +51,7 @@ def working_sets(tables: CostTables) -> WorkingSets:
     known: dict[int, list[np.ndarray]] = {}
     found, sizes = {}, MoveEffects(tables.prices)
     for group in tables.graph.groups:
-        # Equal layers share this tuple (TableBuilder._group), so each kind of layer is worked out once.
+        # Equal layers share this tuple (TableBuilder._group), so each kind of layer is computed once.
         key = id(tables.of[group.name].options)
         if key not in known:
             known[key] = _of_group(tables, sizes, group)
@@ -68,14 +68,14 @@ def _of_group(tables: CostTables, sizes: MoveEffects, group: Group) -> list[np.n
 
 
 def _bytes(sizes: MoveEffects, configuration: Configuration, facts: Facts, stored: Sequence[Layout]) -> float:
-    """The most of forward and backward: what comes in and what is made, with parameters gathered."""
+    """The larger of forward and backward: inputs and results, with parameters gathered."""
     group = configuration.group
     reads = sum(sizes.bytes(n, configuration.layout(n)) for n in group.reads)
     gathered = sum(
         size
         for n, layout in zip(group.parameters, stored, strict=True)
-        # Only what is larger at its use than in storage is gathered; what is stored as used counts with the
-        # parameters.
+        # Only parameters that are larger at their use than in storage are gathered; those stored as used
+        # count with the parameters.
         if (size := sizes.bytes(n, configuration.layout(n))) > sizes.bytes(n, layout)
     )
     forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + gathered)

@@ -8,9 +8,7 @@ the next call. Writing *into* parameters and buffers is fine: they are the engin
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +16,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from tensoropt.engine.settings_read import (
+    objects_of,
+    of_class,
+    plain_tensors,
+    reads,
+    same,
+    settings_of,
+    shown,
+)
 from tensoropt.errors import PlanError
 
 BEFORE = "do it before parallelize"
-PLANNED = frozenset({*vars(nn.Module()), "gradient_checkpointing", "_gradient_checkpointing_func"})
-"""Attributes that forward reads but that are not compared as settings: the mode and the other attributes of
-every module are compared separately; the plan says what is recomputed."""
-_PLAIN = (bool, int, float, str, type(None), torch.dtype)
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,14 @@ class _Part:
     """One module of the model as the plan runs it.
 
     Attributes:
-        children, parameters: its own ones; parameters by identity.
-        hooks: the number of its hooks; forward: the instance's own forward, if it has one.
-        settings: the numbers, texts, functions and lists of such that its forward reads, by name.
-        tensors: the plain tensors that its forward reads, neither buffers nor parameters, by name, with the
-            number of writes to each so far.
-        read: returns all of them from the module's attributes; None if there are none.
+        children, parameters: its own; parameters by identity.
+        hooks: how many it has; forward: one of its own, if it has one.
+        settings: numbers, texts, functions and lists of such that its forward reads, by name.
+        tensors: plain tensors that its forward reads, neither buffers nor parameters, by name, with how often
+            they had been written.
+        objects: numbers and the like that its forward reads of an object (a config), by the object's name.
+        classes: the same of its class; none of them may become its own.
+        read: gives all of them of the module's attributes; None for none.
         sensitive: whether its forward depends on its mode.
         training: the mode in which it was captured.
     """
@@ -51,6 +55,8 @@ class _Part:
     forward: Any
     settings: Mapping[str, Any]
     tensors: tuple[tuple[str, torch.Tensor, int], ...]
+    objects: Mapping[str, tuple[Any, Mapping[str, Any]]]
+    classes: Mapping[str, Any]
     read: Callable[[Mapping[str, Any]], Any] | None
     sensitive: bool
     training: bool
@@ -82,7 +88,7 @@ class Guard:
             parameters: the parameters that represent the engine's, by state-dict key.
         """
         for name, module in self.model.named_modules():
-            settings = _settings(module)
+            settings = settings_of(module)
             part = _Part(
                 name,
                 module,
@@ -91,9 +97,11 @@ class Guard:
                 sum(map(len, _hooks(module))),
                 module.__dict__.get("forward"),
                 settings,
-                _plain_tensors(module),
+                plain_tensors(module),
+                objects_of(module),
+                of_class(module),
                 operator.itemgetter(*settings) if settings else None,
-                _reads(module, "training") and bool(name),
+                reads(module, "training") and bool(name),
                 self._training[name],
             )
             dicts = module._modules, module._parameters, _hooks(module), module.__dict__
@@ -118,6 +126,11 @@ class Guard:
         Raises:
             PlanError: the model is no longer the one that was parallelized.
         """
+        # Parameters of a class of their own would be asked for each of their attributes in Python.
+        with torch._C.DisableTorchFunctionSubclass():
+            self._check()
+
+    def _check(self) -> None:
         mode = self.model.training
         for part, children, parameters, hooks, attributes in self._parts:
             if (*children.values(),) != part.children:
@@ -139,6 +152,13 @@ class Guard:
             for attribute, tensor, version in part.tensors:
                 if attributes.get(attribute) is not tensor or tensor._version != version:
                     raise self._of_tensor(part, attribute)
+            for holder, (value, settings) in part.objects.items():
+                if attributes.get(holder) is not value or any(
+                    not same(value.__dict__.get(name, self), was) for name, was in settings.items()
+                ):
+                    raise self._of_object(part, holder)
+            if part.classes:
+                self._check_class(part)
             if part.sensitive and attributes["training"] is not self._mode_of(part, mode):
                 raise self._of_mode(part)
         for key, parameter, storage, local, address, trained, hooked in self._parameters:
@@ -206,13 +226,41 @@ class Guard:
 
     def _of_settings(self, part: _Part) -> PlanError:
         found = part.module.__dict__
-        name = next(n for n in part.settings if n not in found or not _same(found[n], part.settings[n]))
-        now, was = _shown(found.get(name)), _shown(part.settings[name])
+        name = next(n for n in part.settings if n not in found or not same(found[n], part.settings[n]))
+        now, was = shown(found.get(name)), shown(part.settings[name])
         return PlanError(
             f"{part.name + '.' if part.name else ''}{name} is {now} now, but was {was} when the model "
             f"was parallelized, and the plan would go on with that; {BEFORE}, or pass what changes as an "
             "argument of the call"
         )
+
+    def _of_object(self, part: _Part, owner: str) -> PlanError:
+        value, settings = part.objects[owner]
+        path = f"{part.name + '.' if part.name else ''}{owner}"
+        found = part.module.__dict__.get(owner)
+        if found is not value:
+            return PlanError(
+                f"{path} is another {type(value).__name__} than when the model was parallelized, and the "
+                f"plan would go on with that; {BEFORE}"
+            )
+        name = next(n for n, was in settings.items() if not same(value.__dict__.get(n, self), was))
+        now, was = shown(value.__dict__.get(name)), shown(settings[name])
+        return PlanError(
+            f"{path}.{name} is {now} now, but was {was} when the model was parallelized, and the plan would "
+            f"go on with that; {BEFORE}, or pass what changes as an argument of the call"
+        )
+
+    @staticmethod
+    def _check_class(part: _Part) -> None:
+        for name, was in part.classes.items():
+            now = getattr(part.module, name, None)
+            if not same(now, was):
+                kind = type(part.module).__name__
+                raise PlanError(
+                    f"{part.name + '.' if part.name else ''}{name} is {shown(now)} now, but was {shown(was)} "
+                    f"(an attribute of {kind}) when the model was parallelized, and the plan would go on "
+                    f"with that; {BEFORE}, or pass what changes as an argument of the call"
+                )
 
     def _of_tensor(self, part: _Part, name: str) -> PlanError:
         return PlanError(
@@ -257,96 +305,6 @@ def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
 def _of(parameter: torch.Tensor) -> int:
     """Return the number of hooks on a parameter's gradient."""
     return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _names_in(kind: type[nn.Module]) -> frozenset[str]:
-    """Return the names of attributes that the forward of a kind of module reads, including the methods that
-    it calls."""
-    found: set[str] = set()
-    waiting: list[Any] = [kind.forward]
-    looked_at: set[Any] = set()
-    while waiting:
-        function = waiting.pop()
-        for wrapped in ("fget", "func", "__func__"):  # properties, kept ones, class and static methods
-            function = getattr(function, wrapped, function)
-        code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
-        if code is None or code in looked_at:
-            continue
-        looked_at.add(code)
-        names = {name for part in _codes(code) for name in part.co_names}
-        found |= names
-        # Of every class: a method may call its parents'.
-        own = [vars(base) for base in kind.__mro__ if base not in nn.Module.__mro__]
-        waiting += [members[name] for members in own for name in names & members.keys()]
-    return frozenset(found)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code, and that of comprehensions and functions inside it."""
-    yield code
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            yield from _codes(part)
-
-
-def _names(module: nn.Module) -> frozenset[str]:
-    cls: Any = type(module)  # a key of the cache, which mypy does not take a class for
-    return _names_in(cls)
-
-
-def _reads(module: nn.Module, name: str) -> bool:
-    return name in _names(module)
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that its forward reads and that are not tensors: constants of the
-    plan."""
-    names = _names(module) - PLANNED
-    # NaN cannot be compared.
-    return {n: _copied(v) for n, v in module.__dict__.items() if n in names and _comparable(v) and v == v}
-
-
-def _plain_tensors(module: nn.Module) -> tuple[tuple[str, torch.Tensor, int], ...]:
-    names = _names(module) - PLANNED
-    found = ((n, v) for n, v in module.__dict__.items() if n in names and isinstance(v, torch.Tensor))
-    # Tensors of inference mode count no writes.
-    return tuple((n, v, v._version) for n, v in found if not v.is_inference())
-
-
-def _comparable(value: Any) -> bool:
-    """Return whether a value is a number, a text, a function, or made of such."""
-    if type(value) is dict:
-        return all(_comparable(part) for pair in value.items() for part in pair)
-    if type(value) in (list, tuple, set, frozenset):
-        return all(map(_comparable, value))
-    return type(value) in _PLAIN or (
-        isinstance(value, _FUNCTIONS) and not isinstance(getattr(value, "__self__", None), nn.Module)
-    )
-
-
-def _copied(value: Any) -> Any:
-    """Return a value that does not change when the containers in it are written to; functions are
-    themselves."""
-    if type(value) is dict:
-        return {key: _copied(part) for key, part in value.items()}
-    if type(value) in (list, tuple, set, frozenset):
-        return type(value)(map(_copied, value))
-    return value
-
-
-def _same(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except RuntimeError:  # a tensor
-        return False
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    name = getattr(value, "__name__", None)
-    return str(name) if name else repr(value)
 
 
 # -- what would move -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -19,6 +20,8 @@ from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.guard import Guard, keep_in_place
 from tensoropt.engine.optimizers import Forgotten, hand_over, is_state_of
+from tensoropt.engine.spread_values import SpreadValue
+from tensoropt.engine.together import Together
 from tensoropt.errors import PlanError
 
 ATTRIBUTE = "_tensoropt"
@@ -53,6 +56,7 @@ class ParallelModel(ABC, Generic[E]):
         if captured.returned is not None:  # refused here, and not by the first call
             captured.returned.rebuild(torch.zeros(()))
         self.guard = Guard(model)
+        self.together = Together() if engine.runtime.distributed else None
         self.names: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.parameters: dict[str, nn.Parameter] = {}
@@ -75,7 +79,10 @@ class ParallelModel(ABC, Generic[E]):
         self._replace_buffers()
         # On the instance, so that hooks of the module and torch.compile(model) still go around it.
         self.model.forward = self.forward
+        self.model.register_state_dict_pre_hook(lambda *_: self._meet_for_state())
         self.model.register_state_dict_post_hook(lambda *given: self._to_own_shapes(*given))
+        # PyTorch's public hooks cannot replace the dict.
+        self.model._register_state_dict_hook(lambda _, state, prefix, __: self._told_of_parts(state, prefix))
         self.model.register_load_state_dict_pre_hook(lambda *given: self._to_stored(*given))
         # Bypasses nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
@@ -159,7 +166,7 @@ class ParallelModel(ABC, Generic[E]):
             if (parameter := owner._parameters[attribute]) is not None:
                 old[key] = parameter
             shown = self.shown(tensor.name, self.local(tensor.name))
-            new = self.parameters[tensor.name] = nn.Parameter(shown, tensor.requires_grad)
+            new = self.parameters[tensor.name] = _as_parameter(shown, tensor.requires_grad)
             object.__setattr__(new, SHAPE, torch.Size(tensor.shape))
             # Tied parameters have one `nn.Parameter` under all their names, or an optimizer would step it
             # twice.
@@ -215,6 +222,8 @@ class ParallelModel(ABC, Generic[E]):
     def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the graph's inputs for a call that the plan follows, and that is the same on all ranks."""
         self._forgotten.warn()
+        if self.together is not None:
+            self.together.went_on()
         compared = self._same if self._same is not None and self._same.due() else None
         mode = mode_of(self.model.training, torch.is_grad_enabled())
         try:
@@ -236,12 +245,41 @@ class ParallelModel(ABC, Generic[E]):
         """Return the trained parameters by state-dict key, without aliases."""
         return {str(tensor.key): self.parameters[tensor.name] for tensor in self.source.parameters}
 
+    def gathers_state(self) -> bool:
+        """Whether a state dict takes all ranks, as parts of it come from others."""
+        return any(tuple(p.shape) != self.shapes[k] for k, p in self.parameter_keys().items())
+
+    def _meet_for_state(self) -> None:
+        if self.together is not None and self.gathers_state():
+            self.together.meet(
+                "model.state_dict(), which under this plan sends parts from rank to rank; call it on every "
+                "rank, and write on one what it gives (or use tensoropt.save_checkpoint on every rank)"
+            )
+
     def _to_own_shapes(
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
     ) -> None:
         for key in self.names:
             if prefix + key in state:
                 state[prefix + key] = self.own_shape(key, state[prefix + key])
+
+    def _told_of_parts(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
+        """A state dict that has parts only, as one that says so when it is written to a file."""
+        own = [key for key in self.names if prefix + key in state]
+        values = [state[prefix + key] for key in own]
+        split = sum(
+            isinstance(v, DTensor) and not all(p.is_replicate() for p in v.placements) for v in values
+        )
+        missing = len(self.names) - len(own)
+        # A model around this one has the dict, and goes on with it.
+        if self.together is None or prefix or not (split or missing):
+            return None
+        found = PartOfState(state)
+        found.__dict__ |= state.__dict__
+        found.lacks = (
+            f"{missing} of {len(self.names)} parameters" if missing else f"parts of {split} parameters"
+        )
+        return found
 
     def _to_stored(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for key in self.names:
@@ -251,6 +289,35 @@ class ParallelModel(ABC, Generic[E]):
                 continue
             if not self.lies_right(key, value):
                 state[prefix + key] = self.stored(key, value)
+
+
+class PartOfState(OrderedDict[str, Any]):
+    """A state dict of which other ranks have the rest; written like any other, with a warning.
+
+    Attributes:
+        lacks: what of the model it lacks.
+    """
+
+    lacks: str
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        warnings.warn(
+            f"what is written of model.state_dict() lacks {self.lacks}, which lie on other ranks: use "
+            "tensoropt.save_checkpoint on every rank, or write what get_model_state_dict(model, options="
+            "StateDictOptions(full_state_dict=True, cpu_offload=True)) gives on every rank",
+            stacklevel=2,
+        )
+        plain = OrderedDict(self)
+        plain.__dict__ |= {name: value for name, value in self.__dict__.items() if name != "lacks"}
+        return plain.__reduce_ex__(protocol)
+
+
+def _as_parameter(value: torch.Tensor, trained: bool) -> nn.Parameter:
+    if not isinstance(value, SpreadValue):
+        return nn.Parameter(value, trained)
+    value.requires_grad_(trained)
+    value._is_param = True  # how PyTorch marks parameters of a class of their own
+    return value  # type: ignore[return-value]
 
 
 def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from tensoropt.capture import Capture
 from tensoropt.engine.parallel_model import ParallelModel
 from tensoropt.engine.parameters import as_dtensor
+from tensoropt.engine.partial_values import read_whole
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.strategy import Strategy
 
@@ -35,6 +36,8 @@ class ShardedModel(ParallelModel[ShardedEngine]):
             names = tuple(f"axis{i}" for i in range(1, len(strategy.mesh)))
             mesh = init_device_mesh(engine.runtime.device.type, strategy.mesh[1:], mesh_dim_names=names)
         super().__init__(model, captured, engine, mesh)
+        if mesh is not None and self.together is not None:
+            read_whole(mesh, self.together)
 
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
         # One process: plain tensors, so that scripts without a job need nothing of `torch.distributed`.

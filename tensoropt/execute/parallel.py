@@ -20,6 +20,7 @@ from torch import nn
 
 from tensoropt.engine.parallel_model import ATTRIBUTE
 from tensoropt.engine.runtime import leave_job
+from tensoropt.engine.together import leave
 from tensoropt.errors import PlanError
 from tensoropt.execute.alike import made_alike, tell_of_refusal
 from tensoropt.execute.executable import AnyStrategy
@@ -166,6 +167,7 @@ def shutdown() -> None:
     A group that :func:`parallelize` made is left at exit anyway; a group that the script made itself is not.
     Parallelized models cannot be run afterwards.
     """
+    leave()
     if dist.is_initialized():
         with contextlib.suppress(Exception):  # a rank that failed is not waited for
             dist.barrier()

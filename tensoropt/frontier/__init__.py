@@ -1,4 +1,4 @@
-"""The Pareto algebra on (memory, time) points. Knows nothing of models."""
+"""The Pareto algebra on (memory, time) points; it knows nothing about models."""
 
 from tensoropt.frontier.algebra import Frontier, product, reduce, union
 from tensoropt.frontier.representatives import dominated_area, representatives

@@ -1,12 +1,12 @@
 """Numba kernels on staircases: thinning, and unions of products under a limit.
 
-A staircase is a pair of arrays (memory strictly ascending, time strictly descending). Costs are
-expected on a dyadic grid, so that sums are exact and equal points compare equal whatever the order
-of addition. No ``fastmath``: ``inf`` marks the impossible. The plain versions that tests compare with:
-``tests/naive.py``.
+A staircase is a pair of arrays (memory strictly ascending, time strictly descending). Costs are expected to
+lie on a dyadic grid, so that sums are exact and equal points compare equal in whatever order they were added.
+No ``fastmath``: ``inf`` marks the impossible. ``tests/naive.py`` has the plain versions that tests compare
+with.
 
-Every kernel is compiled with ``nogil``, as the search runs them on threads, and ``cache``, so that
-not every process compiles them anew.
+Every kernel is compiled with ``nogil``, because the search runs them on threads, and with ``cache``, so that
+not every process compiles them again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-# Points that append_shifted drops by one comparison. An assumption: larger blocks are dropped more rarely,
-# smaller ones need more comparisons.
+# The number of points that append_shifted drops with one comparison. An assumption: larger blocks are dropped
+# less often, smaller ones need more comparisons.
 BLOCK = 16
 
 
@@ -23,20 +23,20 @@ BLOCK = 16
 def grown(array, size):
     """A copy of ``array`` with room for at least ``size`` items."""
     larger = np.empty(max(size, 2 * array.shape[0]), array.dtype)
-    for i in range(array.shape[0]):  # a slice assignment compiles twenty times slower
+    for i in range(array.shape[0]):  # a slice assignment takes twenty times longer to compile
         larger[i] = array[i]
     return larger
 
 
 @njit(cache=True, nogil=True)
 def merge_runs(m, t, k, start, middle, end, tm, tt, tk):
-    """Merge the staircases ``start:middle`` and ``middle:end`` in place; returns the new end.
+    """Merge the staircases ``start:middle`` and ``middle:end`` in place; return the new end.
 
     Of equal points the first run's is kept, so the result does not depend on how the work was split.
-    ``tm, tt, tk``: scratch with room for the first run.
+    ``tm, tt, tk``: scratch arrays with room for the first run.
     """
-    # Only the first run is copied: of j - middle + i points read at most as many have been written from
-    # ``start`` on, so that writing never overtakes reading in the second run.
+    # Only the first run is copied: when j - middle + i points have been read, at most as many have been
+    # written from ``start`` on, so writing never overtakes reading in the second run.
     n = middle - start
     for i in range(n):
         tm[i] = m[start + i]
@@ -64,7 +64,7 @@ def merge_runs(m, t, k, start, middle, end, tm, tt, tk):
                 k[out] = k[j]
                 out += 1
             j += 1
-    # What is left is one staircase, whose times descend: ``best`` need not be lowered any more.
+    # The rest is one staircase, whose times descend, so ``best`` need not be lowered any further.
     while i < n:
         if tt[i] < best:
             m[out] = tm[i]
@@ -84,7 +84,7 @@ def merge_runs(m, t, k, start, middle, end, tm, tt, tk):
 
 @njit(cache=True, nogil=True)
 def locate(limit_m, value):
-    """Index of the last breakpoint at or below ``value``; -1 when it lies below all."""
+    """The index of the last breakpoint at or below ``value``; -1 if it lies below all of them."""
     low = 0
     high = limit_m.shape[0]
     while low < high:
@@ -100,13 +100,13 @@ def locate(limit_m, value):
 def append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, limit_t):
     """Append the staircase ``first:last`` shifted by (dm, dt), without the points above the limit.
 
-    The limit is a step function: a point is dropped when its time exceeds ``limit_t[g]`` for the
-    last breakpoint ``limit_m[g]`` at or below its memory. Blocks whose ideal corner (least memory,
-    least time) is above the limit are skipped whole; that is exact because the limit never ascends.
-    Returns the new end; the arrays must have room.
+    The limit is a step function: a point is dropped if its time exceeds ``limit_t[g]``, where ``limit_m[g]``
+    is the last breakpoint at or below its memory. A block whose ideal corner (least memory, least time) is
+    above the limit is skipped whole; this is exact because the limit never ascends. Returns the new end; the
+    arrays must have room.
     """
     count = limit_m.shape[0]
-    # No limit is an array without breakpoints: numba would compile the kernel again for None.
+    # An array without breakpoints means no limit; for None, numba would compile the kernel a second time.
     if count == 0:
         for i in range(first, last):
             m[end] = sm[i] + dm
@@ -141,18 +141,18 @@ def append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, li
 
 @njit(cache=True, nogil=True)
 def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t, m, t, k, tm, tt, tk, runs):
-    """Union over c of product(entry ``left[c]``, entry ``right[c]``), below a limit; label = c.
+    """The union over c of product(entry ``left[c]``, entry ``right[c]``), below a limit; label = c.
 
-    ``left``, ``right`` (C,): entries of two flat tables (offsets, memory, time). Each product is a
-    set of shifts of its longer factor, each shift a sorted run; runs are merged like a binary
-    counter, which keeps the scratch small and every point in O(log runs) merges. Nothing is
-    materialised beyond what survives the limit (output-sensitive Pareto sum; cf. Funke, Hespe,
-    Sanders, Storandt, Truschel, arXiv 2409.10232). Returns (count, m, t, k, tm, tt, tk, made): the result
-    in ``m[:count]``, the scratch, which may have grown, and how many sums were written down and shifts tried.
+    ``left``, ``right`` (C,): entries of two flat tables (offsets, memory, time). Each product is a set of
+    shifts of its longer factor, and each shift is a sorted run. Runs are merged like a binary counter, which
+    keeps the scratch small and every point in O(log runs) merges. Nothing is materialised beyond what
+    survives the limit (output-sensitive Pareto sum; cf. Funke, Hespe, Sanders, Storandt, Truschel, arXiv
+    2409.10232). Returns (count, m, t, k, tm, tt, tk, made): the result in ``m[:count]``, the scratch arrays,
+    which may have grown, and the number of sums written and shifts tried.
     """
     made = np.int64(0)
     depth = np.int64(0)
-    end = np.int64(0)  # a literal would compile the helpers twice
+    end = np.int64(0)  # a literal would make numba compile the helpers twice
     for c in range(left.shape[0]):
         a0 = loff[left[c]]
         a1 = loff[left[c] + 1]
@@ -165,7 +165,7 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
             g = locate(limit_m, lm[a0] + rm[b0])
             if g >= 0 and lt[a1 - 1] + rt[b1 - 1] > limit_t[g]:
                 continue
-        # The longer factor is what is shifted: that makes fewer and longer runs to merge.
+        # The longer factor is the one that is shifted: this gives fewer and longer runs to merge.
         swap = a1 - a0 > b1 - b0
         if swap:
             shifts0, shifts1, length = b0, b1, a1 - a0
@@ -189,8 +189,8 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
             runs[depth] = end
             depth += 1
             end = stop
-            # Each run stays more than twice as long as the next one, so that ``runs`` needs a place per power
-            # of two only: the caller's 64 serve for any number of points.
+            # Each run stays more than twice as long as the next one, so ``runs`` needs only one slot per
+            # power of two: the caller's 64 suffice for any number of points.
             while depth > 1 and runs[depth - 1] - runs[depth - 2] <= 2 * (end - runs[depth - 1]):
                 end = merge_runs(m, t, k, runs[depth - 2], runs[depth - 1], end, tm, tt, tk)
                 depth -= 1
@@ -202,11 +202,11 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
 
 @njit(cache=True, nogil=True)
 def thin(m, t, n, wanted, chosen, hull):
-    """Choose about ``wanted`` of ``n`` points: both ends, and per stretch the one nearest the hull.
+    """Choose about ``wanted`` of ``n`` points: both ends, and in each stretch the point nearest the hull.
 
-    Stretches have equal length along the curve, both costs scaled to the unit square; the hull is
-    the lower convex hull of the points (Andrew's monotone chain). ``chosen``, ``hull``: int64
-    scratch (n,). Returns how many indices stand in ``chosen``, ascending.
+    Stretches have equal length along the curve, with both costs scaled to the unit square. The hull is the
+    lower convex hull of the points (Andrew's monotone chain). ``chosen``, ``hull``: int64 scratch (n,).
+    Returns the number of indices written to ``chosen``, which ascend.
     """
     if n <= wanted or wanted < 2:
         for i in range(n):
@@ -217,7 +217,7 @@ def thin(m, t, n, wanted, chosen, hull):
         while size > 1:
             a = hull[size - 2]
             b = hull[size - 1]
-            # A turn that is not strictly convex, points on one line included, takes the middle point off.
+            # A turn that is not strictly convex, including collinear points, removes the middle point.
             if (m[b] - m[a]) * (t[i] - t[a]) - (t[b] - t[a]) * (m[i] - m[a]) <= 0:
                 size -= 1
             else:
@@ -226,7 +226,7 @@ def thin(m, t, n, wanted, chosen, hull):
         size += 1
     width = m[n - 1] - m[0]
     height = t[0] - t[n - 1]
-    # The two ends are chosen in any case.
+    # The two ends are always chosen.
     cells = wanted - 2
     count = 1
     chosen[0] = 0
@@ -260,16 +260,16 @@ def thin(m, t, n, wanted, chosen, hull):
 
 @njit(cache=True, nogil=True)
 def find_pair(am, at, bm, bt, memory, time):
-    """Indices (i, j) with a[i] + b[j] == (memory, time) exactly; (-1, -1) when there are none."""
-    # Both staircases ascend in memory, so that j only descends while i ascends: linear time.
+    """The indices (i, j) with a[i] + b[j] == (memory, time) exactly; (-1, -1) if there are none."""
+    # Both staircases ascend in memory, so j only descends while i ascends: linear time.
     j = bm.shape[0] - 1
     for i in range(am.shape[0]):
         while j >= 0 and am[i] + bm[j] > memory:
             j -= 1
         if j < 0:
             break
-        # Exact comparison of sums is right on a dyadic grid only. Several pairs may share the memory, so that
-        # the time decides.
+        # Exact comparison of sums is valid only on a dyadic grid. Several pairs may share the memory, so the
+        # time decides.
         if am[i] + bm[j] == memory and at[i] + bt[j] == time:
             return i, j
     return -1, -1

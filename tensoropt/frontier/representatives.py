@@ -1,4 +1,4 @@
-"""Few points that stand for many: those without which a frontier loses the least hypervolume."""
+"""A few points that stand for many: those whose selection loses the least hypervolume."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tensoropt.types import Floats, Indices
 
 
 def representatives(points: Points, most: int, loss: float, keep: Sequence[int] = ()) -> Indices:
-    """Which points of a staircase stand for all: at most ``most``, or as many as losing no more than the
-    share ``loss`` of hypervolume takes.
+    """Choose the points of a staircase that stand for all: at most ``most`` of them, and no more than are
+    needed to lose at most the share ``loss`` of hypervolume.
 
-    The point whose rectangle is smallest is left out, one after the other, until few enough are left (greedy
+    The point with the smallest rectangle is removed, one after another, until few enough are left (greedy
     hypervolume subset selection; Bradstreet, While and Barone, "Incrementally maximising hypervolume for
     selection in multi-objective evolutionary algorithms", 2007). A rectangle is measured twice, in bytes and
-    seconds and in their logarithms, and the larger share counts, since people compare costs both ways. The
+    seconds and in their logarithms, and the larger share counts, because people compare costs both ways. The
     reference point is the worst of both costs.
 
     Args:
         points: memory ascending, time strictly descending.
-        keep: points that stay in any case, beside the two ends.
+        keep: points that are always kept, in addition to the two ends.
 
     Returns:
         (n,) indices, ascending.
@@ -57,8 +57,8 @@ def representatives(points: Points, most: int, loss: float, keep: Sequence[int] 
     while waiting and left > most:
         size, i = heapq.heappop(waiting)
         if not kept[i] or size != current[i]:
-            continue  # it stands in the heap again, with the rectangle that it has by now
-        # All of it may be lost; the sum of all shares can be a last bit more than 1.
+            continue  # it is in the heap a second time, with its current rectangle
+        # All of it may be lost; rounding can make the sum of all shares slightly exceed 1.
         if lost + size > loss and loss < 1.0:
             break
         kept[i], lost, left = False, lost + size, left - 1
@@ -72,5 +72,5 @@ def representatives(points: Points, most: int, loss: float, keep: Sequence[int] 
 
 
 def dominated_area(memory: Floats, time: Floats) -> float:
-    """The hypervolume of a staircase, with the worst of both costs as reference point."""
+    """The hypervolume of a staircase, with the worst of both costs as the reference point."""
     return float(((memory[1:] - memory[:-1]) * (time[0] - time[:-1])).sum())

@@ -1,7 +1,7 @@
-"""What people ask of finished frontiers: merge, knee, hypervolume, distance.
+"""Operations on finished frontiers: merge, knee, hypervolume, distance.
 
-Every function takes anything with ``memory`` and ``time`` arrays: a :class:`~tensoropt.frontier.Frontier`,
-the result of a search, or a planner's points.
+Every function accepts any object with ``memory`` and ``time`` arrays: a
+:class:`~tensoropt.frontier.Frontier`, the result of a search, or a planner's points.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensoropt.types import Floats
 
 
 class Points(Protocol):
-    """Anything with the costs of n points; ``memory`` and ``time`` are (n,) arrays."""
+    """Any object that has the costs of n points; ``memory`` and ``time`` are (n,) arrays."""
 
     @property
     def memory(self) -> Floats: ...
@@ -26,10 +26,11 @@ class Points(Protocol):
 
 
 def merge(frontiers: Sequence[Points]) -> Frontier:
-    """The frontier over several ones (meshes, micro-batch counts, planners), origins kept.
+    """Return the frontier of several frontiers (meshes, micro-batch counts, planners) with each point's
+    origin.
 
     ``origin[p] = (which, index)``: point ``p`` is point ``index`` of ``frontiers[which]``. Of equal points
-    the one of the earliest frontier is kept. The inputs need not be reduced.
+    the one from the earliest frontier is kept. The inputs need not be reduced.
     """
     if not frontiers:
         return reduce(np.empty(0), np.empty(0))
@@ -44,10 +45,11 @@ def merge(frontiers: Sequence[Points]) -> Frontier:
 
 
 def knee(points: Points) -> int:
-    """Index of the knee: the point farthest below the chord between the ends, in logarithms of both costs.
+    """Return the index of the knee: the point farthest below the chord between the ends, in logarithms of
+    both costs.
 
-    Logarithms, because a person trades percentages (factors), not bytes for seconds. The first of equals;
-    0 for fewer than three points. Raises ``ValueError`` for no points.
+    Logarithms, because people trade percentages (factors), not bytes for seconds. Of equal points the first;
+    0 for fewer than three points. Raises ``ValueError`` if there are no points.
     """
     memory, time = np.asarray(points.memory, np.float64), np.asarray(points.time, np.float64)
     if len(memory) == 0:
@@ -62,15 +64,15 @@ def knee(points: Points) -> int:
 def _unit_log(values: Floats) -> Floats:
     positive = values[values > 0]
     floor = positive.min() if len(positive) else 1.0
-    # A cost of 0 has no logarithm; a thousandth of the least other cost stands for it. An assumption: the
-    # smaller the stand-in, the more the curve is stretched towards that end.
+    # A cost of 0 has no logarithm; a thousandth of the smallest other cost replaces it. An assumption: the
+    # smaller this replacement, the more the curve is stretched towards that end.
     logs = np.log(np.maximum(values, floor * 1e-3))
     span = logs.max() - logs.min()
     return (logs - logs.min()) / span if span > 0 else np.zeros_like(logs)
 
 
 def hypervolume(points: Points, reference: tuple[float, float]) -> float:
-    """Area between the frontier and ``reference`` = (memory, time), in byte-seconds; larger is better.
+    """The area between the frontier and ``reference`` = (memory, time), in byte-seconds; larger is better.
 
     Computed by moocore (Fonseca, Paquete, López-Ibáñez 2006).
     """
@@ -81,10 +83,10 @@ def hypervolume(points: Points, reference: tuple[float, float]) -> float:
 
 
 def distance(points: Points, reference: Points) -> float:
-    """How far ``points`` stay behind ``reference``: the multiplicative epsilon indicator minus one.
+    """How far ``points`` fall short of ``reference``: the multiplicative epsilon indicator minus one.
 
-    0.01 means that for every point of ``reference`` there is one in ``points`` at most 1 % worse in both
-    costs (Zitzler et al. 2003; moocore). Zero costs are compared with each other only: a zero that is not
+    0.01 means that for every point of ``reference`` some point of ``points`` is at most 1 % worse in both
+    costs (Zitzler et al. 2003; moocore). Zero costs are compared only with each other: a zero that is not
     reached gives ``inf``. Raises ``ValueError`` for empty frontiers.
     """
     import moocore
@@ -92,11 +94,11 @@ def distance(points: Points, reference: Points) -> float:
     ours, theirs = _matrix(points), _matrix(reference)
     if not len(ours) or not len(theirs):
         raise ValueError("the distance of an empty frontier is undefined")
-    # moocore refuses values that are not positive, since the indicator divides by them.
+    # moocore refuses values that are not positive, because the indicator divides by them.
     if (ours > 0).all() and (theirs > 0).all():
         return float(moocore.epsilon_mult(ours, ref=theirs)) - 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
-        # 0 over 0 is 1, as nothing is lost there; anything else over 0 stays inf.
+        # 0 over 0 is 1, because nothing is lost; anything else over 0 stays inf.
         ratio = np.where(ours[:, None] == theirs[None], 1.0, ours[:, None] / theirs[None])
     return float(ratio.max(axis=2).min(axis=0).max()) - 1.0
 

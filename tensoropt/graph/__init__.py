@@ -1,4 +1,4 @@
-"""What is computed: tensors, operators and the graph they form (no PyTorch needed)."""
+"""The computation: tensors, operators and the graph they form (no PyTorch needed)."""
 
 from tensoropt.graph.ir import (
     DTYPE_BYTES,

@@ -1,7 +1,7 @@
-"""The operator graph: what one training step computes, as plain data.
+"""The operator graph: the computation of one training step, as plain data.
 
-Nothing here needs PyTorch: targets and dtypes are strings, constants are opaque values kept beside
-the structure. A graph is therefore cheap to copy, to hash and to save.
+Nothing in this module needs PyTorch: targets and dtypes are strings, and constants are opaque values stored
+separately from the structure. A graph is therefore cheap to copy, hash and save.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class TorchLiteral:
 class Tensor:
     """One tensor of the graph at its global shape.
 
-    ``key`` is the model's own name for a parameter or buffer (its ``state_dict`` key), or the
-    position of an input in the flattened call. ``dtype`` is what operators read; a parameter that is
-    stored, differentiated and optimised in a wider type (its master weight, cast at every use) names
-    that type as ``master_dtype``.
+    ``key`` is the model's own name for a parameter or buffer (its ``state_dict`` key), or the position of an
+    input in the flattened call. ``dtype`` is the type that operators read. If a parameter is stored,
+    differentiated and optimised in a wider type (its master weight, cast at every use), ``master_dtype``
+    names that type.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Tensor:
 
     @property
     def stored_dtype(self) -> str:
-        """Of a parameter between steps, of its gradient and of its optimizer state."""
+        """The dtype of a parameter between steps, of its gradient and of its optimizer state."""
         return self.master_dtype or self.dtype
 
     @property
@@ -89,9 +89,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One ATen-level call. ``args``/``kwargs`` hold :class:`Ref` where a tensor goes.
+    """One ATen-level call; ``args``/``kwargs`` hold a :class:`Ref` in place of each tensor.
 
-    ``module`` is the dotted path of the submodule that made the call, ``source`` the user's line.
+    ``module`` is the dotted path of the submodule that made the call; ``source`` is the user's line.
     """
 
     name: str
@@ -103,12 +103,12 @@ class Operator:
     source: str = ""
 
     def inputs(self) -> tuple[str, ...]:
-        """Names of the tensors it reads, in argument order, each occurrence listed."""
+        """The names of the tensors that it reads, in argument order, repeated for every occurrence."""
         return tuple(iter_refs((self.args, tuple(self.kwargs.values()))))
 
 
 def iter_refs(value: Any) -> Iterator[str]:
-    """Names of the tensors that an argument, or a structure of arguments, refers to, in order."""
+    """Yield the names of the tensors that an argument, or a structure of arguments, refers to, in order."""
     if isinstance(value, Ref):
         yield value.name
     elif isinstance(value, (tuple, list)):
@@ -117,7 +117,7 @@ def iter_refs(value: Any) -> Iterator[str]:
 
 
 def map_refs(value: Any, function: Callable[[str], Any]) -> Any:
-    """``value`` with every :class:`Ref` replaced by ``function(name)``; lists and tuples are kept."""
+    """``value`` with every :class:`Ref` replaced by ``function(name)``; lists and tuples keep their type."""
     if isinstance(value, Ref):
         return function(value.name)
     if isinstance(value, tuple):
@@ -132,19 +132,19 @@ class OperatorGraph:
     """A functional, topologically ordered operator graph.
 
     Attributes:
-        tensors: every tensor by name.
+        tensors: all tensors, by name.
         operators: in execution order.
-        inputs: names of the tensors a caller passes, in the order of the flattened call.
-        outputs: names of the tensors returned; in training the first is the scalar loss.
+        inputs: names of the tensors that a caller passes, in the order of the flattened call.
+        outputs: names of the returned tensors; in training the first is the scalar loss.
         mutations: buffer name -> name of the tensor holding its value after the step.
-        constants: values of the constant tensors (``torch.Tensor``, kept at broadcast-reduced
-            shape); absent where the model has no data (meta device).
-        kept_constants: bytes of the constant tensors as they are kept, with the name of the first one that
-            lies in the same memory.
+        constants: values of the constant tensors (``torch.Tensor``, stored at broadcast-reduced shape);
+            absent if the model has no data (meta device).
+        kept_constants: bytes of each constant tensor as stored, and the name of the first one that shares its
+            memory.
         aliases: state-dict keys that share a parameter: further key -> the key in ``tensors``.
         training: whether a backward pass follows.
-        compute_dtype: ``float32`` leaves every operator in the model's own dtypes; ``bfloat16`` says that
-            casts were added (:mod:`tensoropt.capture.precision`).
+        compute_dtype: ``float32`` keeps every operator in the model's own dtypes; ``bfloat16`` means that
+            casts were inserted (:mod:`tensoropt.capture.precision`).
     """
 
     tensors: Mapping[str, Tensor]
@@ -164,18 +164,18 @@ class OperatorGraph:
 
     @property
     def constant_bytes(self) -> int:
-        """Bytes of the constants, which every rank has whole; what several share counts once."""
+        """The bytes of the constants, which every rank stores whole; shared memory counts once."""
         kept = (self.kept_constants[name] for name in self.tensors if name in self.kept_constants)
         return sum(dict(kept).values())
 
     @cached_property
     def producer(self) -> dict[str, Operator]:
-        """The operator that makes each activation, by the activation's name."""
+        """The operator that produces each activation, by the activation's name."""
         return {output: op for op in self.operators for output in op.outputs}
 
     @cached_property
     def consumers(self) -> dict[str, tuple[Operator, ...]]:
-        """The operators that read each tensor, each once and in order, by the tensor's name."""
+        """The operators that read each tensor, each listed once and in order, by the tensor's name."""
         found: dict[str, dict[str, Operator]] = {}
         for op in self.operators:
             for name in op.inputs():
@@ -192,14 +192,14 @@ class OperatorGraph:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """The place of each operator in the order of execution, by its name."""
+        """The position of each operator in execution order, by its name."""
         return {op.name: place for place, op in enumerate(self.operators)}
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of everything that decides what is computed: structure, shapes and dtypes."""
+        """A hash of everything that determines the computation: structure, shapes and dtypes."""
         tensors = [
-            # A dtype of its own between steps joins only where there is one.
+            # A separate dtype between steps is hashed only if there is one.
             (t.name, t.shape, t.dtype, t.kind, t.requires_grad, t.key, *filter(None, [t.master_dtype]))
             for t in self.tensors.values()
         ]
@@ -211,7 +211,7 @@ class OperatorGraph:
 
 
 def validate(graph: OperatorGraph) -> None:
-    """Check the invariants every pass must keep; ``AssertionError`` names the culprit."""
+    """Check the invariants that every pass must preserve; ``AssertionError`` names the culprit."""
     defined = {name for name, t in graph.tensors.items() if t.kind != "activation"}
     names: set[str] = set()
     for op in graph.operators:

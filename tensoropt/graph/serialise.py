@@ -1,5 +1,5 @@
-"""Operator graphs as plain data, ready for JSON. Values of constants are left out: nothing that prices or
-shards a graph asks for them."""
+"""Operator graphs as plain data, ready for JSON. The values of constants are left out, because nothing that
+prices or shards a graph needs them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tensoropt.graph.ir import Operator, OperatorGraph, Ref, Tensor, TorchLitera
 
 
 def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
-    """The graph without its constants' values.
+    """Return the graph as plain data, without its constants' values.
 
     Raises:
-        TypeError: an operator has an argument that is no plain data; names the operator.
+        TypeError: an operator has an argument that is not plain data; the message names the operator.
     """
     return {
         "tensors": [
@@ -34,7 +34,7 @@ def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
 
 
 def graph_from_dict(data: Mapping[str, Any]) -> OperatorGraph:
-    """Inverse of :func:`graph_to_dict`; the fingerprint is the same."""
+    """Inverse of :func:`graph_to_dict`; the fingerprint is preserved."""
     tensors = [Tensor(name, tuple(shape), *rest) for name, shape, *rest in data["tensors"]]
     return OperatorGraph(
         tensors={t.name: t for t in tensors},
@@ -42,7 +42,7 @@ def graph_from_dict(data: Mapping[str, Any]) -> OperatorGraph:
         inputs=tuple(data["inputs"]),
         outputs=tuple(data["outputs"]),
         mutations=dict(data["mutations"]),
-        # Files of earlier versions do not say.
+        # Files of earlier versions lack this field.
         kept_constants={
             name: (first, size) for name, (first, size) in data.get("kept_constants", {}).items()
         },

@@ -1,1 +1,1 @@
-"""All that is said of operators: an :class:`~tensoropt.ops.spec.OpSpec` for each, in one registry."""
+"""The properties of operators: an :class:`~tensoropt.ops.spec.OpSpec` for each, in one registry."""

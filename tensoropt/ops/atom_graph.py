@@ -1,4 +1,4 @@
-"""Index spaces refined into atoms: what everything above looks operators up in (made by ``atoms.py``)."""
+"""Index spaces refined into atoms, in which higher stages look operators up (made by ``atoms.py``)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Atoms
 
 @dataclass(frozen=True)
 class AtomGraph:
-    """Index spaces refined into atoms.
+    """The index spaces of a graph, refined into atoms.
 
     Attributes:
         graph: the operator graph.
-        spaces: per operator name its index space; loop ``j`` of an operand is atom ``j`` of its tensor.
-        atoms: per tensor name the atom sizes of each dim.
-        discovered: per operator without a rule what running it in pieces showed.
+        spaces: the index space of each operator, by name; loop ``j`` of an operand is atom ``j`` of its
+            tensor.
+        atoms: the atom sizes of each dim, by tensor name.
+        discovered: for each operator without a rule, the result of running it in pieces.
     """
 
     graph: OperatorGraph
@@ -28,20 +29,20 @@ class AtomGraph:
     discovered: Mapping[str, Any] = field(default_factory=dict)
 
     def discoveries(self) -> dict[str, str]:
-        """Target -> what was found about it, for people."""
+        """Map each target to what discovery learned about it, in words."""
         targets = self.graph.by_name
         return {targets[name].target: str(found) for name, found in self.discovered.items()}
 
     def lost(self) -> dict[str, str]:
-        """Target -> why it could not even be tried, for people."""
+        """Map each target to the reason why it could not even be tried, in words."""
         targets = self.graph.by_name
         return {targets[name].target: found.refused for name, found in self.discovered.items() if found.lost}
 
     def atom_sizes(self, tensor: str) -> tuple[int, ...]:
-        """Sizes of all atoms of a tensor, outermost first."""
+        """The sizes of all atoms of a tensor, outermost first."""
         return tuple(size for dim in self.atoms[tensor] for size in dim)
 
 
 def canonical(tensor: Tensor, code: int) -> int:
-    """Without a gradient R/P is R; a placement that only speaks of the gradient says nothing."""
+    """The canonical placement code: without a gradient R/P is R, because only the gradient would differ."""
     return REPLICATE if code == PARTIAL_GRAD and not tensor.requires_grad else code

@@ -17,12 +17,13 @@ MICRO_AXIS = 0
 """Axis 0 of every mesh is the micro-batch loop: a split in time, without communication."""
 
 KERNEL_NAMESPACES = frozenset({"kernels", "loss_kernels", "expert_kernels"})
-"""First words of kernels' names; they stand in profile stores and saved explorations."""
+"""The first words of kernels' names, as they appear in profile stores and saved explorations."""
 
 
 @dataclass(frozen=True, slots=True)
 class InnerCollective:
-    """A collective issued inside a kernel; ``count``: of a number that can be known before the step runs."""
+    """A collective issued inside a kernel; ``count``: it sums a number that can be known before the step
+    runs."""
 
     kind: str
     axes: tuple[int, ...]
@@ -35,9 +36,9 @@ class InnerCollective:
 class LocalCall:
     """One rank's call, as plain data: it can be hashed, sent to another process and run there.
 
-    ``function`` names an ATen overload (``aten.linear.default``) or a kernel (``kernels.dropout``); a
-    kernel is called as ``kernel(context, name, *static, *args, **kwargs)``. ``args``/``kwargs`` hold
-    :class:`Ref` where local tensors go.
+    ``function`` names an ATen overload (``aten.linear.default``) or a kernel (``kernels.dropout``); a kernel
+    is called as ``kernel(context, name, *static, *args, **kwargs)``. ``args``/``kwargs`` hold a :class:`Ref`
+    in place of each local tensor.
     """
 
     function: str
@@ -49,11 +50,11 @@ class LocalCall:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it runs one of the kernels of families, rather than PyTorch's own operator."""
+        """Whether it runs a kernel of one of the families, rather than PyTorch's own operator."""
         return self.function.split(".")[0] in KERNEL_NAMESPACES
 
     def arguments(self, tensors: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments with every :class:`Ref` replaced by ``tensors(name)`` and literals resolved."""
+        """The arguments with every :class:`Ref` replaced by ``tensors(name)``, and with literals resolved."""
         args = tuple(literal(map_refs(a, tensors)) for a in self.args)
         return args, {k: literal(map_refs(v, tensors)) for k, v in self.kwargs.items()}
 
@@ -69,10 +70,10 @@ def literal(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class OperatorShard:
-    """One rank's part of an operator, or the largest part where no coordinate is given.
+    """One rank's part of an operator, or the largest part if no coordinate is given.
 
     Attributes:
-        choices: per mesh axis (the micro-batch axis first) a loop dim or a negative code.
+        choices: for each mesh axis (the micro-batch axis first), a loop dim or a negative code.
         mesh: sizes of all axes, the micro-batch count first.
     """
 
@@ -88,24 +89,24 @@ class OperatorShard:
         return self.atoms.spaces[self.op.name]
 
     def axes_of(self, loop: int) -> tuple[int, ...]:
-        """The mesh axes of more than one part that split a loop."""
+        """The mesh axes with more than one part that split a loop."""
         return tuple(a for a, c in enumerate(self.choices) if c == loop and self.mesh[a] > 1)
 
     def split(self, loops: Sequence[int]) -> tuple[int, ...]:
-        """Axes that split any of these loops."""
+        """The axes that split any of these loops."""
         return tuple(sorted({a for loop in loops for a in self.axes_of(loop)}))
 
     def layout(self, operand: Operand, *, written: bool) -> Layout:
-        """How a tensor that the operator reads, or writes, lies on the mesh."""
+        """The layout on the mesh of a tensor that the operator reads or writes."""
         tensor = self.atoms.graph.tensors[operand.tensor]
         return tuple(
-            # Canonical, so that layouts of tensors without a gradient that say the same compare equal.
+            # Canonical, so that equivalent layouts of tensors without a gradient compare equal.
             canonical(tensor, operand_placement(self.space, operand, choice, written=written))
             for choice in self.choices
         )
 
     def shape(self, operand: Operand, *, written: bool) -> tuple[int, ...]:
-        """The local shape of such a tensor."""
+        """The local shape of a tensor that the operator reads or writes."""
         layout = self.layout(operand, written=written)
         return local_shape(self.atoms.atoms[operand.tensor], layout, self.mesh, self.coordinate)
 
@@ -118,7 +119,7 @@ class OperatorShard:
         return self.shape(self.space.writes[index], written=True)
 
     def loop_named(self, prefix: str) -> list[int]:
-        """The loops that a rule's loop of this name became: itself, or one per atom."""
+        """The loops that a rule's loop of this name became: that loop, or one per atom."""
         return [
             i for i, d in enumerate(self.space.dims) if d.name == prefix or d.name.startswith(prefix + ".")
         ]

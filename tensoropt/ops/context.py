@@ -1,4 +1,4 @@
-"""What a kernel may know about where it runs."""
+"""The information that a kernel has about where it runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class ShardContext(Protocol):
-    """A rank as its kernels see it: its coordinates, and the collectives that they need inside."""
+    """A rank as its kernels see it: its coordinates, and the collectives that they use internally."""
 
     @property
     def seed(self) -> int: ...
@@ -18,7 +18,7 @@ class ShardContext(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where tensors belong that a kernel makes from nothing."""
+        """The device for tensors that a kernel creates from nothing."""
         ...
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
@@ -30,12 +30,12 @@ class ShardContext(Protocol):
         ...
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """A count summed over ``axes``, micro-batches included."""
+        """A count summed over ``axes``, including all micro-batches."""
         ...
 
 
 class SingleDevice:
-    """The context of an unsplit run, and of a measurement without neighbours."""
+    """The context of an unsplit run, and of a measurement on a single rank."""
 
     def __init__(self, seed: int = 0, step: int = 0):
         self.seed = seed
@@ -43,17 +43,17 @@ class SingleDevice:
 
     @property
     def device(self) -> torch.device:
-        """PyTorch's default, which who measures a device sets to that."""
+        """PyTorch's default device, which a measurement sets to the measured device."""
         return torch.get_default_device()
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
-        """0: there is one rank."""
+        """Always 0, because there is one rank."""
         return 0
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
-        """``value``: there is nobody to reduce with."""
+        """Return ``value``, because there is no other rank to reduce with."""
         return value
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """``value``: all of the batch is on this rank."""
+        """Return ``value``, because the whole batch is on this rank."""
         return value

@@ -1,8 +1,8 @@
-"""Functions with a backward of their own (``torch.autograd.Function``) as operators, each kept whole.
+"""Functions with their own backward (``torch.autograd.Function``) as operators, each kept whole.
 
-A graph knows such a call by a target of the namespace ``tensoropt_functions``: the class's name and a hash of
-its code and of the arguments that are no tensors, so that every process that captures the same model gives
-it the same name. The operator calls the class itself; autograd gets the class's own backward.
+A graph refers to such a call by a target in the namespace ``tensoropt_functions``: the class's name and a
+hash of its code and of its non-tensor arguments, so that every process that captures the same model gives it
+the same name. The operator calls the class itself; autograd uses the class's own backward.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _SIMPLE = (
 
 
 class NotConstant(Exception):  # noqa: N818 - says what an argument is; capture makes an error of it
-    """A value that two processes cannot be told to have alike."""
+    """A value for which it cannot be determined whether two processes have the same one."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor goes among the arguments, or comes from among the results, of a function."""
+    """The position of a tensor among a function's arguments or results."""
 
     index: int
 
 
 @dataclass
 class FunctionCall:
-    """A call of a function with everything but its tensors.
+    """A call of a function, with everything except its tensors.
 
     Attributes:
         cls: the class that is called.
-        leaves, spec: pytree of its arguments, a :class:`Place` for each tensor.
-        results: its results, a :class:`Place` for each tensor.
-        single: whether it returns its result itself, not a tuple.
+        leaves, spec: pytree of its arguments, with a :class:`Place` for each tensor.
+        results: its results, with a :class:`Place` for each tensor.
+        single: whether it returns its result itself rather than a tuple.
     """
 
     cls: type[torch.autograd.Function]
@@ -59,47 +59,47 @@ class FunctionCall:
 
     @property
     def tensors(self) -> int:
-        """How many tensors it reads."""
+        """The number of tensors that it reads."""
         return sum(isinstance(leaf, Place) for leaf in self.leaves)
 
     def run(self, tensors: Sequence[Any]) -> Any:
-        """What the function itself returns for these tensors; autograd takes its own backward."""
+        """Run the function itself on these tensors and return its result; autograd uses its own backward."""
         leaves = [tensors[leaf.index] if isinstance(leaf, Place) else leaf for leaf in self.leaves]
         return apply(self.cls, *pytree.tree_unflatten(leaves, self.spec))
 
     def returned(self, made: Sequence[torch.Tensor]) -> Any:
-        """What the function returns, from the tensors among its results."""
+        """Return the function's result, given the tensors in it."""
         results = [made[value.index] if isinstance(value, Place) else value for value in self.results]
         return results[0] if self.single else tuple(results)
 
     def tensors_of(self, result: Any) -> list[torch.Tensor]:
-        """The tensors among the results of a call."""
+        """The tensors in the result of a call."""
         results = [result] if self.single else list(result)
         return [value for value, kept in zip(results, self.results, strict=True) if isinstance(kept, Place)]
 
 
 _calls: dict[str, FunctionCall] = {}
-"""By the operator's name. The last one that was captured counts: its code and constants are those of the ones
-before, or its name would be another one."""
+"""The calls, by the operator's name. The last captured one counts: its code and constants equal those of
+earlier ones, because otherwise its name would differ."""
 
 _ORIGINAL = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 apply: Callable[..., Any] = types.FunctionType(
     _ORIGINAL.__code__, _ORIGINAL.__globals__, "apply", None, _ORIGINAL.__closure__
 )
-"""``Function.apply`` as PyTorch has it, also while capture puts another one in its place."""
+"""PyTorch's own ``Function.apply``, even while capture replaces it."""
 
 _tracing = False
 
 
 def set_tracing(tracing: bool) -> bool:
-    """Keep the operators whole under autograd, as a trace needs them; returns what was set before."""
+    """Set whether operators stay whole under autograd, as a trace needs; return the previous setting."""
     global _tracing
     before, _tracing = _tracing, tracing
     return before
 
 
 class _Untold(torch.autograd.Function):
-    """An operator in a trace: its results have gradients, which nobody computes there."""
+    """An operator in a trace: its results have gradients, which are never computed there."""
 
     @staticmethod
     def forward(ctx: Any, operator: Any, *tensors: torch.Tensor) -> Any:
@@ -116,10 +116,11 @@ class _Untold(torch.autograd.Function):
 
 
 def operator_of(call: FunctionCall) -> Any:
-    """The operator that makes this call, defined where it is not yet.
+    """The operator that makes this call; it is defined if it does not exist yet.
 
     Raises:
-        NotConstant: an argument, or what the class's code holds, cannot be told from others by its text.
+        NotConstant: an argument, or an object in the class's code, cannot be distinguished from others by its
+            text.
     """
     words = re.sub(r"\W", "_", call.cls.__qualname__.replace("<locals>", "")).strip("_")
     name = f"{re.sub('_+', '_', words)}_{_digest(call)}"
@@ -145,8 +146,7 @@ def _define(name: str, call: FunctionCall) -> None:
     def fake(*tensors: torch.Tensor) -> Any:
         with torch.no_grad():
             made = run(*tensors)
-        # In memory of its own: an operator's result is no view of what it reads, as far as a trace is
-        # concerned.
+        # In its own memory: for a trace, an operator's result is not a view of what it reads.
         own = [
             torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in _listed(made)
         ]
@@ -183,10 +183,10 @@ def _structure(spec: pytree.TreeSpec) -> str:
 
 
 def constant_text(value: Any) -> str:
-    """A constant argument as text, equal in every process that has an equal one.
+    """A constant argument as text, which is equal in every process that has an equal argument.
 
     Raises:
-        NotConstant: no text tells the value from another one.
+        NotConstant: no text distinguishes the value from others.
     """
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
@@ -211,13 +211,13 @@ def constant_text(value: Any) -> str:
 
 
 def _code_of(cls: type) -> Iterator[str]:
-    """What the class and its bases, up to PyTorch's, are made of."""
+    """Yield the parts that make up the class and its bases, up to PyTorch's."""
     for base in cls.__mro__:
         if base is torch.autograd.Function:
             return
         yield base.__qualname__
         for name, value in vars(base).items():
-            # Made by Python and by PyTorch for every class, and not part of what it computes.
+            # Created by Python and PyTorch for every class, and not part of what it computes.
             if name in (
                 "__module__",
                 "__doc__",

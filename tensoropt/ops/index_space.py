@@ -1,8 +1,8 @@
-"""Index spaces: the loop nest of an operator, and how its loops address the tensors.
+"""Index spaces: the loop nest of an operator, and how its loops address its tensors.
 
 ``linear`` is ``y[b,s,o] = sum_i x[b,s,i] * w[o,i] + bias[o]``: four loop dims, three operands read, one
-written. A configuration assigns to each mesh axis one loop dim, or none; every placement follows
-from that by :func:`operand_placement`, the one table behind sharding.
+written. A configuration assigns one loop dim, or none, to each mesh axis; every placement then follows from
+:func:`operand_placement`, the one table on which all sharding rests.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class LoopDim:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One tensor read or written: per tensor dim the loop dims it is made of, outermost first.
+    """One tensor that is read or written: per tensor dim, the loop dims that make it up, outermost first.
 
-    An empty tuple is a dim that no loop indexes: size 1, broadcast, or opaque.
-    ``added`` marks an operand added outside the contraction (a bias). ``synced`` lists contracted loops
-    over which ``local`` itself reduces (statistics of a batch norm), so that the result is whole; ``means``
-    those over which the result is an average, which ``local`` divides so that its parts add up.
+    An empty tuple is a dim that no loop indexes: size 1, broadcast, or opaque. ``added`` marks an operand
+    added outside the contraction (a bias). ``synced`` lists contracted loops over which ``local`` itself
+    reduces (statistics of a batch norm), so that the result is whole; ``means`` lists those over which the
+    result is an average, which ``local`` divides so that its parts add up.
     """
 
     tensor: str
@@ -56,16 +56,16 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class IndexSpace:
-    """Loop dims and operands of one operator.
+    """The loop dims and operands of one operator.
 
     Attributes:
         reads, writes: operands in argument and output order.
         linear: linear in all its activations jointly, so that a partial sum may pass through.
-        cheap: moves or rescales data only; it follows the operator that feeds it.
-        known: made by a rule or found by discovery (False: the fallback that splits nothing).
-        discovered: found by running the operator in pieces.
-        additive: backward of a sum of gradients is the sum of their backwards, so that they may be added
-        after it.
+        cheap: only moves or rescales data; it follows the operator that feeds it.
+        known: made by a rule or by discovery (False: the fallback that splits nothing).
+        discovered: determined by running the operator in pieces.
+        additive: the backward of a sum of gradients is the sum of their backwards, so they may be added
+        afterwards.
     """
 
     dims: tuple[LoopDim, ...]
@@ -83,11 +83,11 @@ class IndexSpace:
 
 
 def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, written: bool) -> int:
-    """Placement code of an operand on an axis with this choice; the table stands in the README of ``ops``.
+    """The placement code of an operand on an axis with this choice; the README of ``ops`` has the table.
 
-    ``choice`` is a loop dim, or ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. The code of a sharded
-    operand is the position of the loop among the operand's loops, which is the atom's position
-    in the tensor once the space is refined into atoms.
+    ``choice`` is a loop dim, or ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. The code of a sharded operand is
+    the position of the loop among the operand's loops, which is the atom's position in the tensor once the
+    space is refined into atoms.
     """
     if choice < 0:
         return choice
@@ -97,7 +97,7 @@ def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, writt
             if loop == choice:
                 return position
             position += 1
-    # The kernel has reduced it already.
+    # The kernel has already reduced it.
     if choice in operand.synced:
         return REPLICATE
     if written:
@@ -106,6 +106,5 @@ def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, writt
     contracted = not any(choice in output.loops for output in space.writes)
     if operand.added and contracted:
         return PARTIAL
-    # Without the loop the operand is the same for all of its parts, each of which gives a part of its
-    # gradient.
+    # Without the loop, all parts see the same operand, and each of them gives a part of its gradient.
     return PARTIAL_GRAD

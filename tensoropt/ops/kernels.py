@@ -1,4 +1,4 @@
-"""Kernels that operators of several families share: averages as parts that add up."""
+"""Kernels that operators of several families share: averages computed as parts that add up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def mean_as_sum(
 def divided(
     context: ShardContext, name: str, target: str, parts: tuple[int, ...], *args: Any, **kwargs: Any
 ) -> Any:
-    """The operator's results, each divided by how many parts of an average there are."""
+    """The operator's results, each divided by the number of parts of an average."""
     result = resolve_overload(target)(*args, **kwargs)
     if isinstance(result, torch.Tensor):
         return result / parts[0]

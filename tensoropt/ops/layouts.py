@@ -1,7 +1,7 @@
-"""Placements: how one tensor and its gradient lie on one mesh axis, and on the whole mesh.
+"""Placements: how one tensor and its gradient are placed on one mesh axis, and on the whole mesh.
 
-A placement is a pair (forward, gradient). Four pairs occur, written as small
-integers so that layouts hash and compare fast:
+A placement is a pair (forward, gradient). Four pairs occur, written as small integers so that layouts are
+fast to hash and compare:
 
 ====================  ==========  ===========  =========================================
 code                  forward     gradient     PyTorch's placements
@@ -12,13 +12,13 @@ code                  forward     gradient     PyTorch's placements
 ``PARTIAL``           ``P``       ``R``        ``Partial()`` / ``Replicate()``
 ====================  ==========  ===========  =========================================
 
-On the micro-batch axis, the first of every layout, a parameter's *stored* layout may say instead that it is
+On the micro-batch axis, the first of every layout, a parameter's *stored* layout may instead say that it is
 gathered once per step, or ahead of its use: see :class:`tensoropt.sharding.storage.Storage`, which alone
 reads these codes.
 
-``j`` counts *atoms*: the tensor's dims factored as far as any view in the graph looks at them
-(:mod:`tensoropt.sharding.atoms`), outermost first. A :data:`Layout` is one code per mesh axis; axes
-that shard the same atom nest in axis order, the first outermost.
+``j`` counts *atoms*: the tensor's dims, factored as finely as any view in the graph needs
+(:mod:`tensoropt.sharding.atoms`), outermost first. A :data:`Layout` is one code per mesh axis; axes that
+shard the same atom nest in axis order, the first outermost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-# Negative, so that a single comparison tells shards (an atom's number) from the rest.
+# Negative, so that a single comparison distinguishes shards (an atom's number) from the rest.
 REPLICATE = -1
 PARTIAL_GRAD = -2
 PARTIAL = -3
@@ -37,7 +37,7 @@ GATHERED_AHEAD = -6
 
 Layout = tuple[int, ...]
 Atoms = tuple[tuple[int, ...], ...]
-"""Per tensor dim the sizes of its atoms, outermost first; a dim of size 1 has none."""
+"""The sizes of each tensor dim's atoms, outermost first; a dim of size 1 has none."""
 
 _NAMES = {
     REPLICATE: "R",
@@ -47,12 +47,12 @@ _NAMES = {
     REDUCED_LAST: "held/P",
     GATHERED_AHEAD: "ahead",
 }
-"""As plans write them."""
+"""The names that plans use."""
 _CODES = {name: code for code, name in _NAMES.items()}
 
 
 def placement_name(code: int) -> str:
-    """The placement as plans write it: ``S(n)``, ``R``, ``R/P``, ``P/R``."""
+    """The name of a placement in plans: ``S(n)``, ``R``, ``R/P``, ``P/R``."""
     return f"S({code})" if code >= 0 else _NAMES[code]
 
 
@@ -69,14 +69,14 @@ def placement_code(name: str) -> int:
 
 
 def layout_names(layout: Layout) -> tuple[str, ...]:
-    """Per axis the placement's name."""
+    """The names of a layout's placements, one per axis."""
     return tuple(placement_name(code) for code in layout)
 
 
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
-    """(offset, length) of shard ``index`` of ``parts``, as ``torch.chunk`` and DTensor cut it."""
-    # Rounded up, the last shards smaller or empty: optimizers and checkpoints see shards as DTensors, so that
-    # the cuts have to be the same.
+    """The (offset, length) of shard ``index`` of ``parts``, cut as in ``torch.chunk`` and DTensor."""
+    # Rounded up, with smaller or empty last shards: optimizers and checkpoints see shards as DTensors, so the
+    # cuts have to agree.
     step = -(-size // parts)
     start = min(index * step, size)
     return start, min(step, size - start)
@@ -85,12 +85,12 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 def local_atoms(
     atoms: Atoms, layout: Layout, mesh: Sequence[int], coordinate: Sequence[int] | None = None
 ) -> Atoms:
-    """Atom sizes of one shard; the largest shard when no ``coordinate`` is given."""
+    """The atom sizes of one shard; those of the largest shard if no ``coordinate`` is given."""
     sizes = [size for dim in atoms for size in dim]
     for axis, code in enumerate(layout):
         if code >= 0:
             index = 0 if coordinate is None else coordinate[axis]
-            # In axis order: a further axis on the same atom cuts what the one before has left.
+            # In axis order: a further axis on the same atom cuts what the previous one has left.
             sizes[code] = chunk(sizes[code], mesh[axis], index)[1]
     result, start = [], 0
     for dim in atoms:
@@ -103,5 +103,5 @@ def local_atoms(
 def local_shape(
     atoms: Atoms, layout: Layout, mesh: tuple[int, ...], coordinate: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:
-    """Shape of one shard of a tensor with these atoms; the largest shard without ``coordinate``."""
+    """Shape of one shard of a tensor with these atoms; that of the largest shard without ``coordinate``."""
     return tuple(math.prod(dim) for dim in local_atoms(atoms, layout, mesh, coordinate))

@@ -1,8 +1,8 @@
-"""An operator with a choice per mesh axis -> the call that computes one shard.
+"""The conversion of an operator, with a choice per mesh axis, into the call that computes one shard.
 
-Most operators run the same ATen call on smaller tensors. For the others sizes and offsets are rewritten from
-local shapes, means divide by global counts, and what needs its neighbours or its coordinate goes through a
-kernel: their family's localiser says so.
+Most operators run the same ATen call on smaller tensors. For the others, sizes and offsets are derived from
+local shapes, means divide by global counts, and operators that need their neighbours or their coordinate use
+a kernel: their family's localiser decides.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tensoropt.ops.registry import draws_of, resolve_function, spec_of
 
 
 def localise(shard: OperatorShard) -> LocalCall:
-    """The call that computes this rank's shard of the operator."""
+    """Return the call that computes this rank's shard of the operator."""
     call = _localised(shard)
     tensors = shard.atoms.graph.tensors
     if not call.collectives or any(tensors[name].requires_grad for name in shard.op.outputs):
         return call
-    # Nothing comes back to what has no gradient (a teacher's batch norm).
+    # Nothing comes back to a tensor without a gradient (a teacher's batch norm).
     return replace(call, collectives=tuple(one for one in call.collectives if not one.backward))
 
 
@@ -34,17 +34,17 @@ def _localised(shard: OperatorShard) -> LocalCall:
     localiser = spec_of(op.target).localiser
     if localiser is not None:
         return localiser(shard, whole)
-    # Only discovery finds such outputs; rules have a localiser that knows the count.
+    # Only discovery gives such outputs; rules have a localiser that knows the count.
     if any(operand.means for operand in shard.space.writes):
         return _averaged(shard, whole)
     if draws_numbers(op):
-        # Kept whole by discovery: all ranks draw from one seed.
+        # Discovery kept it whole: all ranks draw from one seed.
         return LocalCall("kernels.seeded", op.args, op.kwargs, op.name, (op.target,))
     return whole
 
 
 def _averaged(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Outputs that are averages over split loops are divided, so that the parts add up."""
+    """Divide outputs that are averages over split loops, so that the parts add up."""
     parts = [prod(shard.mesh[a] for a in shard.split(o.means)) for o in shard.space.writes]
     if all(count == 1 for count in parts):
         return call
@@ -52,8 +52,9 @@ def _averaged(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def draws_numbers(op: Operator) -> bool:
-    """Whether the operator's own call draws random numbers, which no two ranks would draw alike."""
-    # Capture refuses a model's own function that does, and a saved graph names it without having it.
+    """Whether the operator's own call draws random numbers, which would differ between ranks."""
+    # Capture refuses a model's own function that does, and a saved graph names such a function without
+    # containing it.
     if op.target.startswith(f"{FUNCTIONS}."):
         return False
     if torch.Tag.nondeterministic_seeded not in getattr(resolve_function(op.target), "tags", ()):

@@ -1,4 +1,4 @@
-"""PyTorch's operators by the names that graphs give them."""
+"""PyTorch's operators by the names that graphs use."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 from tensoropt.errors import TensorOptError
 
 FUNCTIONS = "tensoropt_functions"
-"""Namespace of the operators that are a model's own ``torch.autograd.Function`` classes."""
+"""The namespace of the operators that are a model's own ``torch.autograd.Function`` classes."""
 _REGISTERED_BY = {"transformers": "transformers.integrations.moe"}
-"""Namespace of operators -> the module whose import makes them; a process that only measures has no model."""
+"""Operator namespaces, mapped to the module whose import defines them; a process that only measures has no
+model."""
 
 
 class OwnFunctionError(TensorOptError, AttributeError):
@@ -23,7 +24,7 @@ class OwnFunctionError(TensorOptError, AttributeError):
 
 @cache
 def resolve_overload(name: str) -> Callable[..., Any]:
-    """The overload of this name (``aten.linear.default``).
+    """The overload with this name (``aten.linear.default``).
 
     Raises:
         AttributeError: there is no such operator.
@@ -36,21 +37,21 @@ def resolve_overload(name: str) -> Callable[..., Any]:
             "names and does not hold; load the model first, or run explore on the model itself"
         )
     if not hasattr(getattr(torch.ops, namespace), packet) and namespace in _REGISTERED_BY:
-        # Only when it is asked for: importing `transformers` takes seconds.
+        # Only when it is needed, because importing `transformers` takes seconds.
         importlib.import_module(_REGISTERED_BY[namespace])
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
 
 def packet_of(target: str) -> str:
-    """The operator's name without namespace and overload: ``linear`` of ``aten.linear.default``."""
+    """The operator's name without namespace and overload: ``linear`` for ``aten.linear.default``."""
     return target.split(".")[1]
 
 
 def returns_one_tensor(target: str) -> bool:
-    """Whether the operator gives a tensor, rather than several or a list of them.
+    """Whether the operator returns a single tensor, rather than several or a list of them.
 
-    Capture turns ``native_dropout`` into ``dropout`` and keeps the name of its first result, so that the
-    name alone does not tell.
+    Capture turns ``native_dropout`` into ``dropout`` and keeps the name of its first result, so the name
+    alone does not show this.
     """
     returns = resolve_overload(target)._schema.returns  # type: ignore[attr-defined]
     return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)

@@ -1,4 +1,4 @@
-"""The one registry of operators: every family's specs, and what the stages ask of them."""
+"""The only registry of operators: the specs of all families, and the queries that stages make."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _by_target() -> dict[str, OpSpec]:
 
 
 def _by_packet(field: Callable[[OpSpec], Value | None]) -> dict[str, Value]:
-    """A field of the specs by operator without overload; overloads must not contradict each other."""
+    """A field of the specs, by operator without overload; overloads must not contradict each other."""
     found: dict[str, Value] = {}
     for spec in SPECS:
         value = field(spec)
@@ -88,35 +88,36 @@ _NOTHING_SAID = OpSpec()
 
 
 def spec_of(target: str) -> OpSpec:
-    """What is said of this overload; a spec of defaults where nobody said anything."""
+    """The spec of this overload; a spec with defaults if there is none."""
     return BY_TARGET.get(target, _NOTHING_SAID)
 
 
 def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
-    """The index space of one operator; the fallback without loops when no rule describes it."""
+    """The index space of one operator; the fallback without loops if no rule describes it."""
     builder = Builder(op, graph)
     rule = spec_of(op.target).rule
-    # Not known: whoever asks may let discovery look for splits.
+    # Not known: callers may let discovery look for splits.
     if rule is None:
         return builder.build(known=False)
     try:
         rule(builder)
     except Opaque:
-        # A fresh builder, as the rule may have given up half-way.
+        # A new builder, because the rule may have given up half-way.
         return Builder(op, graph).build(known=False)
     return builder.build()
 
 
 def samples_of(target: str) -> Samples:
-    """Which random operands an operator is well defined on."""
+    """The random operands on which an operator is well defined."""
     return _SAMPLES.get(packet_of(target), Samples())
 
 
 def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> Iterator[tuple[str, int]]:
-    """Per operand of a local call that holds indices its name, and above what they must stay.
+    """Yield the name of each operand of a local call that holds indices, and the bound below which they must
+    stay.
 
     Args:
-        shape: local shape of an operand, by name.
+        shape: returns the local shape of an operand, given its name.
     """
     samples = _KERNEL_SAMPLES.get(call.function) if call.is_kernel else samples_of(call.function)
     if samples is None or samples.limits is None or not samples.timed:
@@ -126,12 +127,13 @@ def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> It
 
 
 def precision_of(target: str) -> Precision | None:
-    """What an operator computes in under mixed precision; None for one that follows its operands."""
+    """The precision in which an operator computes under mixed precision; None for one that follows its
+    operands."""
     return _PRECISION.get(packet_of(target))
 
 
 def cost_class_of(function: str) -> CostClass | None:
-    """The class of a call's function, operator or kernel, for the roofline; None for one without."""
+    """The roofline class of a call's function, operator or kernel; None for one without a class."""
     return _COST_CLASS.get(packet_of(function))
 
 
@@ -141,29 +143,30 @@ def launches(function: str) -> bool:
 
 
 def flops_of(schema: str) -> FlopCount | None:
-    """What counts the FLOP of a call of this schema (``aten::mkldnn_rnn_layer``); None if it is not said."""
+    """The FLOP counter for a call with this schema (``aten::mkldnn_rnn_layer``); None if there is none."""
     return _FLOPS.get(schema)
 
 
 def reserve_of(target: str) -> int | None:
-    """Numbers that cuDNN reserves for every step, unit and layer; None of what is no layer of its."""
+    """How many numbers cuDNN reserves for every step, unit and layer; None for an operator that is not a
+    cuDNN layer."""
     return spec_of(target).reserve.get(target)
 
 
 def draws_of(target: str) -> Callable[[Operator], bool] | None:
-    """What tells whether a call of the operator draws random numbers, where PyTorch's tag is not enough."""
+    """A function that tells whether a call draws random numbers, if PyTorch's tag is not precise enough."""
     return _DRAWS.get(packet_of(target))
 
 
 def evaluated(op: Operator, call: LocalCall) -> LocalCall:
-    """The call without what only training does: dropout, batch statistics."""
+    """The call without anything that only training does: dropout, batch statistics."""
     change = spec_of(op.target).evaluated
     return call if change is None else change(op, call)
 
 
 @cache
 def resolve_function(name: str) -> Callable[..., Any]:
-    """The ATen overload (``aten.linear.default``) or the kernel (``kernels.dropout``) of this name.
+    """The ATen overload (``aten.linear.default``) or the kernel (``kernels.dropout``) with this name.
 
     Raises:
         AttributeError: there is none.
@@ -176,7 +179,7 @@ def resolve_function(name: str) -> Callable[..., Any]:
 
 
 def bind(call: LocalCall, context: ShardContext) -> Callable[..., Any]:
-    """The callable of ``(*args, **kwargs)`` alone that runs a local call in a rank's context."""
+    """A callable of only ``(*args, **kwargs)`` that runs a local call in a rank's context."""
     function = resolve_function(call.function)
     if not call.is_kernel:
         return function
@@ -185,6 +188,6 @@ def bind(call: LocalCall, context: ShardContext) -> Callable[..., Any]:
     def bound(*args: Any, **kwargs: Any) -> Any:
         return function(*head, *args, **kwargs)
 
-    # fx and profilers show calls by this name.
+    # fx and profilers show calls under this name.
     bound.__name__ = function.__name__
     return bound

@@ -1,6 +1,6 @@
-"""What is said of an operator, in one record that every stage asks.
+"""The description of an operator, in one record that every stage uses.
 
-A family module (:mod:`tensoropt.ops.families`) says everything about its operators in its ``SPECS``:
+A family module (:mod:`tensoropt.ops.families`) describes its operators completely in its ``SPECS``:
 
 ===================  ============================================================================
 asked by             fields
@@ -13,8 +13,8 @@ costs                ``cost_class``, ``kernel_class``, ``launches``, ``linear``
 engine               ``evaluated``, ``counted_targets``
 ===================  ============================================================================
 
-What is left out has a default that is right for most operators: an operator without a rule is run in pieces
-to find how it splits, one without a localiser runs the same call on smaller tensors.
+Omitted fields have defaults that are right for most operators: an operator without a rule is run in pieces to
+learn how it splits, and one without a localiser runs the same call on smaller tensors.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from tensoropt.ops.builder import Rule
 from tensoropt.ops.calls import LocalCall, OperatorShard
 
 Localiser = Callable[[OperatorShard, LocalCall], LocalCall]
-"""(an operator's shard, the operator's own call) -> the call that computes the shard."""
+"""Maps (an operator's shard, the operator's own call) to the call that computes the shard."""
 Kernel = Callable[..., Any]
 """Called as ``kernel(context, name, *static, *args, **kwargs)``; see :class:`LocalCall`."""
 FlopCount = Callable[..., int]
-"""Called with an ATen call's arguments and its result as ``out_val``."""
+"""A FLOP counter, called with an ATen call's arguments and its result as ``out_val``."""
 Shape = Callable[[Ref], tuple[int, ...]]
 IndexLimits = Callable[[tuple[Any, ...], Shape], Iterable[tuple[str, tuple[int, int]]]]
-"""(arguments, shape of an operand) -> per operand that holds indices its name and (lowest, highest + 1)."""
+"""Maps (arguments, shape of an operand) to the name and (lowest, highest + 1) of each operand that holds
+indices."""
 Adjust = Callable[[Operator, OperatorGraph, dict[str, torch.Tensor], torch.Generator], None]
 
 
 class CostClass(StrEnum):
-    """Kinds of operators that reach alike shares of a device's peak; the names stand in profile stores."""
+    """Classes of operators that reach similar shares of a device's peak; profile stores contain the names."""
 
     MATRIX = "matrix product"
     CONVOLUTION = "convolution"
@@ -57,7 +58,8 @@ class CostClass(StrEnum):
 
 
 class Precision(Enum):
-    """What an operator computes in under mixed precision; one without follows its operands."""
+    """The precision in which an operator computes under mixed precision; an operator without one follows its
+    operands."""
 
     NARROW = "bfloat16"
     WIDE = "float32"
@@ -66,16 +68,16 @@ class Precision(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """Which random operands an operator is well defined on.
+    """The random operands on which an operator is well defined.
 
     Attributes:
-        positive: floating operands lie in (0, 1).
+        positive: whether floating-point operands lie in (0, 1).
         limits: the range of the operands that hold indices.
-        timed: whether timings draw their indices within ``limits`` too. Where they do not they draw 0 and 1,
-            as the timings that profile stores hold were taken.
+        timed: whether timings also draw their indices within ``limits``. Otherwise they draw 0 and 1, as in
+            the timings that profile stores contain.
         row_ends: (operand, rows): the operand, by its position among the inputs, that says where groups of
             the rows of another one end.
-        adjust: what is changed of the drawn values at last.
+        adjust: changes the drawn values as the last step.
     """
 
     positive: bool = False
@@ -86,11 +88,11 @@ class Samples:
 
 
 class LinearOperands(NamedTuple):
-    """Operands of a linear operator, whose backward is a product for each of what it reads and its weight.
+    """The operands of a linear operator, whose backward is one product each for its input and its weight.
 
     Attributes:
         read, weight, bias: their positions among its arguments.
-        transposed: the weight lies as (outputs, inputs), and as (inputs, outputs) otherwise.
+        transposed: the weight is stored as (outputs, inputs); otherwise as (inputs, outputs).
     """
 
     read: int
@@ -101,35 +103,35 @@ class LinearOperands(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OpSpec:
-    """All that is said of an operator, or of several that are alike.
+    """The description of an operator, or of several similar ones.
 
-    Rules, localisers, ``random``, ``batch_statistics``, ``evaluated`` and ``counted_targets`` are said of
-    ``targets``. Samples, classes and precision do not depend on the overload: they are said of every overload
-    of the operators in ``targets``, and of those in ``without_rule``.
+    Rules, localisers, ``random``, ``batch_statistics``, ``evaluated`` and ``counted_targets`` apply to
+    ``targets``. Samples, classes and precision do not depend on the overload: they apply to every overload of
+    the operators in ``targets``, and of those in ``without_rule``.
 
     Attributes:
         targets: ATen overloads, ``aten.linear.default``.
-        without_rule: names of operators, without namespace and overload, that nobody wrote a rule for.
+        without_rule: names, without namespace and overload, of operators that have no rule.
         rule: the index space; without one, discovery looks for it.
-        localiser: the call that computes a shard; without one it is the same call on smaller tensors.
-        kernels: what such a call may run, by the name it has in :attr:`LocalCall.function`. These names
-            stand in profile stores and saved explorations, and must not change.
-        samples: which random operands it is run on by the rule checker, by discovery and by timings.
-        cost_class: which fitted efficiencies of the roofline hold for it.
+        localiser: gives the call that computes a shard; without one it is the same call on smaller tensors.
+        kernels: the kernels that such a call may run, by their name in :attr:`LocalCall.function`. Profile
+            stores and saved explorations contain these names, which must not change.
+        samples: the random operands on which the rule checker, discovery and timings run it.
+        cost_class: the class whose fitted roofline efficiencies apply to it.
         kernel_class: the same for ``kernels``.
-        launches: whether it launches work on a device, rather than only saying anew how a tensor lies.
-        precision: what it computes in under mixed precision.
-        flops: FLOP of the calls that it dispatches to, by their schema's name (``aten::_grouped_mm``), where
-            PyTorch does not count them.
-        reserve: numbers that cuDNN reserves for every step, unit and layer of it in training, by overload; an
-            estimate (:mod:`tensoropt.profiling.cuda_recurrent`).
-        random: its own call draws random numbers, so that what it is compared with is its localised form.
-        draws: whether this call of it draws random numbers, where PyTorch's tag says so of all.
-        batch_statistics: a split batch needs the statistics of the whole; micro-batches, which do not know
+        launches: whether it launches work on a device, rather than only redescribing a tensor's layout.
+        precision: the precision in which it computes under mixed precision.
+        flops: FLOP counters of the calls that it dispatches to, by their schema's name
+            (``aten::_grouped_mm``), if PyTorch does not count them.
+        reserve: how many numbers cuDNN reserves for every step, unit and layer of it in training, by
+            overload; an estimate (:mod:`tensoropt.profiling.cuda_recurrent`).
+        random: its own call draws random numbers, so it is compared in its localised form.
+        draws: whether a particular call draws random numbers, if PyTorch's tag says so for all calls.
+        batch_statistics: a split batch needs the statistics of the whole; micro-batches, which cannot see
             each other, refuse it.
-        evaluated: the call as ``model.eval()`` makes it.
+        evaluated: the call as in ``model.eval()``.
         counted_targets: a mean over targets that are not ignored, which are counted before the step.
-        linear: its operands, where it is linear in what it reads and has no kernel of ours.
+        linear: its operands, if it is linear in its input and has no kernel of ours.
     """
 
     targets: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from tensoropt.pipeline.timing import NO_MICRO_BATCH
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
+from tensoropt.simulate.collectives import sent_bytes
 from tensoropt.simulate.effect_tables import SOURCES
 from tensoropt.simulate.recording import OperatorRow
 
@@ -78,7 +79,7 @@ def pipelined_point(
     sent = found.sent_by(found.fullest * found.strategy.devices_per_place)
     busiest = found.busiest
     memory, time_s = additive or (found.memory_bytes, found.total_s)
-    return Point(
+    return Point.of(
         memory_bytes=found.memory_bytes,
         time_s=found.total_s,
         compute_s=busiest.compute_s,
@@ -87,6 +88,7 @@ def pipelined_point(
         hidden_s=max(busiest.communication_s - busiest.exposed_s, 0.0),
         idle_s=found.idle_s,
         host_s=busiest.host_s,
+        sent_bytes=max(sent_bytes(found.sent_by(rank), mesh.shape) for rank in range(found.strategy.devices)),
         additive_memory_bytes=memory,
         additive_time_s=time_s,
         memory=tuple(float(size) for size in fullest),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from tensoropt.placement.simulate import SimulatedPlacement, device_name, holders
 from tensoropt.simulate.recording import Owned
@@ -15,30 +15,37 @@ def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
     """Return all holdings on a device, each with the points of its memory curve between which it is alive."""
     timeline, owned = holders(simulated)
     where = device_name(device)
-    curve = [sizes for _, sizes in timeline.memory(where)]
+    steps = timeline.steps(where)
     takes, gives = _words(timeline, where)
     found: list[Owned] = []
-    for kind, first, end, size in _spans(curve):
+    for kind, first, end, size in _spans(steps):
         holder, of = owned[int(kind)]
-        stays = first == 0 and end == len(curve)
+        stays = first == 0 and end == len(steps)
         since, until = ("", "") if stays else (takes.get(kind, ""), gives.get(kind, "the end of the step"))
         what = WORDS.get(holder.what, holder.what)
         found.append((holder.operator, holder.tensor, what, of, size, first, end, since, until))
     return found
 
 
-def _spans(curve: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, int, int, float]]:
-    """Yield (kind, first point, the point after the last, bytes) of all holdings; each occurs once."""
-    begun: dict[str, tuple[int, float]] = {}
-    for point, sizes in enumerate(curve):
-        for kind, size in sizes.items():
-            if size and kind not in begun:
-                begun[kind] = point, size
-            elif not size and kind in begun:
-                first, taken = begun.pop(kind)
-                yield kind, first, point, taken
-    for kind, (first, taken) in begun.items():
-        yield kind, first, len(curve), taken
+def _spans(steps: Sequence[Sequence[tuple[str, float]]]) -> Iterator[tuple[str, int, int, float]]:
+    """(kind, first point, the one behind the last, bytes) of all that is ever held; each is held once.
+
+    In the order in which they are given back, of what is given back at once in the order of taking.
+    """
+    begun: dict[str, tuple[int, int, float]] = {}  # with its number in the order of taking
+    count = 0
+    for point, changes in enumerate(steps):
+        ended = []
+        for kind, size in changes:
+            if size > 0:
+                begun[kind] = count, point, size
+                count += 1
+            else:
+                ended.append((*begun.pop(kind), kind))
+        for _, first, taken, kind in sorted(ended):
+            yield kind, first, point, taken
+    for kind, (_, first, taken) in begun.items():
+        yield kind, first, len(steps), taken
 
 
 def _words(timeline: Timeline, where: str) -> tuple[dict[str, str], dict[str, str]]:

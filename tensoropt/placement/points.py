@@ -35,24 +35,24 @@ def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int =
     return Space(mesh=mesh, micro_batches=micro_batches, groups={}, hubs={}, shared={}, keys=dict(keys))
 
 
-def placed_point(
-    graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int, notes: Sequence[str] = ()
-) -> Point:
-    """Return a simulated placement as a point of space ``space``.
+def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int) -> Point:
+    """A simulated placement as a point of space ``space``, which carries its plan, that it is known by; a
+    point that is kept carries its :func:`placed_record`.
 
     Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` counts when
     that device waits while some message is under way, ``idle_s`` when it waits and none is.
     """
-    # The first of equal devices, so that a point is the same in every run.
-    fullest = max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
     step = _step(simulated)
     sends: Counter[tuple[tuple[int, int], int]] = Counter()
+    sent_by: Counter[int] = Counter()
     for tensor, source, target, _ in simulated.transfers:
-        sends[(source, target), simulated.problem.tensors[tensor].bytes] += simulated.micro_batches
+        size = simulated.problem.tensors[tensor].bytes
+        sends[(source, target), size] += simulated.micro_batches
+        sent_by[source] += size * simulated.micro_batches
     additive = [0.0] * simulated.problem.devices.count
     for operator, device in enumerate(simulated.placement.device):
         additive[device] += simulated.problem.step_bytes(operator)
-    return Point(
+    return Point.of(
         memory_bytes=simulated.memory_bytes + sum(simulated.problem.devices.terms.values()),
         time_s=simulated.time_s,
         compute_s=step.compute_s,
@@ -60,10 +60,11 @@ def placed_point(
         exposed_s=step.exposed_s,
         hidden_s=step.hidden_s,
         idle_s=step.idle_s,
+        sent_bytes=max(sent_by.values(), default=0),
         additive_memory_bytes=max(additive),
         # A placement is in no table that could be summed, and nothing is proven of it.
         additive_time_s=simulated.time_s,
-        memory=tuple(simulated.peaks[fullest][kind] for kind in MEMORY_KINDS),
+        memory=tuple(simulated.peaks[_fullest(simulated)][kind] for kind in MEMORY_KINDS),
         terms=dict(simulated.problem.devices.terms),
         space=space,
         choice=(),
@@ -73,8 +74,13 @@ def placed_point(
         exact=False,
         gap=None,
         planner=planner,
-        placed=_record(graph, simulated, fullest, notes),
+        placed={"placed": plan_part(graph.graph, simulated).placed.model_dump(mode="json")},
     )
+
+
+def _fullest(simulated: SimulatedPlacement) -> int:
+    # Of equals the first device, so that a point is the same in every run.
+    return max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
 
 
 def _step(simulated: SimulatedPlacement) -> StepTime:
@@ -105,9 +111,10 @@ def _sources(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, flo
     return {name: seconds / whole for name, seconds in found.items() if seconds}
 
 
-def _record(
-    graph: PricedGraph, simulated: SimulatedPlacement, fullest: int, notes: Sequence[str]
-) -> dict[str, Any]:
+def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequence[str]) -> dict[str, Any]:
+    """What a kept placed point carries: the fields of its plan, what its planner says of it, and its timeline
+    with the memory of the fullest device. It takes longer to make than the step to simulate."""
+    fullest = _fullest(simulated)
     part = plan_part(graph.graph, simulated)
     return {
         "operators": {n: o.model_dump(mode="json") for n, o in part.operators.items()},

@@ -18,6 +18,7 @@ from pathlib import Path
 from tensoropt.errors import TensorOptError
 from tensoropt.files import write_text
 from tensoropt.plan.findings import Findings
+from tensoropt.plan.point import FRONTIER, Point
 
 SCHEMA = "tensoropt.changed/1"
 FILE = "changed.json"
@@ -57,14 +58,17 @@ def fingerprint(found: Findings) -> str:
 def only_planners_differ(before: Findings, after: Findings) -> bool:
     """Whether the search found the same in both; points that a planner's plan beats may be missing."""
 
-    def own(of: Findings) -> set[tuple[float, float]]:
-        return {(p.memory_bytes, p.time_s) for p in of.points if p.planner == "frontier"}
+    def own(of: Findings) -> dict[tuple[str, float, float], Point]:
+        rows = zip(of.keys, of.points, strict=False)
+        return {(key, p.memory_bytes, p.time_s): p for key, p in rows if p.planner == FRONTIER}
 
-    def beaten(point: tuple[float, float], of: Findings) -> bool:
-        return any(p.memory_bytes <= point[0] and p.time_s <= point[1] for p in of.points)
+    def beaten(point: Point, of: Findings) -> bool:
+        return any(p.memory_bytes <= point.memory_bytes and p.time_s <= point.time_s for p in of.points)
 
     first, second = own(before), own(after)
-    return all(beaten(p, after) for p in first - second) and all(beaten(p, before) for p in second - first)
+    return all(beaten(first[known], after) for known in first.keys() - second.keys()) and all(
+        beaten(second[known], before) for known in second.keys() - first.keys()
+    )
 
 
 def _plain(value: object) -> object:

@@ -28,7 +28,7 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.allocations import replayed
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
-from tensoropt.simulate.collectives import Collective, collectives
+from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
 from tensoropt.simulate.effect_tables import SOURCES
 from tensoropt.simulate.known import Known
 from tensoropt.simulate.overlap import Overlap
@@ -107,7 +107,7 @@ class Evaluation:
         weight = float(of_source.sum()) or 1.0
         names = space.variables
         shares = {s: float(x) / weight for s, x in zip(SOURCES, of_source, strict=True) if x}
-        return Point(
+        return Point.of(
             memory_bytes=float(p.memory_bytes[row]),
             time_s=total,
             compute_s=float(p.compute_s[row]),
@@ -116,6 +116,7 @@ class Evaluation:
             hidden_s=max(communication - exposed, 0.0),
             idle_s=float(p.idle_s[row]),
             host_s=float(p.host_s[row]),
+            sent_bytes=sent_bytes(self.collectives(row), self.batch.mesh[1:]),
             additive_memory_bytes=additive[0],
             additive_time_s=additive[1],
             memory=tuple(float(m) for m in p.memory[row]),

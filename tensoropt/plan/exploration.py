@@ -79,7 +79,8 @@ class Exploration(Findings):
         return plan_of(self, point)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write ``exploration.json``, ``points.npz``, ``frontier.csv``, ``recorded.json.gz``, or none.
+        """Write ``exploration.json``, ``points.npz``, ``strategies.json.gz``, ``frontier.csv``
+        and ``recorded.json.gz``, or none.
 
         Raises:
             TensorOptError: the folder cannot be written; what was there is kept.

@@ -1,31 +1,38 @@
 """The folder of a saved exploration: what is written there, and how it is read back.
 
-What is saved suffices to make plans later, without the model and without searching again: per searched
-space a catalogue of what each variable's configurations are called, per point their indices. The indices,
-most of what there is, lie in ``points.npz``; everything else in ``exploration.json``.
+What is saved suffices to make plans later, without the model and without searching again. ``points.npz`` is
+the frontier as a table, a column per figure, and per searched space the indices of its points;
+``strategies.json.gz`` says what these indices mean, and has the plans of points without any; everything else
+is in ``exploration.json``, which is small.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.files import check_size, written_together
+from tensoropt.files import check_size, unpacked, written_together
 from tensoropt.plan.export import write_frontier_csv
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.point import Point
+from tensoropt.plan.point_rows import point_arrays, read_points
 from tensoropt.plan.space import Space
 
-SCHEMA = "tensoropt.exploration/2"
-DESCRIBED, INDICES, LISTED = "exploration.json", "points.npz", "frontier.csv"
-RECORDED = "recorded.json.gz"
+SCHEMA = "tensoropt.exploration/3"
+OLD_SCHEMA = "tensoropt.exploration/2"
+"""Of explorations whose points lie in :data:`DESCRIBED`; they are read, and saved as :data:`SCHEMA`."""
+DESCRIBED, POINTS, LISTED = "exploration.json", "points.npz", "frontier.csv"
+STRATEGIES, RECORDED = "strategies.json.gz", "recorded.json.gz"
 
 
 def write_files(found: Findings, directory: str | os.PathLike[str]) -> None:
@@ -42,19 +49,29 @@ def write_files(found: Findings, directory: str | os.PathLike[str]) -> None:
         "settings": dict(found.settings),
         "versions": dict(found.versions),
         "report": dict(found.report),
-        "spaces": [_space_to_dict(space) for space in found.spaces],
-        "points": [_without_indices(vars(point)) for point in found.points],
-        "others": [vars(point) for point in found.others],
+        "points": len(found.points),
+        "others": len(found.others),
         "comparison": [dict(row) for row in found.comparison],
         "recorded": found.recorded is not None,
     }
-    names = [INDICES, DESCRIBED, LISTED, *([RECORDED] if found.recorded else [])]
+    rows = (*found.points, *found.others)
+    strategies = {
+        "spaces": [_space_to_dict(space) for space in found.spaces],
+        "carried": {
+            row: {"placed": point.placed, "pipeline": point.pipeline}
+            for row, point in enumerate(rows)
+            if point.carried is not None
+        },
+    }
+    names = [POINTS, STRATEGIES, DESCRIBED, LISTED, *([RECORDED] if found.recorded else [])]
     # Together: indices and figures of two runs would make plans that nobody searched.
-    with written_together([folder / name for name in names]) as (packed, described, listed, *kept):
+    with written_together([folder / name for name in names]) as (packed, named, described, listed, *kept):
         for path in kept:
             found.recorded.save(path)
         with open(packed, "wb") as file:
-            np.savez_compressed(file, **_indices(found))  # type: ignore[arg-type]
+            np.savez_compressed(file, **point_arrays(rows, found.spaces))  # type: ignore[arg-type]
+        # Without the time, so that the same exploration is the same file.
+        named.write_bytes(gzip.compress(json.dumps(strategies).encode(), mtime=0))
         described.write_text(json.dumps(data) + "\n", encoding="utf-8")
         write_frontier_csv(found, listed)
 
@@ -72,16 +89,13 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
             f"{folder} holds no exploration (no {DESCRIBED}); run `tensoropt explore` with --out"
         )
     try:
-        for one in (file, folder / INDICES):
-            check_size(one)
-        data = json.loads(file.read_text(encoding="utf-8"))
-        if data.get("schema") != SCHEMA:
+        data = read_described(folder)
+        check_size(folder / POINTS)
+        if data.get("schema") not in (SCHEMA, OLD_SCHEMA):
             raise TensorOptError(f"{file} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")
         fields: dict[str, Any] = {
-            "points": _read_points(folder, data),
-            "spaces": tuple(_space_from_dict(space) for space in data["spaces"]),
+            **(_read_tables(folder, data) if data["schema"] == SCHEMA else _read_old(folder, data)),
             "model": ModelInfo(**data["model"]),
-            "others": tuple(_point_from_dict(o, o["choice"], o["options"]) for o in data["others"]),
             "comparison": tuple(data["comparison"]),
             **{name: data[name] for name in ("cluster", "settings", "versions", "report")},
         }
@@ -96,17 +110,72 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return {**fields, "recorded": _read_recorded(folder) if costs_saved else None}
 
 
-def _read_points(folder: Path, data: Mapping[str, Any]) -> tuple[Point, ...]:
-    """The frontier's points: figures from ``data``, indices from the arrays of their space."""
+def read_described(folder: Path) -> dict[str, Any]:
+    """The content of :data:`DESCRIBED`, whatever it is."""
+    check_size(folder / DESCRIBED)
+    return dict(json.loads((folder / DESCRIBED).read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Bytes and seconds of every point of a frontier, and how many devices each is on."""
+
+    memory: np.ndarray
+    time: np.ndarray
+    devices: np.ndarray
+
+
+def read_costs(folder: Path) -> Costs:
+    """What the points of a saved frontier cost, read without their strategies."""
+    data = read_described(folder)
+    if data["schema"] == OLD_SCHEMA:
+        sizes = [math.prod(space["mesh"]["shape"]) for space in data["spaces"]]
+        rows = [(p["memory_bytes"], p["time_s"], sizes[p["space"]]) for p in data["points"]]
+        memory, time, devices = np.array(rows, dtype=float).reshape(-1, 3).T
+        return Costs(memory, time, devices.astype(int))
+    check_size(folder / POINTS)
+    with np.load(folder / POINTS) as arrays:
+        return Costs(*(arrays[name][: data["points"]] for name in ("memory_bytes", "time_s", "devices")))
+
+
+def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The points, the others and the spaces."""
+    strategies = json.loads(unpacked(folder / STRATEGIES))
+    spaces = tuple(_space_from_dict(space) for space in strategies["spaces"])
+    carried = {int(row): plan for row, plan in strategies["carried"].items()}
+    count = int(data["points"])
+    with np.load(folder / POINTS) as arrays:
+        rows = read_points(arrays, len(spaces), carried)
+    if len(rows) != count + int(data["others"]):
+        raise TensorOptError(f"{folder}: {POINTS} and {DESCRIBED} are of different runs; explore again")
+    return {
+        "points": rows.rows(np.arange(count)),
+        "others": rows.rows(np.arange(count, len(rows))),
+        "spaces": spaces,
+    }
+
+
+def _read_old(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a folder in which figures lie in ``data``, and the indices in arrays per space."""
     points: list[Point | None] = [None] * len(data["points"])
-    with np.load(folder / INDICES) as arrays:
+    with np.load(folder / POINTS) as arrays:
         for s in range(len(data["spaces"])):
             rows = zip(arrays[f"points_{s}"], arrays[f"choice_{s}"], arrays[f"options_{s}"], strict=True)
             for i, choice, options in rows:
-                points[i] = _point_from_dict(data["points"][i], choice, options)
+                points[i] = _old_point(data["points"][i], choice, options)
     if any(point is None for point in points):
-        raise TensorOptError(f"{folder}: {INDICES} and {DESCRIBED} are of different runs; explore again")
-    return tuple(point for point in points if point is not None)
+        raise TensorOptError(f"{folder}: {POINTS} and {DESCRIBED} are of different runs; explore again")
+    return {
+        "points": tuple(point for point in points if point is not None),
+        "others": tuple(_old_point(o, o["choice"], o["options"]) for o in data["others"]),
+        "spaces": tuple(_space_from_dict(space) for space in data["spaces"]),
+    }
+
+
+def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence[int]) -> Point:
+    fields = {**data, "choice": tuple(map(int, choice)), "options": tuple(map(int, options))}
+    fields["collectives"] = tuple((k, tuple(a), b, c) for k, a, b, c in data["collectives"])
+    return Point.of(**fields)
 
 
 def _read_recorded(folder: Path) -> Any:
@@ -118,18 +187,6 @@ def _read_recorded(folder: Path) -> Any:
     from tensoropt.plan.recorded import load_recorded  # brings torch, which figures alone do not need
 
     return load_recorded(folder / RECORDED)
-
-
-def _indices(found: Findings) -> dict[str, np.ndarray]:
-    """Per space the numbers of its points and their indices: rows of one length, which a file needs."""
-    arrays: dict[str, np.ndarray] = {}
-    for s in range(len(found.spaces)):
-        members = [i for i, point in enumerate(found.points) if point.space == s]
-        # Per space, as points of different spaces have different numbers of variables.
-        arrays[f"points_{s}"] = np.array(members, dtype=np.int32)
-        arrays[f"choice_{s}"] = np.array([found.points[i].choice for i in members], dtype=np.int32)
-        arrays[f"options_{s}"] = np.array([found.points[i].options for i in members], dtype=np.int32)
-    return arrays
 
 
 def _space_to_dict(space: Space) -> dict[str, Any]:
@@ -147,14 +204,3 @@ def _space_to_dict(space: Space) -> dict[str, Any]:
 
 def _space_from_dict(data: Mapping[str, Any]) -> Space:
     return Space(**{**data, "mesh": MeshInfo(**data["mesh"]), "notes": tuple(data["notes"])})
-
-
-def _without_indices(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in fields.items() if k not in ("choice", "options")}
-
-
-def _point_from_dict(data: Mapping[str, Any], choice: Sequence[int], options: Sequence[int]) -> Point:
-    fields = _without_indices(data)
-    fields["memory"] = tuple(fields["memory"])
-    fields["collectives"] = tuple((k, tuple(a), b, c) for k, a, b, c in fields["collectives"])
-    return Point(**fields, choice=tuple(int(c) for c in choice), options=tuple(int(o) for o in options))

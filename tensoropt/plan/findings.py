@@ -7,14 +7,18 @@ these fields alone, so that none of them needs the class that calls it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from tensoropt.plan.keys import point_keys
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.plan_names import plan_names
 from tensoropt.plan.point import Point, knee_index
+from tensoropt.plan.point_table import PointTable
 from tensoropt.plan.space import Space
 
 
@@ -34,28 +38,37 @@ class Findings:
             where an operator has an argument that no file can hold.
     """
 
-    points: tuple[Point, ...]
+    points: Sequence[Point]
     spaces: tuple[Space, ...]
     model: ModelInfo
     cluster: Mapping[str, Any]
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     report: Mapping[str, Any]
-    others: tuple[Point, ...] = ()
+    others: Sequence[Point] = ()
     comparison: tuple[Mapping[str, Any], ...] = ()
     captured: Any = field(default=None, repr=False, compare=False)
     recorded: Any = field(default=None, repr=False, compare=False)
 
     @cached_property
-    def all_points(self) -> tuple[Point, ...]:
+    def all_points(self) -> PointTable:
         """The frontier's points, then what other planners found that is not among them."""
-        known = {p.identity for p in self.points}
-        return (*self.points, *(p for p in self.others if p.identity not in known))
+        points, others = PointTable.of(self.points), PointTable.of(self.others)
+        by_others = np.isin(points.column("planner"), others.column("planner"))
+        known = {points[row].identity for row in np.flatnonzero(by_others)}
+        new = [row for row, point in enumerate(others) if point.identity not in known]
+        return points.joined(others.rows(np.array(new, dtype=int)))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """What people call the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
         return plan_names(self.all_points, self.spaces)
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The key of the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.keys`)."""
+        step = self.model.fingerprint, str(self.settings.get("optimizer", ""))
+        return point_keys(self.all_points, self.spaces, step)
 
     def title(self, index: int) -> str:
         """``point 17 of 201``: points of the frontier are counted from 1 to N in order of memory, everywhere;

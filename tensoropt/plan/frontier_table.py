@@ -102,7 +102,7 @@ def table_rows(found: Findings, indices: Sequence[int]) -> list[list[str]]:
                 str(space.micro_batches),
                 f"{p.memory[0] / size_bytes:.2f}",
                 split_words(found, i),
-                source_words(dict(p.sources)),
+                source_words(p.sources),
                 p.proven,
                 "<- " + ", ".join(marks[i]) if i in marks else "",
             ]

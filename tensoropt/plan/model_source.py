@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,6 @@ from tensoropt.errors import TensorOptError
 
 class ModelSourceError(TensorOptError):
     """A model source that cannot be opened."""
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A module with example inputs."""
-
-    model: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    source: str = ""
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,6 +37,25 @@ class OnnxOptions:
     ) -> OnnxOptions:
         """The options of sizes by name, in one order whatever the order given."""
         return cls(tuple(sorted((dims or {}).items())), tuple(outputs), loss)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A module with example inputs, and what it was built from.
+
+    Attributes:
+        source, seed, batch, onnx: with which it is built again.
+        notes: what its import had to say.
+    """
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    notes: tuple[str, ...] = ()
+    seed: int = 0
+    batch: int | None = None
+    onnx: OnnxOptions | None = None
 
 
 def is_onnx(source: str) -> bool:
@@ -80,11 +88,16 @@ def load_model(
     """
     if onnx is not None and not is_onnx(source):
         raise ModelSourceError(f"--dim, --output and --loss are for ONNX files; {source} is none")
+    loaded = _loaded(source, device, seed, batch, onnx)
+    return replace(loaded, source=source, seed=seed, batch=batch, onnx=onnx)
+
+
+def _loaded(source: str, device: str, seed: int, batch: int | None, onnx: OnnxOptions | None) -> LoadedModel:
     if source.startswith("zoo:"):
         from tensoropt import zoo
 
         built = zoo.build(source.removeprefix("zoo:"), batch=batch, device=device, seed=seed)
-        return LoadedModel(built.model, built.args, built.kwargs, source)
+        return LoadedModel(built.model, built.args, built.kwargs)
     if is_onnx(source):
         return _load_onnx(source, device, seed, onnx or OnnxOptions())
     if not all(source.rpartition(":")):
@@ -123,7 +136,7 @@ def _load_onnx(source: str, device: str, seed: int, options: OnnxOptions) -> Loa
     imported = import_onnx(
         source, dict(options.dims), outputs=options.outputs, loss=options.loss, device=device
     )
-    return LoadedModel(imported.module, imported.example(seed, device), {}, source, imported.notes)
+    return LoadedModel(imported.module, imported.example(seed, device), notes=imported.notes)
 
 
 def _module(place: str, source: str) -> Any:
@@ -182,4 +195,4 @@ def _call(function: Any, source: str, device: str, seed: int) -> LoadedModel:
                 "function of what the model returns"
             )
         model = WithLoss(model, result[3])
-    return LoadedModel(model, tuple(result[1]), kwargs, source)
+    return LoadedModel(model, tuple(result[1]), kwargs)

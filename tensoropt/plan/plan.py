@@ -20,11 +20,12 @@ from pydantic import (
 from tensoropt.errors import PlanError
 from tensoropt.files import write_text
 from tensoropt.plan.facts_table import facts_html, facts_text
+from tensoropt.plan.figures import worded
 from tensoropt.plan.model_source import OnnxOptions
 from tensoropt.plan.plan_checks import STAGE_AXIS as STAGE_AXIS
 from tensoropt.plan.plan_checks import check_plan, no_constant, pairs_once
 from tensoropt.simulate.recording import allocator_words, host_words
-from tensoropt.units import counted, format_bytes, format_seconds
+from tensoropt.units import counted, format_bytes
 
 SCHEMA = "tensoropt.plan/1"
 PIPELINED_SCHEMA = "tensoropt.plan/2"
@@ -343,15 +344,11 @@ class Plan(_Strict):
             ("devices", f"{self.devices} of {self.cluster.get('name', 'a cluster')}, {self.mesh.label}"),
             ("step", f"{self.model.mode}, {self.micro_batches} micro-batch(es), {self.optimizer}"),
             ("stages", self._stage_words()),
-            ("memory per device", format_bytes(told.memory_bytes)),
+            ("memory per device", worded(told, "{memory_bytes}")),
             ("", memory),
             ("allocator", allocator_words(told.allocator) if told.allocator else ""),
-            ("time per step", format_seconds(told.time_s)),
-            (
-                "",
-                f"compute {format_seconds(told.compute_s)}, communication "
-                f"{format_seconds(told.communication_s)}, idle {format_seconds(told.idle_s)}",
-            ),
+            ("time per step", worded(told, "{time_s}")),
+            ("", worded(told, "compute {compute_s}, communication {communication_s}, idle {idle_s}")),
             ("host", host_words(told) if told.host_s else ""),
             ("operators", f"{len(self.operators)} groups{cut}, {self._split_words()}"),
             ("parameters", f"{len(self.parameters)} tensors"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,8 +13,9 @@ from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import InfeasibleError
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import facts_html
+from tensoropt.plan.figures import BREAKDOWNS, KEPT, LISTED, SHARE, kept_figures, worded
 from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words, host_words, is_host_bound
-from tensoropt.units import format_bytes, format_seconds
+from tensoropt.units import format_bytes
 
 FRONTIER = "frontier"
 """The planner of the search's own points, and in a comparison the row of all that are shown."""
@@ -24,51 +25,102 @@ FRONTIER = "frontier"
 class Point:
     """One strategy of the frontier with its figures; bytes and seconds of one rank and step.
 
-    ``memory_bytes`` and ``time_s`` are the simulator's, ``additive_...`` what the search added up.
-    ``communication_s`` is all of it: ``exposed_s`` is waited for, ``hidden_s`` runs beside something else;
-    ``time_s = compute_s + exposed_s + idle_s``. ``host_s``: what issuing all of it takes the host, where that
-    is not the device; a step takes the slower of both. ``sources``: shares of all these seconds but idle
-    ones.
+    Every figure of :data:`~tensoropt.plan.figures.KEPT` is an attribute. ``memory_bytes`` and ``time_s`` are
+    the simulator's, ``additive_...`` what the search added up. ``communication_s`` is all of it:
+    ``exposed_s`` is waited for, ``hidden_s`` runs beside something else; ``time_s = compute_s + exposed_s +
+    idle_s``. ``host_s``: what issuing all of it takes the host, where that is not the device; a step takes
+    the slower of both.
 
     ``exact``: proven that no strategy of any searched space is better in the additive model, faster with no
     more memory or leaner and no slower. ``gap``: by how much a strategy of no more additive memory could be
-    faster there, at most (additive time over the bound, less 1); None where nothing is proven. A point that
-    the simulator prefers though others are better in the additive model has the gap that this is.
+    faster there, at most (additive time over the bound, less 1). A point that the simulator prefers though
+    others are better in the additive model has the gap that this is.
 
-    ``memory`` is the peak of tensors by kind, ``terms`` what a process takes beside them by name (empty on
-    CPU ranks); ``memory_bytes`` is the sum of both. ``additive_memory_bytes`` counts tensors only.
-
-    ``allocator``: peaks of PyTorch's caching allocator in the step, by the names of
-    :data:`~tensoropt.simulate.recording.ALLOCATOR`; only of sharded plans where process memory is counted.
+    ``memory_bytes`` is the sum of ``memory`` and ``terms``; ``additive_memory_bytes`` counts tensors only.
 
     ``placed``: of a placed plan what :mod:`tensoropt.placement.points` keeps of it, instead of indices;
     ``pipeline``: likewise of a pipelined one (:mod:`tensoropt.pipeline.points`), whose memory is that of the
     fullest rank and whose breakdown that of the busiest.
     """
 
-    memory_bytes: float
-    time_s: float
-    compute_s: float
-    communication_s: float
-    exposed_s: float
-    hidden_s: float
-    additive_memory_bytes: float
-    additive_time_s: float
-    memory: tuple[float, ...]
+    figures: Mapping[str, float]
     space: int
     choice: tuple[int, ...]
     options: tuple[int, ...]
     collectives: tuple[tuple[str, tuple[int, ...], int, int], ...]
-    sources: Mapping[str, float]
-    exact: bool
-    gap: float | None
-    planner: str = "frontier"
-    idle_s: float = 0.0
-    host_s: float = 0.0
+    planner: str = FRONTIER
     placed: Mapping[str, Any] | None = None
     pipeline: Mapping[str, Any] | None = None
-    terms: Mapping[str, float] = field(default_factory=dict)
-    allocator: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        space: int,
+        choice: tuple[int, ...] = (),
+        options: tuple[int, ...] = (),
+        collectives: tuple[tuple[str, tuple[int, ...], int, int], ...],
+        planner: str = FRONTIER,
+        placed: Mapping[str, Any] | None = None,
+        pipeline: Mapping[str, Any] | None = None,
+        **figures: Any,
+    ) -> Point:
+        """A strategy and its figures by name; those of a breakdown together, in order or by name:
+        ``terms={"context": 3e8}``."""
+        return cls(
+            ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, placed, pipeline
+        )
+
+    def changed(self, **changes: Any) -> Point:
+        """This point with other fields or figures; a breakdown is replaced as a whole."""
+        own = {name: changes.pop(name) for name in FIELDS & changes.keys()}
+        gone = {
+            *changes,
+            *(name for part in BREAKDOWNS.keys() & changes for name in BREAKDOWNS[part].values()),
+        }
+        kept = {name: value for name, value in self.figures.items() if name not in gone}
+        return replace(self, figures=kept | kept_figures(changes), **own)
+
+    def __getattr__(self, name: str) -> float:
+        figure = KEPT.get(name)
+        if figure is None:
+            raise AttributeError(f"a point has no figure {name!r}")
+        return self.figures.get(name, figure.default)
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is proven that no strategy is better in the additive model."""
+        return bool(self.figures.get("exact", False))
+
+    @property
+    def gap(self) -> float | None:
+        """By how much at most a strategy of no more memory could be faster; None where nothing is proven."""
+        return self.figures.get("gap")
+
+    @property
+    def memory(self) -> tuple[float, ...]:
+        """The peak of tensors by kind, as in :data:`~tensoropt.simulate.recording.MEMORY_KINDS`."""
+        return tuple(self.figures.get(name, 0.0) for name in BREAKDOWNS["memory"].values())
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """What a process takes beside tensors, by name; empty on CPU ranks."""
+        return self._parts("terms")
+
+    @property
+    def sources(self) -> dict[str, float]:
+        """Shares of all seconds but idle ones, by where they come from."""
+        return self._parts("sources")
+
+    @property
+    def allocator(self) -> dict[str, float]:
+        """Peaks of PyTorch's caching allocator, by the names of
+        :data:`~tensoropt.simulate.recording.ALLOCATOR`; only of sharded plans where process memory counts."""
+        return self._parts("allocator")
+
+    def _parts(self, breakdown: str) -> dict[str, float]:
+        names = BREAKDOWNS[breakdown]
+        return {part: self.figures[name] for part, name in names.items() if name in self.figures}
 
     @property
     def carried(self) -> Mapping[str, Any] | None:
@@ -104,20 +156,22 @@ class Point:
 
     def facts(self) -> list[tuple[str, str]]:
         """The figures in words, each with its label."""
-        memory = (*zip(MEMORY_KINDS, self.memory, strict=True), *self.terms.items())
-        shares = (f"{name} {100 * share:.0f} %" for name, share in self.sources.items())
+        shares = (f"{name} {SHARE.words(share)}" for name, share in self.sources.items())
         return [
-            ("memory per device", format_bytes(self.memory_bytes)),
-            ("", ", ".join(f"{kind} {format_bytes(size)}" for kind, size in memory if size)),
+            ("memory per device", worded(self, "{memory_bytes}")),
+            ("", memory_words(self)),
             *([("allocator", allocator_words(self.allocator))] if self.allocator else []),
-            ("time per step", format_seconds(self.time_s)),
+            ("time per step", worded(self, "{time_s}")),
             (
                 "",
-                f"compute {format_seconds(self.compute_s)}, waiting for communication "
-                f"{format_seconds(self.exposed_s)}, idle {format_seconds(self.idle_s)}; hidden communication "
-                f"{format_seconds(self.hidden_s)}",
+                worded(
+                    self,
+                    "compute {compute_s}, waiting for communication {exposed_s}, idle {idle_s}; hidden "
+                    "communication {hidden_s}",
+                ),
             ),
             *([("host", host_words(self))] if self.host_s else []),
+            *listed_facts(self),
             ("figures", ", ".join(shares)),
             ("proven", self.proven if self.gap is not None else "nothing"),
             ("planner", self.planner),
@@ -125,14 +179,31 @@ class Point:
         ]
 
     def __repr__(self) -> str:
-        return (
-            f"Point({format_bytes(self.memory_bytes)} per device, {format_seconds(self.time_s)} per step: "
-            f"compute {format_seconds(self.compute_s)}, communication "
-            f"{format_seconds(self.communication_s)}; space {self.space}, by {self.planner})"
+        return worded(
+            self,
+            "Point({memory_bytes} per device, {time_s} per step: compute {compute_s}, communication "
+            f"{{communication_s}}; space {self.space}, by {self.planner})",
         )
 
     def _repr_html_(self) -> str:
         return facts_html("Point", self.facts())
+
+
+ASSUMED = {f.name: f.default for f in KEPT.values() if f.part is None and f.default == f.default}
+"""What a figure is that is not given, where that is not unknown."""
+FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
+"""What a point has beside its figures."""
+
+
+def memory_words(point: Point) -> str:
+    """What the memory is made of, in words: tensors by kind, then what a process takes beside them."""
+    parts = (*zip(MEMORY_KINDS, point.memory, strict=True), *point.terms.items())
+    return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts if size)
+
+
+def listed_facts(point: Point) -> list[tuple[str, str]]:
+    """(label, words) of the figures that have a line of their own, where they are known."""
+    return [(f.label, f.unit.words(point.figures[f.name])) for f in LISTED if f.name in point.figures]
 
 
 Item = TypeVar("Item")
@@ -160,7 +231,8 @@ each sum rounding by some 1e-16 per term."""
 def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point, ...]:
     """A frontier with those of other points that beat one of its own or lie between them, reduced to one.
 
-    Another point comes in only where no point of the frontier needs as little of both, but for rounding.
+    Another point comes in only where no point of the frontier needs as little of both, but for rounding. A
+    point goes where another needs as little of one, but for rounding, and less of the other.
 
     Args:
         points: ascending in memory, descending in time.
@@ -173,7 +245,16 @@ def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point
         if other.time_s * (1 + SAME)
         < best[np.searchsorted(memory, other.memory_bytes * (1 + SAME), side="right")]
     ]
-    return reduce_points([*points, *new], lambda point: (point.memory_bytes, point.time_s))
+    kept = reduce_points([*points, *new], lambda point: (point.memory_bytes, point.time_s))
+    return tuple(point for point in kept if not any(beats(other, point) for other in others))
+
+
+def beats(other: Point, point: Point) -> bool:
+    """Whether another point needs less memory or time and no more of the other, both but for rounding."""
+    memory, time_s = other.memory_bytes, other.time_s
+    if memory > point.memory_bytes * (1 + SAME) or time_s > point.time_s * (1 + SAME):
+        return False
+    return memory < point.memory_bytes * (1 - SAME) or time_s < point.time_s * (1 - SAME)
 
 
 def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -188,7 +269,7 @@ def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
     for i in order:
         memory, time_s = _additive(points[i])
         if best[0] < time_s or (best[0] == time_s and best[1] < memory):
-            found[i] = replace(points[i], exact=False)
+            found[i] = points[i].changed(exact=False)
         if time_s < best[0]:
             best = time_s, memory
     return tuple(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensoropt.costs.variables import Variable
+from tensoropt.plan.figures import KEPT
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import (
     CollectiveCount,
@@ -44,26 +45,16 @@ def plan_of(found: Findings, point: Point) -> Plan:
 
 
 def _predicted(point: Point) -> Predicted:
+    figures = {name: point.figures.get(name) for name in KEPT.keys() & Predicted.model_fields}
     return Predicted(
-        memory_bytes=point.memory_bytes,
-        time_s=point.time_s,
-        compute_s=point.compute_s,
-        communication_s=point.communication_s,
-        exposed_s=point.exposed_s,
-        hidden_s=point.hidden_s,
-        idle_s=point.idle_s,
-        host_s=point.host_s,
-        additive_time_s=point.additive_time_s,
-        additive_memory_bytes=point.additive_memory_bytes,
+        **{name: figure for name, figure in figures.items() if figure is not None or name == "gap"},
         memory=dict(zip(MEMORY_KINDS, point.memory, strict=True)),
-        terms=dict(point.terms),
-        allocator=dict(point.allocator),
-        sources=dict(point.sources),
+        terms=point.terms,
+        allocator=point.allocator,
+        sources=point.sources,
         collectives=tuple(
             CollectiveCount(kind=k, axes=tuple(a), bytes=b, count=c) for k, a, b, c in point.collectives
         ),
-        exact=point.exact,
-        gap=point.gap,
     )
 
 

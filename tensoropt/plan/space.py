@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,6 +39,11 @@ class Space:
     keys: Mapping[str, str]
     notes: tuple[str, ...] = ()
     regions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> int:
+        """How many devices its plans run on."""
+        return math.prod(self.mesh.shape)
 
     def position(self, group: str, index: int) -> int:
         """Where in the group's lists configuration ``index`` of a point is."""

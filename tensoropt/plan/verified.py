@@ -15,13 +15,12 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 from tensoropt.files import write_text
 from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.plan.keys import plan_key
 from tensoropt.plan.plan import Plan
 
-SCHEMA = "tensoropt.verified/1"
+SCHEMA = "tensoropt.verified/2"
 FILE = "verified.json"
 MEASURED = ("memory_tracked_bytes", "time_measured_s", "loss_difference", "gradient_difference")
-SAME = 1e-9
-"""Relative difference up to which two predictions are of one point: a plan's figures went through JSON."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,12 @@ class Verified:
     """One plan, predicted and run; bytes and seconds, None for what was not measured (fake ranks).
 
     Attributes:
+        key: of the plan (:mod:`tensoropt.plan.keys`).
         checked_on: in words, what it ran on.
         error: why it did not run, "" if it did.
     """
 
+    key: str
     mesh: str
     micro_batches: int
     memory_predicted_bytes: float
@@ -50,6 +51,7 @@ class Verified:
         """From what ``tensoropt.verify.verify_plan`` answers for a plan."""
         (one,) = found["plans"]
         return cls(
+            key=plan_key(plan),
             mesh=plan.mesh.label,
             micro_batches=plan.micro_batches,
             memory_predicted_bytes=plan.predicted.tensor_bytes,
@@ -62,13 +64,7 @@ class Verified:
 
     def is_of(self, exploration: Exploration, point: int) -> bool:
         """Whether this is about point ``point`` of ``exploration.all_points``."""
-        one = exploration.all_points[point]
-        space = exploration.spaces[one.space]
-        return (
-            (space.mesh.label, space.micro_batches) == (self.mesh, self.micro_batches)
-            and abs(one.tensor_bytes - self.memory_predicted_bytes) <= SAME * one.tensor_bytes
-            and abs(one.time_s - self.time_predicted_s) <= SAME * one.time_s
-        )
+        return exploration.keys[point] == self.key
 
 
 def save_verified(folder: str | os.PathLike[str], plan: Plan, found: Mapping[str, Any]) -> Verified:
@@ -79,13 +75,12 @@ def save_verified(folder: str | os.PathLike[str], plan: Plan, found: Mapping[str
     """
     exploration = load_exploration(folder)
     new = Verified.of(plan, found)
-    points = [i for i in range(len(exploration.all_points)) if new.is_of(exploration, i)]
-    if plan.model.fingerprint != exploration.model.fingerprint or not points:
+    if plan.model.fingerprint != exploration.model.fingerprint or new.key not in exploration.keys:
         raise TensorOptError(
             f"the plan is not a point of the exploration in {folder}, so nothing was saved there; name the "
             "folder that it was chosen from"
         )
-    kept = [old for old in load_verified(folder) if not old.is_of(exploration, points[0])]
+    kept = [old for old in load_verified(folder) if old.key != new.key]
     data = {"schema": SCHEMA, "plans": [asdict(one) for one in (*kept, new)]}
     write_text(Path(folder) / FILE, json.dumps(data, indent=1) + "\n")
     return new
@@ -124,7 +119,7 @@ def verified_from(data: Any) -> tuple[Verified, ...]:
 
 def _plans(data: Any) -> tuple[Verified, ...]:
     if data["schema"] != SCHEMA:
-        raise ValueError(f"schema {data['schema']!r}")
+        raise ValueError(f"schema {data['schema']!r} and not {SCHEMA!r}, which says whose the results are")
     return tuple(_read(one) for one in data["plans"])
 
 

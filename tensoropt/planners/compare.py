@@ -89,9 +89,9 @@ def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tu
         spent = time.perf_counter() - start
         return Compared(entry.name, limit, None, None, 0, spent, None, (str(refusal),)), []
     spent = time.perf_counter() - start
-    best, notes = points[-1]
+    best, notes = points[-1].point, points[-1].notes
     row = Compared(entry.name, limit, best.memory_bytes, best.time_s, len(points), spent, None, notes)
-    return row, [point for point, _ in points]
+    return row, [found.whole() for found in points]
 
 
 def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float) -> Compared:

@@ -5,16 +5,19 @@ lie below its frontier: those with a device for each operator, and those with st
 it can, too, if a gap was allowed or the simulator prefers what the sums do not. This module says which
 planners are tried; :mod:`tensoropt.session.quick_plans` decides which plans are taken in.
 
-*Sharded* planners are always tried. *Placing* ones are tried if they are quick, whatever the model's shape:
-they win on large models because of branches, and even on chains of small operators, which run faster on one
-device after the other because they wait for fewer messages. *Pipelined* ones are tried on small models, for
-which all of them together take about a second; larger models have the search for pipelines (``--pipelines``).
+*Sharded* ones are always tried. *Placing* ones are tried where they are quick, whatever the model's shape:
+branches are why they win on large models, and waiting for messages is why even chains of small operators do
+better on one device after the other. On small models more of both kinds are quick. *Pipelined* ones are
+tried on small models, on which all of them together take about a second; on larger ones the search for
+pipelines is there (``--pipelines``).
 """
 
 from __future__ import annotations
 
 SHARDED = ("data_parallel", "zero", "megatron")
 PLACED = ("m_topo", "m_etf", "m_sct", "dpos")
+FEW_SHARDED = ("optcnn", "tofu")
+FEW_PLACED = ("placer", "os_dpos")
 PIPELINED = ("gpipe", "pipedream_1f1b", "dapple", "alpa", "galvatron")
 
 MOST_OPERATORS, MOST_PAIRS = 1_500, 12_000
@@ -22,8 +25,15 @@ MOST_OPERATORS, MOST_PAIRS = 1_500, 12_000
 for every micro-batch count, and takes about a second for a thousand operators on four devices.
 Assumptions."""
 FEW_GROUPS = 64
-"""The number of a model's operators up to which pipelined planners are quick: with twice as many, each takes
-seconds."""
+"""Operators of a model up to which pipelined planners, and those in ``FEW_...``, are quick: of pipelined ones
+each takes seconds with twice as many."""
+
+
+def quick_planners(operators: int) -> tuple[str, ...]:
+    """The planners that are quick for so many operators, in the order in which they are asked."""
+    if operators > FEW_GROUPS:
+        return (*SHARDED, *PLACED)
+    return (*SHARDED, *FEW_SHARDED, *PLACED, *FEW_PLACED, *PIPELINED)
 
 
 def placed_refusal(wanted: str, operators: int, devices: int) -> str:

@@ -83,7 +83,7 @@ class Entry:
         if counts == task.placed_counts:
             return points
         note = f"runs one micro-batch only: {self.one_batch}"
-        return tuple(SimulatedPoint(point, (*notes, note)) for point, notes in points)
+        return tuple(found._replace(notes=(*found.notes, note)) for found in points)
 
     def _counts(self, task: PlanningTask) -> tuple[int, ...]:
         """Return the micro-batch counts for which a placing method runs."""
@@ -99,7 +99,7 @@ class Entry:
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
         found = self.points(task, memory_limit_bytes, seed)
-        return tuple(plan_of(task, point, notes) for point, notes in found)
+        return tuple(plan_of(task, each.whole(), each.notes) for each in found)
 
 
 ENTRIES = {

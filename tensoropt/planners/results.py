@@ -3,13 +3,15 @@ planner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.placement import SimulatedPlacement, simulate_placement
-from tensoropt.placement.points import placed_point
+from tensoropt.placement.points import placed_point, placed_record
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan.evaluate import CHUNK, evaluate
@@ -26,10 +28,20 @@ NOTABLE = 0.05
 
 
 class SimulatedPoint(NamedTuple):
-    """A simulated point, and its planner's notes on it."""
+    """A simulated point, and what its planner says of it.
+
+    Attributes:
+        record: of a placed point, which carries its plan alone, what else a kept one carries; most points are
+            not kept.
+    """
 
     point: Point
     notes: tuple[str, ...]
+    record: Callable[[], Mapping[str, Any]] | None = None
+
+    def whole(self) -> Point:
+        """The point with all that it carries."""
+        return self.point if self.record is None else replace(self.point, placed=self.record())
 
 
 def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[Point]:
@@ -121,7 +133,8 @@ def simulated_answer(
     simulated = simulate_placement(graph.problem, answer.placement)
     notes = (*answer.notes, *slower_than_expected(answer, simulated), *graph.prices.limits.notes)
     space = task.placed_space(simulated.micro_batches)
-    return SimulatedPoint(placed_point(graph, simulated, planner=planner, space=space, notes=notes), notes)
+    point = placed_point(graph, simulated, planner=planner, space=space)
+    return SimulatedPoint(point, notes, partial(placed_record, graph, simulated, notes))
 
 
 def best_placements(
@@ -154,7 +167,7 @@ def best_placements(
     if not simulated:
         raise refusals[counts[-1]]
     told = tuple(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items())
-    return tuple(SimulatedPoint(point, (*notes, *told)) for point, notes in _best(planner, simulated, limit))
+    return tuple(found._replace(notes=(*found.notes, *told)) for found in _best(planner, simulated, limit))
 
 
 def _check_room_for_tensors(planner: str, graph: PricedGraph, limit: float | None) -> None:

@@ -1,13 +1,15 @@
-"""The attention kernels of CUDA, asked without a GPU what they keep and need.
+"""The memory behaviour of CUDA's attention kernels, queried without a GPU.
 
 ``scaled_dot_product_attention`` is one operator, whose kernel PyTorch chooses when it runs: by the device,
-its compute capability, dtypes, shapes, mask and dropout. Every kernel is an operator of its own, with its own
-formula of what autograd saves and its own meta kernel for the shapes of its results. These need no GPU: on
-fake tensors the kernel that CUDA would take is called by its name, and what it saves is seen as of any other.
+its compute capability, dtypes, shapes, mask and dropout. Every kernel is a separate operator, with its own
+formula for what autograd saves and its own meta kernel for the shapes of its results. These need no GPU: on
+fake tensors the kernel that CUDA would choose is called by its name, and its saved tensors are observed like
+those of any other operator.
 
-Sources, PyTorch 2.13: the order of kernels and their conditions in
-``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (``priority_order``, ``can_use_..._attention``), what
-is done around them in ``aten/src/ATen/native/transformers/attention.cpp`` (``scaled_dot_product_attention``).
+Sources, PyTorch 2.13: the order of kernels and their conditions are in
+``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (``priority_order``, ``can_use_..._attention``), the
+operations around them in ``aten/src/ATen/native/transformers/attention.cpp``
+(``scaled_dot_product_attention``).
 """
 
 from __future__ import annotations
@@ -23,22 +25,22 @@ from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.profiling.workload import Workload
 
 Capability = tuple[int, int]
-"""Compute capability of a GPU, ``(9, 0)`` of an H100."""
+"""The compute capability of a GPU, such as ``(9, 0)`` for an H100."""
 
 FLASH, CUDNN, EFFICIENT, MATH = "flash", "cudnn", "efficient", "math"
 _HALF = (torch.float16, torch.bfloat16)
 _ROW = 8
-"""Elements to a multiple of which rows of the efficient kernel's mask are padded (``preprocess_mask``)."""
+"""Multiple, in elements, to which rows of the efficient kernel's mask are padded (``preprocess_mask``)."""
 
 
 def capability_of(text: str) -> Capability:
-    """The compute capability that a device kind gives, ``9.0``; that of an A100 where it gives none."""
+    """The compute capability that a device kind gives, such as ``9.0``; that of an A100 if it gives none."""
     major, _, minor = (text or "8.0").partition(".")
     return int(major), int(minor or 0)
 
 
 def has_attention(work: Workload) -> bool:
-    """Whether the facts of a workload depend on which attention kernel its device takes."""
+    """Whether the facts of a workload depend on the attention kernel that its device chooses."""
     return any(call.function == ATTENTION for call, _ in work.calls)
 
 
@@ -52,16 +54,16 @@ def attention_kernel(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> str:
-    """The kernel that CUDA takes: ``flash``, ``cudnn``, ``efficient`` or ``math``.
+    """The kernel that CUDA chooses: ``flash``, ``cudnn``, ``efficient`` or ``math``.
 
     Args:
-        q: ``[batch, heads, queries, head_dim]``; others are left to the math form.
+        q: ``[batch, heads, queries, head_dim]``; other shapes use the math form.
         k, v: ``[batch, key heads, keys, head_dim]``.
         mask: ``[..., queries, keys]``, boolean or added.
-        enable_gqa: fewer heads of keys than of queries mean groups; without it they are broadcast.
+        enable_gqa: fewer key heads than query heads mean groups; without it they are broadcast.
 
     cuDNN's comes first on compute capabilities 9.x and 10.x, as of cuDNN 9.15.1 and CUDA 13, with which
-    PyTorch 2.13 is built; elsewhere it is taken only where a user asks for it.
+    PyTorch 2.13 is built; elsewhere it is used only if a user asks for it.
     """
     if not all(t.dim() == 4 and t.dtype == q.dtype and 0 not in t.shape for t in (q, k, v)):
         return MATH
@@ -77,8 +79,8 @@ def attention_kernel(
 
 
 def _heads_accepted(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
-    """``check_batch_size_and_num_heads_dense``: nothing is broadcast, and groups are not for the efficient
-    kernel (PyTorch 2.13; the one that follows it takes them)."""
+    """``check_batch_size_and_num_heads_dense``: nothing is broadcast, and the efficient kernel does not
+    support groups (PyTorch 2.13; the next version does)."""
     if not q.shape[0] == k.shape[0] == v.shape[0]:
         return False
     heads, of_keys, of_values = (t.shape[1] for t in (q, k, v))
@@ -103,9 +105,10 @@ def _cudnn_accepts(
     is_causal: bool,
 ) -> bool:
     sizes = (q.shape[-1], v.shape[-1])
-    # cuDNN knows probabilities of dropout in sixteenths (``check_cudnn_dropout``).
+    # cuDNN represents dropout probabilities in sixteenths (``check_cudnn_dropout``).
     known = (16.0 * dropout_p).is_integer() and not (dropout_p and q.shape[-2] == 1)
-    # Heads of up to 256 need a cuDNN newer than 9.22 (``check_cudnn_tensor_shapes``), which is not assumed.
+    # Heads of up to 256 require a cuDNN newer than 9.22 (``check_cudnn_tensor_shapes``), which is not
+    # assumed.
     small = all(size % 8 == 0 and size <= 128 for size in sizes)
     fits = small or (capability[0] in (9, 10) and sizes == (192, 128))
     return _narrow(capability, q) and known and fits and k.shape[-2] != 1
@@ -148,7 +151,8 @@ def _efficient_accepts(
 
 
 class CudaAttention(TorchFunctionMode):
-    """Runs attention as GPUs of a compute capability do: for fake tensors, whatever device they are on."""
+    """A mode that runs attention as GPUs of a compute capability do: for fake tensors, on whatever device
+    they are."""
 
     def __init__(self, capability: Capability):
         super().__init__()
@@ -182,7 +186,7 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention by the kernel that CUDA takes, with what PyTorch does around it."""
+    """Attention by the kernel that CUDA chooses, including PyTorch's operations around it."""
     aten: Any = torch.ops.aten
     kernel = attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     trained = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
@@ -206,7 +210,7 @@ def _attend(
 
 
 def _added(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
-    """``convert_boolean_attn_mask``: a mask that is added."""
+    """``convert_boolean_attn_mask``: the mask as a term that is added."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     passed, hidden = (torch.scalar_tensor(x, dtype=q.dtype, device=q.device) for x in (0.0, float("-inf")))

@@ -1,16 +1,17 @@
-"""What recurrent layers keep on GPUs: an estimate, asked without one.
+"""An estimate of the memory that recurrent layers keep on GPUs, made without one.
 
-On CUDA ``lstm`` and ``gru`` are cuDNN's (``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd keeps what they
-read, their output, a *reserve* of cuDNN's, and a buffer into which the weights are copied, as a lowered
-program has each of them for itself; backward makes the gradients of all weights in one buffer of the same
-size (``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``).
+On CUDA, ``lstm`` and ``gru`` are cuDNN's (``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd keeps their
+inputs, their output, a *reserve* of cuDNN's, and a buffer into which the weights are copied, because a
+lowered program has each of them separately; backward makes the gradients of all weights in one buffer of the
+same size (``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``).
 
-How large the reserve is only cuDNN says (``cudnnGetRNNTempSpaceSizes``). The estimate follows the sizes in
-pytorch/pytorch issue 2895 (cuDNN 7, a P100, float32): 736,000,000 bytes of an LSTM and 864,000,000 of a
-GRU, by their numbers of parameters both of four layers of 320 units. They are 23 to 27, which is what 5
-numbers for every step, unit and layer of an LSTM (its gates and the cell) and 6 of a GRU give with one more
-for what passes between two layers; the steps of all sequences, which the issue does not say, are 25,000
-then. cuDNN's workspace, 2 % of the reserve there, is left out, and so is its padding of weights.
+Only cuDNN knows the size of the reserve (``cudnnGetRNNTempSpaceSizes``). The estimate follows the sizes in
+pytorch/pytorch issue 2895 (cuDNN 7, a P100, float32): 736,000,000 bytes for an LSTM and 864,000,000 for a
+GRU; judging by their numbers of parameters, both have four layers of 320 units. The two sizes are in the
+ratio 23 to 27. This is the ratio that follows from 5 numbers for every step, unit and layer of an LSTM (its
+gates and the cell) and 6 for a GRU, plus one more for what passes between two layers; the total number of
+steps in all sequences, which the issue does not state, is then 25,000. cuDNN's workspace, 2 % of the reserve
+there, is left out, and so is its padding of weights.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ def has_recurrent(work: Workload) -> bool:
 def reserve_bytes(
     numbers: int, steps: int, hidden: int, layers: int, directions: int, element_bytes: int
 ) -> int:
-    """Bytes of cuDNN's reserve.
+    """The bytes of cuDNN's reserve.
 
     Args:
-        numbers: for every step, unit and layer (:func:`~tensoropt.ops.registry.reserve_of`).
-        steps: time steps of all sequences of the batch together.
-        hidden: units of a layer and direction.
+        numbers: how many are reserved for every step, unit and layer
+            (:func:`~tensoropt.ops.registry.reserve_of`).
+        steps: the total number of time steps in all sequences of the batch.
+        hidden: the units per layer and direction.
     """
     return steps * hidden * directions * (numbers * layers + layers - 1) * element_bytes
 
 
 class CudaRecurrent(TorchFunctionMode):
-    """Runs recurrent layers as far as memory goes as GPUs do: for fake tensors, which compute nothing."""
+    """A mode that uses memory in recurrent layers as GPUs do; for fake tensors, which compute nothing."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -69,7 +71,7 @@ def _layers(
 ) -> tuple[torch.Tensor, ...]:
     states = [states] if isinstance(states, torch.Tensor) else list(states)
     directions = 2 if bidirectional else 1
-    # Of the reserve only the size matters; there is none where no backward follows.
+    # Only the size of the reserve matters; there is none if no backward follows.
     size = 0
     if train and torch.is_grad_enabled():
         steps = x.shape[0] * x.shape[1]
@@ -79,7 +81,7 @@ def _layers(
 
 
 class _Layers(torch.autograd.Function):
-    """Storages that cuDNN's layers make, forward and backward."""
+    """The storages that cuDNN's layers create, forward and backward."""
 
     @staticmethod
     def forward(

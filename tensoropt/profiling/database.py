@@ -1,4 +1,4 @@
-"""The SQLite file of the profile store: opening it, knowing it as ours, reading and writing its rows.
+"""The SQLite file of the profile store: opening it, recognising it as ours, reading and writing its rows.
 
 Write-ahead logging lets many processes read while one writes.
 """
@@ -12,18 +12,18 @@ from pathlib import Path
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 30.0
-"""How long a process waits for another one's transaction; one takes milliseconds, so this is an assumption on
-the safe side."""
-_APPLICATION_ID = 0x54_4F_50_54  # "TOPT": tells our file from any other SQLite file
+"""How long a process waits for another one's transaction; a transaction takes milliseconds, so this is an
+assumption on the safe side."""
+_APPLICATION_ID = 0x54_4F_50_54  # "TOPT": distinguishes our file from other SQLite files
 
 
 class NotOursError(Exception):
-    """A file of another version, or of something else."""
+    """Raised for a file of another version, or of another program."""
 
 
 def cannot_write(error: sqlite3.DatabaseError) -> bool:
-    """Whether an error says that the file cannot be written, whatever is in it."""
-    # SQLite has codes for these, but one code (SQLITE_CANTOPEN, SQLITE_IOERR) stands for many causes.
+    """Whether an error means that the file cannot be written, whatever it contains."""
+    # SQLite has codes for these errors, but one code (SQLITE_CANTOPEN, SQLITE_IOERR) stands for many causes.
     text = str(error)
     return any(
         part in text for part in ("readonly", "read-only", "unable to open", "disk is full", "disk I/O")
@@ -31,14 +31,14 @@ def cannot_write(error: sqlite3.DatabaseError) -> bool:
 
 
 def connect(path: Path | None) -> sqlite3.Connection:
-    """An open store, made where there was none; None: in memory.
+    """Open a store, creating it if there is none; None: in memory.
 
     Raises:
-        NotOursError: the file is of another version, or of something else.
+        NotOursError: the file is of another version, or of another program.
         sqlite3.DatabaseError: it cannot be read or written.
     """
-    # Without an isolation level sqlite3 begins no transactions by itself: only :func:`transaction` does. The
-    # store's own lock serialises threads, so that sqlite3's check of the thread is not needed.
+    # Without an isolation level, sqlite3 begins no transactions by itself; only :func:`transaction` does. The
+    # store's own lock serialises threads, so sqlite3's thread check is not needed.
     connection = sqlite3.connect(
         path or ":memory:", timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
@@ -51,8 +51,8 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 
 def read_only_rows(path: Path) -> list[tuple[str, str, str]]:
-    """Kind, key and record of all rows of a store that cannot be written; none where it cannot be read."""
-    # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot give.
+    """The kind, key and record of all rows in a store that cannot be written; none if it cannot be read."""
+    # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot provide.
     try:
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     except sqlite3.Error:
@@ -67,17 +67,18 @@ def read_only_rows(path: Path) -> list[tuple[str, str, str]]:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Check whose file it is, then make the tables; several processes may do so at once."""
-    # Before anything is written: another program's database must not be turned into WAL mode.
+    """Check that the file is ours, then create the tables; several processes may do so at once."""
+    # Before anything is written: another program's database must not be switched to WAL mode.
     _check_owner(connection)
     connection.execute("PRAGMA journal_mode = WAL")
-    # In WAL mode NORMAL cannot corrupt the file; a power failure may lose the last commits, which are
+    # In WAL mode NORMAL cannot corrupt the file; a power failure may lose the last commits, which are then
     # measured again.
     connection.execute("PRAGMA synchronous = NORMAL")
     if connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID:
         return
     with transaction(connection):
-        # Once more under the writer's lock: another process may have made the file meanwhile.
+        # Checked once more under the writer's lock: another process may have created the file in the
+        # meantime.
         _check_owner(connection)
         connection.execute("CREATE TABLE IF NOT EXISTS schema (version INTEGER NOT NULL)")
         if not connection.execute("SELECT COUNT(*) FROM schema").fetchone()[0]:
@@ -86,13 +87,13 @@ def _prepare(connection: sqlite3.Connection) -> None:
             "CREATE TABLE IF NOT EXISTS profiles (kind TEXT NOT NULL, key TEXT NOT NULL,"
             " record TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"
         )
-        # In one transaction with the tables: a file with our id has them.
+        # In one transaction with the tables, so that a file with our id has them.
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
 
 
 def _check_owner(connection: sqlite3.Connection) -> None:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    # An empty file, as one just made or one whose making was interrupted, is free to take.
+    # An empty file, whether newly created or left by an interruption, may be used.
     if not tables:
         return
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
@@ -106,7 +107,7 @@ def _check_owner(connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Everything that is done inside is saved, or nothing of it."""
+    """Save everything that is done inside, or nothing of it."""
     connection.execute("BEGIN IMMEDIATE")  # takes the writer's lock at once, so that waiting works
     try:
         yield
@@ -118,7 +119,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def insert(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) -> None:
-    """Save rows of kind, key and record, replacing those of the same keys, in one transaction."""
+    """Save rows of kind, key and record in one transaction, replacing those with the same keys."""
     with transaction(connection):
         connection.executemany("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", rows)
 
@@ -126,14 +127,16 @@ def insert(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) -> 
 def page(
     connection: sqlite3.Connection, kind: str, prefix: str, last: str | None, most: int
 ) -> list[tuple[str, str]]:
-    """Up to ``most`` keys with their records, by key: those with the prefix that come after ``last``."""
-    # Page by key instead of holding a cursor: a reader never blocks the writer's checkpoints.
+    """Up to ``most`` keys with their records, in key order: those with the prefix that come after
+    ``last``."""
+    # Pages by key instead of an open cursor: a reader never blocks the writer's checkpoints.
     conditions, values = ["kind = ?"], [kind]
     if last is not None:
         conditions, values = [*conditions, "key > ?"], [*values, last]
     if prefix:
-        # A range of keys uses the primary key's index, which LIKE would only with case-sensitive collation.
-        following = prefix[:-1] + chr(ord(prefix[-1]) + 1)  # the first key after all with the prefix
+        # A range of keys uses the primary key's index, which LIKE would use only with case-sensitive
+        # collation.
+        following = prefix[:-1] + chr(ord(prefix[-1]) + 1)  # the first key after all those with the prefix
         conditions, values = [*conditions, "key >= ?", "key < ?"], [*values, prefix, following]
     rows = connection.execute(
         f"SELECT key, record FROM profiles WHERE {' AND '.join(conditions)} ORDER BY key LIMIT ?",
@@ -143,7 +146,7 @@ def page(
 
 
 def below(connection: sqlite3.Connection, kind: str, limit: str) -> list[tuple[str, str]]:
-    """Records whose key's last part sorts before ``limit``, prefix by prefix."""
+    """The records whose key's last part sorts before ``limit``, prefix by prefix."""
     found: list[tuple[str, str]] = []
     after = ""
     while True:
@@ -159,5 +162,5 @@ def below(connection: sqlite3.Connection, kind: str, limit: str) -> list[tuple[s
         ).fetchall()
         if not prefix:
             return found
-        # The first key after all that share this prefix: "0" follows "/" in ASCII.
+        # The first key after all those that share this prefix: "0" follows "/" in ASCII.
         after = prefix[:-1] + chr(ord("/") + 1)

@@ -1,10 +1,10 @@
-"""What an edge takes beside its collective, timed through the code that the executor runs.
+"""The time of an edge beyond its collective, measured through the code that the executor runs.
 
-Between two edges of a step operators move more data than a core's own caches hold, so that an edge finds
-neither its code nor its tensors there, and takes two to four times as long as in a loop of nothing else. Each
-is therefore timed after other memory has been read and written, which flushes the caches; on a GPU it is not,
-as the data of its operators never comes near the processor that issues them. There the host issues an edge
-and the device runs its kernels, which are seconds of two queues.
+Between two edges of a step, operators move more data than a core's own caches hold, so an edge finds neither
+its code nor its tensors in the caches, and takes two to four times as long as in a loop of nothing else. Each
+edge is therefore timed after other memory has been read and written, which flushes the caches. On a GPU it is
+not, because the data of its operators never comes near the processor that issues them. There the host issues
+an edge and the device runs its kernels; these are seconds of two queues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, EdgeSpec,
 from tensoropt.sharding.reshard.steps import COLLECTIVES, edge_steps
 
 _PASSED, _ARRIVED, _ADDED, _NO_EDGE, _UNUSED = "passed", "arrived", "added", "no edge", "unused"
-"""What is timed beside the directions that have a step, whose kind they go by."""
+"""The figures timed in addition to directions with a step, which are named after the kind of that step."""
 _ROUNDS = 40  # an assumption
 _FLUSHED_BYTES = 4 * 2**20
 """More than a core's second-level cache holds."""
@@ -38,17 +38,18 @@ _TOGETHER: tuple[tuple[Layout, Layout], ...] = (
     ((_R, 1), (_R, _GRAD)),
     ((_R, 1), (_R, 2)),
 )
-"""Layouts on (micro-batches, ranks): edges that are one step forward, and one or none backward."""
+"""Layouts on (micro-batches, ranks): edges with one step forward, and one or none backward."""
 
 
 class EdgeSeconds(NamedTuple):
-    """Seconds on one rank, without collectives and of next to no bytes, of its device or of its host.
+    """The seconds on one rank, of its device or of its host, without collectives and for a negligible number
+    of bytes.
 
     Attributes:
         by_kind: of one direction of an edge, by the kind of its only step.
-        pass_s: of one in which nothing moves.
-        arrive_s: of a gradient that goes from autograd to its bucket.
-        add_s: of one that is added there.
+        pass_s: of a direction in which nothing moves.
+        arrive_s: of a gradient that moves from autograd to its bucket.
+        add_s: of a gradient that is added to its bucket.
     """
 
     by_kind: dict[str, float]
@@ -61,7 +62,7 @@ class EdgeSeconds(NamedTuple):
 class _RankContext:
     """This rank as :func:`redistribute` sees it, in the second of two micro-batches.
 
-    All ranks are one axis of the mesh.
+    All ranks form one axis of the mesh.
     """
 
     mesh: tuple[int, int]
@@ -72,7 +73,7 @@ class _RankContext:
     ahead: Ahead = AT_THE_USE
 
     def gathered(self, *_: object) -> None:
-        """Do nothing: no parameters are tracked while edges are timed."""
+        """Do nothing, because no parameters are tracked while edges are timed."""
 
     def parts(self, axes: tuple[int, ...]) -> int:
         return prod(self.mesh[axis] for axis in axes)
@@ -87,10 +88,10 @@ class _RankContext:
 
 @dataclass
 class _Stamps:
-    """Spans of the directions of edges, each after the caches were flushed.
+    """Records spans of the directions of edges, each after the caches were flushed.
 
     Args:
-        memory: what is read and written for that; nothing is flushed for None.
+        memory: the memory that is read and written for this; nothing is flushed if None.
     """
 
     timer: DeviceTimer
@@ -108,7 +109,7 @@ class _Stamps:
 
 
 class _Before(torch.autograd.Function):
-    """Begins the edge that follows in forward, and ends it in backward, where it is called ``back``."""
+    """Begins the following edge in forward, and ends it in backward, where the span is called ``back``."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, stamps: _Stamps, back: str) -> torch.Tensor:
@@ -124,7 +125,7 @@ class _Before(torch.autograd.Function):
 
 
 class _After(torch.autograd.Function):
-    """Ends the edge before it in forward, where it is called ``there``, and begins it in backward."""
+    """Ends the preceding edge in forward, where the span is called ``there``, and begins it in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, stamps: _Stamps, there: str) -> torch.Tensor:
@@ -139,15 +140,15 @@ class _After(torch.autograd.Function):
 
 
 def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeconds, EdgeSeconds]:
-    """Seconds of edges and of gradients on their way to their buckets, of this rank's device and of its host
-    (0 where these are one).
+    """The seconds of edges, and of gradients on their way to their buckets, on this rank's device and on its
+    host (0 if they are the same).
 
     Runs in the pool, on all ranks at once.
     """
     device = timer.device
-    # Two micro-batches, as edges along that axis are timed too.
+    # Two micro-batches, because edges along that axis are timed too.
     context = _RankContext((2, world_size), (1, rank))
-    # Sizes that every split divides, and next to no bytes: what bytes take is priced apart.
+    # Sizes that every split divides, with negligible bytes: the time of bytes is priced separately.
     atoms = (4, 8 * world_size, 16 * world_size)
     edges = [_edge(context, atoms, *ends) for ends in (*_ALONE, *(_TOGETHER if world_size > 1 else ()))]
     same = (_R, _R)
@@ -163,14 +164,14 @@ def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeco
     }
     for number in range(_ROUNDS + 1):
         if number == 1:
-            stamps.spans.clear()  # the first works routes out
+            stamps.spans.clear()  # the first one computes routes
         for spec, x in zip(edges, inputs, strict=True):
             there, back = ((steps[0].kind if steps else _PASSED) for steps in (spec.forward, spec.backward))
             _go(partial(redistribute, context, spec), x, stamps, there, back, world_size)
-        # Stamps without an edge between them, which every figure contains.
+        # Stamps without an edge between them; every figure contains this time.
         _go(lambda y: y, inputs[-1], stamps, _NO_EDGE, _NO_EDGE, world_size)
         _arrive(leaf, stamps)
-        # A collective alone, with flushed caches as well: an edge's own time is what is left without it.
+        # A collective alone, also with flushed caches: the rest is the edge's own time.
         for kind, call in calls.items():
             dist.barrier()
             stamps.begin()
@@ -181,8 +182,9 @@ def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeco
 
 
 def _without_collectives(found: Mapping[str, Repeats], calls: Iterable[str], *, host: bool) -> EdgeSeconds:
-    """Seconds of the device or of the host. The stamps themselves and the collectives are in every figure:
-    both are timed alone and taken off; what the host takes to issue a collective is part of its edge."""
+    """The seconds of the device or of the host. Every figure contains the stamps themselves and the
+    collectives: both are timed separately and subtracted; the host's time to issue a collective belongs to
+    its edge."""
     usual = {
         what: statistics.median(repeats.host_s if host else repeats.device_s)
         for what, repeats in found.items()
@@ -200,7 +202,7 @@ def _edge(context: _RankContext, atoms: tuple[int, ...], source: Layout, target:
 
 
 def _shard(spec: EdgeSpec, context: _RankContext, device: torch.device) -> torch.Tensor:
-    """What this rank has of the tensor at the edge's source."""
+    """This rank's shard of the tensor at the edge's source."""
     sizes = [
         n // prod(context.mesh[axis] for axis, code in enumerate(spec.source) if code == atom)
         for atom, (n,) in enumerate(spec.atoms)
@@ -214,7 +216,7 @@ def _leaf(stamps: _Stamps, device: torch.device) -> torch.Tensor:
 
     @torch.no_grad()
     def arrived(leaf: torch.Tensor) -> None:
-        # In the first micro-batch autograd has made a new gradient; in the second one it has added to the
+        # In the first micro-batch autograd has created a new gradient; in the second one it has added to the
         # bucket.
         added = leaf.grad is bucket
         if leaf.grad is not None and not added:
@@ -222,13 +224,13 @@ def _leaf(stamps: _Stamps, device: torch.device) -> torch.Tensor:
             leaf.grad = bucket
         stamps.end(_ADDED if added else _ARRIVED)
 
-    # The hook that the executor uses, so that its call is in the figure.
+    # The hook that the executor uses, so that its call is part of the figure.
     leaf.register_post_accumulate_grad_hook(arrived)
     return leaf
 
 
 def _arrive(leaf: torch.Tensor, stamps: _Stamps) -> None:
-    """Gradients of two micro-batches, one after the other."""
+    """Let the gradients of two micro-batches arrive, one after the other."""
     leaf.grad = None
     for _ in range(2):
         _After.apply(leaf, stamps, _UNUSED).sum().backward()
@@ -242,7 +244,7 @@ def _go(
     back: str,
     world_size: int,
 ) -> None:
-    """Along an edge and back, ranks side by side before each."""
+    """Move along an edge and back, with the ranks in step before each."""
     if world_size > 1:
         dist.barrier()
     result = _After.apply(edge(_Before.apply(x, stamps, back)), stamps, there).sum()

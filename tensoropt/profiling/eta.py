@@ -1,4 +1,4 @@
-"""Time estimates of profiling: how long it will take, before it begins and while it goes on."""
+"""Time estimates of profiling: how long it will take, before it begins and while it proceeds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from tensoropt.profiling.workload import Workload
 
 BATCH_S = 5.0
-"""Estimated seconds of the workloads that are timed before a person hears of it and the store is written: an
+"""The estimated seconds of workloads that are timed between progress reports and writes to the store: an
 interruption loses no more than that. An assumption."""
 _SLOWER = 20.0
 """How much longer than estimated a workload may take, on a busy machine or with a worse kernel than others;
@@ -17,14 +17,15 @@ an assumption."""
 
 
 def allowed_for(timeout_s: float, expected_s: float) -> float:
-    """Seconds after which a workload hangs: half of what a run of the pool may take, and its own."""
+    """Seconds after which a workload is considered to hang: half of a pool run's limit, plus its own time."""
     return timeout_s / 2 + _SLOWER * expected_s
 
 
 def batches(
     works: Sequence[Workload], expected_s: Mapping[str, float], most: int
 ) -> Iterator[list[Workload]]:
-    """Neighbours of up to ``BATCH_S`` together, at least one and ``most`` at most."""
+    """Groups of neighbouring workloads of up to ``BATCH_S`` together, with at least one and at most ``most``
+    each."""
     batch: list[Workload] = []
     for work in works:
         took_s = sum(expected_s[other.key] for other in [*batch, work])
@@ -37,11 +38,11 @@ def batches(
 
 
 class Eta:
-    """Estimate of the seconds that are left, corrected by how long what is done really took.
+    """An estimate of the remaining seconds, corrected by how long the finished work really took.
 
     Args:
-        expected_s: by key of a workload or a link.
-        start_s: what is done once, before the first of them.
+        expected_s: by the key of a workload or a link.
+        start_s: the time of what is done once, before the first of them.
     """
 
     def __init__(
@@ -58,23 +59,24 @@ class Eta:
         self._began = clock()
 
     def done(self, keys: Iterable[str]) -> None:
-        """Take note that these are done."""
+        """Record that these are done."""
         for key in keys:
             self._left.pop(key, None)
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left: estimates of what is not done, times how those of what is done came out."""
+        """The remaining seconds: the estimates of unfinished work, scaled by how the finished work's
+        estimates turned out."""
         left_s = sum(self._left.values())
         done_s = sum(self.expected_s.values()) - left_s
         if done_s <= 0:
             return self._start_s + left_s
-        # The ratio of all that is done, not of the last one: single estimates are off either way.
+        # The ratio over all finished work, not over the last item: single estimates are inaccurate.
         return left_s * (self._clock() - self._began) / (self._start_s + done_s)
 
     @property
     def words(self) -> str:
-        """``about 14 s, estimated`` before anything is done; ``about 9 s left`` then."""
+        """``about 14 s, estimated`` before anything is done; ``about 9 s left`` afterwards."""
         begun = len(self._left) < len(self.expected_s)
         return f"about {rounded(self.left_s)} {'left' if begun else 'in all (estimated)'}"
 
@@ -83,7 +85,7 @@ _AHEAD = re.compile(r"^about [0-9.]+ (?:s|min|h) (?:left|in all \(estimated\))(?
 
 
 def without_eta(what: str) -> str:
-    """What a report of progress says, without the time that was left then."""
+    """A progress report without its remaining time."""
     return _AHEAD.sub("", what)
 
 

@@ -1,6 +1,6 @@
-"""Profiles as a file of JSON lines, to be carried from one machine's store to another's.
+"""Profiles as a file of JSON lines, for transfer from one machine's store to another's.
 
-The first line names the schema; each further one is a record with its kind and key.
+The first line names the schema; each further line is a record with its kind and key.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Entry = tuple[str, str, dict[str, Any]]
 
 
 def write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
-    """Write entries to a file, beside it first and then renamed, and give their number.
+    """Write entries to a file (first to a file next to it, which is then renamed) and return their number.
 
     Raises:
-        TensorOptError: the file cannot be written; what it held before is still there then.
+        TensorOptError: the file cannot be written; its previous content is then preserved.
     """
     written = 0
     with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
@@ -35,10 +35,10 @@ def write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
 
 
 def read_export(path: str | os.PathLike[str]) -> list[Entry]:
-    """The entries of a file that :func:`write_export` wrote.
+    """Return the entries of a file that :func:`write_export` wrote.
 
     Raises:
-        MeasurementError: the file is missing, no export, or of another schema.
+        MeasurementError: the file is missing, is not an export, or has another schema.
     """
     try:
         with open(path, encoding="utf-8") as stream:

@@ -1,12 +1,12 @@
-"""Finding the facts of a workload by running it: what autograd saves is seen through
-``torch.autograd.graph.saved_tensors_hooks``, what is alive through the storages that operators make.
+"""Find the facts of a workload by running it: ``torch.autograd.graph.saved_tensors_hooks`` show what autograd
+saves, and the storages that operators create show what is alive.
 
-Kernels of one device keep other things than those of another (attention its random state, a GPU's batch
-norm a reserve, recurrent layers all that cuDNN's backward needs). On fake tensors it is CPU kernels that
-are asked, and of attention also those of GPUs (:mod:`tensoropt.profiling.cuda_attention`); what recurrent
-layers keep there is estimated (:mod:`tensoropt.profiling.cuda_recurrent`). PyTorch ends the process at a
-fake CUDA tensor with autograd where it was built without CUDA. A GPU of this machine is asked itself, with
-real tensors.
+The kernels of different devices keep different things (attention its random state, a GPU's batch norm a
+reserve, recurrent layers everything that cuDNN's backward needs). On fake tensors the CPU kernels are
+observed, and for attention also those of GPUs (:mod:`tensoropt.profiling.cuda_attention`); what recurrent
+layers keep there is estimated (:mod:`tensoropt.profiling.cuda_recurrent`). PyTorch built without CUDA ends
+the process when autograd meets a fake CUDA tensor. A GPU of this machine is observed directly, with real
+tensors.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run_workload
 
 LEAST_PER_PROCESS = 16
-"""Workloads that are worth a process: finding facts takes about 8 ms, to fork and to end about 50; an
-assumption."""
+"""The fewest workloads that are worth a process: determining facts takes about 8 ms, forking and ending a
+process about 50; an assumption."""
 
 
 def find_facts(work: Workload, training: bool = True, capability: Capability | None = None) -> Facts:
-    """Run a workload on fake tensors and note what it keeps with CPU kernels.
+    """Run a workload on fake tensors and determine what it keeps with CPU kernels.
 
     Args:
-        capability: attention runs as on GPUs of this compute capability, and recurrent layers keep what is
-            estimated of GPUs.
+        capability: attention runs as on GPUs of this compute capability, and recurrent layers keep the amount
+            estimated for GPUs.
     """
     if capability is None:
         return _observed(work, training)
@@ -51,7 +51,7 @@ def find_facts(work: Workload, training: bool = True, capability: Capability | N
         computed = _observed(work, training)
         with CudaRecurrent():
             kept = _observed(work, training)
-    # What stands for cuDNN's layers makes storages, and computes nothing.
+    # The stand-in for cuDNN's layers creates storages, and computes nothing.
     return replace(
         kept,
         forward_flops=computed.forward_flops,
@@ -69,9 +69,9 @@ def _observed(work: Workload, training: bool) -> Facts:
 def find_facts_of_all(
     works: Sequence[Workload], training: bool = True, capability: Capability | None = None
 ) -> list[Facts]:
-    """:func:`find_facts` of many workloads, on all cores where this process can be forked safely.
+    """:func:`find_facts` for many workloads, on all cores if this process can be forked safely.
 
-    A fork has PyTorch loaded at once, which takes longer than most workloads.
+    A fork has PyTorch loaded at once, which otherwise takes longer than most workloads.
     """
     processes = max(1, min(cores(), len(works) // LEAST_PER_PROCESS))
 
@@ -83,11 +83,11 @@ def find_facts_of_all(
 
 
 def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
-    """Run a workload on this rank's device and note what it keeps with that device's kernels (runs in the
-    pool); the record of its :class:`Facts`, or an ``error`` where it cannot run."""
+    """Run a workload on this rank's device and determine what it keeps with that device's kernels (runs in
+    the pool); return the record of its :class:`Facts`, or an ``error`` if it cannot run."""
     timer = local_timer()
     try:
-        # Calls that make tensors from nothing make them on the default device.
+        # Calls that create tensors from nothing create them on the default device.
         with timer.device:
             tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
             return _Probe(work, tensors, training).observe().to_record()
@@ -99,9 +99,9 @@ def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: boo
 
 
 class _Given(torch.autograd.Function):
-    """Joins results under one root, whose backward makes their gradients and keeps no hold of them.
+    """Joins results under one root, whose backward creates their gradients and keeps no reference to them.
 
-    Gradients that a caller passed to autograd would be alive until it returns; in a step each is let go of
+    Gradients that a caller passed to autograd would be alive until it returns; in a step each is released
     once its node has used it.
     """
 
@@ -122,14 +122,14 @@ class _Given(torch.autograd.Function):
 
 
 class _Incoming:
-    """The gradients that come into a workload's backward, by the names of its results."""
+    """The gradients that enter a workload's backward, by the names of its results."""
 
     def __init__(self, live: LiveTensors, names: Sequence[str]):
         self.live, self.names = live, names
         self._storages: dict[str, weakref.ref] = {}
 
     def make(self, like: Sequence[TensorSpec], device: torch.device) -> list[torch.Tensor]:
-        # Made when backward begins, not before: they count as alive from then on, but as somebody else's.
+        # Created when backward begins, not before: they count as alive from then on, but as owned by others.
         self.live.lent = True
         made = [random_tensor(spec, device) for spec in like]
         self.live.lent = False
@@ -139,15 +139,15 @@ class _Incoming:
 
     @property
     def left(self) -> dict[int, str]:
-        """Those that are still there after backward: storage -> name of the result."""
+        """The gradients that are still alive after backward: storage -> name of the result."""
         there = {name: storage() for name, storage in self._storages.items()}
         return {storage._cdata: name for name, storage in there.items() if storage is not None}
 
 
 class _Taken(torch.autograd.Function):
-    """A read as a group finds it: the gradient that comes to it is taken as it is.
+    """A read as a group sees it: the gradient that comes to it is taken unchanged.
 
-    A leaf's would be copied where it is a view of another one, and in a step it is not.
+    A leaf's gradient would be copied if it is a view of another one; in a step it is not.
     """
 
     @staticmethod
@@ -164,29 +164,31 @@ class _Taken(torch.autograd.Function):
 
 
 class _Gradients(NamedTuple):
-    """Where the gradients of reads lie: see :class:`Facts`."""
+    """The storages of the gradients of reads: see :class:`Facts`."""
 
     hands_on: Mapping[str, str]
     extents: Mapping[str, int]
 
 
 class _Probe:
-    """Runs one workload and notes what autograd saves and how much memory is alive meanwhile.
+    """Runs one workload and records what autograd saves and how much memory is alive meanwhile.
 
     Attributes:
-        given: storages that the workload was given, with name and role of the tensor in each.
-        saved: storages made inside that autograd saves.
-        touched: per given tensor how many saved ones lie in its storage.
-        made_by: per storage the position of the call that made it, and how it is known alive.
-        calls: per call the peak while it ran, and whether it reads a parameter.
-        work_of_calls: per call what it takes of a device.
+        given: storages that were passed to the workload, with the name and role of the tensor in each.
+        saved: storages made inside the workload that autograd saves.
+        touched: for each given tensor, the number of saved tensors in its storage.
+        made_by: for each storage, the position of the call that made it, and the reference that shows it is
+            alive.
+        calls: for each call, the peak while it ran, and whether it reads a parameter.
+        work_of_calls: for each call, its work on a device.
     """
 
     def __init__(self, work: Workload, tensors: dict[str, torch.Tensor], training: bool):
         self.work = work
         self.tensors = tensors
         self.training = training
-        # Storages are told apart by the address of their C++ object, as Python makes new wrappers each time.
+        # Storages are identified by the address of their C++ object, because Python creates new wrappers each
+        # time.
         self.given = {tensors[n].untyped_storage()._cdata: (n, role) for n, _, role in work.inputs}
         self.parameters = {n for n, _, role in work.inputs if role == "parameter"}
         self.saved: dict[int, torch.UntypedStorage] = {}
@@ -199,7 +201,7 @@ class _Probe:
         self.peaks = PeakTracker(self.live)
 
     def _pack(self, value: torch.Tensor) -> Any:
-        """Note a tensor that autograd saves; parameters go with their names, so that their reads are seen."""
+        """Record a tensor that autograd saves; parameters carry their names, so that their reads are seen."""
         storage = value.untyped_storage()
         if storage._cdata not in self.given:
             self.saved[storage._cdata] = storage
@@ -209,7 +211,7 @@ class _Probe:
         return (value, name) if role == "parameter" else value
 
     def _unpack(self, packed: Any) -> torch.Tensor:
-        """What was saved; a gathered parameter is there for as long as the node runs that asks for it."""
+        """Return a saved tensor; a gathered parameter is alive as long as the node that asks for it runs."""
         if isinstance(packed, torch.Tensor):
             return packed
         value, name = packed
@@ -217,7 +219,7 @@ class _Probe:
         return value
 
     def observe(self) -> Facts:
-        """Run forward, and backward if training, and sum up what was noted."""
+        """Run forward, and backward if training, and sum up what was recorded."""
         work, live = self.work, self.live
         leaves = {n: self.tensors[n] for n, spec, _ in work.inputs if spec.requires_grad}
         taken: dict[str, torch.Tensor] = {}
@@ -229,7 +231,7 @@ class _Probe:
         roles = {n: role for n, _, role in work.inputs}
         lies_in, extents, lies_in_free = self._lying()
         forward, forward_flops, traffic = self.peaks.take(), live.flops, live.traffic
-        # From here on only autograd holds what was saved, so that backward can let go of it.
+        # From here on only autograd holds the saved tensors, so backward can release them.
         self.saved.clear()
         gradients = self._backward(leaves, taken) if self.training else _Gradients({}, {})
         backward = self.peaks.take()
@@ -259,9 +261,9 @@ class _Probe:
         )
 
     def _forward(self, taken: dict[str, torch.Tensor]) -> None:
-        """Run forward; gradients of what is read will be put into ``taken``."""
+        """Run forward; gradients of the reads will be stored in ``taken``."""
         for tensor in self.tensors.values():
-            self.live.ignore(tensor)  # what a group is given is counted where it was made
+            self.live.ignore(tensor)  # tensors passed to a group are counted where they were made
         if self.training:
             for name, spec, role in self.work.inputs:
                 if role == "read" and spec.requires_grad:
@@ -271,7 +273,7 @@ class _Probe:
             run_workload(self.work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
 
     def _memory_of_calls(self) -> tuple[CallMemory, ...]:
-        """Memory per call, now that it is known which of the storages made are saved."""
+        """The memory of each call, now that it is known which of its storages are saved."""
         found = []
         for position, (peak, reads) in enumerate(self.calls):
             kept = (s.nbytes() for key, s in self.saved.items() if self._made_at(key) <= position)
@@ -279,12 +281,12 @@ class _Probe:
         return tuple(found)
 
     def _made_at(self, storage: int) -> int:
-        """The position of the call that made a storage; 0 of one that no call made."""
+        """The position of the call that made a storage; 0 if no call made it."""
         return self.made_by[storage][0] if storage in self.made_by else 0
 
     def _lying(self) -> tuple[dict[str, str], dict[str, int], dict[str, str]]:
-        """Results that are views of what is read or made, bytes of storages that are not a result's own, and
-        results that are views of what is free."""
+        """Results that are views of what is read or made, the bytes of storages that are not a result's own,
+        and results that are views of free tensors."""
         lies_in, extents, in_free = {}, {}, {}
         first: dict[int, str] = {}
         for name in self.work.writes:
@@ -294,7 +296,7 @@ class _Probe:
             if role == "read":
                 lies_in[name] = given
             elif role:
-                extents[name] = 0  # a parameter's or a constant's storage is there in any case
+                extents[name] = 0  # a parameter's or a constant's storage exists anyway
                 if role == "free":
                     in_free[name] = given
             elif storage._cdata in first:
@@ -306,21 +308,22 @@ class _Probe:
         return lies_in, extents, in_free
 
     def _after_call(self, position: int) -> None:
-        """Book the call's peak."""
+        """Record the call's peak."""
         call, _ = self.work.calls[position]
         reads = self.parameters.intersection(iter_refs((call.args, tuple(call.kwargs.values()))))
         self.calls.append((self.live.peak, bool(reads)))
         self._note_work(position)
         for key, alive in self.live.storages.items():
-            # A storage may lie where one lay that is gone; it is another one if its reference is.
+            # A storage may reuse the address of one that is gone; it is a different one if its reference
+            # differs.
             if key not in self.made_by or self.made_by[key][1] is not alive:
                 self.made_by[key] = position, alive
         self.peaks.book(Activity(frozenset(reads)))
 
     def _note_work(self, position: int) -> None:
-        """Note what the call took of the device, as what was counted since the calls before it."""
+        """Record the call's work on the device, as the difference from what was counted before."""
         call, outputs = self.work.calls[position]
-        # What is let go of after its last use is gone by now, but its size is known.
+        # Tensors released after their last use are gone by now, but their sizes are known.
         self.sizes |= {n: t.numel() * t.element_size() for n, t in self.tensors.items()}
         touched = (*iter_refs((call.args, tuple(call.kwargs.values()))), *outputs)
         outer = sum(self.sizes.get(name, 0) for name in touched)
@@ -356,7 +359,7 @@ class _Probe:
         self.peaks.arrived(name)
 
     def _shared(self, taken: Mapping[str, torch.Tensor], incoming: Mapping[int, str]) -> _Gradients:
-        """Which gradients of reads lie in one storage, or in that of a result's gradient."""
+        """Which gradients of reads share one storage, or lie in that of a result's gradient."""
         hands_on, extents = {}, {}
         first: dict[int, str] = {}
         for name, spec, role in self.work.inputs:
@@ -377,7 +380,7 @@ class _Probe:
 
 
 def _runs(backward: PeakBytes, kept: int) -> tuple[BackwardRun, ...]:
-    """The parts of backward in which a gathered parameter, or its gradient, may be there."""
+    """The parts of backward in which a gathered parameter, or its gradient, may be alive."""
     return tuple(
         BackwardRun(
             reads=tuple(sorted(activity.reads)),

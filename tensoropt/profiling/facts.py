@@ -1,6 +1,7 @@
-"""Facts: what a workload keeps for backward, how much it computes, how high it peaks, without a clock.
+"""Facts: what a workload keeps for backward, how much it computes, and its memory peaks, without a clock.
 
-:mod:`tensoropt.profiling.fact_finding` finds them; the store and saved explorations keep them as records.
+:mod:`tensoropt.profiling.fact_finding` determines them; the store and saved explorations keep them as
+records.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import Any, NamedTuple
 
 
 class CallMemory(NamedTuple):
-    """Bytes of one call of the forward.
+    """The bytes of one call of the forward.
 
     Attributes:
-        kept_bytes: what it and those before it made of the workload's ``kept_bytes``.
-        peak_bytes: the most alive while it runs, all that was made inside included.
-        reads_parameter: whether it reads one, which is gathered then.
+        kept_bytes: the part of the workload's ``kept_bytes`` made by this call and those before it.
+        peak_bytes: the peak while it runs, including everything that was made inside.
+        reads_parameter: whether it reads a parameter, which is gathered at that time.
     """
 
     kept_bytes: int
@@ -25,12 +26,12 @@ class CallMemory(NamedTuple):
 
 
 class CallWork(NamedTuple):
-    """What one call of the forward takes of a device.
+    """The work of one call of the forward on a device.
 
     Attributes:
         forward_flops: multiply-adds counted as two.
-        traffic_bytes: operands read and results written by the operators that it is made of, views left out.
-        outer_bytes: the same of the call itself, were it one kernel.
+        traffic_bytes: operands read and results written by the operators that it consists of, without views.
+        outer_bytes: the same for the call itself, as if it were one kernel.
     """
 
     forward_flops: float
@@ -39,13 +40,13 @@ class CallWork(NamedTuple):
 
 
 class BackwardRun(NamedTuple):
-    """Nodes of autograd's that run while the same gathered parameters may be there.
+    """Autograd nodes that run while the same gathered parameters may be alive.
 
     Attributes:
         reads: the parameters that they read.
-        made: those whose gradients were made before.
-        peak_bytes: the most alive meanwhile, above ``kept_bytes``.
-        own_peak_bytes: the same where the incoming gradients are somebody else's, who counts them.
+        made: the parameters whose gradients were made before.
+        peak_bytes: the peak during the run, above ``kept_bytes``.
+        own_peak_bytes: the same if the incoming gradients belong to another owner, which counts them.
     """
 
     reads: tuple[str, ...]
@@ -56,34 +57,35 @@ class BackwardRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of one workload, bytes and FLOP of one rank and one micro-batch.
+    """The facts of one workload: bytes and FLOP of one rank and one micro-batch.
 
     Attributes:
-        kept_bytes: made inside and kept for backward.
+        kept_bytes: bytes made inside and kept for backward.
         reads_kept: reads that backward needs.
-        free_kept: inputs of the model, constants and buffers that backward needs, as they are.
-        lies_in_free: result that is a view of one of these -> which.
-        writes_kept: results whose storage is among ``kept_bytes`` already.
-        parameters_kept: parameter -> how many saved tensors lie in it (each is a gather under ZeRO).
+        free_kept: inputs of the model, constants and buffers that backward needs, unchanged.
+        lies_in_free: result that is a view of one of these -> that tensor.
+        writes_kept: results whose storage is already part of ``kept_bytes``.
+        parameters_kept: parameter -> the number of saved tensors in its storage (each is a gather under
+            ZeRO).
         forward_flops, backward_flops: multiply-adds counted as two.
-        traffic_bytes: operands read and results written, forward, views left out.
+        traffic_bytes: operands read and results written in forward, without views.
         forward_peak_bytes, backward_peak_bytes: the most that is alive of what was made inside, above
-            ``kept_bytes``. Backward counts the incoming gradients, which go as they are used up, and not
-            the gradients of parameters once they are added to their buckets.
-        forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same while a call, or a node of
-            autograd's, that reads a parameter runs; gathered parameters are there only then.
-        handed_peak_bytes, handed_parameters_peak_bytes: of backward where the incoming gradients are
-            somebody else's too, who counts them.
-        backward_runs: the parts of backward in which gathered parameters may be there.
-        calls: memory per call of the forward.
-        work_of_calls: FLOP and traffic per call of the forward; empty where nobody asked.
-        lies_in: result that is a view -> the read, or the earlier result, in whose storage it lies.
-        extents: result -> bytes of its storage where these are not its own: the larger one of which it is
-            a view, 0 for a view of a parameter, an input or a constant.
-        hands_on: read -> the result in whose gradient its own gradient lies (a sum hands it to every
-            operand, a concatenation slices of it), or the earlier read with whose gradient it shares a
+            ``kept_bytes``. Backward counts the incoming gradients, which are freed as they are used up, and
+            not the gradients of parameters once they have been added to their buckets.
+        forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same while a call, or an autograd
+            node, that reads a parameter runs; gathered parameters are alive only then.
+        handed_peak_bytes, handed_parameters_peak_bytes: those of backward if the incoming gradients also
+            belong to another owner, which counts them.
+        backward_runs: the parts of backward in which gathered parameters may be alive.
+        calls: the memory of each call of the forward.
+        work_of_calls: FLOP and traffic of each call of the forward; empty if they were not requested.
+        lies_in: result that is a view -> the read, or the earlier result, whose storage it shares.
+        extents: result -> bytes of its storage if they are not its own: those of the larger tensor of which
+            it is a view, 0 for a view of a parameter, an input or a constant.
+        hands_on: read -> the result in whose gradient its own gradient lies (a sum passes it to every
+            operand, a concatenation passes slices of it), or the earlier read with whose gradient it shares a
             storage.
-        gradient_extents: read -> bytes of its gradient's storage where these are not its own.
+        gradient_extents: read -> bytes of its gradient's storage if they are not its own.
     """
 
     kept_bytes: int
@@ -110,19 +112,19 @@ class Facts:
     lies_in_free: Mapping[str, str] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
-        """Plain data, read back by :meth:`from_record`."""
-        # Field names are keys of stored records: a field that is renamed needs a new costs.source.FACTS.
+        """Return plain data, which :meth:`from_record` reads back."""
+        # Field names are keys of stored records: renaming a field requires a new costs.source.FACTS.
         return asdict(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Facts:
-        """The facts of a record, also of one that was JSON meanwhile, where tuples became lists."""
+        """The facts of a record, even of one that has been through JSON, which turns tuples into lists."""
         data = dict(record)
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
-        # Explorations that were saved before this was known lack it.
+        # Explorations that were saved before this field existed lack it.
         data["free_kept"] = tuple(data.get("free_kept", ()))
         data["calls"] = tuple(CallMemory(kept, peak, bool(reads)) for kept, peak, reads in data["calls"])
-        # Explorations that were saved before this was known lack it.
+        # Explorations that were saved before this field existed lack it.
         data["work_of_calls"] = tuple(CallWork(*each) for each in data.get("work_of_calls", ()))
         data["backward_runs"] = tuple(
             BackwardRun(tuple(reads), tuple(made), most, own)

@@ -1,4 +1,4 @@
-"""FLOP of operators: PyTorch's counts, and of those it lacks our own."""
+"""The FLOP of operators: PyTorch's counts, and our own for those that it lacks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from tensoropt.ops import registry
 
 
 def flops_of(operator: Any) -> Any:
-    """The function that counts an operator's FLOP, called with its arguments and ``out_val``; None for one
-    that is not counted."""
+    """The function that counts an operator's FLOP, called with its arguments and ``out_val``; None if its
+    FLOP are not counted."""
     return registry.flops_of(operator._schema.name) or flop_registry.get(operator._overloadpacket)

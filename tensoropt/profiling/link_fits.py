@@ -1,8 +1,8 @@
-"""Lines through the times of messages, and what coming from work adds to them.
+"""Lines fitted to the times of messages, and the time that coming from work adds to them.
 
-``t = alpha + bytes / beta`` by least squares with relative weights (an error of 10 % weighs the same at
-1 KiB and at 64 MiB), as several lines where one is wrong: small messages are dominated by wake-ups
-and may go by another algorithm, large ones no longer fit into caches, the largest are fresh pages.
+``t = alpha + bytes / beta`` by least squares with relative weights (an error of 10 % has the same weight at 1
+KiB and at 64 MiB). There are several lines where one is wrong: small messages are dominated by wake-ups and
+may use another algorithm, large ones no longer fit into caches, and the largest use fresh pages.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from tensoropt.errors import MeasurementError
 from tensoropt.types import Floats
 
-# A further line is kept when the residual is above the first figure and falls to the second's share; all
-# three figures are assumptions.
+# A further line is kept if the residual is above the first figure and falls to the second's share; all three
+# figures are assumptions.
 _GOOD_RESIDUAL = 0.05
 _WORTH_A_LINE = 0.7
 _MOST_LINES = 4
@@ -37,7 +37,7 @@ class Segment:
     up_to_bytes: float = math.inf
 
     def time_s(self, num_bytes: float) -> float:
-        """The line's value, wherever it is asked."""
+        """The line's value at any size."""
         return self.alpha_s + num_bytes * self.seconds_per_byte
 
     @property
@@ -48,15 +48,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFit:
-    """What was measured of one kind of communication in one group, and its lines.
+    """The measurements of one kind of communication in one group, and its lines.
 
     Attributes:
         kind: a collective, or ``send``.
         group: the ranks.
         segments: ascending in ``up_to_bytes``.
         residual: root mean square of the relative errors of the lines at the points.
-        points: ``(bytes, seconds, spread, longest)``: the mean that counts, half the interquartile range by
-            the median, and the seconds of the longest repeat.
+        points: ``(bytes, seconds, spread, longest)``: the mean that counts, half the interquartile range
+            divided by the median, and the seconds of the longest repeat.
     """
 
     kind: str
@@ -66,9 +66,9 @@ class LinkFit:
     points: tuple[tuple[int, float, float, float], ...] = field(default=(), repr=False)
 
     def time_s(self, num_bytes: float) -> float:
-        """Predicted seconds, never less than for a smaller message; interpolated between two lines."""
-        # Between two lines lies a gap that nobody measured. A jump at a guessed border inside it, such as
-        # where the allocator changes its ways, would misprice messages in the gap several times over; hence
+        """The predicted seconds, never less than for a smaller message; interpolated between two lines."""
+        # Between two lines is a gap without measurements. A jump at a guessed border inside it, such as where
+        # the allocator changes its behaviour, would misprice messages in the gap several times over; hence
         # the interpolation.
         floor, end = 0.0, 0.0
         for segment in self.segments:
@@ -81,7 +81,7 @@ class LinkFit:
         raise AssertionError("the last segment has no end")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data without the kind, read back by :meth:`from_dict`."""
+        """Return plain data without the kind, which :meth:`from_dict` reads back."""
         return {
             "group": list(self.group),
             "segments": [
@@ -99,7 +99,7 @@ class LinkFit:
 
     @classmethod
     def from_dict(cls, kind: str, data: Mapping[str, Any]) -> LinkFit:
-        """The fit that :meth:`to_dict` wrote."""
+        """Return the fit that :meth:`to_dict` wrote."""
         return cls(
             kind=kind,
             group=tuple(data["group"]),
@@ -118,10 +118,10 @@ class LinkFit:
 
 
 def fit_line(sizes: Sequence[float], seconds: Sequence[float] | Floats) -> tuple[float, float]:
-    """``(alpha, seconds per byte)``, both at least 0, least squares of the relative errors."""
+    """``(alpha, seconds per byte)``, both at least 0, by least squares of the relative errors."""
     x, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
-    # Divided by t, every equation is about a relative error. Columns are scaled to one norm, as seconds and
-    # seconds per byte differ by many orders of magnitude.
+    # Divided by t, every equation is about a relative error. Columns are scaled to one norm, because seconds
+    # and seconds per byte differ by many orders of magnitude.
     design = np.stack([1 / t, x / t], axis=1)
     scale = np.linalg.norm(design, axis=0)
     scale[scale == 0] = 1.0
@@ -136,10 +136,10 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float] | Floats) -> tuple
 
 
 def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tuple[Segment, ...], float]:
-    """As many lines as the points need, at most four; and the residual.
+    """As many lines as the points need, at most four, and the residual.
 
-    A larger message bounds the time of a smaller one, so a time that noise has lifted above that of a
-    larger message is lowered to it before fitting. The residual is against the times as measured.
+    A larger message bounds the time of a smaller one, so a time that noise has lifted above that of a larger
+    message is lowered to it before fitting. The residual is relative to the measured times.
 
     Args:
         sizes: bytes, ascending; at least two.
@@ -165,8 +165,8 @@ def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tupl
 
 
 def _cuts(points: int, lines: int) -> Iterable[tuple[int, ...]]:
-    """Where to cut so that each line has enough points; no cut at all for one line."""
-    # All cuts are tried: the cuts of 14 sizes into four lines are few.
+    """Yield the cuts in which each line has enough points; no cut at all for one line."""
+    # All cuts are tried, because there are few ways to cut 14 sizes into four lines.
     for cuts in itertools.combinations(range(1, points), lines - 1):
         bounds = (0, *cuts, points)
         if lines == 1 or all(b - a >= _FEWEST_POINTS_PER_LINE for a, b in itertools.pairwise(bounds)):
@@ -189,7 +189,7 @@ def _piecewise(sizes: Sequence[float], seconds: Floats, cuts: tuple[int, ...]) -
 
 
 def _residual(segments: tuple[Segment, ...], sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    # Scored by what is asked later, the fit with its floor and interpolation, not by the lines alone.
+    # Scored by what is queried later, the fit with its floor and interpolation, not by the lines alone.
     fit = LinkFit(kind="", group=(), segments=segments, residual=0.0)
     errors = [fit.time_s(size) / time - 1 for size, time in zip(sizes, seconds, strict=True)]
     return math.sqrt(statistics.fmean(error**2 for error in errors))

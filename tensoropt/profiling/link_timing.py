@@ -1,9 +1,8 @@
-"""What runs on the ranks when links are measured: collectives and messages between stamps of the clock.
+"""The functions that run on the ranks when links are measured: collectives and messages between clock stamps.
 
-From idle a collective of GPUs takes what its launch takes the host as well, and the way to the device and
-back.
-In a step it follows work that the device is busy with, so that it is timed there, too: all devices meet in a
-small collective, and events tell how long the next one takes.
+From idle, a collective of GPUs includes its launch on the host, and the way to the device and back. In a step
+it follows work that keeps the device busy, so it is timed there, too: all devices meet in a small collective,
+and events show how long the next one takes.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from typing import Any, NamedTuple
 from tensoropt.profiling.timers import local_timer
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-_WARM_UPS = 2  # one where repeats are few, because they are long
+_WARM_UPS = 2  # one for sizes with few repeats, because these are long
 _LAPS, _FEWEST_IN_A_LAP = 5, 10
-"""Repeats of a size are spread over so many laps, so many together at least."""
+"""The number of laps over which the repeats of a size are spread, and the fewest repeats in a lap."""
 
 
 class SizeStamps(NamedTuple):
-    """Repeats of one size on one rank, seconds.
+    """The repeats of one size on one rank, in seconds.
 
     Attributes:
         starts, ends: from idle, by this rank's clock.
-        in_stream: of each repeat behind work, on this rank's device; not a number where its host was not
-            ahead. None where the host is the device, which has no stream.
+        in_stream: of each repeat behind work, on this rank's device; NaN if its host was not ahead. None if
+            the host is the device, which has no stream.
     """
 
     starts: list[float]
@@ -48,15 +47,15 @@ def time_collective(
     """Run one collective in this rank's group, all groups at the same time.
 
     Sizes take turns in several laps: the machine's pace changes within a second, and a size that was timed at
-    one moment would lie off the line.
+    a single moment would be off the line.
 
     Args:
         groups: a partition of all ranks.
-        plan: ``(bytes, repeats)`` per size; the bytes count as in :mod:`tensoropt.profiling.links`.
+        plan: ``(bytes, repeats)`` per size; bytes are counted as in :mod:`tensoropt.profiling.links`.
     """
     import torch.distributed as dist
 
-    handles = [dist.new_group(list(group)) for group in groups]  # every rank makes every group
+    handles = [dist.new_group(list(group)) for group in groups]  # every rank creates every group
     mine = next(index for index, group in enumerate(groups) if rank in group)
     try:
         group, ranks, first = handles[mine], len(groups[mine]), groups[mine][0]
@@ -105,7 +104,7 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
 
 
 def collective_call(kind: str, group: Any, ranks: int, first: int, size: int) -> Callable[[], object]:
-    """A collective of ``size`` bytes among ``ranks``, whose ``first`` it comes from if it comes from one."""
+    """A collective of ``size`` bytes among ``ranks``; one with a source has ``first`` as its source."""
     import torch
     import torch.distributed as dist
 
@@ -124,7 +123,7 @@ def collective_call(kind: str, group: Any, ranks: int, first: int, size: int) ->
 
 
 def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], list[float]]:
-    """Starts and ends of an action, to which all ranks come from a barrier."""
+    """The starts and ends of an action that all ranks begin after a barrier."""
     import torch
     import torch.distributed as dist
 
@@ -144,14 +143,14 @@ def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], li
         starts.append(time.perf_counter())
         action()
         synchronise()
-        # perf_counter is CLOCK_MONOTONIC on Linux, one clock for all processes of a machine: stamps of ranks
-        # compare.
+        # perf_counter is CLOCK_MONOTONIC on Linux, one clock for all processes of a machine, so stamps of
+        # ranks are comparable.
         ends.append(time.perf_counter())
     return starts, ends
 
 
 def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], object]) -> list[float]:
-    """Seconds of an action behind work of the device, of each repeat; none where the host is the device.
+    """The seconds of an action behind work of the device, for each repeat; none if the host is the device.
 
     Args:
         meet: what all ranks' devices do together, so that none waits for another in the action.
@@ -160,7 +159,7 @@ def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], ob
     if not timer.host_apart:
         return []
     spans = []
-    for _ in range(repeats + _WARM_UPS):  # by which the timer knows what lead the host needs
+    for _ in range(repeats + _WARM_UPS):  # from which the timer learns the lead that the host needs
         begun = timer.begin(first=meet)
         action()
         spans.append(timer.end(begun))

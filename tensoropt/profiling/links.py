@@ -1,16 +1,17 @@
-"""What the links really do: collectives timed on a mesh's groups, fitted to lines
-(:mod:`tensoropt.profiling.link_fits`), kept in the store.
+"""The real behaviour of links: collectives timed on a mesh's groups, fitted to lines
+(:mod:`tensoropt.profiling.link_fits`), and kept in the store.
 
-What ``bytes`` counts, per kind:
+The meaning of ``bytes`` for each kind:
 
     all_reduce      the tensor            all_gather      the gathered output of one rank
     reduce_scatter  the input of one rank all_to_all      the input of one rank
     broadcast       the tensor            send            the message (point to point, one way)
 
 Collectives are timed in place, as the executor issues them. Seconds are those of ranks in step: from the last
-one's call to the last one's return. On GPUs those count that a collective takes behind other work of the
-device; what it takes from idle, its launch included, is kept beside. Ranks that come from work are slower to
-begin, and slower at work afterwards (:class:`~tensoropt.profiling.transitions.Transition`).
+rank's call to the last rank's return. On GPUs the counted seconds are those that a collective takes behind
+other work of the device; the seconds from idle, including its launch, are kept as well. Ranks that come from
+work take longer to begin, and are slower at work afterwards
+(:class:`~tensoropt.profiling.transitions.Transition`).
 """
 
 from __future__ import annotations
@@ -46,25 +47,25 @@ QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
 TRANSITION, SEND = "turns", "send"
-"""What is measured beside collectives: going from work to them and back, and messages between two ranks."""
-# Fewer than of collectives, as there are many pairs.
+"""The kinds measured besides collectives: moving between work and them, and messages between two ranks."""
+# Fewer than for collectives, because there are many pairs.
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats, so that no size takes most of the time
-# Assumptions: fifty give a steady mean of small messages, five bound the time of the largest.
+# Assumptions: fifty give a steady mean for small messages, five bound the time of the largest.
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
 _MESSAGE = {"gloo": (300e-6, 0.8e9), "nccl": (50e-6, 20e9)}
-"""Seconds of a small message and bytes per second of a large one, about: how often a size is repeated and
-what is said in advance rest on it, no price does."""
+"""The approximate seconds of a small message and bytes per second of a large one: the number of repeats of a
+size and the estimated duration depend on them, no price does."""
 _START_S, _READY_S, _LAYER_S = 5.0, 0.1, 1.5e-4
-"""Starting ranks, their groups for one measurement, and a layer of work forward and backward, about; as
-above, estimates of how long measuring takes rest on them, no price does."""
+"""The approximate seconds to start ranks, to create their groups for one measurement, and for a layer of work
+forward and backward; estimates of the measuring time depend on them, no price does."""
 _TITLE = 40  # columns
 _HOW = "in place/mean in step without a standstill, waits, laps, batch class"
-"""Part of every key: figures that were found in another way are not found again."""
+"""A part of every key, so that figures measured in another way are not reused."""
 _HOW_OF = {"gloo": _HOW, "nccl": f"{_HOW}, in stream"}
 _TRIES, _LEFT_ALONE, _WORTH_ASKING_S = 2, 0.05, 1.0
-"""How often links are measured at most; the share of the cores' time that the host may have taken; how much
-of it there has to be for the system's hundredths to say anything."""
+"""The most times that links are measured; the share of the cores' time that the host may have taken; and the
+least time for which the system's hundredths are meaningful."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +73,14 @@ class LinkFits:
     """All fits of one mesh.
 
     Attributes:
-        collectives: by ``(kind, axes)``, one fit per group; the groups ran at the same time, as they do
-            in a job, so that sharing a link is in the figures.
+        collectives: by ``(kind, axes)``, one fit per group; the groups ran at the same time, as they do in a
+            job, so that the figures include the effect of sharing a link.
         pairs: point-to-point fits by ``(low rank, high rank)``, each measured alone.
-        transitions: by axes, what coming from work adds to any collective, and what it adds to work.
+        transitions: by axes, the time that coming from work adds to any collective, and the time that it adds
+            to work.
         failed: what could not be measured, and why.
-        from_idle: of GPUs, collectives as in ``collectives`` that no work came before; launching is in them.
+        from_idle: for GPUs, collectives as in ``collectives`` but without preceding work; launching is
+            included.
     """
 
     collectives: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]]
@@ -123,7 +126,7 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
 
 
 def repeats_for(size: int) -> int:
-    """How often a size is measured: about the same total time for each."""
+    """How often a size is measured: each takes about the same total time."""
     return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / _message_s("gloo", size))))
 
 
@@ -133,7 +136,7 @@ def _message_s(backend: str, size: int) -> float:
 
 
 def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
-    """About how long :func:`measure_links` takes for a kind in one set of groups."""
+    """The approximate time that :func:`measure_links` takes for a kind in one set of groups."""
 
     def sent_s(size: int) -> float:
         return _message_s(backend, size) if size else 0.0
@@ -149,11 +152,11 @@ def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
 
 
 def in_step(seconds: Floats) -> float:
-    """What a collective adds to a step that issues many: the mean, stalls of its own included.
+    """The time that a collective adds to a step that issues many: the mean, including its own stalls.
 
-    The longest repeat does not count where it took longer than all others together: that was a standstill of
-    the machine, and would be most of the mean. Shorter stalls stay, also the longest: one in fifty repeats is
-    one in fifty collectives of a step.
+    The longest repeat does not count if it took longer than all others together: that was a standstill of the
+    machine, and would be most of the mean. Shorter stalls stay, including the longest: one in fifty repeats
+    is one in fifty collectives of a step.
     """
     *others, longest = np.sort(seconds)
     return float(np.mean(others if len(others) > 1 and longest > sum(others) else seconds))
@@ -174,20 +177,20 @@ def measure_links(
 ) -> LinkFits:
     """Time every collective on the groups of every set of mesh axes, and every pair of ranks.
 
-    All groups of one set of axes run at once. What the store already has is not measured again, and each
-    measurement is saved as soon as it is made, so an interrupted call goes on where it stopped.
+    All groups of one set of axes run at once. Anything that is already in the store is not measured again,
+    and each measurement is saved as soon as it is made, so an interrupted call resumes where it stopped.
 
     Args:
         pool: ranks of this cluster, as many as the mesh has.
-        store: where fits are kept, by cluster fingerprint, backend, kind and groups.
+        store: the store for fits, keyed by cluster fingerprint, backend, kind and groups.
         sizes: bytes, ascending. The default takes a few seconds on two gloo ranks.
         pairs: also measure point to point.
-        refresh: measure again what the store has.
-        progress: is told before each measurement and at the end, how long the rest will take included.
-        stage: what this is called in reports of progress.
+        refresh: repeat measurements that are already in the store.
+        progress: called before each measurement and at the end, with the estimated remaining time.
+        stage: the name of this stage in progress reports.
 
     Raises:
-        MeasurementError: the pool does not fit the mesh. A measurement that fails or hangs is noted in
+        MeasurementError: the pool does not fit the mesh. A measurement that fails or hangs is recorded in
             ``failed`` instead, and tried again by the next call.
     """
     if pool.world_size != mesh.size or mesh.size != cluster.device_count:
@@ -223,14 +226,14 @@ def measure_links(
             logger.warning("%s could not be measured: %s", what, failed[what])
         eta.done([keys[job]])
         if store is not None:
-            # At once, job by job: an interrupted call goes on where it stopped.
+            # At once, job by job: an interrupted call resumes where it stopped.
             store.put(keys[job], record, "collective")
     progress(stage, len(jobs), len(jobs), "links")
     return _fits(mesh, found, failed)
 
 
 def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None) -> LinkFits:
-    """The fits that the store has for a mesh; what is missing is left out, nothing is measured."""
+    """The fits that the store has for a mesh; missing ones are left out, and nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
     jobs = _jobs(mesh, COLLECTIVES, backend, pairs=True)
     keys = {job: _key(cluster, backend, *job) for job in jobs}
@@ -246,7 +249,7 @@ class _Job(NamedTuple):
 
 
 def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_Job]:
-    """What is measured of a mesh: (kind, groups). GPUs do not fall asleep between a stream's kernels."""
+    """The measurements of a mesh: (kind, groups). GPUs do not fall asleep between a stream's kernels."""
     kinds = (*kinds, TRANSITION) if backend == "gloo" else kinds
     jobs = [_Job(kind, groups) for groups in _partitions(mesh) for kind in kinds]
     if pairs:
@@ -257,7 +260,7 @@ def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_
 def _partitions(mesh: Mesh) -> list[tuple[tuple[int, ...], ...]]:
     """The different ways in which sets of axes group the ranks, without groups of one."""
     partitions = (mesh.groups(axes) for axes in mesh.axis_subsets())
-    # Sets of axes that differ only by axes of size 1 make the same groups, which are measured once.
+    # Sets of axes that differ only by axes of size 1 form the same groups, which are measured once.
     return list(dict.fromkeys(groups for groups in partitions if len(groups[0]) > 1))
 
 
@@ -268,16 +271,16 @@ def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, 
 
 
 def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is measured while the host of this machine leaves it alone, or most nearly so of a few times.
+    """A measurement made while this machine's host leaves it alone, or the least disturbed of a few tries.
 
-    One minute in which a virtual machine's host runs others on its cores would stand in the store as what
-    links take for ever; ``stolen`` in the record says what share of the cores' time it took.
+    One minute in which a virtual machine's host runs others on its cores would otherwise stay in the store
+    permanently as the links' time; ``stolen`` in the record is the share of the cores' time that it took.
     """
     found: list[tuple[float, dict[str, Any]]] = []
     for _ in range(_TRIES):
         taken_s, begun_s = stolen_s(), time.perf_counter()
         record = measure()
-        # /proc/stat adds up all cores, so the time spent is that of all cores too.
+        # /proc/stat sums over all cores, so the elapsed time is also that of all cores.
         spent_s = (time.perf_counter() - begun_s) * len(available_cores())
         share = (stolen_s() - taken_s) / spent_s if spent_s > _WORTH_ASKING_S else 0.0
         found.append((share, record))
@@ -296,7 +299,7 @@ def _measure(
     pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int]
 ) -> dict[str, Any]:
     if kind == TRANSITION:
-        # Small and large sizes have plans of their own, with other numbers of blocks and laps.
+        # Small and large sizes have separate plans, with other numbers of blocks and laps.
         parts = [
             (plan, pool.run(time_transitions, groups, plan, laps))
             for plan, laps in ((plan_of_turns(sizes, blocks), laps) for sizes, blocks, laps in TURNS)
@@ -321,25 +324,25 @@ def _measure(
 
 
 class _NotAheadError(MeasurementError):
-    """The hosts issue a collective later than the devices come to it."""
+    """Raised if the hosts issue a collective later than the devices reach it."""
 
 
 def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
-    """Seconds of each repeat of one size from idle. Stamps are of one machine's monotonic clock: from the
-    last rank's start to the last one's end."""
+    """The seconds of each repeat of one size from idle. Stamps are of one machine's monotonic clock: from the
+    last rank's start to the last rank's end."""
     starts = np.max([rank.starts for rank in ranks], axis=0)
     return np.max([rank.ends for rank in ranks], axis=0) - starts
 
 
 def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
-    """Seconds of each repeat of one size behind work: of the slowest device, as all begin together.
+    """Seconds of each repeat of one size behind work: those of the slowest device, since all begin together.
 
-    Repeats for which a host was not ahead do not count.
+    Repeats in which a host was not ahead do not count.
 
     Raises:
-        _NotAheadError: there are no others.
+        _NotAheadError: there are no other repeats.
     """
-    seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # not a number where one is none
+    seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # NaN if one of them is NaN
     found = seconds[~np.isnan(seconds)]
     if not len(found):
         raise _NotAheadError(
@@ -352,7 +355,7 @@ def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
 def _fit(
     kind: str, group: tuple[int, ...], sizes: Sequence[int], seconds: Sequence[Floats]
 ) -> dict[str, Any]:
-    """The record of lines through the repeats of all sizes."""
+    """The record of the lines through the repeats of all sizes."""
     points = []
     for size, repeats in zip(sizes, seconds, strict=True):
         low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])

@@ -1,8 +1,8 @@
-"""Measuring workloads on a pool of ranks: what the store does not know is timed, kept as it comes, and tried
-again where that helps.
+"""Measure workloads on a pool of ranks: whatever the store lacks is timed, saved as it comes, and tried again
+if that helps.
 
-A workload may fail, hang, take its ranks with it or have too little memory; the others go on. What runs on
-the ranks is :mod:`tensoropt.profiling.workload_timing`.
+A workload may fail, hang, take its ranks down with it or have too little memory; the others proceed. The code
+that runs on the ranks is :mod:`tensoropt.profiling.workload_timing`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.types import Progress, silent
 
 _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
-"""What getting ready for a workload and making its random tensors take, about."""
+"""The approximate time to get ready for a workload, and to create its random tensors."""
 
 
 def timing_s(work: Workload, visit_s: float) -> float:
-    """About how long timing a workload takes whose forward and backward take ``visit_s``."""
+    """The approximate time to measure a workload whose forward and backward take ``visit_s``."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
     copies = max(1, min(WallTimer().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
-    # The two first laps over all copies, and then the repeats.
+    # The first two laps over all copies, followed by the repeats.
     visits = 2 * copies + max(MIN_REPEATS, min(TARGET_S / max(visit_s, 1e-6), WallTimer.most_repeats))
     return _READY_S + copies * size * _MAKING_S_PER_BYTE + visits * visit_s
 
@@ -53,17 +53,18 @@ def measure_workloads(
     progress: Progress = silent,
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
-    """Time what the store does not know yet; the store is written after every few workloads.
+    """Time the workloads that the store lacks; the store is written after every few workloads.
 
     Args:
-        prefix: says on what device and how it is measured; part of the key.
-        describe: what a record says beside its seconds.
-        expected_s: about how long forward and backward take, for what is said in advance and for how long a
+        prefix: the device and the way of measuring; part of the key.
+        describe: returns the fields of a record in addition to its seconds.
+        expected_s: the approximate duration of forward and backward, for time estimates and for how long a
             workload is waited for.
-        progress: is told of the stage ``measure``: what is timed next and how long all of it will take.
+        progress: receives reports of the stage ``measure``: what is timed next and how long all of it will
+            take.
 
     Returns:
-        records by workload key; a record with ``error`` marks what could not run.
+        records by workload key; a record with ``error`` marks a workload that could not run.
     """
     wanted = {work.key: work for work in works}
     known = store.get_many([f"{prefix}/{key}" for key in wanted])
@@ -86,9 +87,9 @@ def measure_workloads(
         return short
 
     if short := time_all(missing, again=True):
-        # Too little memory may be what earlier workloads left behind in the process: tried once more on fresh
+        # Earlier workloads in the process may have caused the lack of memory: it is tried once more on fresh
         # ranks.
-        pool.restart()  # what ranks have used they hold on to
+        pool.restart()  # ranks hold on to what they have used
         time_all(short, again=False)
         pool.restart()
     if missing:
@@ -98,11 +99,11 @@ def measure_workloads(
 
 @dataclass
 class _Batch:
-    """Timing of a few workloads, each of which may fail, hang or take its ranks with it.
+    """Times a few workloads, each of which may fail, hang or take its ranks down with it.
 
     Args:
         expected_s: by workload key.
-        keep: is given records by workload key, as they come.
+        keep: receives records by workload key, as they come.
     """
 
     pool: RankPool
@@ -111,17 +112,17 @@ class _Batch:
     keep: Callable[[Mapping[str, dict[str, Any]]], None]
 
     def time(self, works: Sequence[Workload], *, again: bool) -> list[Workload]:
-        """The workloads that had too little memory and may be tried ``again``; all others have a record.
+        """Return the workloads that lacked memory and may be tried ``again``; all others have a record.
 
-        What kills ranks that had done other work before is tried again at once, on fresh ones.
+        A workload that kills ranks which had done other work before is tried again at once, on fresh ranks.
         """
         short: list[Workload] = []
         while works:
-            # Ranks that are not started yet: what kills them is no remainder of earlier work.
+            # These ranks are not started yet, so if they die, no leftover of earlier work is the reason.
             fresh = not self.pool.process_ids
             found, failure = self._run(works)
             if failure is not None:
-                # The workload after the last that was told is the culprit. It is charged only if it hung, or
+                # The workload after the last reported one is the culprit. It is charged only if it hung, or
                 # if ranks that had done nothing else died of it; otherwise it is tried again on fresh ranks.
                 if failure.kind == "hung" or (fresh and not found):
                     found.append({"error": self._words(failure, works[len(found)])})
@@ -136,9 +137,9 @@ class _Batch:
         return short
 
     def _run(self, works: Sequence[Workload]) -> tuple[list[dict[str, Any]], RankError | None]:
-        """Records of the first of them, and what kept the ranks from the next."""
+        """The records of the first of them, and the error that kept the ranks from the next one."""
         told: list[list[dict[str, Any]]] = [[] for _ in range(self.pool.world_size)]
-        # The pool's time-out counts from the last thing told, so that the longest workload of the batch sets
+        # The pool's time-out counts from the last message, so the longest workload of the batch determines
         # it.
         allowed_s = max(allowed_for(self.pool.timeout_s, self.expected_s[work.key]) for work in works)
         failure = None
@@ -152,7 +153,7 @@ class _Batch:
             )
         except RankError as error:
             failure = error
-        except BaseException:  # interrupted: what was told is kept
+        except BaseException:  # interrupted: received records are kept
             self.keep(
                 {
                     w.key: joined(ranks)
@@ -169,10 +170,10 @@ class _Batch:
         return f"it did not end within {allowed_for(self.pool.timeout_s, self.expected_s[work.key]):.0f} s"
 
     def _alone(self, work: Workload, record: dict[str, Any]) -> dict[str, Any]:
-        """The record, or another try in a process that knows operators which were registered in this one."""
+        """Return the record, or another try in a process that knows operators registered in this one."""
         if "error" not in record or not _registered_in_process(work):
             return record
-        # A fork of a process that has initialised CUDA cannot use it, so that this process times the workload
+        # A fork of a process that has initialised CUDA cannot use it, so this process times the workload
         # itself.
         if self.pool.backend == "nccl":
             own = joined([time_workload(0, 1, work, self.training, timer_of("cuda:0"))])
@@ -182,5 +183,5 @@ class _Batch:
 
 
 def _registered_in_process(work: Workload) -> bool:
-    """Whether it calls an operator of the user's own, which the ranks' processes may never have heard of."""
+    """Whether it calls a user's own operator, which the ranks' processes may not know."""
     return any(not call.is_kernel and not call.function.startswith("aten.") for call, _ in work.calls)

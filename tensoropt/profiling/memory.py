@@ -1,4 +1,4 @@
-"""What is alive while operators run, and how high it peaks: a dispatch mode that follows storages."""
+"""The live memory while operators run, and its peaks: a dispatch mode that tracks storages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tensoropt.profiling.flops import flops_of
 
 
 class LiveTensors(TorchDispatchMode):
-    """Follows the storages that operators make while it is active.
+    """A mode that tracks the storages that operators create while it is active.
 
     Attributes:
-        now, peak: bytes of those that are alive, and the most since :meth:`restart`.
+        now, peak: the live bytes, and their maximum since :meth:`restart`.
         own, own_peak: the same without what was made while ``lent`` was set.
-        lent: what is made now is somebody else's too, who counts it.
-        before: is called before each operator.
-        traffic: bytes that operators read and wrote, those that only make views left out.
+        lent: what is made now also belongs to another owner, which counts it.
+        before: called before each operator.
+        traffic: bytes that operators read and wrote, except those that only make views.
         flops: multiply-adds counted as two.
     """
 
@@ -35,14 +35,14 @@ class LiveTensors(TorchDispatchMode):
 
     @property
     def storages(self) -> Mapping[int, weakref.ref]:
-        """The storages it knows of, each with its reference."""
+        """The storages that it knows, each with its reference."""
         return self._seen
 
     def ignore(self, tensor: torch.Tensor) -> None:
-        """Do not count a tensor's storage, which somebody else made."""
+        """Do not count a tensor's storage, which another owner made."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        # When it dies its address may be used again by a new storage, which then has to count.
+        # When it dies, a new storage, which then has to count, may reuse its address.
         self._seen[key] = weakref.ref(storage, lambda _: self._seen.pop(key, None))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -51,10 +51,10 @@ class LiveTensors(TorchDispatchMode):
         result = func(*args, **kwargs)
         if (count := flops_of(func)) is not None:
             self.flops += count(*args, **kwargs, out_val=result)
-        fresh = 0  # bytes; 0 for a view, which lies in a storage that is known
+        fresh = 0  # bytes; 0 for a view, which shares a known storage
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
-                # Of a storage that is larger than its tensor the rest is not written.
+                # If a storage is larger than its tensor, the rest is not written.
                 fresh += min(self._track(tensor), tensor.numel() * tensor.element_size())
         if fresh:
             # Views read and write nothing; only operators that make a storage count as traffic.
@@ -71,7 +71,7 @@ class LiveTensors(TorchDispatchMode):
 
         own = 0 if self.lent else size
 
-        # The storage itself says when it dies: tensors of it may come and go.
+        # The storage itself reports when it dies: its tensors may come and go.
         def gone(_: Any) -> None:
             self._seen.pop(key, None)
             self._count(-size, -own)
@@ -85,23 +85,23 @@ class LiveTensors(TorchDispatchMode):
         self.peak, self.own_peak = max(self.peak, self.now), max(self.own_peak, self.own)
 
     def restart(self) -> None:
-        """Look for the peaks from now on."""
+        """Start tracking the peaks from now on."""
         self.peak, self.own_peak = self.now, self.own
 
 
 class Peak(NamedTuple):
-    """The most that was alive, and of what was nobody else's."""
+    """The peak of live memory, and the peak of the part that no other owner counts."""
 
     most: int
     own: int
 
 
 class Activity(NamedTuple):
-    """What goes on while memory is alive, as far as parameters matter.
+    """The activity during which memory is alive, as far as parameters matter.
 
     Attributes:
         reads: parameters that are read now.
-        made: those whose gradients were made before.
+        made: the parameters whose gradients were made before.
     """
 
     reads: frozenset[str] = frozenset()
@@ -109,20 +109,20 @@ class Activity(NamedTuple):
 
 
 class PeakBytes(NamedTuple):
-    """Peak bytes, by what went on meanwhile."""
+    """Peak bytes, by the activity during which they occurred."""
 
     of: Mapping[Activity, Peak]
 
     def above(self, kept: int, *, reading: bool = False, own: bool = False) -> int:
-        """The highest, over what is ``kept``; ``reading``: of those while parameters were read."""
+        """The highest peak above ``kept``; ``reading``: only of those while parameters were read."""
         found = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
         return max(0, max(found, default=0) - kept)
 
 
 class PeakTracker:
-    """Keeps the peaks of live tensors apart by what went on meanwhile.
+    """Separates the peaks of live tensors by activity.
 
-    In backward a node of autograd's that asks for a parameter begins an activity, which ends with the node.
+    In backward, an autograd node that asks for a parameter begins an activity, which ends with the node.
     """
 
     def __init__(self, live: LiveTensors):
@@ -133,20 +133,20 @@ class PeakTracker:
         self._arrived: set[str] = set()
 
     def read(self, name: str) -> None:
-        """The node of backward that runs now asks for a parameter."""
-        # What was alive until now belongs to the activity before: the parameter is gathered from here on.
+        """Record that the currently running node of backward asks for a parameter."""
+        # What was alive until now belongs to the previous activity: the parameter is gathered from here on.
         self.close()
         self.book(self._activity)
         self._node = torch._C._current_autograd_node()
         self._activity = self._activity._replace(reads=self._activity.reads | {name})
 
     def arrived(self, name: str) -> None:
-        """The gradient of a parameter was made, and is let go of before the next operator."""
+        """Record that a parameter's gradient was made; it is released before the next operator."""
         self._arrived.add(name)
 
     def close(self, *, ended: bool = False) -> None:
-        """Book what is over by now: a node that reads parameters, the making of gradients."""
-        # Autograd does not say when a node ends: the next operator that runs in another node tells it.
+        """Record activities that are over by now: a node that reads parameters, the making of gradients."""
+        # Autograd does not report when a node ends: the next operator that runs in another node shows it.
         other = self._node is not None and torch._C._current_autograd_node() is not self._node
         if ended or other or self._arrived:
             self.book(self._activity)
@@ -157,12 +157,12 @@ class PeakTracker:
             self.book(self._activity)
 
     def book(self, activity: Activity) -> None:
-        """Count the peak since the last booking as that of an activity."""
+        """Count the peak since the last recording as that of an activity."""
         before = self._of.get(activity, Peak(0, 0))
         self._of[activity] = Peak(max(before.most, self.live.peak), max(before.own, self.live.own_peak))
         self.live.restart()
 
     def take(self) -> PeakBytes:
-        """The peaks by activity, of all since the last call."""
+        """Return the peaks by activity since the last call."""
         found, self._of = PeakBytes(self._of), {}
         return found

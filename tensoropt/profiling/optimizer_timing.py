@@ -1,4 +1,4 @@
-"""What an optimizer's step takes per element of its parameters."""
+"""The time of an optimizer's step per element of its parameters."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tensoropt.ranks.pool import RankPool
 
 
 def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:
-    """Seconds of one optimizer step over ``elements`` float32 parameters on this rank's device."""
+    """The seconds of one optimizer step over ``elements`` float32 parameters on this rank's device."""
     timer = local_timer()
-    # Several parameters, as multi-tensor steps work on lists; eight is an assumption.
+    # Several parameters, because multi-tensor steps work on lists; eight is an assumption.
     parameters = [torch.randn(elements // 8, device=timer.device).requires_grad_() for _ in range(8)]
     flat = torch.randn(elements // 8 * 8, device=timer.device)
     for parameter, piece in zip(parameters, flat.split(elements // 8), strict=True):
         # Gradients are slices of one flat tensor, as in the executor's buckets.
         parameter.grad = piece
     optimizer = make_optimizer(name, parameters)
-    # The first step makes the optimizer's state, which later ones find.
+    # The first step creates the optimizer's state, which later steps reuse.
     optimizer.step()
 
     def step() -> None:
@@ -33,12 +33,12 @@ def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> floa
 
 
 OPTIMIZER_SIZES = (1 << 18, 1 << 22)
-"""Elements of the two steps that are timed. Their difference leaves out what a step takes per parameter, an
-overhead (:mod:`tensoropt.profiling.overheads`). The larger has 16 MiB of parameters."""
+"""The elements of the two steps that are timed. Their difference excludes the time of a step per parameter,
+an overhead (:mod:`tensoropt.profiling.overheads`). The larger has 16 MiB of parameters."""
 
 
 def measure_optimizer(pool: RankPool, store: ProfileStore, prefix: str, name: str) -> float:
-    """Seconds per element of an optimizer step, from the slope between two sizes."""
+    """The seconds per element of an optimizer step, from the slope between two sizes."""
     key = f"{prefix}/optimizer-{name}"
     record = store.get(key)
     if record is None:

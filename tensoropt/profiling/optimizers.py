@@ -1,4 +1,4 @@
-"""The optimizers: what each keeps, makes for a while and moves per element, and the optimizers themselves."""
+"""Optimizers: what each keeps, allocates temporarily and moves per element, and the optimizers themselves."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """Values per element of the parameters.
+    """The values per element of the parameters.
 
     Attributes:
-        state: kept beside the parameter and its gradient.
-        transient: made by a step for a while, of all parameters at once.
+        state: kept in addition to the parameter and its gradient.
+        transient: allocated temporarily by a step, for all parameters at once.
         traffic: read and written by a step.
     """
 
@@ -34,20 +34,20 @@ OPTIMIZERS = {
     "adam_fused": OptimizerKind(state=2, transient=0, traffic=7),
 }
 """A multi-tensor step (``foreach=True``) is several kernels, each of which goes through all elements. Adam's
-(``_multi_tensor_adam`` of ``torch/optim/adam.py``): the first moment 3, the second 2 and 3, its root,
-quotient and sum 2 each, the parameter 4; it makes denominators. The momentum's: 2 and 3, and 3 for the
-parameter. A fused Adam reads parameter, gradient and state once and writes parameter and state."""
+traffic (``_multi_tensor_adam`` of ``torch/optim/adam.py``): the first moment 3, the second 2 and 3, its root,
+quotient and sum 2 each, the parameter 4; it allocates denominators. The momentum optimizer's: 2 and 3, and 3
+for the parameter. A fused Adam reads parameter, gradient and state once and writes parameter and state."""
 
 
 def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:
-    """The optimizer of a name in :data:`OPTIMIZERS`: multi-tensor, or ``adam_fused`` in one kernel.
+    """The optimizer with a name in :data:`OPTIMIZERS`: multi-tensor, or ``adam_fused`` in one kernel.
 
     Raises:
-        MeasurementError: there is none of that name.
+        MeasurementError: there is none with that name.
     """
     if name not in OPTIMIZERS:
         raise MeasurementError(f"unknown optimizer '{name}'; use {', '.join(OPTIMIZERS)}")
-    # Imported when one is made: the command line reads the names alone.
+    # Imported only when one is created, because the command line reads just the names.
     import torch
 
     if name == "adam_fused":

@@ -1,11 +1,11 @@
-"""The overheads of a step: what it spends beside operators and collectives.
+"""The overheads of a step: the time that it spends in addition to operators and collectives.
 
-Copies around collectives, the way of each gradient into its bucket, the fixed cost of issuing an edge and of
-stepping a parameter, and what it takes that autograd asks for each tensor of a recomputed region: small per
-item, but a plan with many edges and micro-batches has hundreds of them.
+They are copies around collectives, the way of each gradient into its bucket, the fixed cost of issuing an
+edge and of stepping a parameter, and the time that autograd takes to ask for each tensor of a recomputed
+region. Each is small per item, but a plan with many edges and micro-batches has hundreds of them.
 
-Where the host issues work to a device of its own, both spend time on each: the device by its kernels, the
-host by Python, autograd and their launches.
+If the host issues work to a separate device, both spend time on each: the device on its kernels, the host on
+Python, autograd and their launches.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.recomputing import recomputed
 
 _ELEMENTS = 1 << 22
-"""Of the copies and additions that are timed: 16 MiB, which no core's cache holds."""
+"""The elements of the copies and additions that are timed: 16 MiB, which no core's cache holds."""
 _CHAIN, _PARAMETERS = 40, 64
-"""Calls of the recomputed chain, and parameters of the optimizer, over which one item's share is taken."""
-_KEY = "upkeep-6"  # counts how often the way of measuring changed
+"""The calls of the recomputed chain, and the parameters of the optimizer, over which one item's share is
+averaged."""
+_KEY = "upkeep-6"  # counts changes in the way of measuring
 _ISSUE_COLD_S = 1e-4
-"""Issuing one edge on a CPU rank, whose operators' data has pushed all of it out of the caches
-(:mod:`tensoropt.profiling.edge_timing`). Data sheets do not say."""
+"""The time to issue one edge on a CPU rank when operators' data has pushed its code and tensors out of the
+caches (:mod:`tensoropt.profiling.edge_timing`). Data sheets do not give it."""
 _LAUNCHES = 200
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """Seconds of the small things of a step, on a device or on its host.
+    """The seconds of the small items of a step, on a device or on its host.
 
     Attributes:
-        copy_s_per_byte, add_s_per_byte: of a local copy, and of an in-place addition.
-        call_s: of issuing one direction of an edge, where its kind was not measured.
-        again_s: per operator call of a recomputed region, beside its second forward: PyTorch asks for every
-            saved tensor. On a GPU's host only.
-        step_s: per parameter of an optimizer's step, beside its elements.
-        pass_s: of one direction of an edge in which nothing moves.
-        arrive_s, accumulate_s: of a gradient that is copied into its bucket, and of one that is added
-            there, beside its bytes.
-        step_kinds_s: of one direction of an edge by the kind of its only step, if measured.
-        of_host: the same of the host, where it issues work to a device of its own; bytes cost it nothing.
+        copy_s_per_byte, add_s_per_byte: for a local copy, and for an in-place addition.
+        call_s: for issuing one direction of an edge, if its kind was not measured.
+        again_s: per operator call of a recomputed region, in addition to its second forward: PyTorch asks for
+            every saved tensor. On a GPU's host only.
+        step_s: per parameter of an optimizer's step, in addition to its elements.
+        pass_s: for one direction of an edge in which nothing moves.
+        arrive_s, accumulate_s: for a gradient that is copied into its bucket, and for one that is added
+            there, in addition to its bytes.
+        step_kinds_s: for one direction of an edge, by the kind of its only step, if measured.
+        of_host: the same for the host, if it issues work to a separate device; bytes cost it nothing.
     """
 
     copy_s_per_byte: float = 0.0
@@ -68,28 +69,28 @@ class Overheads:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Overheads:
-        """Those that :func:`dataclasses.asdict` made a record of."""
+        """The overheads in a record that :func:`dataclasses.asdict` made."""
         host = record.get("of_host")
         return cls(**{**record, "of_host": None if host is None else cls.from_record(host)})
 
     @property
     def host(self) -> Overheads:
-        """Seconds of the host; all 0 where the host is the device."""
+        """The seconds of the host; all 0 if the host is the device."""
         return self.of_host or NO_OVERHEADS
 
     def issuing_s(self, kinds: Sequence[str]) -> float:
-        """Seconds of one direction of an edge with steps of these kinds, beside their bytes."""
+        """The seconds of one direction of an edge with steps of these kinds, in addition to their bytes."""
         if not kinds:
             return 0.0
         own = (self.step_kinds_s.get(kind, self.call_s) - self.pass_s for kind in kinds)
-        return self.pass_s + sum(max(s, 0.0) for s in own)  # a busy minute may turn two figures round
+        return self.pass_s + sum(max(s, 0.0) for s in own)  # a busy minute may reverse two figures
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
-        """Seconds per micro-batch until a gradient is where it waits for the optimizer.
+        """The seconds per micro-batch until a gradient is where it waits for the optimizer.
 
         Args:
-            copied: the first micro-batch's is copied to a bucket, not left where autograd made it; those of
-                the others are added.
+            copied: the first micro-batch's gradient is copied to a bucket, rather than left where autograd
+                made it; those of the others are added.
         """
         first = self.arrive_s + gradient_bytes * self.copy_s_per_byte if copied else 0.0
         other = self.accumulate_s + gradient_bytes * self.add_s_per_byte
@@ -113,18 +114,18 @@ def time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any]
     if not timer.host_apart:
         return asdict(_overheads(rates, edges, step.usual_s, _again_s()))
     launch_s = _launch_s(timer)
-    # On the device a gradient is a kernel among many, which the start of an edge is not.
+    # On the device a gradient is one kernel among many, unlike the start of an edge.
     on_device = _overheads(rates, edges._replace(arrive_s=launch_s, add_s=launch_s), step.usual_s, 0.0)
-    # What PyTorch asks of saved tensors is Python, and takes the same whatever the device.
+    # What PyTorch asks of saved tensors is Python, and takes the same time on any device.
     host = _overheads((0.0, 0.0), of_host, step.usual_host_s, _again_s())
     return asdict(replace(on_device, of_host=host))
 
 
 def _overheads(rates: tuple[float, float], edges: EdgeSeconds, step_s: float, again_s: float) -> Overheads:
-    """Of one queue: seconds per byte of a copy and of an addition, edges, a parameter's step."""
+    """Overheads of one queue: seconds per byte of a copy and of an addition, edges, a parameter's step."""
     return Overheads(
         *rates,
-        call_s=edges.by_kind["slice"],  # what was not measured is taken for a copy
+        call_s=edges.by_kind["slice"],  # kinds that were not measured count as a copy
         again_s=again_s,
         step_s=step_s / _PARAMETERS,
         pass_s=edges.pass_s,
@@ -135,7 +136,7 @@ def _overheads(rates: tuple[float, float], edges: EdgeSeconds, step_s: float, ag
 
 
 def _launch_s(timer: DeviceTimer) -> float:
-    """Seconds of a small copy among many, as a GPU's queue sees gradients come: a kernel each."""
+    """The seconds of a small copy among many, as a GPU's queue sees gradients arrive: one kernel each."""
     parts = torch.zeros(_LAUNCHES, 16, device=timer.device).unbind()
 
     def copy_all() -> None:
@@ -146,7 +147,7 @@ def _launch_s(timer: DeviceTimer) -> float:
 
 
 def _step(optimizer: str, timer: DeviceTimer) -> Repeats:
-    """An optimizer's step of parameters with next to no elements."""
+    """The timings of an optimizer's step on parameters with very few elements."""
     parameters = [torch.randn(16, device=timer.device).requires_grad_() for _ in range(_PARAMETERS)]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -154,8 +155,8 @@ def _step(optimizer: str, timer: DeviceTimer) -> Repeats:
 
 
 def _again_s() -> float:
-    """What a call more takes in a recomputed chain, second forward included, over what its forward and
-    backward and one more forward take."""
+    """The extra time of a call in a recomputed chain, beyond that of its forward, its backward and one more
+    forward."""
     x = torch.randn(8, 16, requires_grad=True)
     weights = [torch.randn(16, 16, requires_grad=True) for _ in range(_CHAIN // 2)]
 
@@ -170,10 +171,10 @@ def _again_s() -> float:
     def again() -> None:
         recomputed(chain, x).sum().backward()
 
-    # A recomputed chain runs forward twice, the first time without autograd: that one is taken off here.
+    # A recomputed chain runs forward twice, the first time without autograd: that one is subtracted here.
     with torch.no_grad():
         forward = _usual_s(lambda: chain(x))
-    # Two calls a layer (product and tanh): _CHAIN counts calls, and there are half as many weights.
+    # Two calls per layer (product and tanh): _CHAIN counts calls, and there are half as many weights.
     return max(_usual_s(again) - _usual_s(plain) - forward, 0.0) / _CHAIN
 
 
@@ -188,11 +189,11 @@ def _usual_s(run: Callable[[], object], repeats: int = 15) -> float:
 
 
 def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimizer: str) -> Overheads:
-    """The overheads of the slowest rank, from the store where they are known."""
+    """The overheads of the slowest rank, from the store if it has them."""
     known = known_overheads(store, prefix, optimizer)
     if known is not None:
         return known
-    # Twice, the better of both: the first may find ranks that just started.
+    # Twice, using the better of both: the first may run on ranks that have just started.
     rounds = [_slowest(pool.run(time_overheads, optimizer)) for _ in range(2)]
     record = _each(rounds, min)
     store.put(f"{prefix}/{_KEY}-{optimizer}", record)
@@ -200,22 +201,23 @@ def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimize
 
 
 def known_overheads(store: ProfileStore, prefix: str, optimizer: str) -> Overheads | None:
-    """The overheads that were measured before, or None."""
+    """The overheads that were measured earlier, or None."""
     record = store.get(f"{prefix}/{_KEY}-{optimizer}")
     return Overheads.from_record(record) if record is not None else None
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:
-    """Overheads of a device that is not at hand: a copy reads and writes, an addition reads twice and writes.
+    """The overheads of a device that is not available: a copy reads and writes, an addition reads twice and
+    writes.
 
-    On a GPU an edge's copy, a gradient's copy into its bucket, and the addition of another micro-batch's are
-    a kernel each, beside what issuing them takes the host.
+    On a GPU an edge's copy, a gradient's copy into its bucket, and the addition of another micro-batch's
+    gradient are one kernel each, in addition to the host's time to issue them.
     """
     copy, add = 2 / device.memory_bandwidth, 3 / device.memory_bandwidth
     host = host_seconds(device.type)
     if host is None:
-        # Half of issuing is an assumption: an edge in which nothing moves still passes autograd. So is that
-        # of an addition only the bytes count.
+        # Half of the issuing time is an assumption: an edge in which nothing moves still passes autograd.
+        # Another assumption is that only the bytes of an addition count.
         return Overheads(copy, add, _ISSUE_COLD_S, pass_s=_ISSUE_COLD_S / 2, arrive_s=_ISSUE_COLD_S)
     of_host = Overheads(
         call_s=host.edge_s,
@@ -230,7 +232,7 @@ def data_sheet_overheads(device: DeviceKind) -> Overheads:
 
 
 def slowest_overheads(kinds: Iterable[Overheads]) -> Overheads:
-    """The overheads of ranks of several kinds that wait for each other: figure by figure the largest."""
+    """The overheads of ranks of several kinds that wait for each other: the largest of each figure."""
     return Overheads.from_record(_slowest([asdict(kind) for kind in kinds]))
 
 
@@ -239,7 +241,7 @@ def _slowest(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _each(records: Sequence[Mapping[str, Any]], choose: Callable[[list[float]], float]) -> dict[str, Any]:
-    """One record of several alike, figure by figure; some figures are records of their own."""
+    """One record made from several similar ones, figure by figure; some figures are records themselves."""
     return {
         name: _each([r[name] for r in records], choose)
         if isinstance(value, Mapping)

@@ -1,8 +1,8 @@
-"""The profile store: what has been measured, kept in one SQLite file.
+"""The profile store: all measurements, kept in one SQLite file.
 
-Every ``put_many`` is one transaction: an interruption loses that batch at most, never what was saved before.
-A store that cannot be read or is of another version is moved aside, one that cannot be written is replaced by
-memory; both with a warning, never a crash, since measurements can be made again.
+Every ``put_many`` is one transaction: an interruption loses at most that batch, never anything saved before.
+A store that cannot be read or is of another version is moved aside, and one that cannot be written is
+replaced by memory; both with a warning, never a crash, because measurements can be repeated.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ logger = logging.getLogger(__name__)
 
 KINDS = ("compute", "collective", "saved", "discovery")
 FAILURES = ("error", "failed", "lost")
-"""Each the key under which a record says why there is nothing in it (workload, collective, operator)."""
+"""The keys under which a record says why it is empty (of a workload, a collective, an operator)."""
 _ROWS_PER_BATCH = 10_000  # an assumption: some megabytes of records at a time
 _KEYS_PER_QUERY = 900  # SQLite's historical limit of variables is 999
 _HASHES = 16**8
-"""Values of the first eight digits of a key's hash."""
+"""The number of values of the first eight digits of a key's hash."""
 
 Record = dict[str, Any]
 _Result = TypeVar("_Result")
 
 
 def default_path() -> Path:
-    """``$TENSOROPT_CACHE/profiles.sqlite``, else the same in the user's cache directory."""
+    """``$TENSOROPT_CACHE/profiles.sqlite``, or the same file in the user's cache directory."""
     override = os.environ.get("TENSOROPT_CACHE")
     if override:
         return Path(override).expanduser() / "profiles.sqlite"
@@ -65,25 +65,25 @@ def default_path() -> Path:
 
 @dataclass(frozen=True)
 class RecordSample:
-    """Records drawn from a store that has ``total`` of their kind."""
+    """Records drawn from a store that has ``total`` records of their kind."""
 
     records: tuple[tuple[str, Record], ...]
     total: int
 
     @property
     def words(self) -> str:
-        """What was left out; empty where nothing was."""
+        """A note on what was left out; empty if nothing was."""
         drawn = len(self.records)
         return f"a fixed sample of {drawn:,} of {self.total:,} records" if drawn < self.total else ""
 
 
 class ProfileStore:
-    """Small JSON-able records by ``(kind, key)``.
+    """A store of small JSON-compatible records by ``(kind, key)``.
 
     Args:
-        path: the file; :func:`default_path` for None. Missing folders are made.
+        path: the file; :func:`default_path` if None. Missing folders are created.
 
-    Kinds are ``compute``, ``collective``, ``saved`` and ``discovery``. Use it from any number of
+    Kinds are ``compute``, ``collective``, ``saved`` and ``discovery``. It may be used from any number of
     processes and threads; as a context manager it closes itself.
     """
 
@@ -94,7 +94,7 @@ class ProfileStore:
 
     @property
     def persistent(self) -> bool:
-        """False when records are kept in memory only, because the file cannot be written."""
+        """False if records are kept only in memory, because the file cannot be written."""
         return self.path is not None
 
     def get(self, key: str, kind: str = "compute") -> Record | None:
@@ -102,7 +102,7 @@ class ProfileStore:
         return self.get_many([key], kind).get(key)
 
     def get_many(self, keys: Iterable[str], kind: str = "compute") -> dict[str, Record]:
-        """Records of those keys that exist."""
+        """The records of those keys that exist."""
         _check_kind(kind)
         wanted = list(dict.fromkeys(keys))
 
@@ -120,10 +120,10 @@ class ProfileStore:
         return self._do(read)
 
     def put_many(self, records: Mapping[str, Mapping[str, Any]], kind: str = "compute") -> None:
-        """Save records, replacing those of the same keys, in one transaction.
+        """Save records in one transaction, replacing those with the same keys.
 
         Raises:
-            MeasurementError: a record is not JSON (NaN and infinity are not either).
+            MeasurementError: a record is not JSON (NaN and infinity are not allowed either).
         """
         _check_kind(kind)
         rows = [(kind, key, _dump(key, record)) for key, record in records.items()]
@@ -135,11 +135,11 @@ class ProfileStore:
         self.put_many({key: record}, kind)
 
     def forget_failed(self) -> int:
-        """Forget what could not be measured or tried, so that it is tried again; returns how many records."""
+        """Forget what could not be measured or tried, so it is tried again; return the number of records."""
 
         def remove(connection: sqlite3.Connection) -> int:
-            # The text search only narrows: a record may have the word elsewhere, so each is parsed before it
-            # is deleted.
+            # The text search only narrows: a record may contain the word elsewhere, so each is parsed before
+            # it is deleted.
             like = " OR ".join("instr(record, ?)" for _ in FAILURES)
             with transaction(connection):
                 rows = connection.execute(
@@ -152,35 +152,35 @@ class ProfileStore:
         return self._do(remove)
 
     def items(self, kind: str = "compute", prefix: str = "") -> Iterator[tuple[str, Record]]:
-        """All ``(key, record)`` of a kind whose key begins with ``prefix``, by key."""
+        """All ``(key, record)`` pairs of a kind whose key begins with ``prefix``, in key order."""
         _check_kind(kind)
         last: str | None = None
         while True:
             read = partial(page, kind=kind, prefix=prefix, last=last, most=_ROWS_PER_BATCH)
             rows = self._do(read)
             for key, record in rows:
-                # Outside of the lock, so that a slow consumer never blocks other threads.
+                # Outside the lock, so that a slow consumer never blocks other threads.
                 yield key, json.loads(record)
             if len(rows) < _ROWS_PER_BATCH:
                 return
             last = rows[-1][0]
 
     def sample(self, most: int, kind: str = "compute") -> RecordSample:
-        """About ``most`` records of a kind, the same each time; all where there are fewer.
+        """About ``most`` records of a kind, the same each time; all of them if there are fewer.
 
-        Keys end with a hash after the last slash; a sample are those whose hash begins below a limit, under
-        every prefix the same, so that nothing else has to be read.
+        Keys end with a hash after the last slash. The sample consists of those whose hash begins below a
+        limit, which is the same under every prefix, so nothing else has to be read.
         """
         total = self.count(kind)
         if total <= most:
             return RecordSample(tuple(self.items(kind)), total)
-        # Hashes are uniform, so that the share of them below the limit is the share of records.
+        # Hashes are uniform, so the share of them below the limit is the share of records.
         limit = f"{round(_HASHES * most / total):08x}"
         rows = self._do(lambda connection: below(connection, kind, limit))
         return RecordSample(tuple((key, json.loads(record)) for key, record in rows), total)
 
     def count(self, kind: str | None = None) -> int:
-        """Number of records, of one kind or of all."""
+        """The number of records, of one kind or of all."""
         where, values = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
         return self._do(
             lambda connection: connection.execute(f"SELECT COUNT(*) FROM profiles{where}", values).fetchone()[
@@ -189,7 +189,7 @@ class ProfileStore:
         )
 
     def digest(self) -> str:
-        """A hash of all records but facts of CPU kernels, which follow from what they are facts of."""
+        """A hash of all records except facts of CPU kernels, which follow from their workloads."""
         found = hashlib.sha256()
         where = "kind != 'saved' OR key NOT LIKE 'facts-%'"
 
@@ -202,14 +202,14 @@ class ProfileStore:
         return found.hexdigest()
 
     def export_file(self, path: str | os.PathLike[str]) -> int:
-        """Write everything to a file of JSON lines (:mod:`tensoropt.profiling.export`); returns the count."""
+        """Write everything to a file of JSON lines (:mod:`tensoropt.profiling.export`); return the count."""
         return write_export(path, ((kind, *item) for kind in KINDS for item in self.items(kind)))
 
     def import_file(self, path: str | os.PathLike[str]) -> int:
-        """Add the records of an exported file, which replace those of the same keys; returns the count.
+        """Add the records of an exported file, replacing those with the same keys; return the count.
 
         Raises:
-            MeasurementError: the file is missing or no export; nothing is imported then.
+            MeasurementError: the file is missing or is not an export; nothing is then imported.
         """
         rows = []
         for kind, key, record in read_export(path):
@@ -245,7 +245,7 @@ class ProfileStore:
         except sqlite3.DatabaseError as error:
             if cannot_write(error):
                 return self._fall_back(str(error))
-            # A lock is no damage: the file stays where it is.
+            # A lock is not damage: the file stays where it is.
             if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
                 return self._fall_back(f"{error}: another process has been writing for {BUSY_TIMEOUT_S:g} s")
             reason = str(error)
@@ -276,7 +276,7 @@ class ProfileStore:
         return connection
 
     def _fall_back(self, reason: str) -> sqlite3.Connection:
-        """Go on in memory, with what the file holds where it can at least be read."""
+        """Continue in memory, with the contents of the file if it can at least be read."""
         assert self.path is not None
         known = read_only_rows(self.path)
         logger.warning(
@@ -292,12 +292,12 @@ class ProfileStore:
         return connection
 
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Run one action; a file found corrupt or read-only on the way is replaced and the action retried."""
+        """Run one action; if the file turns out corrupt or read-only, replace it and retry the action."""
         with self._lock:
             try:
                 return action(self._connection)
             except sqlite3.DatabaseError as error:
-                # Errors of ours, which trying again would only repeat.
+                # Our own errors, which a retry would only repeat.
                 if self.path is None or isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError):
                     raise
                 # sqlite3 raises plain DatabaseError for "malformed" and "not a database", OperationalError
@@ -320,7 +320,7 @@ def _check_kind(kind: str) -> None:
 
 def _dump(key: str, record: Mapping[str, Any]) -> str:
     try:
-        # NaN and infinity are no JSON, and other readers of an export would refuse the whole file.
+        # NaN and infinity are not JSON, and other readers of an export would refuse the whole file.
         return json.dumps(dict(record), separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise MeasurementError(f"the record of '{key}' is not JSON ({error}): {record!r}") from None

@@ -1,12 +1,13 @@
-"""How long a device works on something: asked alike of devices that are waited for and of those that are not.
+"""The time that a device spends on work, with one interface for devices that the host waits for and those it
+does not.
 
-A CPU rank has done its work when the call returns, so a clock is read before and after. A GPU is only told
-what to do: events go into its queue before and after, and are read once it is done.
+A CPU rank has done its work when the call returns, so a clock is read before and after. A GPU is only given
+instructions: events enter its queue before and after the work, and are read once it is done.
 
-Where Python issues kernels more slowly than a GPU runs them, the gaps between them would lie between the
-events as well. So the GPU is kept busy with nothing until the host has issued all of the work: then it runs
-the kernels without a gap. What issuing took is read from the clock of the host meanwhile. Both are told
-apart: a step takes as long as the slower of the two (:class:`~tensoropt.simulate.simulator.StepMetrics`).
+If Python issues kernels more slowly than a GPU runs them, the gaps between them would be included between the
+events. Therefore the GPU is kept busy with an empty task until the host has issued all of the work, and then
+runs the kernels without gaps. Meanwhile the host's clock shows how long issuing took. The two times are kept
+separate: a step takes as long as the slower of the two (:class:`~tensoropt.simulate.simulator.StepMetrics`).
 """
 
 from __future__ import annotations
@@ -26,23 +27,24 @@ import torch
 import torch.distributed as dist
 
 CACHE_BYTES = 24 * 2**20
-"""Of the copies of a workload that a CPU rank visits in turn, so that none is timed on a cache it would not
-find. Reading other data before each repeat instead would cost small operators their code and page tables as
-well: five times the seconds that they take in a step. How much fills a cache is an assumption."""
+"""The bytes of the copies of a workload that a CPU rank visits in turn, so that none is timed on a cache that
+it would not find in a step. Reading other data before each repeat instead would also evict the code and page
+tables of small operators: five times the seconds that they take in a step. The size that fills a cache is an
+assumption."""
 MOST_COPIES = 32
-"""Small workloads would need thousands of copies; an assumption, which bounds the time to make them."""
+"""Small workloads would need thousands of copies; an assumption, which bounds the time to create them."""
 GPU_CACHE_BYTES = 64 * 2**20
-"""Taken for a GPU's L2 where PyTorch does not tell its size; an A100 has 40 MB, an H100 50 MB."""
-_LOST_DEVICE = 70  # exit code of a rank whose device answers no more
+"""The assumed size of a GPU's L2 if PyTorch does not report it; an A100 has 40 MB, an H100 50 MB."""
+_LOST_DEVICE = 70  # exit code of a rank whose device no longer answers
 
 MOST_LEAD_S = 0.1
-"""A GPU is kept busy no longer than this before the work; an assumption, far beyond what issuing a group
-takes."""
+"""The longest time that a GPU is kept busy before the work; an assumption, far beyond the time to issue a
+group."""
 _LEAST_LEAD_S = 1e-4
-_SLEEP_CYCLES = 10**7  # some milliseconds, by which a device's clock is known well enough
+_SLEEP_CYCLES = 10**7  # some milliseconds, which measure a device's clock well enough
 
 Mark = Any
-"""A moment on a device's clock; only the timer that made it can read it."""
+"""A moment on a device's clock; only the timer that created it can read it."""
 _Result = TypeVar("_Result")
 
 
@@ -52,9 +54,9 @@ class Span:
 
     Attributes:
         begin, end: on the device's clock.
-        host_s: seconds that the host took to issue it; 0 where the host is the device.
-        ahead: the host had issued all of it before the device began. Else the device may have waited for the
-            host in between, and the span is not what the device takes.
+        host_s: seconds that the host took to issue it; 0 if the host is the device.
+        ahead: whether the host had issued all of it before the device began. Otherwise the device may have
+            waited for the host in between, and the span is not the device's own time.
     """
 
     begin: Mark
@@ -64,13 +66,13 @@ class Span:
 
 
 class DeviceTimer(Protocol):
-    """Times one device.
+    """A timer of one device.
 
     Attributes:
-        device: where the tensors that are timed lie.
-        most_repeats: how often a workload is repeated at most.
-        also_warm: whether laps on warm caches are timed too, beside the cold ones that count.
-        host_apart: whether the host issues work to a device of its own, so that both take seconds.
+        device: the device of the tensors that are timed.
+        most_repeats: the most repeats of a workload.
+        also_warm: whether laps on warm caches are timed too, in addition to the cold ones that count.
+        host_apart: whether the host issues work to a separate device, so that both take time.
     """
 
     device: torch.device
@@ -79,42 +81,42 @@ class DeviceTimer(Protocol):
     host_apart: bool
 
     def copies(self, size_bytes: int) -> int:
-        """How many copies of a workload's tensors, so large each, are visited in turn."""
+        """Number of copies of a workload's tensors, each ``size_bytes`` large, that are visited in turn."""
         ...
 
     def leave_cache(self) -> None:
-        """Touch other data, as the rest of a step does between two visits to an operator's tensors, where
-        the copies do not see to that."""
+        """Touch other data, as the rest of a step does between two visits to an operator's tensors, if the
+        copies do not already have that effect."""
         ...
 
     def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> Any:
-        """Begin a piece of work; :meth:`end` takes what is returned.
+        """Begin a piece of work; pass the returned value to :meth:`end`.
 
         Args:
-            ahead: let the host run ahead of the device, where it has one of its own.
-            first: issued before and not timed, such as what lets the devices of all ranks begin together.
+            ahead: let the host run ahead of the device, if the device is separate.
+            first: issued before and not timed, for example to let the devices of all ranks begin together.
         """
         ...
 
     def end(self, begun: Any) -> Span:
-        """End a piece of work: all that was asked of the device since it was begun."""
+        """End a piece of work: everything that was issued to the device since it was begun."""
         ...
 
     def seconds(self, spans: Sequence[Span]) -> list[float]:
-        """Seconds of each span on the device; waits until the last is over."""
+        """The seconds of each span on the device; waits until the last one is over."""
         ...
 
     def release(self) -> None:
-        """Give back memory after a workload that had too little."""
+        """Release memory after a workload that had too little."""
         ...
 
     def works(self) -> bool:
-        """Whether the device still answers; after some errors of a kernel it never does in this process."""
+        """Whether the device still answers; after some kernel errors it never does in this process."""
         ...
 
 
 def timed(timer: DeviceTimer, work: Callable[[], _Result], *, ahead: bool = True) -> tuple[_Result, Span]:
-    """What some work returns, and its span."""
+    """Return the result of some work, and its span."""
     begun = timer.begin(ahead=ahead)
     result = work()
     return result, timer.end(begun)
@@ -125,9 +127,9 @@ class Repeats:
     """Some work that was timed several times.
 
     Attributes:
-        device_s, host_s: of each repeat; on the host 0 where it is the device.
-        waits: the host never ran ahead, as where the work waits for the device: ``device_s`` may contain
-            gaps in which the device waited for the host.
+        device_s, host_s: seconds of each repeat; on the host 0 if it is the device.
+        waits: the host never ran ahead, for example because the work waits for the device: ``device_s`` may
+            contain gaps in which the device waited for the host.
     """
 
     device_s: Sequence[float]
@@ -136,12 +138,12 @@ class Repeats:
 
     @property
     def usual_s(self) -> float:
-        """The median on the device."""
+        """The median seconds on the device."""
         return statistics.median(self.device_s)
 
     @property
     def usual_host_s(self) -> float:
-        """The median on the host."""
+        """The median seconds on the host."""
         return statistics.median(self.host_s)
 
 
@@ -155,13 +157,12 @@ def repeated(
 ) -> Repeats:
     """Time some work several times.
 
-    Repeats for which the host was not ahead of the device do not count, unless all are such. Their number
-    does
-    not change that of the repeats: other ranks may do the same at the same time.
+    Repeats in which the host was not ahead of the device do not count, unless all are like that. They do not
+    change the number of repeats, because other ranks may do the same at the same time.
 
     Args:
         before: what is done before each repeat and not timed, such as meeting the other ranks.
-        warm_ups: how many are done first and not counted.
+        warm_ups: the number of initial repeats that do not count.
     """
     spans = []
     for _ in range(warm_ups + repeats):
@@ -171,7 +172,7 @@ def repeated(
 
 
 def counted(timer: DeviceTimer, spans: Sequence[Span]) -> Repeats:
-    """Seconds of spans of one piece of work: of those for which the host was ahead, or of all where it never
+    """The seconds of spans of one piece of work: of those in which the host was ahead, or of all if it never
     was."""
     ahead = [span for span in spans if span.ahead]
     counts = ahead or list(spans)
@@ -179,7 +180,7 @@ def counted(timer: DeviceTimer, spans: Sequence[Span]) -> Repeats:
 
 
 class WallTimer:
-    """Times a CPU rank by the clock."""
+    """A timer that measures a CPU rank by the clock."""
 
     device = torch.device("cpu")
     most_repeats = 96  # an assumption
@@ -190,7 +191,7 @@ class WallTimer:
         return min(MOST_COPIES, ceil(CACHE_BYTES / max(size_bytes, 1)))
 
     def leave_cache(self) -> None:
-        """Nothing: the copies lie as far apart as the tensors of a step."""
+        """Do nothing: the copies are as far apart as the tensors of a step."""
 
     def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> float:
         if first is not None:
@@ -204,22 +205,22 @@ class WallTimer:
         return [span.end - span.begin for span in spans]
 
     def release(self) -> None:
-        """Nothing: what a CPU rank frees stays its own (:mod:`tensoropt.ranks.allocator`)."""
+        """Do nothing: a CPU rank keeps the memory that it frees (:mod:`tensoropt.ranks.allocator`)."""
 
     def works(self) -> bool:
         return True
 
 
 class EventTimer:
-    """Times a GPU by events in its current stream.
+    """A timer that measures a GPU by events in its current stream.
 
-    Cold means that twice the L2's size was zeroed just before (a write of just its size leaves some of it).
-    The cold figure is the one that counts: between two visits to an operator's tensors a step moves more than
-    any L2 holds. What a workload itself leaves in L2 for its later calls, it finds there.
+    Cold means that twice the L2's size was zeroed just before (writing just its size leaves some of it). The
+    cold figure is the one that counts: between two visits to an operator's tensors a step moves more than any
+    L2 holds. Whatever a workload itself leaves in L2 is available to its later calls.
 
     Args:
-        device: such as ``cuda:0``.
-        cuda: what has ``torch.cuda``'s functions.
+        device: for example ``cuda:0``.
+        cuda: an object with ``torch.cuda``'s functions.
     """
 
     # An assumption.
@@ -235,11 +236,11 @@ class EventTimer:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the L2."""
+        """The bytes of the L2."""
         return getattr(self._cuda.get_device_properties(self.device), "L2_cache_size", 0) or GPU_CACHE_BYTES
 
     def copies(self, size_bytes: int) -> int:
-        """One: zeroing costs a GPU little, and leaves what runs on the host alone."""
+        """Always one: zeroing costs a GPU little, and does not affect the host."""
         return 1
 
     def leave_cache(self) -> None:
@@ -250,7 +251,7 @@ class EventTimer:
     def begin(
         self, *, ahead: bool = True, first: Callable[[], object] | None = None
     ) -> tuple[Any, float, bool]:
-        # What was issued before is over, so that the queue is never full: the host would wait for the device.
+        # Earlier work is finished, so the queue is never full; otherwise the host would wait for the device.
         self._cuda.synchronize(self.device)
         if ahead:
             self._cuda._sleep(ceil(self._lead_s * self._cycles_per_s))
@@ -264,10 +265,10 @@ class EventTimer:
         end = self._mark()
         if not led:
             return Span(begin, end, host_s, ahead=False)
-        # The device has not come to the first mark yet, so that it finds all that follows in its queue.
+        # The device has not reached the first mark yet, so everything that follows is already in its queue.
         ahead = not begin.query()
         if ahead:
-            # Forward and backward take turns and need leads of their own: the longer one is forgotten slowly.
+            # Forward and backward take turns and need separate leads: the longer one decays slowly.
             self._lead_s = max(_LEAST_LEAD_S, 2 * host_s, 0.9 * self._lead_s)
         else:
             self._lead_s = min(2 * self._lead_s, MOST_LEAD_S)
@@ -280,7 +281,7 @@ class EventTimer:
 
     @cached_property
     def _cycles_per_s(self) -> float:
-        """Of the clock by which the device waits."""
+        """The cycles per second of the clock by which the device waits."""
         self._cuda._sleep(_SLEEP_CYCLES)  # the first one loads the kernel
         begin = self._mark()
         self._cuda._sleep(_SLEEP_CYCLES)
@@ -293,7 +294,7 @@ class EventTimer:
         return [span.begin.elapsed_time(span.end) / 1e3 for span in spans]  # PyTorch gives milliseconds
 
     def release(self) -> None:
-        with contextlib.suppress(RuntimeError):  # of a device that does not answer any more
+        with contextlib.suppress(RuntimeError):  # from a device that no longer answers
             self._cuda.empty_cache()
 
     def works(self) -> bool:
@@ -305,16 +306,17 @@ class EventTimer:
 
 
 def end_if_lost(timer: DeviceTimer, what: str) -> None:
-    """End this rank if its device does not answer any more, as after some errors of a kernel: it would not as
-    long as the process lives. The pool starts another, and learns from its death which work did it."""
+    """End this rank if its device no longer answers, as after some kernel errors: it would not recover as
+    long as the process lives. The pool starts another rank, and learns from the death which work caused
+    it."""
     if not timer.works():
         print(what, file=sys.stderr, flush=True)
-        # Without Python's clean-up, which might wait for the device for ever.
+        # Without Python's clean-up, which might wait for the device forever.
         os._exit(_LOST_DEVICE)
 
 
 def local_timer() -> DeviceTimer:
-    """The timer of this rank's device: its GPU where ranks talk over nccl, else its processor."""
+    """The timer of this rank's device: its GPU if ranks communicate over nccl, otherwise its processor."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return timer_of(f"cuda:{torch.cuda.current_device()}")
     return timer_of("cpu")
@@ -322,5 +324,5 @@ def local_timer() -> DeviceTimer:
 
 @cache
 def timer_of(device: str) -> DeviceTimer:
-    """The timer of a device of this process, always the same one."""
+    """The timer of a device of this process, always the same object."""
     return WallTimer() if device == "cpu" else EventTimer(device)

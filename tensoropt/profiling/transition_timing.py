@@ -1,4 +1,4 @@
-"""What runs on each rank when work and collectives take turns, as they do in a step."""
+"""The function that each rank runs to alternate work and collectives, as in a step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from tensoropt.profiling.link_timing import collective_call
 
 _LONG_S = 0.03
-"""A collective that takes longer is not timed by turns: coming from work adds a millisecond at most."""
+"""A longer collective is not timed in turns: coming from work adds a millisecond at most."""
 LAYER_KINDS = 8
 _ROWS, _WIDTH, _LAYERS = 32, 64, 96  # 6 MiB of parameters and their gradients
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Blocks of work and collectives by turns.
+    """Blocks of work alternating with collectives.
 
     Attributes:
-        layers: of a block.
-        size: bytes of the collective after each block; 0 for none, and blocks follow one another.
-        blocks: how many are timed, after one that is not.
+        layers: the layers per block.
+        size: bytes of the collective after each block; 0 for none, in which case blocks follow one another.
+        blocks: the number that are timed, after one that is not.
     """
 
     layers: int
@@ -34,22 +34,22 @@ class Turns:
 def time_transitions(
     rank: int, world_size: int, groups: Sequence[Sequence[int]], plan: Sequence[Turns], laps: int
 ) -> list[list[list[tuple[float, float, float]]]]:
-    """Work and all-reduces by turns, each rank at its own pace, as in a step.
+    """Alternate work and all-reduces, each rank at its own pace, as in a step.
 
-    Work is forward and backward of small layers of several kinds, always other ones, so that code and
-    parameters are found where a step finds them. The machine's pace changes from second to second: a lap goes
-    through the whole plan, and figures of one lap are compared.
+    Work is forward and backward of small layers of several kinds, always different ones, so that code and
+    parameters are as cold as in a step. The machine's pace changes from second to second: a lap goes through
+    the whole plan, and figures of one lap are compared.
 
     Returns:
-        per lap, per entry of the plan and per block when its work began and ended, and when the collective
-        after it ended; no blocks where the collective takes so long that turns do not matter.
+        for each lap, each entry of the plan and each block: when its work began and ended, and when the
+        collective after it ended; no blocks if the collective takes so long that turns do not matter.
     """
     import torch
     import torch.distributed as dist
 
     handles = [dist.new_group(list(group)) for group in groups]
     mine = next(index for index, group in enumerate(groups) if rank in group)
-    # More parameters than a core's own caches hold, taken in turn across blocks: none is found warm.
+    # More parameters than a core's own caches hold, used in turn across blocks: none is warm.
     layers = [kind() for kind, _ in zip(itertools.cycle(_kinds()), range(_LAYERS), strict=False)]
     inputs, turns = torch.randn(_ROWS, _WIDTH, requires_grad=True), itertools.cycle(layers)
 
@@ -74,7 +74,7 @@ def time_transitions(
             size: collective_call("all_reduce", group, ranks, first, size) if size else int
             for size in dict.fromkeys(turn.size for turn in plan)
         }
-        # _slowest gives all ranks the same number, so that all of them leave out the same sizes.
+        # _slowest gives all ranks the same number, so all of them leave out the same sizes.
         short = {size for size, action in actions.items() if _slowest(action) <= _LONG_S}
         found = []
         for _ in range(laps):
@@ -85,7 +85,7 @@ def time_transitions(
                 if turn.size not in short:
                     lap.append([])
                     continue
-                # One that is not timed: it makes the caches look as they do after this kind of turn.
+                # One that is not timed: it leaves the caches as they are after this kind of turn.
                 block(turn.layers, action)
                 lap.append([block(turn.layers, action) for _ in range(turn.blocks)])
             found.append(lap)
@@ -95,7 +95,7 @@ def time_transitions(
 
 
 def _slowest(action: Callable[[], object]) -> float:
-    """Seconds of an action on the rank where it takes longest, the same number on all."""
+    """The seconds of an action on the rank where it takes longest, the same number on all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -111,7 +111,8 @@ def _slowest(action: Callable[[], object]) -> float:
 
 
 def _kinds() -> list[Callable[[], Any]]:
-    """Makers of small layers that differ from each other as a step's operators do; the shape stays."""
+    """Makers of small layers that differ from each other as a step's operators do; they preserve the
+    shape."""
     import torch
     from torch.nn import functional
 

@@ -1,8 +1,8 @@
-"""Workloads: what one rank computes for one group under one configuration, as plain data.
+"""Workloads: the computation of one rank for one group under one configuration, as plain data.
 
-A workload is hashable by content (layers that are alike give the same key), can be sent to another
-process, and is run by the very calls the executor issues. It is the unit of measurement: a group's
-chain is timed as a whole, so that strides, aliases and cache effects between its operators count.
+A workload is hashable by content (alike layers give the same key), can be sent to another process, and is run
+by exactly the calls that the executor issues. It is the unit of measurement: a group's chain is timed as a
+whole, so that strides, aliases and cache effects between its operators count.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tensoropt.sharding.reshard.buffers import resharding_elements
 from tensoropt.sharding.reshard.steps import edge_steps
 
 Order = tuple[int, ...]
-"""The dims of a tensor from the one with the largest stride to the one with the smallest."""
+"""The dims of a tensor, from the one with the largest stride to the one with the smallest."""
 VERSION = 5
-"""Part of every key, in stores and saved explorations; raised when what a workload says changes."""
+"""A part of every key in stores and saved explorations; increased when the meaning of a workload changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class TensorSpec:
         shape, dtype: local shape; dtype by PyTorch's name.
         requires_grad: whether it needs a gradient.
         high: exclusive bound of random integers.
-        ends: of a tensor that says where groups of rows end: the number of rows, shared evenly.
-        order: how it lies in memory (:func:`memory_orders`); None for the order of its dims.
-        looped: a parameter that the next operators alike read again, as those of an unrolled loop do, so that
-            caches have it.
+        ends: for a tensor with the ends of groups of rows: the number of rows, shared evenly.
+        order: its memory order (:func:`memory_orders`); None for the order of its dims.
+        looped: a parameter that the next similar operators read as well, like those of an unrolled loop, so
+            that it is in the caches.
     """
 
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the local tensor."""
+        """The bytes of the local tensor."""
         count = 1
         for size in self.shape:
             count *= size
@@ -69,13 +69,13 @@ class TensorSpec:
 
 
 class Resolved(NamedTuple):
-    """A partial result that the group reduces and reshapes before it goes on.
+    """A partial result that the group reduces and reshards before continuing.
 
     Attributes:
         tensor: its name.
         shape: local shape afterwards.
         forward_elements, backward_elements: the most that its resharding, and that of its gradient, have
-            alive beside their input, result included.
+            alive in addition to their input, including the result.
     """
 
     tensor: str
@@ -91,7 +91,7 @@ class Workload:
     Attributes:
         inputs: (name, spec, role); the role is ``read``, ``parameter`` or ``free``.
         calls: (call, output names) in order; tensors are named ``t0``, ``t1``, ... by first use.
-        resolved: what the group reduces and reshapes before it goes on.
+        resolved: the results that the group reduces and reshards before continuing.
         writes: names of the tensors that leave the group.
         names: new name -> the graph's name (not part of the key).
     """
@@ -104,29 +104,31 @@ class Workload:
 
     @cached_property
     def key(self) -> str:
-        """32 hex digits of the content: equal for workloads that do the same on tensors that lie alike."""
+        """32 hex digits of the content: equal for workloads that do the same on tensors with the same memory
+        layout."""
         calls = [
             (c.function, repr(c.args), repr(sorted(c.kwargs.items())), repr(c.static), outs)
             for c, outs in self.calls
         ]
         inputs = [
-            # The last fields stand in the key only where they say something, which they do of few inputs.
+            # The last fields are in the key only if they are set, which they are for few inputs.
             (n, s.shape, s.dtype, s.requires_grad, role, *filter(None, (s.ends, s.order, s.looped)))
             for n, s, role in self.inputs
         ]
-        # SHA-256 and not hash(): keys are kept in files and compared between processes. 128 bits are left.
+        # SHA-256 instead of hash(), because keys are kept in files and compared between processes. 128 bits
+        # are kept.
         payload = json.dumps([VERSION, inputs, calls, self.resolved, self.writes])
         return hashlib.sha256(payload.encode()).hexdigest()[:32]
 
     @property
     def dtype(self) -> str:
-        """The narrowest floating type it reads: that of its matrix products, where there are any."""
+        """The narrowest floating-point type that it reads: that of its matrix products, if there are any."""
         found = {spec.dtype for _, spec, _ in self.inputs if spec.dtype in FLOATING}
         return min(found, key=lambda d: (DTYPE_BYTES[d], d), default="float32")
 
     @cached_property
     def done(self) -> tuple[tuple[str, ...], ...]:
-        """Per call the tensors made inside that nobody needs after it."""
+        """The tensors made inside that are not needed after each call, per call."""
         lasting = {n for n, _, _ in self.inputs} | set(self.writes)
         last: dict[str, int] = {}
         for position, (call, outputs) in enumerate(self.calls):
@@ -153,7 +155,7 @@ def workload(
     """The workload of a group's configuration, on the rank with the largest shards.
 
     Args:
-        orders: of the activations it reads; found where they are not given.
+        orders: those of the activations that it reads; determined if they are not given.
     """
     atoms, group = graph.atoms, configuration.group
     orders = memory_orders(graph) if orders is None else orders
@@ -214,20 +216,20 @@ def _has_specs(call: LocalCall, specs: Mapping[str, TensorSpec]) -> bool:
 
 
 _LOOP = 3
-"""Groups that share a parameter, from which on it is taken for a loop's; an embedding tied to a projection
-has two, far apart."""
+"""The number of groups sharing a parameter from which it is assumed to be a loop's; an embedding tied to a
+projection has two, far apart."""
 _ORDERS: dict[int, tuple[weakref.ref[GroupGraph], Mapping[str, Order]]] = {}
 
 
 def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
-    """How the activations lie in memory that do not lie in the order of their dims, by name.
+    """The memory orders of activations that are not in the order of their dims, by name.
 
     A kernel's result may follow its input: attention on heads that are a transposed view of a projection
-    gives a result whose transposition back is a view of it, on others one that has to be copied. Groups are
-    run unsplit on fake tensors, one after the other, those that are alike once. Resharding keeps the order
-    (:class:`tensoropt.sharding.reshard.redistribute.EdgeSpec`).
+    gives a result whose transposition back is a view of it, while on other heads it gives one that has to be
+    copied. Groups are run unsplit on fake tensors, one after another, alike ones once. Resharding preserves
+    the order (:class:`tensoropt.sharding.reshard.redistribute.EdgeSpec`).
     """
-    # An id may be used again after the graph is gone; the weak reference tells, and drops the entry.
+    # An id may be reused after the graph is gone; the weak reference detects this, and drops the entry.
     number = id(graph)
     known = _ORDERS.get(number)
     if known is not None and known[0]() is graph:
@@ -254,14 +256,14 @@ def _written_orders(work: Workload) -> list[Order | None]:
         try:
             run_workload(work, tensors, SingleDevice())
         except OwnFunctionError:
-            # Of a saved graph without its model; most functions keep the order of what they read.
+            # From a saved graph without its model; most functions preserve the order of their inputs.
             return [None] * len(work.writes)
         return [order_of(tensors[name]) for name in work.writes]
 
 
 def order_of(value: torch.Tensor) -> Order | None:
-    """The order of a tensor's dims in memory; None where it is their own, or some are repeated."""
-    # Dims of size 1 may have any stride; they say nothing of how a tensor lies.
+    """The order of a tensor's dims in memory; None if it is their own order, or some dims are repeated."""
+    # Dims of size 1 may have any stride, and say nothing about a tensor's memory layout.
     wide, strides = [d for d in range(value.dim()) if value.shape[d] > 1], value.stride()
     if any(strides[d] == 0 for d in wide):
         return None
@@ -270,7 +272,7 @@ def order_of(value: torch.Tensor) -> Order | None:
 
 
 def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch.Tensor:
-    """A tensor that fits the spec, on the default device for None."""
+    """A random tensor that fits the spec, on the default device if ``device`` is None."""
     if spec.order is not None:
         lying = replace(spec, shape=tuple(spec.shape[d] for d in spec.order), order=None, requires_grad=False)
         places = [spec.order.index(d) for d in range(len(spec.order))]
@@ -283,7 +285,7 @@ def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch
         ends = torch.arange(1, count + 1, device=device).mul(spec.ends)
         value = ends.div(count, rounding_mode="floor").to(dtype)
     elif spec.dtype == "bool":
-        # An assumption: masks let most of their elements through.
+        # An assumption: masks let most of their elements pass.
         value = torch.rand(spec.shape, device=device) < 0.9
     else:
         value = torch.randint(0, max(spec.high, 1), spec.shape, dtype=dtype, device=device)
@@ -291,12 +293,12 @@ def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch
 
 
 def makes_tensors(work: Workload) -> bool:
-    """Whether a call makes a tensor from nothing, so that where it lies is decided by the default device."""
+    """Whether a call creates a tensor from nothing, so that the default device determines where it is."""
     return any(not any(iter_refs((call.args, tuple(call.kwargs.values())))) for call, _ in work.calls)
 
 
 class _Reshard(torch.autograd.Function):
-    """Stands for a resharding: takes the memory it takes, and moves nothing."""
+    """A stand-in for a resharding: it uses the same memory, and moves nothing."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
@@ -310,13 +312,13 @@ class _Reshard(torch.autograd.Function):
 
 def _with_buffers(x: torch.Tensor, shape: Sequence[int], elements: int) -> torch.Tensor:
     result = x.new_empty(shape)
-    # Made and dropped at once: only the peak of LiveTensors sees it.
+    # Created and dropped at once: only the peak of LiveTensors sees it.
     x.new_empty(max(elements - result.numel(), 0))
     return result
 
 
 def _reshard(x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
-    """A tensor of the resolved shape; what moving it costs is priced as an edge."""
+    """A tensor of the resolved shape; the cost of moving it is priced as an edge."""
     return x.flatten()[: prod(resolved.shape)].clone().view(resolved.shape)
 
 
@@ -328,13 +330,13 @@ def run_workload(
     buffers: bool = False,
     after: Callable[[int], None] | None = None,
 ) -> None:
-    """Run the calls in order, adding what they write to ``tensors``.
+    """Run the calls in order, adding their results to ``tensors``.
 
-    As in the executor, what is made inside is let go of after its last use.
+    As in the executor, tensors made inside are released after their last use.
 
     Args:
-        buffers: take the memory that resharding inside the group takes.
-        after: told each call's position when it is done, what it no longer needs let go of.
+        buffers: also use the memory that resharding inside the group uses.
+        after: called with each call's position when it is done and what it no longer needs is released.
     """
     for position, (call, outputs) in enumerate(work.calls):
         args, kwargs = call.arguments(tensors.__getitem__)
@@ -345,7 +347,7 @@ def run_workload(
             # Some operators return None among their results.
             kept = [r for r in result if isinstance(r, torch.Tensor)]
             tensors.update(zip(outputs, kept, strict=False))
-        # These names would keep tensors alive that the executor has let go of by now.
+        # These names would keep tensors alive that the executor has already released by now.
         del args, kwargs, result
         if work.resolved is not None and work.resolved.tensor in outputs:
             name, move = work.resolved.tensor, _Reshard.apply if buffers else _reshard
@@ -359,7 +361,7 @@ def run_workload(
 def differentiable(
     work: Workload, tensors: Mapping[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """(results, leaves) between which backward runs."""
+    """The (results, leaves) between which backward runs."""
     leaves = [tensors[n] for n, spec, _ in work.inputs if spec.requires_grad]
     results = [tensors[n] for n in work.writes if tensors[n].requires_grad]
     return results, leaves

@@ -1,9 +1,9 @@
-"""What runs on each rank when a workload is timed, and the record that ranks' seconds become.
+"""The functions that run on each rank when a workload is timed, and the record made from the ranks' seconds.
 
 All ranks time the same workload at the same moment, one thread each: ranks share caches and memory bandwidth
-(GPUs: power and the way to the host), so that a lone measurement is too kind. What counts is the rank that is
-usually slower. The slower one of each repeat would be too much: what holds up one rank now and the other then
-evens out over the operators between two collectives, where ranks wait for each other.
+(GPUs: power and the way to the host), so a measurement of a single rank is too optimistic. The rank that is
+usually slower counts. Using the slower one of each repeat would be too pessimistic: delays that hit one rank
+now and the other later even out over the operators between two collectives, where ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -29,57 +29,58 @@ from tensoropt.ranks.timeouts import call_in_fork
 from tensoropt.ranks.worker import tell
 
 MIN_REPEATS, TARGET_S = 5, 0.12
-"""A workload is repeated until ``TARGET_S`` is spent, but at least ``MIN_REPEATS`` times, and at most as the
-timer says; in whole laps over its copies. Both are assumptions: a model has hundreds of workloads."""
+"""A workload is repeated until ``TARGET_S`` is spent, but at least ``MIN_REPEATS`` times, and at most as
+often as the timer allows; in whole laps over its copies. Both are assumptions: a model has hundreds of
+workloads."""
 _BOTH_WAYS = 3
-"""Forward and backward over forward: a backward computes about twice as much as its forward."""
+"""The ratio of forward plus backward to forward: a backward computes about twice as much as its forward."""
 _STARTS, _NODES = 50, 41
-"""How often the start of a backward is timed, and nodes of the longer of the two chains used for it."""
+"""How often the start of a backward is timed, and the nodes of the longer of the two chains used for it."""
 WAYS = ("forward", "backward")
 WAITS = "waits"
-"""Says in a record of a GPU that the host could not run ahead of it, as where the work waits for the device:
-seconds on the device may contain some in which it waited for the host."""
+"""The field in a GPU's record which says that the host could not run ahead, for example because the work
+waits for the device: the device's seconds may then contain some in which it waited for the host."""
 _ELSEWHERE = "another rank could not run it"
 
 
 OUT_OF_MEMORY = "out of memory"
-"""Begins the error of a workload that had too little of it."""
+"""The beginning of the error of a workload that had too little memory."""
 
 
 def time_workload(
     rank: int, world_size: int, work: Workload, training: bool, timer: DeviceTimer | None = None
 ) -> dict[str, Any]:
-    """Forward and backward seconds of a workload on this rank, each time (runs in the pool).
+    """Measure a workload's forward and backward seconds on this rank, for each repeat (runs in the pool).
 
     Args:
-        timer: times the device; that of this rank for None.
+        timer: times the device; that of this rank if None.
 
     Returns:
-        ``forward`` and ``backward`` on the device, both cold; ``forward_warm`` and ``backward_warm`` where
-        the timer times those too; ``forward_host`` and ``backward_host``, seconds of issuing both, and
-        ``waits`` where the host is apart; or an ``error``, such as too little memory.
+        ``forward`` and ``backward`` on the device, both cold; ``forward_warm`` and ``backward_warm`` if the
+        timer times those too; ``forward_host`` and ``backward_host``, seconds of issuing both, and ``waits``
+        if the host is separate; or an ``error``, such as too little memory.
     """
     timer = timer or local_timer()
     found: dict[str, Any]
     try:
         with _default_device(work, timer):
             found = _time(work, training, world_size, timer)
-    # Not a failure of this workload: measuring goes on with fresh ranks.
+    # Not a failure of this workload: measuring continues with fresh ranks.
     except _ApartError:
         raise
-    except Exception as error:  # whatever it is, the other workloads go on
+    except Exception as error:  # whatever it is, the other workloads proceed
         found = {"error": _reason(error)}
-    if "error" in found:  # only now, as the error held on to the workload's tensors
+    if "error" in found:  # only now, because the error held the workload's tensors
         timer.release()
     return found
 
 
 class _ApartError(RuntimeError):
-    """Ranks lost one another, which says nothing of the workload that they were at."""
+    """Raised when ranks lost one another, which says nothing about the workload they were running."""
 
 
 def _meet(meeting: Callable[[], object]) -> None:
-    """Do with the other ranks what all of them do."""
+    """Run with the other ranks a function that all of them call."""
     try:
         meeting()
     except Exception as error:
@@ -87,7 +88,7 @@ def _meet(meeting: Callable[[], object]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """In one line, with a common start for too little memory."""
+    """The reason of an error in one line, with a common beginning for too little memory."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     # PyTorch's CPU allocator raises a plain RuntimeError that says "can't allocate memory".
     short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate memory" in text
@@ -95,8 +96,8 @@ def _reason(error: Exception) -> str:
 
 
 def _default_device(work: Workload, timer: DeviceTimer) -> contextlib.AbstractContextManager[Any]:
-    """Where a call makes a tensor from nothing, it is made on the device. Elsewhere none is set, as PyTorch
-    then looks at every call in Python."""
+    """If a call creates a tensor from nothing, make the device the default. Otherwise none is set, because
+    PyTorch would then examine every call in Python."""
     if timer.device.type == "cpu" or not makes_tensors(work):
         return contextlib.nullcontext()
     return timer.device
@@ -119,7 +120,7 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
 
     def laps_wanted() -> int:
         copies[:] = _copies(work, given, count)
-        # The first lap is not counted: it loads kernels and touches fresh pages.
+        # The first lap does not count: it loads kernels and touches fresh pages.
         _lap(work, copies, training, timer)
         laps.append(_lap(work, copies, training, timer))
         visit = sum(sum(timer.seconds([span for span in one if span])) for one in laps[0]) / count
@@ -131,8 +132,8 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
     laps += [_lap(work, copies, training, timer) for _ in range(wanted - 1)]
     found: dict[str, Any] = {}
     if timer.host_apart:
-        # Those for which the host was not ahead do not count, and are timed again: by now the timer knows
-        # better how much of a lead the host needs.
+        # Laps in which the host was not ahead do not count, and are timed again: by now the timer has a
+        # better estimate of the lead that the host needs.
         enough = _agreed(lambda: 1 + (_ahead(laps) >= MIN_REPEATS), world_size, timer)
         if enough < 2:
             laps += [_lap(work, copies, training, timer) for _ in range(wanted)]
@@ -143,7 +144,7 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
     found |= _seconds(laps, timer)
     if timer.host_apart:
         found |= {f"{way}_host": seconds for way, seconds in _host_seconds(laps).items()}
-    # A call of autograd is the host's, which a GPU does not see.
+    # A call of autograd belongs to the host, and a GPU does not see it.
     issued = "backward_host" if timer.host_apart else "backward"
     found[issued] = [max(s - _start_of_backward_s(), 0.0) for s in found[issued]]
     if timer.also_warm:
@@ -156,13 +157,13 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
 
 
 def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> int:
-    """The least number that a rank wants: all repeat equally often, so that none ever runs alone. None where
-    one of them fails, as the others must not wait for it."""
+    """The least number that any rank wants: all repeat equally often, so that none ever runs alone. None if
+    one of them fails, because the others must not wait for it."""
     try:
         mine = wanted()
     except Exception:
         if world_size > 1:
-            # A failing rank takes part with 0, or the others would wait in the all-reduce for ever.
+            # A failing rank takes part with 0; otherwise the others would wait in the all-reduce forever.
             none = torch.tensor(0, device=timer.device)
             _meet(lambda: dist.all_reduce(none, op=dist.ReduceOp.MIN))
         raise
@@ -176,7 +177,7 @@ def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> i
 def _copies_wanted(
     work: Workload, given: Mapping[str, torch.Tensor], training: bool, timer: DeviceTimer
 ) -> int:
-    """As many as the timer wants of tensors so large, but no more than there is time for."""
+    """As many copies as the timer wants for tensors of this size, but no more than there is time for."""
     tensors = dict(given)
     with torch.set_grad_enabled(training):
         _, span = timed(timer, lambda: run_workload(work, tensors, SingleDevice()))
@@ -188,20 +189,21 @@ def _copies_wanted(
 def _copies(
     work: Workload, given: Mapping[str, torch.Tensor], count: int
 ) -> list[Mapping[str, torch.Tensor]]:
-    """What the workload is given, several times: layers that are alike but for their tensors. Activations it
-    reads are common to all, and made anew for each visit; so are parameters of a loop."""
+    """Several copies of the workload's inputs: layers that are alike except for their tensors. The
+    activations that it reads are common to all, and created anew for each visit; so are parameters of a
+    loop."""
     common = {name for name, spec, role in work.inputs if role == "read" or spec.looped}
     others = ({n: t if n in common else anew(t) for n, t in given.items()} for _ in range(count - 1))
     return [given, *others]
 
 
 def anew(tensor: torch.Tensor) -> torch.Tensor:
-    """A leaf with the same content, lying alike in memory of its own."""
+    """A copy of the leaf, with the same content and memory layout."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 Visit = tuple[Span, Span | None]
-"""Forward and backward of one copy; no backward where it has none."""
+"""The forward and backward of one copy; no backward if it has none."""
 Lap = list[Visit]
 
 
@@ -214,10 +216,10 @@ def _lap(
     cold: bool = True,
     ahead: bool = True,
 ) -> Lap:
-    """A step of a model made of the copies: forward through all of them, backward in the other order.
+    """Run a step of a model made of the copies: forward through all of them, backward in reverse order.
 
-    As in a model, what a visit reads was made just before it, and what the copy has of its own was last
-    touched when all others had not been yet.
+    As in a model, the activations that a visit reads were made just before it, and the copy's own tensors
+    were last touched before all others were visited.
 
     Args:
         ahead: let the host run ahead of the device.
@@ -226,7 +228,7 @@ def _lap(
     kept: list[Any] = []  # gradients stay, as they do until the optimizer's step
     lap: Lap = []
     while ways:
-        # pop() takes the last copy first, as backward does, and lets go of its tensors afterwards.
+        # pop() takes the last copy first, as backward does, and releases its tensors afterwards.
         forward, tensors = ways.pop()
         results, leaves = differentiable(work, tensors) if training else ([], [])
         if not results or not leaves:
@@ -251,7 +253,7 @@ def _forward(
     cold: bool,
     ahead: bool,
 ) -> tuple[Span, dict[str, torch.Tensor]]:
-    """One copy's forward and its tensors; without training only what it was given."""
+    """Run one copy's forward; return its span and its tensors (without training, only its inputs)."""
     tensors = {n: anew(own[n]) if role == "read" else own[n] for n, _, role in work.inputs}
     if cold:
         timer.leave_cache()
@@ -264,7 +266,7 @@ def _forward(
 
 @cache
 def _start_of_backward_s() -> float:
-    """Seconds of a call of autograd beside its nodes: a step pays them once, not for every group."""
+    """The seconds of a call of autograd, without its nodes: a step pays them once, not for every group."""
     x, one = torch.zeros((), requires_grad=True), torch.ones(())
     seconds: dict[int, list[float]] = {1: [], _NODES: []}
     for _ in range(_STARTS):
@@ -276,23 +278,23 @@ def _start_of_backward_s() -> float:
             torch.autograd.grad([y], [x], [one], allow_unused=True)
             taken.append(time.perf_counter() - start)
     single, chain = (statistics.median(taken) for taken in seconds.values())
-    # The longer chain tells what one node takes, which is then taken off the call with a single node.
+    # The longer chain shows the time of one node, which is then subtracted from the call with a single node.
     return max(single - (chain - single) / (_NODES - 1), 0.0)
 
 
 def _counted(laps: Sequence[Lap]) -> list[Visit]:
-    """The visits for which the host was ahead of the device; all where it never was."""
+    """The visits in which the host was ahead of the device; all if it never was."""
     visits = [visit for lap in laps for visit in lap]
     return [visit for visit in visits if all(span.ahead for span in visit if span)] or visits
 
 
 def _ahead(laps: Sequence[Lap]) -> int:
-    """How many visits there are for which the host was ahead."""
+    """The number of visits in which the host was ahead."""
     return sum(all(span.ahead for span in visit if span) for lap in laps for visit in lap)
 
 
 def _seconds(laps: Sequence[Lap], timer: DeviceTimer) -> dict[str, list[float]]:
-    """Of each visit that counts, once the device has done all of them."""
+    """The seconds of each visit that counts, once the device has done all of them."""
     visits = _counted(laps)
     return {
         "forward": timer.seconds([forward for forward, _ in visits]),
@@ -301,7 +303,7 @@ def _seconds(laps: Sequence[Lap], timer: DeviceTimer) -> dict[str, list[float]]:
 
 
 def _host_seconds(laps: Sequence[Lap]) -> dict[str, list[float]]:
-    """What issuing each visit that counts took."""
+    """The host seconds of issuing each visit that counts."""
     visits = _counted(laps)
     return {
         "forward": [forward.host_s for forward, _ in visits],
@@ -312,9 +314,10 @@ def _host_seconds(laps: Sequence[Lap]) -> dict[str, list[float]]:
 def time_workloads(
     rank: int, world_size: int, works: Sequence[Workload], training: bool
 ) -> list[dict[str, Any]]:
-    """:func:`time_workload` for several, in one trip to the pool; each is told as soon as it is timed.
+    """:func:`time_workload` for several workloads in one trip to the pool; each is reported as soon as it is
+    timed.
 
-    A rank that lost its device by one of them ends.
+    A rank that loses its device because of one of them ends.
     """
     found = []
     for work in works:
@@ -326,10 +329,10 @@ def time_workloads(
 
 
 def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, Any]:
-    """The record of a workload timed in a fork of this process, so that it may hang or crash."""
+    """The record of a workload timed in a fork of this process, because it may hang or crash."""
 
     def child() -> dict[str, Any]:
-        # The fork is set up as a rank of the pool is, or the figures would not compare.
+        # The fork is set up like a rank of the pool; otherwise the figures would not be comparable.
         pin_rank((rank_cores(1) or [None])[0])
         keep_freed_memory()
         torch.set_num_threads(1)
@@ -342,7 +345,7 @@ def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, An
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Interquartile range over median."""
+    """The interquartile range divided by the median."""
     if len(values) < 4:
         return 0.0
     low, middle, high = statistics.quantiles(values, n=4)
@@ -350,13 +353,13 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The record of a workload from what each rank found: ``forward_s`` and ``backward_s`` of the slower
-    rank, ``spread`` (interquartile range over median) and ``repeats``; on GPUs ``forward_warm_s``,
-    ``backward_warm_s``, ``forward_host_s`` and ``backward_host_s`` as well, and ``waits`` where the host was
-    not ahead; or an ``error``, that of a rank which could not rather than of one that was told so."""
+    """The record of a workload from the results of each rank: ``forward_s`` and ``backward_s`` of the slower
+    rank, ``spread`` (interquartile range over median) and ``repeats``; on GPUs also ``forward_warm_s``,
+    ``backward_warm_s``, ``forward_host_s`` and ``backward_host_s``, and ``waits`` if the host was not ahead;
+    or an ``error``, preferably that of a rank that failed itself rather than of one that only heard of it."""
     errors = [record for record in ranks if "error" in record]
     if errors:
-        # False sorts before True: a rank's own error before that of one that only heard of it.
+        # False sorts before True: a rank's own error comes before that of one that only heard of it.
         return min(errors, key=lambda record: record["error"] == _ELSEWHERE)
     slowest = max(ranks, key=lambda r: sum(usual(r[way]) for way in WAYS))
     both = [f + b for f, b in zip(*(slowest[way] for way in WAYS), strict=True)]
@@ -366,8 +369,8 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def usual(values: Sequence[float]) -> float:
-    """The mean, as many of them add up in a step, without what another process disturbed (beyond Tukey's
-    fence: 1.5 interquartile ranges above the upper quartile)."""
+    """The mean, because many of them add up in a step, without values that another process disturbed (beyond
+    Tukey's fence: 1.5 interquartile ranges above the upper quartile)."""
     if len(values) < 4:
         return statistics.median(values)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -1,4 +1,4 @@
-"""How a run on ranks fails: one of them raises, dies or hangs."""
+"""The ways in which a run on ranks fails: a rank raises, dies or hangs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from tensoropt.errors import MeasurementError
 from tensoropt.ranks.worker_process import EXIT_S, WorkerProcess
 
-_STACK_S = 5.0  # how long hanging workers may take to write where they stand
+_STACK_S = 5.0  # how long hanging workers may take to write their stacks
 _LOG_TAIL, _LAST_WORDS = 2000, 200  # characters of a worker's own output that an error shows
 
 
 class RankError(MeasurementError):
-    """A run that failed on a rank. The first paragraph of the message says what happened, the rest where.
+    """The failure of a run on a rank. The message's first paragraph says what happened, the rest says where.
 
     Attributes:
         rank: the rank that failed first.
         kind: ``raised``, ``died`` or ``hung``.
-        cause: the exception itself where it could be sent, else None.
+        cause: the exception itself if it could be sent, otherwise None.
     """
 
     def __init__(self, message: str, *, rank: int, kind: str, cause: BaseException | None = None) -> None:
@@ -31,7 +31,7 @@ class RankError(MeasurementError):
 
     @property
     def summary(self) -> str:
-        """What happened, on one line."""
+        """The failure in one line."""
         return str(self).splitlines()[0]
 
     def __reduce__(self) -> tuple:
@@ -48,9 +48,9 @@ def _tail(worker: WorkerProcess) -> str:
 
 
 def raised_in(rank: int, what: str, content: tuple[str, str, bytes | None]) -> RankError:
-    """The error of a rank whose function raised, from what the worker says of it."""
+    """The error for a rank whose function raised, built from the worker's report."""
     summary, trace, pickled = content
-    # Not every exception can be pickled or rebuilt; text and traceback are there in any case.
+    # Not every exception can be pickled or rebuilt; text and traceback are always present.
     cause: BaseException | None = None
     if pickled is not None:
         with contextlib.suppress(Exception):
@@ -61,7 +61,7 @@ def raised_in(rank: int, what: str, content: tuple[str, str, bytes | None]) -> R
 
 
 def died_during(worker: WorkerProcess, rank: int, what: str) -> RankError:
-    """The error of a rank whose connection closed: how its process ended, and what it said last."""
+    """The error for a rank whose connection closed: how its process ended, and its last output."""
     try:
         code: int | None = worker.process.wait(timeout=EXIT_S)
     except subprocess.TimeoutExpired:
@@ -70,14 +70,14 @@ def died_during(worker: WorkerProcess, rank: int, what: str) -> RankError:
     if code is not None and code < 0:
         how = f"by signal {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:
-            how += " (out of memory?)"  # nobody else but the kernel is likely to have killed it
+            how += " (out of memory?)"  # only the kernel is likely to have killed it
     if what == "start" and (words := worker.output().strip().rpartition("\n")[2]):
         how += f" ({words[:_LAST_WORDS]})"
     return RankError(f"rank {rank} died {how} during {what}{_tail(worker)}", rank=rank, kind="died")
 
 
 def hangs_in(workers: Mapping[int, WorkerProcess], what: str, timeout_s: float) -> RankError:
-    """The error of ranks, with their workers, that did not answer; asks them where they stand."""
+    """The error for ranks, given with their workers, that did not answer; asks them for their stacks."""
     deadline = time.monotonic() + _STACK_S
     for worker in workers.values():
         worker.write_stack(deadline)

@@ -1,7 +1,8 @@
-"""Settings of PyTorch that decide which kernels run: a figure holds for those under which it was measured.
+"""The PyTorch settings that decide which kernels run: a figure is valid only for the settings it was measured
+under.
 
-They are those of a process. Ranks that measure take over those of the process that started them, and figures
-that were measured under others than PyTorch's own are kept under a key of their own.
+Settings belong to a process. Ranks that measure adopt those of the process that started them, and figures
+measured under settings other than PyTorch's defaults are stored under a separate key.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 Fp32 = Literal["ieee", "tf32", "bf16"]
-"""In what kernels compute with float32 numbers."""
+"""The format in which kernels compute with float32 numbers."""
 _LEVELS = {("ieee", "ieee"): "highest", ("tf32", "tf32"): "high", ("tf32", "bf16"): "medium"}
-"""What :func:`torch.set_float32_matmul_precision` calls some pairs (GPU, CPU)."""
+"""The names that :func:`torch.set_float32_matmul_precision` has for some pairs (GPU, CPU)."""
 _OF_CPU = ("cpu_matmul", "cpu_convolution", "cpu_recurrent", "deterministic")
 _OVERRIDE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """PyTorch's settings, its own by default.
+    """PyTorch's kernel settings, with PyTorch's defaults.
 
     Attributes:
-        matmul, convolution, recurrent: what float32 numbers are computed in on GPUs (cuBLAS, cuDNN).
-        cpu_matmul, cpu_convolution, cpu_recurrent: the same on CPU ranks (oneDNN).
-        fp16_reduction, bf16_reduction: products of narrow types may add up in them.
-        benchmark: cuDNN times its algorithms and takes the fastest.
-        cudnn_deterministic, deterministic: only deterministic algorithms, of cuDNN or of all.
+        matmul, convolution, recurrent: the format in which GPUs compute float32 numbers (cuBLAS, cuDNN).
+        cpu_matmul, cpu_convolution, cpu_recurrent: the same for CPU ranks (oneDNN).
+        fp16_reduction, bf16_reduction: whether products of narrow types may be accumulated in these types.
+        benchmark: whether cuDNN times its algorithms and uses the fastest.
+        cudnn_deterministic, deterministic: allow only deterministic algorithms, in cuDNN or everywhere.
     """
 
     matmul: Fp32 = "ieee"
@@ -45,12 +46,13 @@ class KernelSettings:
 
     @classmethod
     def now(cls) -> KernelSettings:
-        """Those of this process. PyTorch is not imported for that: it would have its own."""
+        """Return the settings of this process. If PyTorch is not imported yet, its defaults hold, and it
+        stays so."""
         if "torch" not in sys.modules and _OVERRIDE not in os.environ:
             return cls()
         import torch
 
-        # PyTorch says "none" of what nobody has set, which is ieee.
+        # PyTorch reports "none" for a setting that nobody has changed, which means ieee.
         told = {name: _owner(name).fp32_precision for name in _FP32}
         found: dict[str, Any] = {name: "ieee" if what == "none" else what for name, what in told.items()}
         found |= {name: bool(_first(getattr(_owner(name), what))) for name, what in _FLAGS.items()}
@@ -62,7 +64,7 @@ class KernelSettings:
 
         level = _LEVELS.get((self.matmul, self.cpu_matmul))
         if level is not None and (self.matmul, self.cpu_matmul) != (self.now().matmul, self.now().cpu_matmul):
-            # Set one by one, PyTorch would refuse to say how precise products are.
+            # If they were set one by one, PyTorch would refuse to report the precision of products.
             torch.set_float32_matmul_precision(level)
         now = asdict(self.now())
         for name, value in asdict(self).items():
@@ -74,7 +76,7 @@ class KernelSettings:
                 setattr(_owner(name), _FLAGS.get(name, "fp32_precision"), value)
 
     def of(self, device_type: str) -> KernelSettings:
-        """Those that matter on a type of device; the others are PyTorch's own."""
+        """Return the settings that matter on a device type; all others are PyTorch's defaults."""
         own = KernelSettings()
         return KernelSettings(
             **{
@@ -89,7 +91,7 @@ class KernelSettings:
 
     @property
     def words(self) -> str:
-        """The settings that are not PyTorch's own, for keys and people; empty where all are."""
+        """The settings that differ from PyTorch's defaults, for keys and people; empty if none do."""
         own = asdict(KernelSettings())
         return ",".join(f"{name}={value}" for name, value in asdict(self).items() if value != own[name])
 
@@ -101,14 +103,14 @@ _FLAGS = {
     "benchmark": "benchmark",
     "cudnn_deterministic": "deterministic",
 }
-"""By setting the name that PyTorch has for it."""
+"""The setters, as PyTorch names them."""
 
 
 def _owner(name: str) -> Any:
-    """The module of PyTorch that has a setting."""
+    """The PyTorch module that owns a setting."""
     import torch
 
-    backends: Any = torch.backends  # whose stubs lack some
+    backends: Any = torch.backends  # whose stubs lack some of them
     owners: dict[str, Any] = {
         "convolution": backends.cudnn.conv,
         "recurrent": backends.cudnn.rnn,
@@ -122,5 +124,5 @@ def _owner(name: str) -> Any:
 
 
 def _first(value: Any) -> Any:
-    """Some settings are told with others beside them."""
+    """The first element, because PyTorch reports some settings together with others."""
     return value[0] if isinstance(value, tuple) else value

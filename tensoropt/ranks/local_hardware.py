@@ -10,31 +10,32 @@ from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
 from tensoropt.ranks.pool import RankPool
 
 _LOCAL_SOURCES = (THIS_MACHINE, "NVML")
-"""Sources of clusters that were found on this machine, links included."""
+"""The sources of clusters that were detected on this machine, links included."""
 
 
 def has_local_cores(cluster: Cluster) -> bool:
     """Whether a cluster's devices are cores of this machine: ``local``, or a file's ``CPU-core`` without
-    figures of its own. CPUs that a file describes are somebody else's."""
+    figures of its own. CPUs that a file describes belong to another machine."""
     if cluster.device_type != "cpu":
         return False
     return cluster.source == THIS_MACHINE or {kind.name for kind in cluster.device_kinds} == {ANY_CORE}
 
 
 def has_local_links(cluster: Cluster) -> bool:
-    """Whether a cluster's links are this machine's, to be timed; a file's are what the file says."""
+    """Whether a cluster's links are this machine's and can be timed; a file's links have the figures in the
+    file."""
     return cluster.source in _LOCAL_SOURCES
 
 
 def local_gpus() -> tuple[str, ...]:
-    """Names of the GPUs on which ranks can run and talk, in CUDA's order."""
+    """The names of the GPUs on which ranks can run and communicate, in CUDA's order."""
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         return ()
     return tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
 
 
 def why_no_gpu() -> str:
-    """Why ranks cannot run on GPUs here, with the remedy; empty where they can."""
+    """The reason why ranks cannot run on this machine's GPUs, with the remedy; empty if they can."""
     if torch.cuda.is_available():
         return ""
     build = f"PyTorch {torch.__version__}"
@@ -44,9 +45,9 @@ def why_no_gpu() -> str:
 
 
 def local_notes(cluster: Cluster) -> tuple[str, ...]:
-    """What a person should know who asked for this machine: what is seen of its GPUs, and what is done.
+    """Notes for a person who asked for this machine: which GPUs were detected, and how they are used.
 
-    Nothing is said of clusters that were not found here, nor of CPU ranks that were asked for.
+    Empty for clusters that were not detected on this machine, and for CPU ranks that were requested.
     """
     if cluster.source == THIS_MACHINE and cluster.name.startswith("local"):
         seen = gpu_notes()
@@ -61,7 +62,7 @@ def local_notes(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _untimed(cluster: Cluster) -> tuple[str, ...]:
-    """Why GPUs that are here are not timed; :func:`gpu_notes` speaks of those of several kinds."""
+    """The reason why this machine's GPUs are not timed; :func:`gpu_notes` covers GPUs of several kinds."""
     if local_backend(cluster) is not None or len(cluster.device_kinds) > 1:
         return ()
     words = f"{cluster.device_count} x {cluster.device.name}"
@@ -79,12 +80,12 @@ def _untimed(cluster: Cluster) -> tuple[str, ...]:
 
 
 def local_backend(cluster: Cluster) -> str | None:
-    """The backend that ranks of a cluster talk over if its devices are this machine's, else None.
+    """The backend that a cluster's ranks use if its devices are this machine's, otherwise None.
 
-    Cores are by :func:`has_local_cores`. GPUs are if NVML described them, PyTorch can use as many, and rank
-    by rank they are of the same kind: a preset stays a preset beside GPUs of its kind, and the saved
-    description of another machine is not this one. GPUs of several kinds are not measured, as each workload's
-    figure would be that of the slowest.
+    :func:`has_local_cores` decides for cores. GPUs are this machine's if NVML described them, PyTorch can use
+    that many, and their kinds agree rank by rank. A preset stays a preset even on a machine with GPUs of its
+    kind, and the saved description of another machine is not this machine. GPUs of several kinds are not
+    measured, because each workload's figure would be that of the slowest.
     """
     if cluster.device_type == "cpu":
         return "gloo" if has_local_cores(cluster) else None
@@ -95,6 +96,6 @@ def local_backend(cluster: Cluster) -> str | None:
 
 
 def local_pool(cluster: Cluster) -> RankPool | None:
-    """A pool with a rank per device of a cluster that is this machine's, else None; GPU r is rank r's."""
+    """A pool with one rank per device if the cluster is this machine's, otherwise None; rank r uses GPU r."""
     backend = local_backend(cluster)
     return None if backend is None else RankPool(cluster.device_count, backend=backend)

@@ -1,4 +1,4 @@
-"""Ranks of a torchrun job, pinned as ranks are when they are measured, which predictions rest on."""
+"""Pinning the ranks of a torchrun job in the same way as measured ranks, on which predictions rest."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from tensoropt.cluster import gpu_rank_cores, pin_rank, rank_cores
 
 _undo: list[Callable[[], None]] = []
-"""What takes back what :func:`pin_process` did. Of the process, as its cores and threads are."""
+"""Undoes :func:`pin_process`. One per process, as cores and threads are."""
 
 
 def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
-    """Give this process one thread, of the batch class, on a core of its own where there are enough.
+    """Give this process one thread, of the batch class, on a core of its own if there are enough cores.
 
-    Returns what undoes it.
+    Returns a function that undoes it.
 
     Args:
-        local_rank, local_ranks: among the ranks of this host.
+        local_rank, local_ranks: the rank among those of this host, and their number.
     """
     threads = torch.get_num_threads()
     cores = rank_cores(local_ranks, 1)
@@ -34,7 +34,7 @@ def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
 
 
 def pin_gpu_rank(local_rank: int, local_ranks: int) -> Callable[[], None]:
-    """Let this process run on the CPUs near its GPU, where they are known; returns what undoes it."""
+    """Let this process run on the CPUs near its GPU, if they are known; return a function that undoes it."""
     cores = gpu_rank_cores(local_ranks)
     if cores is None:
         return lambda: None
@@ -44,14 +44,14 @@ def pin_gpu_rank(local_rank: int, local_ranks: int) -> Callable[[], None]:
 
 
 def pin_process(device_type: str = "cpu") -> None:
-    """:func:`pin` this process, or :func:`pin_gpu_rank` it, once, where torchrun says which of its host's
-    ranks it is."""
+    """Call :func:`pin` or :func:`pin_gpu_rank` once for this process, if torchrun's variables say which of
+    its host's ranks it is."""
     if not _undo and {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
         of_device = pin if device_type == "cpu" else pin_gpu_rank
         _undo.append(of_device(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])))
 
 
 def unpin_process() -> None:
-    """Take back what :func:`pin_process` did."""
+    """Undo :func:`pin_process`."""
     while _undo:
         _undo.pop()()

@@ -1,9 +1,8 @@
 """A pool of ranks: N processes with a process group between them, started once and used many times.
 
-Start-up (importing PyTorch, connecting) costs seconds, a run costs about a millisecond. Workers are
-separate interpreters that import the functions they are sent by name, so a caller's ``__main__`` is
-never imported again and needs no guard. Used for measuring operators and links, for ``verify`` and
-for tests.
+Start-up (importing PyTorch, connecting) takes seconds, a run takes about a millisecond. Workers are separate
+interpreters that import, by name, the functions they are sent, so a caller's ``__main__`` is never imported
+again and needs no guard. The pool is used to measure operators and links, by ``verify`` and by tests.
 """
 
 from __future__ import annotations
@@ -31,29 +30,30 @@ from tensoropt.ranks.timeouts import Timeout
 from tensoropt.ranks.worker_process import EXIT_S, WorkerProcess, kill_all, start_worker
 
 _GRACE_S = 3.0
-"""How long the other ranks may take to answer once one has failed; those that wait for it for good are ended
-then. An assumption."""
+"""How long the other ranks may take to answer once one has failed; those that wait for it forever are then
+terminated. An assumption."""
 
 
 class RankPool:
-    """``world_size`` processes with a process group, each pinned to its own core where there are enough.
+    """``world_size`` processes with a process group, each pinned to its own core if there are enough cores.
 
     Args:
         world_size: number of ranks.
-        threads: PyTorch threads of each rank.
+        threads: PyTorch threads per rank.
         timeout_s: how long one run may take; also the group's time-out for a collective.
         start_timeout_s: how long the start may take.
         backend: ``gloo``; ``nccl`` gives rank r the GPU r.
-        share_gpu: with gloo, give all ranks the first GPU. NCCL refuses two ranks on one GPU, gloo copies
-            what they say to each other through the host; the numbers are CUDA's, the times nobody's.
-        pin: pin rank r to cores ``r*threads …`` where the process may use enough cores; with ``nccl`` to
-            those near its GPU, where they are known.
-        interface: network interface of gloo, the loopback by default.
-        prefixes: per rank, a command put before the worker's (such as ``ip netns exec NAME``).
+        share_gpu: with gloo, give all ranks the first GPU. NCCL refuses two ranks on one GPU; gloo copies
+            their messages through the host. The numbers are those that CUDA computes, but the times are
+            meaningless.
+        pin: pin rank r to cores ``r*threads …`` if the process may use enough cores; with ``nccl``, to those
+            near its GPU, if they are known.
+        interface: the network interface of gloo, the loopback by default.
+        prefixes: per rank, a command that is put before the worker's (such as ``ip netns exec NAME``).
 
-    Use it as a context manager, or call :meth:`close`. Workers start with the first run: a pool of which
-    nothing is asked costs nothing. They also end when the pool is collected or its process dies. One run at a
-    time; further threads wait.
+    Use it as a context manager, or call :meth:`close`. Workers start with the first run, so a pool that is
+    never used costs nothing. They also end when the pool is garbage-collected or its process dies. Only one
+    run is executed at a time; further threads wait.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class RankPool:
 
     @property
     def pinned(self) -> bool:
-        """Whether each rank has cores of its own."""
+        """Whether each rank has its own cores."""
         return self._cores is not None
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Process ids by rank; empty while nothing runs."""
+        """The process ids by rank; empty while no workers run."""
         return tuple(worker.process.pid for worker in self._workers)
 
     def __enter__(self) -> RankPool:
@@ -115,10 +115,10 @@ class RankPool:
         self.close()
 
     def start(self) -> None:
-        """Start the workers if none run; ``run`` does it by itself (also again after a failure).
+        """Start the workers if none are running; ``run`` does so automatically (also after a failure).
 
         Raises:
-            MeasurementError: they do not start; no :class:`RankError`, as it is no run that failed.
+            MeasurementError: they do not start. It is not a :class:`RankError`, because no run has failed.
         """
         with self._lock:
             if self._closed:
@@ -126,7 +126,7 @@ class RankPool:
             if self._workers:
                 return
             with self._killing_on_error():
-                self._epoch += 1  # a new file: in the last group's store its ranks have left their addresses
+                self._epoch += 1  # a new file: the last group's store still has its ranks' addresses
                 for rank, prefix in enumerate(self._prefixes):
                     log = self._directory / f"rank-{rank}.log"
                     self._workers.append(start_worker(log, prefix, self.threads, self._interface))
@@ -146,19 +146,20 @@ class RankPool:
         """Call ``function(rank, world_size, *args)`` on all ranks at once.
 
         Args:
-            function: a module-level function; found by module and name on the other side.
+            function: a module-level function; the worker looks it up by module and name.
             args: picklable arguments, the same for all ranks.
-            timeout_s: for this run, instead of the pool's; counted anew whenever a rank tells something.
-            told: called with rank and content of what a rank tells before its function ends
+            timeout_s: the time-out of this run, instead of the pool's; restarted whenever a rank sends a
+                message.
+            told: called with the rank and content of each message that a rank sends before its function ends
                 (:func:`tensoropt.ranks.worker.tell`).
 
         Returns:
             The results by rank.
 
         Raises:
-            RankError: a rank raised (its traceback comes first), died, or did not answer in time.
-                The pool stays usable: it is reset or restarted before the next run.
-            MeasurementError: function or arguments cannot be sent.
+            RankError: a rank raised (its traceback comes first), died, or did not answer in time. The pool
+                stays usable: it is reset or restarted before the next run.
+            MeasurementError: the function or its arguments cannot be sent.
         """
         return self.run_each(function, [args] * self.world_size, timeout_s=timeout_s, told=told)
 
@@ -170,7 +171,7 @@ class RankPool:
         timeout_s: float | None = None,
         told: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """As :meth:`run`, with a tuple of arguments for each rank."""
+        """Like :meth:`run`, with a separate tuple of arguments for each rank."""
         if len(arguments) != self.world_size:
             raise MeasurementError(
                 f"{len(arguments)} argument tuples for {self.world_size} ranks; give one per rank"
@@ -188,7 +189,7 @@ class RankPool:
                     f"arguments of {reference[1]} cannot be sent to another process ({error});"
                     " pass data or functions of a module"
                 ) from error
-        # What is measured is what this process would run.
+        # The measurement runs under the settings of this process.
         common = list(sys.path), KernelSettings.now(), reference
         with self._lock:
             self.start()
@@ -197,7 +198,7 @@ class RankPool:
                 return self._collect(reference[1], self.timeout_s if timeout_s is None else timeout_s, told)
 
     def reset(self) -> None:
-        """Replace the process group by a new one, without restarting the processes."""
+        """Replace the process group with a new one, without restarting the processes."""
         with self._lock:
             if not self._workers:
                 return
@@ -207,22 +208,22 @@ class RankPool:
                 self._collect("reset", self._start_timeout_s)
 
     def restart(self) -> None:
-        """End the workers; the next run starts others, which hold on to nothing that these have used."""
+        """End the workers; the next run starts new ones, which hold no resources of the old ones."""
         with self._lock:
             self._kill()
 
     def interrupt(self) -> None:
-        """End the workers, whatever they do for another thread; that thread's run fails."""
+        """End the workers, even if they are working for another thread; that thread's run fails."""
         for worker in list(self._workers):
             with contextlib.suppress(OSError):
                 worker.process.kill()
 
     def output(self, rank: int) -> str:
-        """What a rank has printed since it started."""
+        """The output that a rank has printed since it started."""
         return self._workers[rank].output() if self._workers else ""
 
     def close(self) -> None:
-        """End all workers; nothing is left running. May be called again."""
+        """End all workers, leaving nothing running. May be called repeatedly."""
         with self._lock:
             self._closed = True
             for worker in self._workers:
@@ -256,21 +257,21 @@ class RankPool:
         return rank_cores(self.world_size, self.threads)
 
     def _gpu(self, rank: int) -> int | None:
-        """The number of a rank's GPU; None for CPU ranks."""
+        """The index of a rank's GPU; None for CPU ranks."""
         if self.share_gpu:
             return 0
         return rank if self.backend == "nccl" else None
 
     def _send_all(self, verb: str, contents: Sequence[Any]) -> None:
         for worker, content in zip(self._workers, contents, strict=True):
-            # A worker that died between runs is reported by the wait for its answer.
+            # If a worker died between runs, the wait for its answer reports it.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 worker.connection.send_bytes(pickle.dumps((verb, content)))
 
     def _collect(
         self, what: str, timeout_s: float, told: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
-        """The answers by rank; on failure the workers are reset or killed, then the error is raised."""
+        """The answers by rank; on failure the workers are reset or killed before the error is raised."""
         pending = {worker.connection: rank for rank, worker in enumerate(self._workers)}
         results: list[Any] = [None] * self.world_size
         failure: RankError | None = None
@@ -286,7 +287,7 @@ class RankPool:
                     verdict, content = pickle.loads(item.recv_bytes())
                 except (EOFError, OSError):
                     died = True
-                    # What another rank says may be no more than that this one is gone, and may come first.
+                    # Another rank's error may only report that this one is gone, and may arrive first.
                     if failure is None or failure.kind != "died":
                         failure = died_during(self._workers[rank], rank, what)
                 except Exception as error:
@@ -321,11 +322,12 @@ class RankPool:
 
     @contextlib.contextmanager
     def _killing_on_error(self) -> Iterator[None]:
-        """An interrupted exchange leaves unread answers: start afresh next time."""
+        """Kill the workers on an error: an interrupted exchange leaves unread answers, so the next run starts
+        anew."""
         try:
             yield
         except RankError:
-            raise  # _collect has already put the pool in order
+            raise  # _collect has already cleaned up the pool
         except BaseException:
             self._kill()
             raise
@@ -340,7 +342,7 @@ def _clean_up(workers: list[WorkerProcess], directory: Path) -> None:
 
 
 def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
-    """(module, qualified name, file) of a module-level function; MeasurementError for any other."""
+    """(module, qualified name, file) of a module-level function; MeasurementError for any other function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     loaded = sys.modules.get(module or "")
     if module == "__main__" and getattr(loaded, "__spec__", None) is not None:

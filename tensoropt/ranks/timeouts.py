@@ -1,4 +1,5 @@
-"""Time-outs that do not count when this machine stands still, and forks for what may never end."""
+"""Time-outs that do not count time while this machine is suspended, and forks for calls that may never
+end."""
 
 from __future__ import annotations
 
@@ -17,19 +18,20 @@ from typing import Any
 from tensoropt.errors import MeasurementError
 
 SPELL_S = 1.0
-"""Waiting is counted in spells this long. What takes longer than twice that was no waiting: this process was
-stopped meanwhile. A second is short beside every time-out, and long beside what the scheduler takes."""
+"""Waiting is counted in intervals of this length. An interval that takes more than twice as long was no
+waiting: this process was stopped meanwhile. A second is short compared with every time-out, and long compared
+with scheduler delays."""
 
 
 class Timeout:
-    """A time-out: the seconds that others may take.
+    """A time-out: the seconds that other processes may take.
 
-    While this process is stopped (Ctrl-Z, a debugger, a suspended machine, a clock that jumps) those it waits
-    for may stand still as well, so that such time is not counted against them.
+    While this process is stopped (Ctrl-Z, a debugger, a suspended machine, a clock that jumps), the processes
+    it waits for may be stopped as well, so that time is not counted against them.
 
     Args:
-        seconds: how long to wait in all.
-        clock: gives seconds.
+        seconds: the total time to wait.
+        clock: returns seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
@@ -37,15 +39,15 @@ class Timeout:
         self._clock = clock
 
     def renew(self) -> None:
-        """Those that are waited for have given a sign: count anew."""
+        """Start counting again, because a process that is being waited for has given a sign of life."""
         self.left_s = max(self.left_s, self._all_s)
 
     def at_most(self, seconds: float) -> None:
-        """Wait no longer than that from now on, whatever signs there are."""
+        """Wait no longer than ``seconds`` from now on, whatever signs of life arrive."""
         self.left_s, self._all_s = min(self.left_s, seconds), 0.0
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:
-        """Those that can be read; none once the time is over. Each is asked at least once."""
+        """The connections that can be read; none once the time is over. Each is polled at least once."""
         while True:
             spell_s = max(0.0, min(self.left_s, SPELL_S))
             start = self._clock()
@@ -56,14 +58,14 @@ class Timeout:
 
 
 def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
-    """The result of a function that may hang or crash, run in a fork; it must be picklable.
+    """Return the result of a function that may hang or crash, run in a fork; the result must be picklable.
 
     Raises:
         MeasurementError: it raised, its process died, or it did not end within ``allowed_s``.
     """
     ours, theirs = Pipe(duplex=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child uses one of its own
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child uses only its own
         pid = os.fork()
     if pid == 0:
         _child(function, theirs)
@@ -85,10 +87,10 @@ def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
 
 
 def _child(function: Callable[[], Any], connection: Any) -> None:
-    """Never returns: what this process would do at its end is the other's to do."""
+    """Never returns, because this process's exit handlers belong to the parent."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-        faulthandler.disable()  # a crash is an answer here
+        faulthandler.disable()  # a crash is a valid answer in this process
         try:
             answer = pickle.dumps(("ok", function()))
         except Exception as error:

@@ -1,4 +1,5 @@
-"""A worker of a :class:`~tensoropt.ranks.pool.RankPool`: imports what it is told by name and runs it.
+"""A worker of a :class:`~tensoropt.ranks.pool.RankPool`: it imports the functions it is sent by name and runs
+them.
 
 Started as ``python -c "… main()" CONNECTION LIFELINE`` with two inherited file descriptors.
 """
@@ -26,7 +27,7 @@ _parent: Connection | None = None
 
 
 def tell(content: Any) -> None:
-    """Send the parent something before the function that it asked for ends; nothing outside a pool."""
+    """Send the parent a message before the function that it called ends; does nothing outside a pool."""
     if _parent is not None:
         _parent.send_bytes(pickle.dumps(("told", content)))
 
@@ -64,7 +65,7 @@ def _resolve(reference: tuple[str, str, str | None]) -> Callable[..., Any]:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            # Test modules may be loaded from a path that no sys.path entry leads to.
+            # Test modules may be loaded from a path that is not on sys.path.
             if file is None or (error.name or "").split(".")[0] != module_name.split(".")[0]:
                 raise
             spec = importlib.util.spec_from_file_location(module_name, file)
@@ -122,7 +123,7 @@ def _connect(setup: dict[str, Any]) -> None:
     import torch.distributed
     from torch._C._distributed_c10d import FileStore
 
-    # A file instead of a TCP port: nothing to collide with.
+    # A file instead of a TCP port: nothing can collide with it.
     store = FileStore(setup["store"], setup["world_size"])
     torch.distributed.init_process_group(
         setup["backend"],

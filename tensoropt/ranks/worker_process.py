@@ -1,4 +1,4 @@
-"""One worker of a pool, as the pool sees it: a process, the connection to it, and the file it prints to."""
+"""One worker as the pool sees it: a process, the connection to it, and the file it prints to."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 EXIT_S = 2.0
-"""How long an idle worker may take to leave."""
+"""How long an idle worker may take to exit."""
 _WORKER = "from tensoropt.ranks.worker import main; main()"
 _OUTERMOST = "in <module>"
-"""Ends the last line of a stack that faulthandler writes, as ``main()`` is called from there."""
+"""The end of the last line of a stack that faulthandler writes, because ``main()`` is called from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProcess:
-    """A worker that was started.
+    """A worker that has been started.
 
     Attributes:
         process: the interpreter.
-        connection: for ``(verb, content)`` messages and their answers.
-        lifeline: the end of a pipe: the worker leaves when it closes, so it never outlives this process.
-        log: what the worker prints.
+        connection: carries ``(verb, content)`` messages and their answers.
+        lifeline: one end of a pipe; the worker exits when it closes, so it never outlives this process.
+        log: the file with the worker's output.
     """
 
     process: subprocess.Popen[bytes]
@@ -38,7 +38,7 @@ class WorkerProcess:
     log: Path
 
     def kill(self) -> None:
-        """End the process, whatever it does, and let go of what leads to it."""
+        """End the process, whatever it is doing, and release its connection, lifeline and log."""
         with contextlib.suppress(OSError):
             self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -48,7 +48,7 @@ class WorkerProcess:
             os.close(self.lifeline)
 
     def write_stack(self, deadline: float) -> None:
-        """Have faulthandler write to the log where the worker stands; waits for it."""
+        """Make faulthandler write the worker's stack to the log, and wait for it."""
         known = len(self.output())
         with contextlib.suppress(OSError):
             self.process.send_signal(signal.SIGUSR1)
@@ -56,7 +56,7 @@ class WorkerProcess:
             time.sleep(0.05)
 
     def output(self) -> str:
-        """What it has printed since it started."""
+        """The output that the worker has printed since it started."""
         try:
             return self.log.read_text(errors="replace")
         except OSError:
@@ -73,12 +73,12 @@ def kill_all(workers: list[WorkerProcess]) -> None:
 
 
 def start_worker(log: Path, prefix: Sequence[str], threads: int, interface: str) -> WorkerProcess:
-    """Start a worker, which then waits for what to do.
+    """Start a worker, which then waits for messages.
 
     Args:
-        log: where its output goes.
-        prefix: a command put before its own.
-        threads: how many it may use; libraries read it from the environment when they are loaded.
+        log: the file that its output goes to.
+        prefix: a command that is put before the worker's.
+        threads: how many threads it may use; libraries read it from the environment when they are loaded.
         interface: gloo's network interface.
     """
     ours, theirs = socket.socketpair()
@@ -107,7 +107,7 @@ def start_worker(log: Path, prefix: Sequence[str], threads: int, interface: str)
         os.close(lifeline_write)
         raise
     finally:
-        # The worker has copies of its own; while ours are open we would not hear that it closed its end.
+        # The worker has its own copies; while ours are open, we would not notice that it closed its end.
         theirs.close()
         os.close(lifeline_read)
     return WorkerProcess(

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.frontier_table import marks_of
 from tensoropt.plan.point import FRONTIER
-from tensoropt.report.assumptions import share_words
 from tensoropt.report.commands import beside_line
-from tensoropt.units import format_bytes
+from tensoropt.units import format_bytes, share_words
 
 BASELINES = {"data_parallel": "data parallel", "zero": "ZeRO"}
 """What people do by hand, and would ask about; by the planner that finds it."""

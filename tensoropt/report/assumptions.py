@@ -7,40 +7,31 @@ from typing import Any
 
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import Point
+from tensoropt.plan.settings import settings_fields
+from tensoropt.units import LEAST_SHARE, share_words
 
 
 def settings_rows(exploration: Exploration) -> tuple[tuple[str, str], ...]:
-    """Return (label, words) of the settings of an exploration, and of the basis of its figures."""
-    settings = exploration.settings
-    rows = [
-        ("mode", str(settings.get("mode", "train"))),
-        ("optimizer", str(settings.get("optimizer", "adam"))),
-        ("computes in", str(settings.get("dtype", "float32"))),
-        ("recompute", _recompute(settings.get("recompute", "auto"))),
-        ("micro-batches", _micro(settings.get("micro_batches"))),
-        ("allowed gap", share_words(float(settings.get("epsilon") or 0.0))),
+    """(label, words) of what was chosen about an exploration, and of what its figures are.
+
+    Of settings that say little at their default there is a row where something else was chosen.
+    """
+    chosen = exploration.settings
+    rows = []
+    for setting in settings_fields():
+        value = chosen.get(setting.name, setting.default)
+        if (setting.assumed or value != setting.default) and setting.name != "constraints":
+            rows.append((setting.label[:1].lower() + setting.label[1:], setting.row(value)))
+    return (
+        *rows,
         ("time", "one simulated step: compute, communication it waits for, idle"),
         ("memory", "simulated peak of the largest device; inputs and buffers left out"),
-    ]
-    return tuple(rows)
-
-
-def share_words(share: float) -> str:
-    """Format a share: ``12 %``; small shares keep a figure, so that nothing reads as zero that isn't."""
-    if share == 0:
-        return "0 %"
-    if abs(share) < LEAST:
-        return "under 0.001 %"
-    return f"{100 * share:.0f} %" if abs(share) >= 0.0095 else f"{100 * share:.1g} %"
-
-
-LEAST = 1e-5
-"""Smaller shares are distinguished from zero, but not from each other."""
+    )
 
 
 def bound_words(share: float) -> str:
-    """Format a bound, for ``within ...``: ``0.001 %`` stands for all smaller ones."""
-    return share_words(max(share, LEAST)) if share else "0 %"
+    """A bound, for ``within ...``: ``0.001 %`` stands for all smaller ones."""
+    return share_words(max(share, LEAST_SHARE)) if share else "0 %"
 
 
 def batch_words(exploration: Exploration) -> str:
@@ -68,16 +59,6 @@ def proof_words(point: Point, memory: str, time: str) -> str:
         f"{better}, by the sums that the search adds up ({memory} and {time} for this one). The figures "
         "above are simulated: peaks and waits are in them, and nothing is proven of them."
     )
-
-
-def _micro(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
-    return "1, 2, 4, 8 where they divide the batch" if value == "auto" else str(value)
-
-
-def _recompute(value: Any) -> str:
-    return "repeated blocks may run again in backward" if value == "auto" else str(value)
 
 
 def _first_size(call: Any) -> int | None:

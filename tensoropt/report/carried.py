@@ -50,7 +50,7 @@ def carried_detail(exploration: Exploration, index: int) -> Detail:
             point.time_s, point.compute_s, point.exposed_s, point.hidden_s, point.idle_s, point.host_s
         ),
         overlap=record.get("overlap", OVERLAP),
-        sources=dict(point.sources),
+        sources=point.sources,
         parts=parts,
         places=places_of(point),
     )

@@ -45,8 +45,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Question:
-    """The question to explore for a change: everything that defines an exploration."""
+class ChangedQuestion:
+    """What is explored for a change: everything that an exploration is asked."""
 
     graph: OperatorGraph
     model: ModelInfo
@@ -83,9 +83,8 @@ def change_named(exploration: Exploration, key: str) -> Change:
     raise TensorOptError(f"there is no change '{key}' of this exploration; there are {', '.join(keys)}")
 
 
-def question_of_change(exploration: Exploration, key: str) -> Question:
-    """Return the question to explore for a change. A memory budget is left out: it only says which points
-    fit.
+def question_of_change(exploration: Exploration, key: str) -> ChangedQuestion:
+    """What is explored for a change. A memory budget is left out: it only says which points fit.
 
     Raises:
         TensorOptError: there is no such change, it is refused, or the operator graph was not saved.
@@ -108,7 +107,7 @@ def question_of_change(exploration: Exploration, key: str) -> Question:
     else:
         counts = {*searched_counts(exploration), int(value)}
         settings = replace(settings, micro_batches=tuple(sorted(counts)))
-    return Question(graph, model, cluster, settings)
+    return ChangedQuestion(graph, model, cluster, settings)
 
 
 # -- links ----------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import ClusterError
@@ -14,20 +15,10 @@ from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.made_for import for_gpus
 from tensoropt.plan.model_source import is_onnx
 from tensoropt.plan.point import FRONTIER
+from tensoropt.plan.question import Question
+from tensoropt.plan.settings import Settings
 from tensoropt.report.table import run_line
 from tensoropt.units import format_bytes
-
-DEFAULTS = {
-    "mode": "train",
-    "optimizer": "adam",
-    "dtype": "float32",
-    "recompute": "auto",
-    "overlap": "default",
-    "measure": "all",
-    "pipelines": "auto",
-    "placements": "auto",
-}
-"""Settings that are options with the same name, with the command line's defaults."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +41,29 @@ def cluster_is_named(exploration: Exploration) -> bool:
         return False
 
 
+def question_of(exploration: Exploration) -> Question:
+    """The question that an exploration answers, as far as it is kept; its cluster is what it was."""
+    model, settings = exploration.model, Settings.from_dict(exploration.settings)
+    named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
+    planners = tuple(name for name in named if name != FRONTIER)
+    asked: dict[str, Any] = {}
+    if planners:
+        settings = replace(settings, memory_bytes=None)  # what planners are given are limits of their own
+        asked["limits"] = limits_asked(exploration)
+    if model.onnx is not None:
+        loss = None if model.onnx.loss == "auto" else model.onnx.loss
+        asked |= {"dims": model.onnx.dims, "outputs": model.onnx.outputs, "loss": loss}
+    return Question(
+        model=whole_source(model.source) or "MODEL",
+        cluster=dict(exploration.cluster),
+        batch=model.batch,
+        seed=model.seed,
+        settings=settings,
+        planners=planners,
+        **asked,
+    )
+
+
 def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str:
     """Return the command line that repeats this exploration, without defaults.
 
@@ -58,44 +72,13 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
         folder: the exploration's folder, whose file has its cluster and its constraints if these have no
             name.
     """
-    settings, model = exploration.settings, exploration.model
     file = f"{folder}/{FILE}"
-    cluster = str(exploration.cluster["name"]) if cluster_is_named(exploration) else file
-    named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
-    planners = [name for name in named if name != FRONTIER]
-    source = whole_source(model.source) or "MODEL"
-    parts = ["tensoropt", "compare" if planners else "explore", source, "--cluster", cluster]
-    for name, default in DEFAULTS.items():
-        if settings.get(name, default) != default:
-            parts += [f"--{name}", str(settings[name])]
-    micro = settings.get("micro_batches", "auto")
-    if micro != "auto":
-        parts += ["--micro-batches", ",".join(map(str, micro))]
-    if settings.get("memory_bytes") and not planners:
-        parts += ["--memory", str(round(settings["memory_bytes"]))]
-    asked = [limit for limit in limits_asked(exploration) if limit is not None] if planners else []
-    if asked:
-        parts += ["--memory", ",".join(str(round(limit)) for limit in asked)]
-    if settings.get("epsilon", 1e-3) != 1e-3:
-        parts += ["--epsilon", f"{settings['epsilon']:g}"]
-    if settings.get("process_memory"):
-        parts.append("--process-memory")
-    if settings.get("max_points"):
-        parts += ["--max-points", str(settings["max_points"])]
-    if settings.get("constraints"):
-        parts += ["--constraints", file]
-    if model.batch:
-        parts += ["--batch", str(model.batch)]
-    if model.seed:
-        parts += ["--seed", str(model.seed)]
-    if model.onnx is not None:
-        parts += [w for name, size in model.onnx.dims.items() for w in ("--dim", f"{name}={size}")]
-        parts += [w for tensor in model.onnx.outputs for w in ("--output", tensor)]
-        if model.onnx.loss not in (None, "auto"):
-            parts += ["--loss", str(model.onnx.loss)]
-    if planners:
-        parts += ["--planners", ",".join(planners)]
-    return " ".join(shlex.quote(p) for p in [*parts, "--out", out])
+    constraints = exploration.settings.get("constraints")
+    # Named, not read: that would take PyTorch, which pages that show explorations do without.
+    bare = replace(exploration, settings={**exploration.settings, "constraints": None})
+    named = {"cluster": str(exploration.cluster["name"])} if cluster_is_named(exploration) else {}
+    question = question_of(bare).model_copy(update={**named, "constraints_file": file if constraints else ""})
+    return question.line(out, cluster_file=file)
 
 
 def whole_source(source: str) -> str:

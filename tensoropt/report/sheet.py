@@ -19,20 +19,22 @@ from tensoropt.files import write_text
 from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.plan.changed import fingerprint
 from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.figures import worded
 from tensoropt.plan.frontier_picture import draw_frontier
 from tensoropt.plan.frontier_table import shown_points, source_words
+from tensoropt.plan.point import listed_facts, memory_words
 from tensoropt.plan.rates import RatesOf
 from tensoropt.plan.verified import Verified
 from tensoropt.report.alternatives import alternatives
-from tensoropt.report.assumptions import batch_words, proof_words, settings_rows, share_words
+from tensoropt.report.assumptions import batch_words, proof_words, settings_rows
 from tensoropt.report.commands import commands_for, devices_of, run_place
 from tensoropt.report.miss import ran_parts
 from tensoropt.report.rate_words import facts_of
 from tensoropt.report.rows import Detail
 from tensoropt.report.table import timing_words
 from tensoropt.report.why import looked_up
-from tensoropt.simulate.recording import MEMORY_KINDS, host_words
-from tensoropt.units import counted, format_bytes, format_number, format_seconds
+from tensoropt.simulate.recording import host_words
+from tensoropt.units import counted, format_bytes, format_number, format_seconds, share_words
 from tensoropt.version import __version__
 
 Rows = Sequence[tuple[str, str]]
@@ -196,20 +198,22 @@ class _Sheet:
                 detail=self.options.detail,
                 limit=f"{self.limit}, {size},",
             )
-        memory = (*zip(MEMORY_KINDS, point.memory, strict=True), *point.terms.items())
-        hidden = f", {format_seconds(point.hidden_s)} hidden" if point.hidden_s > 1e-6 * point.time_s else ""
+        hidden = ", {hidden_s} hidden" if point.hidden_s > 1e-6 * point.time_s else ""
         facts = [
             ("mesh", f"{self.space.mesh.label} ({counted(self.devices, 'device')})"),
             ("micro-batches", str(self.space.micro_batches)),
-            ("memory", ", ".join(f"{kind} {format_bytes(n)}" for kind, n in memory if n)),
+            ("memory", memory_words(point)),
             (
                 "time",
-                f"compute {format_seconds(point.compute_s)}, waiting for communication "
-                f"{format_seconds(point.exposed_s)}{hidden}, idle {format_seconds(point.idle_s)}",
+                worded(
+                    point,
+                    "compute {compute_s}, waiting for communication {exposed_s}" + hidden + ", idle {idle_s}",
+                ),
             ),
             *([("host", host_words(point))] if point.host_s else []),
+            *listed_facts(point),
             *([("what binds", why.binding.sentence)] if why else []),
-            ("figures", source_words(dict(point.sources)) or "none"),
+            ("figures", source_words(point.sources) or "none"),
             *([("planner", point.planner)] if point.planner != "frontier" else []),
         ]
         big = (("memory per device", format_bytes(point.memory_bytes)),

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tensoropt.console import columns
 from tensoropt.plan.compared import Compared, compared, limits_asked
 from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.figures import worded
 from tensoropt.plan.frontier_table import source_words, split_words
-from tensoropt.plan.point import FRONTIER
-from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words, host_words
+from tensoropt.plan.point import FRONTIER, listed_facts, memory_words
+from tensoropt.simulate.recording import allocator_words, host_words
 from tensoropt.units import format_bytes, format_seconds
 
 
@@ -105,18 +104,17 @@ def point_lines(exploration: Exploration, index: int) -> list[str]:
     """Return one point in words."""
     p = exploration.all_points[index]
     space = exploration.spaces[p.space]
-    kinds = (*zip(MEMORY_KINDS, p.memory, strict=True), *p.terms.items())
     return [
-        f"{exploration.title(index)}: {format_bytes(p.memory_bytes)} per device, "
-        f"{format_seconds(p.time_s)} per step",
+        worded(p, f"{exploration.title(index)}: {{memory_bytes}} per device, {{time_s}} per step"),
         f"  {exploration.names[index]}",
         f"  mesh {space.mesh.label}, {space.micro_batches} micro-batch(es); operators split by: "
         f"{split_words(exploration, index)}",
-        "  memory: " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size),
+        f"  memory: {memory_words(p)}",
         *([f"  allocator: {allocator_words(p.allocator)}"] if p.allocator else []),
-        f"  time: compute {format_seconds(p.compute_s)}, communication {format_seconds(p.communication_s)} "
-        f"({source_words(dict(p.sources))})",
+        worded(p, "  time: compute {compute_s}, communication {communication_s} ")
+        + f"({source_words(p.sources)})",
         *([f"  host: {host_words(p)}"] if p.host_s else []),
+        *(f"  {label}: {words}" for label, words in listed_facts(p)),
     ]
 
 
@@ -125,42 +123,6 @@ def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
     ranks."""
     line = f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
     return f"{line} --cpu" if gpus else line
-
-
-def points_data(exploration: Exploration, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:
-    """Return points as plain data, with the column names of the CSV.
-
-    Args:
-        indices: indices in ``all_points``; by default the frontier's.
-    """
-    rows = []
-    for i in range(len(exploration.points)) if indices is None else indices:
-        p = exploration.all_points[i]
-        space = exploration.spaces[p.space]
-        rows.append(
-            {
-                "point": i + 1,
-                "name": exploration.names[i],
-                "memory_bytes": round(p.memory_bytes),
-                "time_s": p.time_s,
-                "devices": int(np.prod(space.mesh.shape)) if space.mesh.shape else 1,
-                "mesh": space.mesh.label,
-                "micro_batches": space.micro_batches,
-                "compute_s": p.compute_s,
-                "communication_s": p.communication_s,
-                "idle_s": p.idle_s,
-                "host_s": p.host_s,
-                "host_bound": p.host_bound,
-                "exact": p.exact,
-                "gap": p.gap,
-                "planner": p.planner,
-                "memory": dict(zip(MEMORY_KINDS, map(round, p.memory), strict=True)),
-                "terms": {name: round(size) for name, size in p.terms.items()},
-                "allocator": {name: round(size) for name, size in p.allocator.items()},
-                "sources": dict(p.sources),
-            }
-        )
-    return rows
 
 
 COMPARISON_HEADER = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]

@@ -1,4 +1,4 @@
-"""Cost graph -> frontier: elimination, linear dynamic programming, unroll, bounds."""
+"""The search for the frontier of a cost graph: elimination, linear dynamic programming, unrolling, bounds."""
 
 from tensoropt.search.bounds import Staircase
 from tensoropt.search.costgraph import CostGraph

@@ -1,4 +1,4 @@
-"""Our method where nothing has to be fixed: the whole frontier, or one within the allowed gap."""
+"""Our method if no operator has to be fixed: the whole frontier, or one within the allowed gap."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from tensoropt.search.within import track_within
 
 
 def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """The frontier of a graph whose ``order`` fixes nothing; None when no strategy is possible."""
+    """The frontier of a graph whose ``order`` fixes nothing; None if no strategy is possible."""
     track = track_within if settings.epsilon > 0 else track_exactly
     return track(reduced, order, settings)

@@ -1,12 +1,13 @@
-"""Costs of very different sizes: the frontier searched in bands, each on a grid fine enough for its points.
+"""Costs of very different sizes: the frontier is searched in bands, each on a grid fine enough for its
+points.
 
-A grid holds sums of 52 bits. Where one operator offers both 1 MB and 800 TB, a grid that holds the largest
-cost is too coarse for the smallest strategies: it does not tell them from nothing, and a strategy of a
+A grid holds sums of 52 bits. If one operator offers both 1 MB and 800 TB, a grid that holds the largest cost
+is too coarse for the smallest strategies: it cannot distinguish them from zero, and a strategy of a
 nanosecond can hide another of a picosecond. Costs are never negative, so a strategy within a budget uses no
-entry beyond it. All strategies below the least cost that a grid resolves are therefore searched again with
-the entries beyond it left out, and so on a finer grid: those of too little memory in one search, those of too
-little time in another, whatever the first one found among them. One search is enough unless the costs span
-more than six decades.
+entry beyond it. All strategies below the least cost that a grid resolves are therefore searched a second time
+without the entries beyond it, on a finer grid, and so on: those of too little memory in one search, those of
+too little time in another, whatever the first search gave for them. One search is enough unless the costs
+span more than six decades.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from tensoropt.search.reduced_graph import UNLIMITED, Caps, ReducedGraph, reduce
 from tensoropt.types import Floats
 
 RESOLUTION = 4e-10
-"""How far rounding to the grid may move a point, relative to its own size. Of two points that move by so much
-one can wrongly beat the other, so a frontier is right to twice this."""
+"""How far rounding to the grid may move a point, relative to its own size. Of two points that move this far,
+one can wrongly beat the other, so a frontier is accurate to twice this."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Band:
-    """One search. Its points ``first:last`` belong to the result; ``caps``: where its bounds hold."""
+    """One search. Its points ``first:last`` belong to the result; ``caps`` say where its bounds hold."""
 
     caps: Caps
     reduced: ReducedGraph
@@ -49,7 +50,7 @@ class Band:
 
     @property
     def bound(self) -> Bound:
-        """What no strategy can beat, as far as this band can tell."""
+        """A bound that no strategy can beat, as far as this band can tell."""
         frontier = self.found.frontier
         proven = self.found.bound or Staircase(frontier.memory, frontier.time)
         return BandBound(proven, self.caps, self.reduced.memory_tolerance, self.reduced.time_error)
@@ -57,11 +58,11 @@ class Band:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BandBound:
-    """A bound of what lies on a grid, for strategies whose costs were rounded to it.
+    """A bound on a grid, converted to strategies whose costs were rounded to the grid.
 
     Attributes:
-        caps: up to which costs the bound holds.
-        memory_tolerance, time_error: what rounding may have added, bytes and seconds.
+        caps: the costs up to which the bound holds.
+        memory_tolerance, time_error: the most that rounding may have added, in bytes and seconds.
     """
 
     proven: Bound
@@ -79,25 +80,25 @@ class BandBound:
 def search_bands(
     reduced: ReducedGraph, method: str, settings: SearchSettings, caps: Caps = UNLIMITED
 ) -> list[Band]:
-    """Bands from the leanest to the fastest, empty when no strategy is possible within ``caps``."""
+    """The bands from the leanest to the fastest; empty if no strategy is possible within ``caps``."""
     found = _track(reduced, method, settings)
     if found is None:
         return []
     memory, time = found.frontier.memory, found.frontier.time
-    # Times descend, and searchsorted wants ascending values.
+    # Times descend, but searchsorted needs ascending values.
     first = int(np.searchsorted(-time, -caps.time))
     last = int(np.searchsorted(memory, caps.memory, side="right"))
     if first >= last:
         return [Band(caps, reduced, found, last, last)]
-    # Rounding moves a point by up to the error, so that one below error / RESOLUTION may move by more than
-    # RESOLUTION of itself. The least cost that the grid resolves decides, not the points found on it: one
-    # that the grid takes for nothing can hide others.
+    # Rounding moves a point by up to the error, so a point below error / RESOLUTION may move by more than
+    # RESOLUTION of itself. The least cost that the grid resolves decides, not the resulting points: one that
+    # the grid rounds to zero can hide others.
     coarse = Caps(reduced.memory_error / RESOLUTION, reduced.time_error / RESOLUTION)
     lean = int(np.searchsorted(memory, coarse.memory, side="right"))
     fast = int(np.searchsorted(-time, -coarse.time))
     below, above = [], []
     if lean > first:
-        # A strategy at the edge may lie an error to either side of it on both grids.
+        # A strategy at the edge may be off by one error in either direction on both grids.
         inner = replace(caps, memory=min(caps.memory, coarse.memory + 2 * reduced.memory_error))
         below = _within(reduced, method, settings, found, inner)
         first = lean if below else first
@@ -117,26 +118,26 @@ def _track(reduced: ReducedGraph, method: str, settings: SearchSettings) -> Sear
 def _within(
     reduced: ReducedGraph, method: str, settings: SearchSettings, found: SearchResult, caps: Caps
 ) -> list[Band]:
-    """The bands within ``caps``; empty when leaving entries out makes no grid finer."""
+    """The bands within ``caps``; empty if leaving entries out makes no grid finer."""
     inner = reduce_graph(reduced.graph, caps)
-    # Only a finer grid can tell more, and without this the recursion would not end.
+    # Only a finer grid can resolve more, and without this check the recursion would not end.
     if inner.memory_grid >= reduced.memory_grid and inner.time_grid >= reduced.time_grid:
         return []
     memory, time = found.frontier.memory, found.frontier.time
-    # One rival is as slow as the cap and leaner than anything, one as fast as anything and as large as the
-    # cap: together they beat what lies outside of the band, so that the search prunes it.
+    # One rival is as slow as the cap and leaner than any strategy, another as fast as any and as large as the
+    # cap: together they beat everything outside the band, so the search prunes it.
     beyond_m = [max(memory[0] - 2 * reduced.memory_error, 0.0), caps.memory]
     beyond_t = [caps.time, max(time[-1] - 2 * reduced.time_error, 0.0)]
-    beyond = reduce(beyond_m, beyond_t)  # all that needs no search, as if another graph offered it
+    beyond = reduce(beyond_m, beyond_t)  # everything that needs no search, as if another graph offered it
     rivals = beyond if settings.rivals is None else merge([settings.rivals, beyond])
     return search_bands(inner, method, replace(settings, rivals=rivals), caps)
 
 
 def distinct(points: Frontier, bands: list[Band]) -> NDArray[np.bool_]:
-    """Which points of ``merge(bands)`` remain when those that only rounding keeps apart count as one.
+    """Mark the points of ``merge(bands)`` that remain when points that differ only by rounding count as one.
 
-    A sum such as 0.1 + 0.2 lies an ulp beside 0.3, and one strategy can be found on two grids: of two points
-    whose memory cannot be told apart the slower one goes, of two of one time the larger.
+    A sum such as 0.1 + 0.2 differs from 0.3 by an ulp, and one strategy can appear on two grids: of two
+    points with indistinguishable memory the slower one is removed, of two with the same time the larger.
     """
     which = points.origin[:, 0]
     memory_error = np.array([band.reduced.memory_tolerance for band in bands])[which]

@@ -1,7 +1,7 @@
 """Bounds: a time that no strategy within a memory budget can beat.
 
-The hull's lines are one (:mod:`tensoropt.search.hull`). A staircase is another where a search has shown that
-nothing lies below it, and bounds of parts of the strategies are put together.
+The hull's lines are one kind of bound (:mod:`tensoropt.search.hull`). A staircase is another, once a search
+has shown that nothing lies below it; and bounds for parts of the strategies can be combined.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from tensoropt.frontier.tools import Points
 from tensoropt.types import Floats
 
 ROUNDING = 1e-3
-"""Of an allowed gap: so much of it is left for rounding of costs to the grid (``bands.RESOLUTION``), so that
-what is proven is not above what was allowed."""
+"""The share of an allowed gap that is reserved for rounding costs to the grid (``bands.RESOLUTION``), so that
+the proven gap does not exceed the allowed one."""
 
 
 class Bound(Protocol):
-    """What no strategy can beat."""
+    """A bound that no strategy can beat."""
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) a time that no strategy within each of these budgets can beat; inf where none fits."""
+        """(n,) a time that no strategy within each of these budgets can beat; inf if none fits."""
         ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Staircase:
-    """``memory`` (n,) ascending, ``time`` (n,) strictly descending; not always strategies."""
+    """A staircase as a bound; ``memory`` (n,) ascends, ``time`` (n,) strictly descends; its points need not
+    be strategies."""
 
     memory: Floats
     time: Floats
@@ -42,7 +43,7 @@ class Staircase:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Highest:
-    """Bounds of the same strategies, of which the highest counts."""
+    """The highest of several bounds of the same strategies."""
 
     parts: Sequence[Bound]
 
@@ -53,7 +54,7 @@ class Highest:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Lowest:
-    """Bounds of strategies apart from each other, of which the lowest counts."""
+    """The lowest of the bounds of separate sets of strategies."""
 
     parts: Sequence[Bound]
 
@@ -63,6 +64,6 @@ class Lowest:
 
 
 def lowered(known: Points, epsilon: float) -> Staircase:
-    """The staircase that only strategies lie below which are faster than the known ones by more than the
-    share ``epsilon``, within their memory."""
+    """The staircase below which only those strategies lie that are faster than the known ones by more than
+    the share ``epsilon``, within their memory."""
     return Staircase(known.memory, known.time / (1.0 + epsilon * (1.0 - ROUNDING)))

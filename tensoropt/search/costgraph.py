@@ -14,17 +14,17 @@ from tensoropt.frontier.algebra import segmented_staircase
 from tensoropt.types import Floats, Indices
 
 LEAST_COST, MOST_COST = 2.0**-500, 2.0**500
-"""Costs other than 0, and their sums, must lie between these: slopes and products of two costs are then
-floats that neither overflow nor lose digits."""
+"""Nonzero costs, and their sums, must lie between these, so that slopes and products of two costs are floats
+that neither overflow nor lose digits."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CostTable:
     """Small frontiers in one flat table: entry ``e`` holds the points ``offsets[e]:offsets[e + 1]``.
 
-    ``shape``: (K,) for an operator, (P, Q) for an edge, entries in row-major order. ``memory``, ``time``
-    (points,) finite, ``option`` (points,) int32: the caller's option index of each point. Every entry is
-    reduced: memory strictly ascending, time strictly descending. An entry without points is impossible.
+    ``shape``: (K,) for an operator, (P, Q) for an edge, with entries in row-major order. ``memory``, ``time``
+    (points,) are finite; ``option`` (points,) int32 is the caller's option index of each point. Every entry
+    is reduced: memory strictly ascending, time strictly descending. An entry without points is impossible.
     """
 
     shape: tuple[int, ...]
@@ -35,13 +35,13 @@ class CostTable:
 
     @property
     def entries(self) -> int:
-        """How many entries the table has, impossible ones included."""
+        """The number of entries, including impossible ones."""
         return len(self.offsets) - 1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Edge:
-    """Costs between two operators; the cost of configurations (i, j) is entry (rows[i], cols[j]) of
+    """The costs between two operators; configurations (i, j) have the cost of entry (rows[i], cols[j]) of
     ``table``.
 
     ``ordinal``: this is the n-th edge added from ``source`` to ``target``, counted from 0.
@@ -56,11 +56,11 @@ class Edge:
 
 
 class CostGraph:
-    """Operators, their configurations, and what each choice costs in memory (bytes) and time (seconds).
+    """Operators, their configurations, and the cost of each choice in memory (bytes) and time (seconds).
 
-    ``inf`` marks the impossible; an empty list of options is an impossible configuration. Parallel edges,
-    also against each other, several components and operators of one configuration are allowed. Tables of
-    equal content are kept once, so identical layers cost nothing.
+    ``inf`` marks the impossible; an empty list of options is an impossible configuration. Parallel edges (in
+    either direction), several components, and operators with one configuration are allowed. Tables with equal
+    content are stored once, so identical layers cost nothing.
     """
 
     def __init__(self) -> None:
@@ -86,9 +86,9 @@ class CostGraph:
     def add_operator(self, name: str, costs: Any) -> None:
         """Add an operator; ``costs[k]`` is an array (options, 2) of memory and time of configuration ``k``.
 
-        A float array (K, options, 2) is the same; (K, 2) means one option each; what :func:`operator_costs`
-        has made of either may be given again and again. Raises ``ValueError`` naming the operator for a
-        repeated name, no configurations, or negative, NaN or ragged costs.
+        A float array (K, options, 2) is equivalent; (K, 2) means one option each; the result of
+        :func:`operator_costs` for either may be passed any number of times. Raises ``ValueError`` naming the
+        operator for a repeated name, no configurations, or negative, NaN or ragged costs.
         """
         what = f"operator {name!r}"
         if name in self._index:
@@ -108,13 +108,13 @@ class CostGraph:
         rows: ArrayLike | None = None,
         cols: ArrayLike | None = None,
     ) -> None:
-        """Add an edge; ``costs[i][j]`` is an array (options, 2), or ``costs`` (Ka, Kb, 2) or (Ka, Kb,
+        """Add an edge; ``costs[i][j]`` is an array (options, 2), or ``costs`` is (Ka, Kb, 2) or (Ka, Kb,
         options, 2).
 
         With ``rows`` (Ka,) and ``cols`` (Kb,) the edge is factored: configurations (i, j) cost
-        ``costs[rows[i]][cols[j]]``. What :func:`edge_costs` has made of ``costs`` may be given again and
-        again. Parallel edges are kept apart. Raises ``ValueError`` naming the edge
-        for unknown ends, a self-edge, a wrong shape, negative, NaN or ragged costs.
+        ``costs[rows[i]][cols[j]]``. The result of :func:`edge_costs` for ``costs`` may be passed any number
+        of times. Parallel edges stay separate. Raises ``ValueError`` naming the edge for unknown ends, a
+        self-edge, a wrong shape, negative, NaN or ragged costs.
         """
         what = f"edge {source!r} -> {target!r}"
         for end in (source, target):
@@ -132,7 +132,8 @@ class CostGraph:
         self.edges.append(Edge(a, b, ordinal, table, maps[0], maps[1]))
 
     def blocked(self) -> str | None:
-        """The first operator or edge that alone makes every strategy impossible, in words; None if none."""
+        """The first operator or edge that alone makes every strategy impossible, in words; None if there is
+        none."""
         for name, table in zip(self.names, self.nodes, strict=True):
             if len(table.memory) == 0:
                 return (
@@ -142,7 +143,7 @@ class CostGraph:
         open_: set[tuple[int, int, int]] = set()
         for edge in self.edges:
             key = id(edge.table), id(edge.rows), id(edge.cols)
-            # Layers that are alike share tables and maps; each is looked at once.
+            # Layers that are alike share tables and maps, and each is examined once.
             if key in open_:
                 continue
             possible = (np.diff(edge.table.offsets) > 0).reshape(edge.table.shape)
@@ -153,10 +154,10 @@ class CostGraph:
         return None
 
     def check_sums(self) -> None:
-        """Raise ``ValueError`` where costs of a strategy could add up to more than the search can hold."""
+        """Raise ``ValueError`` if the costs of a strategy could add up to more than the search can hold."""
         tables = [*self.nodes, *(edge.table for edge in self.edges)]
         for what in ("memory", "time"):
-            # The largest cost of every table: no strategy can cost more, though none may cost as much.
+            # The largest cost in every table: no strategy can cost more, though perhaps none costs as much.
             largest = [float(getattr(table, what).max(initial=0.0)) for table in tables]
             if sum(largest) > MOST_COST:
                 raise ValueError(
@@ -166,14 +167,14 @@ class CostGraph:
 
     def _shared(self, table: CostTable) -> CostTable:
         # Equal tables become one object, so that later stages compare tables by identity: reduce_graph snaps
-        # each once, and equal steps of a program are found by it.
+        # each table once, and equal steps of a program are recognised in this way.
         if id(table) in self._known:
             return table
         digest = hashlib.blake2b(repr(table.shape).encode(), digest_size=16)
         for array in (table.offsets, table.memory, table.time, table.option):
             digest.update(array.tobytes())
         shared = self._tables.setdefault(digest.digest(), table)
-        self._known.add(id(shared))  # which stays that of this table, as it is kept
+        self._known.add(id(shared))  # the id stays valid, because the table is kept
         return shared
 
     def _shared_map(self, values: Indices) -> Indices:
@@ -181,7 +182,7 @@ class CostGraph:
 
 
 def operator_costs(costs: Any, what: str) -> CostTable:
-    """What ``add_operator`` takes as costs, made ready once for many operators; ``what`` they are, for
+    """Prepare the costs that ``add_operator`` takes, once for many operators; ``what`` describes them in
     errors.
 
     Raises:
@@ -191,7 +192,7 @@ def operator_costs(costs: Any, what: str) -> CostTable:
 
 
 def edge_costs(costs: Any, what: str) -> CostTable:
-    """What ``add_edge`` takes as costs, made ready once for many edges; ``what`` they are, for errors.
+    """Prepare the costs that ``add_edge`` takes, once for many edges; ``what`` describes them in errors.
 
     Raises:
         ValueError: negative, NaN or ragged costs.
@@ -309,12 +310,12 @@ def _ragged_table(entries: list[Floats], shape: tuple[int, ...], what: str) -> C
 
 
 def _reduced(entry: Indices, option: Indices, points: Floats, shape: tuple[int, ...]) -> CostTable:
-    """Reduce every entry of a flat table at once: one sort, one segmented running minimum."""
+    """Reduce every entry of a flat table at once, with one sort and one segmented running minimum."""
     finite = np.isfinite(points).all(axis=1)
     entry, option, points = entry[finite], option[finite], points[finite]
     entries = int(np.prod(shape))
     counts = np.bincount(entry, minlength=entries)
-    # Tables of one option per entry are reduced already and come in the order of their entries.
+    # Tables with one option per entry are already reduced and in the order of their entries.
     if len(counts) and counts.max() > 1:
         # By entry, then memory, then time, then option: of equal options the first is kept.
         order = np.lexsort((option, points[:, 1], points[:, 0], entry))

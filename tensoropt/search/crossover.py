@@ -1,7 +1,7 @@
 """Strategies between two hull vertices: the first operators of one, the rest of the other.
 
-With many equal layers the hull has few vertices and long edges, and along an edge almost every prefix
-mix is close to optimal. All cuts of a pair cost one cumulative sum, and the points found make the upper
+With many equal layers the hull has few vertices and long edges, and along an edge almost every prefix mix is
+close to optimal. All cuts of a pair take one cumulative sum, and the resulting points make the upper
 staircase tight before any frontier has been computed. They are real strategies and can be unrolled.
 """
 
@@ -21,7 +21,7 @@ Pick = tuple[Indices, Indices]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Mixes:
-    """Crossovers: point ``p`` takes operators below ``cut[p]`` from pick ``head[p]``, others from
+    """Crossovers: point ``p`` takes operators below ``cut[p]`` from pick ``head[p]``, and the others from
     ``tail[p]``.
     """
 
@@ -33,10 +33,10 @@ class Mixes:
 
 
 def mix_neighbours(reduced: ReducedGraph, picks: Sequence[Indices]) -> Mixes:
-    """All prefix mixes of neighbouring picks, both ways.
+    """All prefix mixes of neighbouring picks, in both directions.
 
-    ``picks[i]`` (operators + edges, 2): class and point of every operator, entry and point of every edge,
-    sorted by memory of the whole strategy.
+    ``picks[i]`` (operators + edges, 2): the class and point of every operator, and the entry and point of
+    every edge, sorted by memory of the whole strategy.
     """
     n = len(reduced.domains)
     if n < 2 or len(picks) < 2:
@@ -52,7 +52,7 @@ def mix_neighbours(reduced: ReducedGraph, picks: Sequence[Indices]) -> Mixes:
 
 
 class _Tables:
-    """Leaf points of a reduced graph in flat form, for adding up strategies."""
+    """The leaf points of a reduced graph in flat form, for adding up strategies."""
 
     def __init__(self, reduced: ReducedGraph) -> None:
         base, leaf_first, entries, points = [], [], 0, 0
@@ -77,15 +77,16 @@ class _Tables:
         self.cols, self.cols_at = _flat([e.cols for e in edges])
 
     def mixed_entries(self, low: Indices, high: Indices) -> Indices:
-        """Entry of every edge when its lower operator has class ``low`` and its higher one ``high``."""
+        """The entry of every edge whose lower operator has class ``low`` and whose higher one has class
+        ``high``."""
         forward = self.source < self.target
         i, j = np.where(forward, low, high), np.where(forward, high, low)
         return self.rows[self.rows_at + i] * self.width + self.cols[self.cols_at + j]
 
     def cuts(self, picks: Indices, heads: Indices, tails: Indices) -> tuple[Floats, Floats]:
-        """(pairs, operators + 1) memory and time for every cut of every pair of picks; inf where impossible.
+        """(pairs, operators + 1) memory and time for every cut of every pair of picks; inf if impossible.
 
-        Edges across the cut take their option of least memory.
+        Edges across the cut use their option with the least memory.
         """
         n = len(self.node_base)
         node = self.offsets[self.node_base + picks[:, :n, 0]] + picks[:, :n, 1]
@@ -94,13 +95,13 @@ class _Tables:
             picks[heads][:, self.low, 0], picks[tails][:, self.high, 0]
         )
         possible = self.offsets[across] < self.offsets[across + 1]
-        # The offset of an empty entry at the end points behind all points; it is masked by ``possible``.
+        # The offset of a trailing empty entry points past all points; ``possible`` masks it.
         mixed = np.minimum(self.offsets[across], len(self.memory) - 1)
         shape = len(heads), n + 2
         row = np.arange(len(heads))[:, None]
-        # Everything is a sum of steps along the cuts. An edge is cut where low < c <= high, so that its cost
-        # changes at low + 1 and at high + 1 only, and one cumulative sum gives all cuts of a pair. It is
-        # exact, as differences of costs on the grid are on the grid.
+        # Everything is a sum of steps along the cuts. An edge is cut where low < c <= high, so its cost
+        # changes only at low + 1 and at high + 1, and one cumulative sum gives all cuts of a pair. It is
+        # exact, because differences of costs on the grid are on the grid.
         blocked = np.zeros(shape)
         np.add.at(blocked, (row, self.low + 1), ~possible)
         np.add.at(blocked, (row, self.high + 1), -1.0 * ~possible)
@@ -119,7 +120,7 @@ class _Tables:
 
 
 def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
-    """All maps in one array, and where each begins."""
+    """All maps in one array, and the start of each."""
     sizes = [len(m) for m in maps]
     return (
         np.concatenate([np.zeros(0, np.int64), *maps]),
@@ -130,11 +131,12 @@ def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
 def unmix(
     reduced: ReducedGraph, picks: Sequence[Indices], heads: Indices, tails: Indices, cuts: Indices
 ) -> Indices:
-    """(n, operators + edges, 2) the picks of mixes, each of a head's pick and a tail's.
+    """(n, operators + edges, 2) the picks of mixes, each made from a head's pick and a tail's.
 
     Args:
-        picks: of the strategies that are mixed, each (operators + edges, 2).
-        heads, tails: (n,) which of these; ``cuts``: (n,) below which operator the head's is taken.
+        picks: those of the strategies that are mixed, each (operators + edges, 2).
+        heads, tails: (n,) indices into these; ``cuts``: (n,) the operator below which the head's picks are
+            used.
     """
     n = len(reduced.domains)
     source = np.array([e.source for e in reduced.edges], np.int64)
@@ -143,7 +145,7 @@ def unmix(
     ends = ends.reshape(2, -1)
     given = np.stack([picks[i] for i in used.tolist()])
     found = np.empty((len(cuts), *given.shape[1:]), np.int64)
-    # What of an edge is said of its higher end: below the cut, both are.
+    # An edge belongs to its higher end: if that is below the cut, both ends are.
     last = np.concatenate([np.arange(n), np.maximum(source, target)])
     expected = len(cuts), len(last), 2
     assert found.shape == expected, f"{found.shape} picks for {expected}"
@@ -160,8 +162,8 @@ def unmix(
 
 @njit(cache=True, nogil=True)
 def _mix(picks, heads, tails, cuts, last, found):
-    """Fill ``found`` with a head's pick where the ``last`` (operators + edges,) operator of an input lies
-    below the cut, and with a tail's elsewhere."""
+    """Fill ``found`` with a head's pick where the ``last`` (operators + edges,) operator of an input is below
+    the cut, and with a tail's elsewhere."""
     for m in range(found.shape[0]):
         head, tail, cut = picks[heads[m]], picks[tails[m]], cuts[m]
         for i in range(last.shape[0]):

@@ -1,7 +1,7 @@
 """One pass of frontiers up a program, pruned and thinned, on several threads.
 
-Every entry of a step's table is computed on its own, so the result does not depend on how entries are
-shared out: the bytes are the same for any number of threads.
+Every entry of a step's table is computed independently, so the result does not depend on how entries are
+distributed: the bytes are the same for any number of threads.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tensoropt.types import Floats, Indices
 from tensoropt.units import format_bytes
 
 INLINE_WORK = 20_000
-"""Estimated sums of a step below which threads cost more than they gain; an assumption."""
+"""The estimated sums of a step below which threads cost more than they gain; an assumption."""
 ENTRIES_PER_THREAD = 10_000
-"""Fewer entries are asked whether they can reach a corner without another thread; an assumption."""
+"""The most entries for which one thread checks whether they can reach a corner; an assumption."""
 MOST_SUMS = 1 << 62
-"""Sums of a pass without a limit: more than any machine makes."""
-BYTES_PER_POINT = 20  # memory and time, 8 bytes each, and a label of 4
+"""The sums of a pass without a limit: more than any machine computes."""
+BYTES_PER_POINT = 20  # 8 bytes each for memory and time, and a 4-byte label
 
 
 class TooManySumsError(Exception):
-    """A pass that takes more sums than it may."""
+    """Raised by a pass that needs more sums than it may make."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Table:
-    """Frontiers of all entries, flat; ``label`` (points,) int32 says which k of the step won."""
+    """The frontiers of all entries, flat; ``label`` (points,) int32 says which k of the step won."""
 
     offsets: Indices
     memory: Floats
@@ -47,22 +47,22 @@ class Table:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pass:
-    """All tables of one pass (leaves included) and whether any entry was thinned."""
+    """All tables of one pass (including leaves), and whether any entry was thinned."""
 
     tables: tuple[Table, ...]
     thinned: bool
 
     @property
     def points(self) -> int:
-        """Points of all tables together."""
+        """The points of all tables together."""
         return sum(len(t.memory) for t in self.tables)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Messages:
-    """Scalar bounds (entries, W) of every entry, inside and outside, and the corners to beat.
+    """The scalar bounds (entries, W) of every entry, inside and outside, and the corners to beat.
 
-    ``alive`` (entries,): what can reach a corner at all.
+    ``alive`` (entries,): the entries that can reach some corner.
     """
 
     inside: Floats
@@ -85,7 +85,7 @@ class Messages:
         return Messages(inside, outside, corners, np.concatenate(parts))
 
     def pairs(self, program: Program) -> int:
-        """How many pairs of entries a pass has to look at."""
+        """The number of pairs of entries that a pass has to examine."""
         first = program.base[program.leaves :]
         if not len(first):
             return 0
@@ -117,14 +117,14 @@ def step_entries(
     most,
     allowed,
 ):
-    """Entries ``first:last`` of a step; returns (counts, memory, time, label, thinned, made).
+    """Compute entries ``first:last`` of a step; return (counts, memory, time, label, thinned, made).
 
     ``inside``, ``outside`` (entries, W), ``alive`` (entries,): the step's rows, or no rows for no pruning.
-    ``most``: points kept per entry, 0 for all. ``made``: sums of points, and pairs of entries looked at; once
-    they are more than ``allowed``, what is left is not made.
+    ``most``: points kept per entry, 0 for all. ``made``: sums of points, and pairs of entries examined; once
+    they exceed ``allowed``, the rest is not computed.
     """
     # The signature is long because numba takes arrays and no dataclasses. Buffers start at 1,024 items, an
-    # assumption, and grow; they are made once per call and serve all of its entries.
+    # assumption, and grow; they are allocated once per call and serve all of its entries.
     n_k = left_k.shape[0]
     counts = np.zeros(last - first, np.int64)
     out_m = np.empty(1024)
@@ -138,13 +138,13 @@ def step_entries(
     tk = np.empty(1024, np.int32)
     chosen = np.empty(1024, np.int64)
     hull = np.empty(1024, np.int64)
-    # Enough for any number of points, see union_of_products.
+    # Enough for any number of points; see union_of_products.
     runs = np.empty(64, np.int64)
     lines = weight_m.shape[0]
     slope = np.empty(lines)
     level = np.empty(lines)
     start = np.empty(lines)
-    # fill_limits halves a range of BREAKPOINTS, so that its depth is a logarithm of that.
+    # fill_limits halves a range of BREAKPOINTS, so its depth is the logarithm of that.
     stack = np.empty((64, 4), np.int64)
     limit_m = np.empty(BREAKPOINTS)
     limit_t = np.empty(BREAKPOINTS)
@@ -168,7 +168,7 @@ def step_entries(
         if candidates == 0:
             continue
         use = 0
-        # A limit costs BREAKPOINTS evaluations, which so few candidates do not repay.
+        # A limit takes BREAKPOINTS evaluations, which so few candidates do not repay.
         if pruned and candidates > BREAKPOINTS:
             use = BREAKPOINTS
             breakpoints(inside[o], outside[o], corner_m, weight_m, weight_t, slope, level, start, limit_m)
@@ -211,7 +211,7 @@ _ALL_ALIVE = np.empty(0, np.bool_)
 
 
 class Engine:
-    """Runs passes of one program; owns the threads."""
+    """The runner of one program's passes, which owns the threads."""
 
     def __init__(self, program: Program, threads: int | None) -> None:
         self.program = program
@@ -225,10 +225,10 @@ class Engine:
         self.leaves += (Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
 
     def run_pass(self, messages: Messages | None, most: int, sums: int = MOST_SUMS) -> Pass:
-        """One pass over all steps; ``most`` points per entry (0: all).
+        """Run one pass over all steps, keeping ``most`` points per entry (0: all).
 
         Raises :class:`TableTooLargeError` before the tables outgrow :func:`memory_allowance`, and
-        :class:`TooManySumsError` where it takes more than so many ``sums`` of points and pairs of entries.
+        :class:`TooManySumsError` if it takes more than ``sums`` sums of points and pairs of entries.
         """
         tables = list(self.leaves)
         thinned, made = False, 0
@@ -251,7 +251,7 @@ class Engine:
                     )  # fmt: skip
                 work = size * len(step.left_k)
                 work *= 1 + len(left.memory) // len(left.offsets) + len(right.memory) // len(right.offsets)
-                # Entries differ much in cost, so that each thread gets several parts; eight is an assumption.
+                # Entries differ much in cost, so each thread gets several parts; eight is an assumption.
                 # Results are taken in the order of the parts, whichever ends first.
                 parts = min(size, 8 * self.threads) if self.threads > 1 and work > INLINE_WORK else 1
                 ends = [size * i // parts for i in range(parts + 1)]
@@ -262,13 +262,13 @@ class Engine:
                     given = (*index, *points, *rest, most, sums - made)
                     jobs = [pool.submit(step_entries, a, b, *given) for a, b in spans]
                     found = [j.result() for j in jobs]
-                # A part that stops has made more than is left for all parts together, so that this does not
-                # depend on how the entries are shared out.
+                # A part that stops has made more than is left for all parts together, so this does not depend
+                # on how the entries are distributed.
                 made += sum(f[5] for f in found)
                 if made > sums:
                     raise TooManySumsError(f"a pass takes more than {sums} sums")
                 tables.append(_joined(found))
-                # How many points survive is known only now.
+                # Only now is it known how many points survive.
                 used += BYTES_PER_POINT * len(tables[-1].memory)
                 if used > allowance:
                     raise TableTooLargeError(

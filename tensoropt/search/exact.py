@@ -25,41 +25,42 @@ from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource
 
 log = logging.getLogger(__name__)
 
-# How much is spent on bounds before frontiers. Where no reason stands beside a number it is an assumption;
-# the numbers decide how long a search takes, never what an exact one finds or what any claims.
+# How much is spent on bounds before frontiers. A number without a reason next to it is an assumption; the
+# numbers decide how long a search takes, never what an exact one returns or what any claims.
 FEW_SUMS = 300_000
-"""A graph whose unpruned pass makes so few sums is searched without bounds, which would take longer."""
+"""A graph whose unpruned pass makes at most this many sums is searched without bounds, which would take
+longer."""
 FEW_LINES, LINES = 16, 32
-"""Lines of the hull: for a first narrowing of large graphs, and for passes."""
+"""The number of hull lines: for a first narrowing of large graphs, and for passes."""
 CORNERS = 2048
-"""Corners of the known strategies that a pass is pruned by; more are coarsened, which stays exact."""
+"""The number of corners of the known strategies that prune a pass; more are coarsened, which stays exact."""
 COARSE_POINTS = 256
-"""Points kept per table entry in a thinned pass."""
+"""The number of points kept per table entry in a thinned pass."""
 TIGHT = 0.01
-"""Mean gap below which known strategies prune the exact pass well enough without a thinned one before."""
+"""Mean gap below which known strategies prune the exact pass well enough without a preceding thinned pass."""
 WORTH_NARROWING = 20_000
-"""Table entries from which classes that cannot reach the frontier are left out first."""
+"""The number of table entries from which classes that cannot reach the frontier are left out first."""
 MORE_LINES = 96
-"""Lines where many pairs stay: 32 miss half of the vertices of a steep frontier, and no corner is narrow
-then.
+"""The number of lines if many pairs remain: 32 miss half of the vertices of a steep frontier, and no corner
+is then narrow.
 """
 FEW_PAIRS = 20_000
-"""Pairs of table entries up to which the exact pass costs no more than a thinned one."""
+"""The number of pairs of table entries up to which the exact pass costs no more than a thinned one."""
 MANY_PAIRS = 400_000
-"""Pairs of table entries from which more lines are worth their time, and the most that a target may leave."""
+"""Number of pairs of table entries from which more lines pay off, and the most that a target may leave."""
 CLOSENESS = 0.25, 0.0625, 0.0039, 0.00024
-"""Distances of pruning targets above the hull, as shares of that of the known strategies; the first is taken
-that leaves little enough work."""
+"""Distances of pruning targets above the hull, as shares of that of the known strategies; the first one that
+leaves little enough work is used."""
 MESSAGE_BYTES = 1 << 30
-"""Memory for the inside and outside messages of all lines."""
+"""The memory for the inside and outside messages of all lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """What the caller asked for: allowed gap, points per table entry, threads.
+    """The settings that the caller passed: allowed gap, points per table entry, threads.
 
-    ``rivals``: points of other graphs; what they beat need not be found. ``thorough``: whether an allowed gap
-    is to be proven where that takes seconds.
+    ``rivals``: points of other graphs; strategies that they beat need not be returned. ``thorough``: whether
+    an allowed gap is to be proven if that takes seconds.
     """
 
     epsilon: float = 0.0
@@ -73,15 +74,16 @@ class SearchSettings:
         return merge([*sources, *([] if self.rivals is None else [self.rivals])])
 
     def after(self, sources: list[Source]) -> SearchSettings:
-        """The settings of a search that need not find what ``sources`` beat."""
+        """The settings of a search that need not return what ``sources`` beat."""
         return replace(self, rivals=self.with_rivals(sources)) if sources else self
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SearchResult:
-    """Strategies, the frontier over all of them with origins, what bounds them, and whether it is complete.
+    """Strategies, the frontier over all of them with origins, their bound, and whether the result is
+    complete.
 
-    ``bound`` is None only where the frontier is exact and is its own bound.
+    ``bound`` is None only if the frontier is exact and is its own bound.
     """
 
     sources: tuple[Source, ...]
@@ -92,7 +94,7 @@ class SearchResult:
 
 
 def build_program(reduced: ReducedGraph, order: Order) -> Program:
-    """Remove the operators of ``order`` one after the other."""
+    """Remove the operators of ``order`` one after another."""
     builder = Builder(reduced)
     for v in order.removed:
         builder.eliminate(v)
@@ -100,26 +102,26 @@ def build_program(reduced: ReducedGraph, order: Order) -> Program:
 
 
 def lines_that_fit(program: Program, wanted: int) -> int:
-    """How many lines the messages of a program may have within their share of memory."""
-    # 16 bytes: an inside and an outside message, each a float64, for every entry and line. Four lines are the
-    # least that HullSearch makes: the two ends, and the two beside them.
+    """The number of lines for which the messages of a program fit in their share of memory."""
+    # 16 bytes: an inside and an outside message, each a float64, for every entry and line. HullSearch makes
+    # at least four lines: the two ends, and the two next to them.
     return max(4, min(wanted, MESSAGE_BYTES // (16 * max(program.entries, 1))))
 
 
 def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
-    """Strategies that the scalar problems give at once: hull vertices and the mixes between them."""
+    """Strategies that follow directly from the scalar problems: hull vertices and the mixes between them."""
     return [VertexSource(reduced, hull), MixSource(reduced, hull, mix_neighbours(reduced, hull.picks))]
 
 
 def useful_classes(
     program: Program, search: HullSearch, hull: Hull, known: Points
 ) -> dict[int, NDArray[np.bool_]]:
-    """Per operator, the classes through which some strategy can still reach the frontier."""
+    """The classes, by operator, through which some strategy can still reach the frontier."""
     inside, outside = search.messages()
     corners = corners_of(hull, known.memory, known.time, CORNERS)
     roof, of_leaf = corners.roof, {}
-    # Operators that are alike share a leaf, whose outside message is the least over its uses: a class goes
-    # only where it is useless to all of them.
+    # Operators that are alike share a leaf, whose outside message is the least over its uses: a class is left
+    # out only if it is useless to all of them.
     for leaf in set(program.reduced.node_leaf):
         first = int(program.base[leaf])
         span = slice(first, first + int(program.sizes[leaf]))
@@ -128,10 +130,10 @@ def useful_classes(
 
 
 def track_exactly(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """The whole frontier of a graph whose ``order`` fixes nothing, but for what ``max_points`` leaves out;
-    None when no strategy is possible."""
+    """The whole frontier of a graph whose ``order`` fixes nothing, except what ``max_points`` leaves out;
+    None if no strategy is possible."""
     program = build_program(reduced, order)
-    # Bounds cost a scalar pass per line, which small graphs do not earn back.
+    # Bounds take a scalar pass per line, which does not pay off for small graphs.
     if few_sums(program):
         return unpruned(program, settings)
     sources: list[Source] = []
@@ -148,7 +150,7 @@ def track_exactly(reduced: ReducedGraph, order: Order, settings: SearchSettings)
             return SearchResult(tuple(sources), merge(sources), hull, True)
         reduced = restrict(reduced, classes)
         log.debug("%d entries before narrowing", program.entries)
-        # With fewer classes another order may be cheaper, but it could fix operators as well; the given one
+        # With fewer classes another order may be cheaper, but it could also fix operators; the given one
         # fixes none and stays possible.
         again = greedy_order(reduced, 0.1)
         program = build_program(reduced, order if again.fixed else again)
@@ -166,14 +168,14 @@ def few_sums(program: Program) -> bool:
     leaves = program.reduced.leaves
     options = np.concatenate([np.diff(leaf.offsets) for leaf in leaves])
     mean = max(float(options.mean()), 1.0)
-    # Only an estimate: points per entry are taken to grow with the number of operators and of their options;
-    # the square is for a single entry of many options, which a mean hides. It decides whether bounds are
-    # made, never what is found.
+    # Only an estimate: points per entry are assumed to grow with the number of operators and of their
+    # options; the square is for a single entry with many options, which a mean hides. It decides whether
+    # bounds are computed, never the result.
     return program.work * len(program.reduced.domains) * mean + int(options.max()) ** 2 <= FEW_SUMS
 
 
 def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
-    """The frontier of a small graph, cheaper to compute than bounds to prune it by."""
+    """The frontier of a small graph, which is cheaper to compute than bounds to prune it by."""
     latest = PassSource(program, Engine(program, settings.threads).run_pass(None, 0))
     if not len(latest.memory):
         return None
@@ -183,7 +185,7 @@ def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
 def _passes(
     program: Program, search: HullSearch, hull: Hull, sources: list[Source], settings: SearchSettings
 ) -> SearchResult:
-    """Passes pruned by all strategies known before them, until nothing is missing."""
+    """Run passes, each pruned by all strategies known before it, until nothing is missing."""
     inside, outside = search.messages()
     engine = Engine(program, settings.threads)
     known = settings.with_rivals(sources)
@@ -192,7 +194,7 @@ def _passes(
         corners = corners_of(hull, goal.memory, goal.time, CORNERS)
         return Messages.of(inside, outside, corners, settings.threads)
 
-    # Many pairs stay where the frontier is steep: so few lines then miss half of its vertices, and no corner
+    # Many pairs remain if the frontier is steep: so few lines then miss half of its vertices, and no corner
     # is narrow. More vertices cost less than a pass over those pairs.
     if not search.complete and below(known).pairs(program) > MANY_PAIRS:
         more = search.find_hull(lines_that_fit(program, MORE_LINES))
@@ -206,14 +208,14 @@ def _passes(
         if gaps(known, hull)[1] == 0.0:
             break
         messages, is_targeted = below(known), False
-        # All passes but the last only look for strategies to prune by, so that they may be left out, thinned,
-        # or pruned by a target. The last may not, or it would prove nothing.
+        # All passes except the last only look for strategies to prune by, so they may be skipped, thinned, or
+        # pruned by a target. The last may not, or it would prove nothing.
         if points != (settings.max_points or 0):
             pairs = messages.pairs(program)
             if pairs <= FEW_PAIRS:
                 continue
             targeted, most = messages, pairs // 2  # a target must halve the work to be worth a pass
-            for share in CLOSENESS:  # as far above the hull as can be afforded
+            for share in CLOSENESS:  # as far above the hull as is affordable
                 targeted = below(pruning_target(known, share * looseness(known)))
                 if targeted.pairs(program) <= min(most, MANY_PAIRS):
                     break
@@ -232,8 +234,8 @@ def _passes(
         latest = PassSource(program, result)
         found = f"{result.points} points, {len(latest.time)} at the root"
         log.debug("%s pass, %d points per entry: %s", "targeted" if is_targeted else "plain", points, found)
-        # Nothing was dropped but what known strategies beat, and those lie within their own corners and
-        # survive: this pass alone has the whole frontier, and earlier sources add nothing.
+        # Only points that known strategies beat were dropped, and the known strategies lie within their own
+        # corners and survive: this pass alone has the whole frontier, and earlier sources add nothing.
         if not (is_targeted or result.thinned):
             return SearchResult((latest,), merge([latest]), hull, True)
         sources = [latest, *sources]
@@ -242,7 +244,7 @@ def _passes(
 
 
 def _sizes(settings: SearchSettings) -> list[int]:
-    """Points per table entry of the passes to come, 0 for all: a small pass often closes a gap."""
+    """The points per table entry of the coming passes, 0 for all: a small pass often closes a gap."""
     most = settings.max_points
     return [*((COARSE_POINTS,) if most is None or most > COARSE_POINTS else ()), most or 0]
 
@@ -254,8 +256,8 @@ def gaps(known: Points, bound: Bound) -> tuple[float, float]:
     """
     leanest = known.memory[:1]
     if np.isfinite(bound.bounds(np.where(leanest > 0, np.nextafter(leanest, 0), -1.0))).any():
-        return np.inf, np.inf  # something leaner may exist
-    # The gap of a point is widest just below the memory of the next, which does not fit yet.
+        return np.inf, np.inf  # a leaner strategy may exist
+    # The gap of a point is widest just below the memory of the next one, which does not fit yet.
     budgets = np.append(np.nextafter(known.memory[1:], 0), np.inf)
     lower = bound.bounds(budgets)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,7 +1,7 @@
 """The lower convex hull of the frontier: supporting lines (bounds) and vertices (strategies).
 
-Chord by chord (dichotomic search; Aneja and Nair 1979): between two neighbouring vertices the weights
-normal to their chord either prove that nothing lies below it or give a new vertex between them.
+It is found chord by chord (dichotomic search; Aneja and Nair 1979): between two neighbouring vertices, the
+weights normal to their chord either prove that nothing lies below it or give a new vertex between them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SLACK = 2e-12
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Hull:
-    """What is known of the frontier from scalar problems alone.
+    """All that scalar problems alone show about the frontier.
 
-    Lines, sorted by weight of time: every strategy has ``weight_m * memory + weight_t * time >= value``
-    (W,). The first line has weight_t == 0 (least memory), the last weight_m == 0 (least time); both are
-    exact because the scales are powers of two. Vertices: ``memory``, ``time`` (V,) of real strategies,
-    ``picks`` one (operators + edges, 2) per vertex: entry and point of every operator and edge.
+    Lines, sorted by weight of time: every strategy has ``weight_m * memory + weight_t * time >= value`` (W,).
+    The first line has weight_t == 0 (least memory), the last weight_m == 0 (least time); both are exact
+    because the scales are powers of two. Vertices: ``memory``, ``time`` (V,) of real strategies; ``picks``
+    has one (operators + edges, 2) per vertex: the entry and point of every operator and edge.
     """
 
     weight_m: Floats
@@ -46,7 +46,7 @@ class Hull:
     def bounds(self, memory: Floats) -> Floats:
         """(n,) :meth:`bound` for many budgets."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            # The ends are exact and need no slack, the lines between them do.
+            # The ends are exact and need no slack; the lines between them do.
             slack = SLACK * np.abs(self.value[1:-1])
             lines = (self.value[1:-1] - slack - self.weight_m[1:-1] * memory[:, None]) / self.weight_t[1:-1]
             lines = np.where(np.isnan(lines), -np.inf, lines)
@@ -61,30 +61,29 @@ def power_of_two(value: float) -> float:
 
 
 LINES_PER_THREAD = 4
-"""Fewer lines are not worth a thread of their own: one pass serves several lines at nearly the cost of
-one."""
+"""Fewest lines that are worth a separate thread: one pass serves several lines at nearly the cost of one."""
 
 
 Solution = tuple[Floats, Floats, Indices, Indices]
-"""What :func:`~tensoropt.search.scalar.descend` returns."""
+"""The return value of :func:`~tensoropt.search.scalar.descend`."""
 
 
 class HullSearch:
-    """Finds lines and vertices, in rounds of a few weights each."""
+    """A search for lines and vertices, in rounds of a few weights each."""
 
     def __init__(self, program: Program, flat: Flat, threads: int | None = None) -> None:
         self.program, self.flat, self.threads = program, flat, thread_count(threads)
         self.weight_m: list[float] = []
         self.weight_t: list[float] = []
         self.values: list[float] = []
-        self.tables: list[tuple[Indices, Floats]] = []  # lines, and every entry's least cost for them
+        self.tables: list[tuple[Indices, Floats]] = []  # lines, and the least cost of every entry for them
         self.points: dict[tuple[float, float], Indices] = {}
         self.done: set[tuple[float, ...]] = set()
         self.span_m = self.span_t = 1.0
         self._messages: tuple[Floats, Floats] | None = None
 
     def solve(self, weight_m: list[float], weight_t: list[float]) -> list[tuple[float, float]]:
-        """One pass for some weights; returns the strategies' costs, in the order of the weights."""
+        """Run one pass for some weights; return the strategies' costs, in the order of the weights."""
         f = self.flat
         wm, wt = np.array(weight_m), np.array(weight_t)
         index = (f.meta, f.left_out, f.left_k, f.right_out, f.right_k)
@@ -95,7 +94,7 @@ class HullSearch:
             weights = wm[first:last], wt[first:last]
             table = leaf_values(*leaf, *weights, f.entries)
             pass_up(*index, table)
-            # What is impossible under one weight is so under all.
+            # Anything impossible under one weight is impossible under all.
             if not np.isfinite(table[root]).all():
                 return table, None
             return table, descend(*index, *leaf, f.tree, self.program.root, table, *weights)
@@ -111,7 +110,7 @@ class HullSearch:
             self.tables.append((np.arange(at, at + len(points)), table))
             self.values += table[root].tolist()
             for w, point in enumerate(points):
-                # Of strategies of equal costs the first found stays, whatever is solved later.
+                # Of strategies with equal costs the first one stays, whatever is solved later.
                 self.points.setdefault(point, np.stack([entry[:n, w], choice[:n, w]], axis=1))
             found += points
         self.weight_m += weight_m
@@ -120,9 +119,7 @@ class HullSearch:
         return found
 
     def find_hull(self, lines: int) -> Hull | None:
-        """The hull from about ``lines`` lines, those of earlier calls included; None when no strategy is
-        possible.
-        """
+        """Hull from about ``lines`` lines, those of earlier calls included; None if there is no strategy."""
         if not self.values and not self._ends():
             return None
         while len(self.values) < lines:
@@ -132,8 +129,8 @@ class HullSearch:
             if not chords:
                 break
             self.solve(
-                # The weights normal to the chord. Dividing by both spans, powers of two, keeps them near 1
-                # and changes no bit of their digits.
+                # The weights normal to the chord. Dividing by both spans, which are powers of two, keeps them
+                # near 1 and changes no bit of their digits.
                 [(a[1] - b[1]) / self.span_t / self.span_m for a, b in chords],
                 [(b[0] - a[0]) / self.span_m / self.span_t for a, b in chords],
             )
@@ -141,17 +138,18 @@ class HullSearch:
         return self._result()
 
     def repeat(self, hull: Hull) -> None:
-        """Solve every other line of a larger graph's hull at once: chords between them are left to choose."""
+        """Solve every other line of a larger graph's hull at once, which leaves chords between them to choose
+        from."""
         if self._ends():
             self.solve(hull.weight_m[1:-1:2].tolist(), hull.weight_t[1:-1:2].tolist())
 
     @property
     def complete(self) -> bool:
-        """Whether every vertex of the hull has been found."""
+        """Whether every vertex of the hull is known."""
         return bool(self.values) and not self._open_chords(1)
 
     def _ends(self) -> bool:
-        """Both ends of the hull; False when no strategy is possible."""
+        """Find both ends of the hull; return False if no strategy is possible."""
         largest_m = power_of_two(float(self.flat.leaf_memory.max()))
         largest_t = power_of_two(float(self.flat.leaf_time.max()))
         ends = self.solve([1 / largest_m, 0.0], [0.0, 1 / largest_t])
@@ -159,7 +157,7 @@ class HullSearch:
             return False
         self.span_m = span_m = power_of_two(abs(ends[1][0] - ends[0][0])) or 1.0
         self.span_t = span_t = power_of_two(abs(ends[1][1] - ends[0][1])) or 1.0
-        # An assumption: small enough to leave the ends where they are as a rule, large enough to count in a
+        # An assumption: small enough to usually leave the ends where they are, large enough to count in a
         # float64.
         tiny = 2.0**-24
         # nearly lexicographic ends: the leanest strategy that is fast, the fastest that is lean
@@ -167,7 +165,7 @@ class HullSearch:
         return True
 
     def _vertices(self) -> list[tuple[float, float]]:
-        """Lower convex hull of the strategies found, memory ascending."""
+        """The lower convex hull of the known strategies, memory ascending."""
         hull: list[tuple[float, float]] = []
         for p in sorted(self.points):
             if hull and p[1] >= hull[-1][1]:
@@ -182,7 +180,7 @@ class HullSearch:
     def _open_chords(self, wanted: int) -> list[tuple[tuple[float, float], tuple[float, float]]]:
         hull = self._vertices()
         chords = [(a, b) for a, b in pairwise(hull) if (*a, *b) not in self.done]
-        # a chord matters by the share of memory times the share of time that it spans
+        # a chord matters by the product of its shares of memory and of time
         chords.sort(
             key=lambda c: -((c[1][0] / max(c[0][0], 1e-300) - 1) * (c[0][1] / max(c[1][1], 1e-300) - 1))
         )
@@ -191,8 +189,8 @@ class HullSearch:
     def _result(self) -> Hull:
         wm, wt, values = (np.array(x) for x in (self.weight_m, self.weight_t, self.values))
         with np.errstate(divide="ignore"):
-            # By slope and not by a weight: lines are scaled differently, and kernels rely on the order of
-            # slopes.
+            # By slope and not by a weight, because lines are scaled differently and kernels rely on the order
+            # of slopes.
             order = np.lexsort((values, wt / wm))
         points = sorted(self.points)
         self.order = order
@@ -201,14 +199,14 @@ class HullSearch:
         return Hull(wm[order], wt[order], values[order], memory, time, picks)
 
     def tightened(self, hull: Hull, table: Floats) -> HullSearch:
-        """A search whose lines are those of ``hull``; ``table`` (entries, W): their least costs."""
+        """A search whose lines are those of ``hull``; ``table`` (entries, W) holds their least costs."""
         other = HullSearch(self.program, self.flat)
         other.order = np.arange(len(hull.value))
         other.tables = [(other.order, table)]
         return other
 
     def messages(self) -> tuple[Floats, Floats]:
-        """(entries, W) least weighted cost inside and outside of every entry, for the sorted lines."""
+        """(entries, W) the least weighted cost inside and outside every entry, for the sorted lines."""
         if self._messages is not None:
             return self._messages
         f = self.flat
@@ -216,7 +214,7 @@ class HullSearch:
         value = np.empty((f.entries, len(self.order)))
         for lines, table in self.tables:
             value[:, place[lines]] = table
-        # The rounds' own tables are let go, or their memory would be needed twice.
+        # The rounds' own tables are released; otherwise their memory would be needed twice.
         self.tables = [(self.order, value)]
         outside = np.full(value.shape, np.inf)
         outside[int(self.program.base[self.program.logical[self.program.root].table])] = 0.0

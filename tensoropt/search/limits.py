@@ -1,15 +1,15 @@
 """Exact pruning: which partial points can still reach the frontier.
 
 A partial point p at a table entry e is completed by something outside e. The outside messages say
-``weight_m * memory + weight_t * time >= outside[e, w]`` for every completion, a convex region H. The
-known strategies (the upper staircase) leave room only below and left of their inner corners. So p
-survives iff some corner u and some h in H have ``p + h <= u``, that is, iff its time is at most
+``weight_m * memory + weight_t * time >= outside[e, w]`` for every completion, which is a convex region H. The
+known strategies (the upper staircase) leave room only below and left of their inner corners. So p survives
+iff some corner u and some h in H have ``p + h <= u``, that is, iff its time is at most
 
     limit(memory) = max over corners u of  u.time - H(u.memory - memory)
 
-where H(x) is the least completion time within memory x. H is convex, so the best corner moves one way
-with memory, and all breakpoints are found by divide and conquer. A point on a corner survives: every
-value on the true frontier is kept, and the result stays exact.
+where H(x) is the least completion time within memory x. H is convex, so the best corner moves in one
+direction with memory, and divide and conquer finds all breakpoints. A point on a corner survives: every value
+on the true frontier is kept, and the result stays exact.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from tensoropt.search.hull import SLACK, Hull
 from tensoropt.types import Floats
 
 BREAKPOINTS = 64
-"""Memories at which the limit of an entry is evaluated; fewer prune less, more cost time per entry (an
-assumption). An entry with fewer candidate points than this is not limited at all."""
+"""The number of memories at which the limit of an entry is evaluated; fewer prune less, more cost time per
+entry (an assumption). An entry with fewer candidate points than this is not limited at all."""
 NEIGHBOURS = 32
-"""Corners under one roof: a line above it rules them all out, which halved the CPU time on 1.7 million
-entries and 27 corners."""
+"""The number of corners under one roof: a line above it rules them all out, which halved the CPU time on 1.7
+million entries and 27 corners."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Corners:
-    """Inner corners of the known strategies' staircase and the lines of the hull, for kernels.
+    """The inner corners of the known strategies' staircase, and the lines of the hull, for kernels.
 
-    ``memory``, ``time`` (C,), memory ascending, ends possibly inf; ``height`` (W, C) their weighted
-    costs, raised by :data:`SLACK` against rounding of sums; ``weight_m``, ``weight_t`` (W,) the lines.
+    ``memory``, ``time`` (C,), memory ascending, ends possibly inf; ``height`` (W, C) are their weighted
+    costs, raised by :data:`SLACK` against the rounding of sums; ``weight_m``, ``weight_t`` (W,) are the
+    lines.
     """
 
     memory: Floats
@@ -57,15 +58,15 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
     if time[-1] * hull.weight_t[-1] <= hull.value[-1]:
         m, t = m[:-1], t[:-1]  # nothing is faster
     if memory[0] * hull.weight_m[0] > hull.value[0]:
-        m, t = np.append(memory[0], m), np.append(np.inf, t)  # something leaner may exist
-    if len(m) == 0:  # one point beats everything; it stays its own corner
+        m, t = np.append(memory[0], m), np.append(np.inf, t)  # a leaner strategy may exist
+    if len(m) == 0:  # one point beats everything; it remains as its own corner
         m, t = memory[:1], time[:1]
     if len(m) > most:
         finite = np.isfinite(m) & np.isfinite(t)
         width = max(np.ptp(m[finite]), 1e-300)
         height = max(np.ptp(t[finite]), 1e-300)
-        # Distance along the staircase by memory, by time and by number of corners, so that neither a steep
-        # stretch nor a crowded one falls into a single cell.
+        # The distance along the staircase by memory, by time and by number of corners, so that neither a
+        # steep stretch nor a crowded one falls into a single cell.
         along = (np.where(finite, m, m[finite].min()) - m[finite].min()) / width
         along += (t[finite].max() - np.where(finite, t, t[finite].max())) / height
         along += 2.0 * np.arange(len(m)) / len(m)
@@ -73,8 +74,8 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
         cell = np.minimum(along * (most / 4.0), 4.0 * most).astype(np.int64)
         starts = np.flatnonzero(np.concatenate([[True], np.diff(cell) != 0]))
         ends = np.append(starts[1:], len(m)) - 1
-        # The largest memory and the largest time of a cell: a corner that leaves at least the room of each of
-        # those in whose place it stands, so that pruning stays exact.
+        # The largest memory and the largest time of a cell: a corner that leaves at least the room of each
+        # corner that it replaces, so pruning stays exact.
         m, t = m[ends], t[starts]
     with np.errstate(invalid="ignore"):
         height_m = np.where(hull.weight_m[:, None] > 0, hull.weight_m[:, None] * m, 0.0)
@@ -89,7 +90,7 @@ def reachable(inside, outside, height, roof):
     A line above the ``roof`` of neighbouring corners rules all of them out at once.
     """
     lines, count = height.shape
-    # What is impossible is so under all lines.
+    # Anything impossible is impossible under all lines.
     if inside[0] == np.inf or outside[0] == np.inf:
         return False
     hint = 0  # the line that ruled one corner out rules out most others
@@ -125,16 +126,17 @@ def reachable(inside, outside, height, roof):
 
 @njit(cache=True, nogil=True)
 def envelope(values, weight_m, weight_t, slope, level, start):
-    """Upper envelope of ``time >= (value - weight_m * memory) / weight_t``.
+    """The upper envelope of ``time >= (value - weight_m * memory) / weight_t``.
 
     Every value is lowered by :data:`SLACK` of *itself*: the sums through an entry can be many decades above
-    the line's least value, and so is their rounding. Writes the lines in use, steepest first, to ``slope``,
-    ``level`` and where each begins to ``start``; returns their number. The lines must come with rising
-    weight of time.
+    the line's least value, and so can their rounding. Writes the lines in use, steepest first, to ``slope``
+    and ``level``, and the start of each to ``start``; returns their number. The lines must be in order of
+    rising weight of time.
     """
     size = 0
     for w in range(values.shape[0]):
-        # The line of least memory says nothing of time; the callers take the least memory from it themselves.
+        # The line of least memory says nothing about time; the callers read the least memory from it
+        # themselves.
         if weight_t[w] <= 0.0:
             continue
         s = weight_m[w] / weight_t[w]
@@ -143,8 +145,7 @@ def envelope(values, weight_m, weight_t, slope, level, start):
             if c <= level[size - 1]:
                 continue
             size -= 1
-        # As in the monotone chain of a hull: slopes fall, so that the lines which the new one covers stand
-        # last.
+        # As in the monotone chain of a hull: slopes fall, so the lines that the new one covers come last.
         while size > 0:
             x = (level[size - 1] - c) / (slope[size - 1] - s)
             if x <= start[size - 1]:
@@ -160,7 +161,7 @@ def envelope(values, weight_m, weight_t, slope, level, start):
 
 @njit(cache=True, nogil=True)
 def least_time(x, size, slope, level, start):
-    """Height of the envelope at memory ``x``."""
+    """The height of the envelope at memory ``x``."""
     low = 0
     high = size
     while high - low > 1:
@@ -174,9 +175,10 @@ def least_time(x, size, slope, level, start):
 
 @njit(cache=True, nogil=True)
 def breakpoints(inside, outside, corner_m, weight_m, weight_t, slope, level, start, limit_m):
-    """Memories at which the limit of an entry is evaluated: even steps of memory and of time.
+    """Compute the memories at which the limit of an entry is evaluated, in even steps of memory and of time.
 
-    Fills ``limit_m`` (BREAKPOINTS,) ascending, from the entry's least memory to the largest useful.
+    Fills ``limit_m`` (BREAKPOINTS,) in ascending order, from the entry's least memory to the largest useful
+    one.
     """
     least = inside[0] / weight_m[0]
     most = least
@@ -184,7 +186,7 @@ def breakpoints(inside, outside, corner_m, weight_m, weight_t, slope, level, sta
         if corner_m[c] < np.inf:
             most = max(most, corner_m[c] - outside[0] / weight_m[0])
     size = envelope(inside, weight_m, weight_t, slope, level, start)
-    # Half of them by memory for the flat end of a frontier, half by time for the steep one.
+    # Half of them by memory, for the flat end of a frontier, half by time, for the steep end.
     half = limit_m.shape[0] // 2
     top = least_time(least, size, slope, level, start)
     bottom = least_time(most, size, slope, level, start)
@@ -209,16 +211,17 @@ def breakpoints(inside, outside, corner_m, weight_m, weight_t, slope, level, sta
 def fill_limits(
     outside, corner_m, corner_t, weight_m, weight_t, slope, level, start, limit_m, limit_t, stack
 ):
-    """``limit_t[g]``: the largest time with which a point of memory ``limit_m[g]`` can still be useful.
+    """Fill ``limit_t[g]`` with the largest time at which a point of memory ``limit_m[g]`` can still be
+    useful.
 
-    ``outside`` (W,): the entry's outside message. Between breakpoints the left value holds: the limit
-    never ascends.
+    ``outside`` (W,): the entry's outside message. Between breakpoints the left value applies, because the
+    limit never ascends.
     """
     size = envelope(outside, weight_m, weight_t, slope, level, start)
     needed = outside[0] / weight_m[0]
     corners = corner_m.shape[0]
-    # The corner without a limit of memory admits every completion: it gives the same room at all memories,
-    # and is left out of the search for the best corner.
+    # The corner without a memory limit admits every completion: it gives the same room at all memories, and
+    # is left out of the search for the best corner.
     always = -np.inf
     last = corners
     if corner_m[corners - 1] == np.inf:
@@ -237,7 +240,7 @@ def fill_limits(
         pick = c0
         for c in range(c0, c1):
             x = corner_m[c] - limit_m[g]
-            # This corner has less memory than any completion needs; the best one lies further right.
+            # This corner has less memory than any completion needs; the best one is further right.
             if x < needed:
                 pick = c
                 continue

@@ -1,4 +1,4 @@
-"""What tables may take of this machine's memory, and the error that says so before it is taken."""
+"""The share of this machine's memory that tables may use, and the error raised before they exceed it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tensoropt.errors import TensorOptError
 
 
 class TableTooLargeError(TensorOptError, MemoryError):
-    """Tables that would not fit in the memory allowed for them."""
+    """Raised for tables that would not fit in the memory allowed for them."""
 
 
 def memory_allowance() -> int:
-    """Bytes that tables may take: half of what the machine has free now."""
-    # Half is an assumption: it leaves room for index arrays, messages, and whatever else runs.
+    """The bytes that tables may use: half of the machine's currently free memory."""
+    # Half is an assumption: it leaves room for index arrays, messages, and other programs.
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

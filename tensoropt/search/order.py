@@ -1,7 +1,7 @@
-"""In which order operators are removed: ours, and the paper's two.
+"""The order in which operators are removed: ours, and the paper's two.
 
-All of them end with an :class:`Order`. Operators that cannot be removed exactly within the allowed size
-are *fixed* instead (the paper's heuristic elimination, section 4.2): the search then tries some of their
+All of them produce an :class:`Order`. Operators that cannot be removed exactly within the allowed size are
+*fixed* instead (the paper's heuristic elimination, section 4.2): the search then tries some of their
 configurations, and the result is not proven exact.
 """
 
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from tensoropt.search.reduced_graph import ReducedGraph
 
 LARGEST_TABLE = 2_000_000
-"""Entries of one table (190 MB at ``program.BYTES_PER_ENTRY``) from which operators are fixed instead."""
+"""Entries of one table (190 MB at ``program.BYTES_PER_ENTRY``) beyond which operators are fixed instead."""
 LARGEST_STEP = 1_000_000_000
-"""Pairs of entries that making one table may visit; an assumption."""
+"""The most pairs of entries that making one table may visit; an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Operators in order of removal, the fixed ones apart.
+    """Operators in order of removal, with the fixed ones listed separately.
 
     ``largest``: entries of the largest table; ``total``: of all tables, if no two were equal.
     """
@@ -43,17 +43,18 @@ def _neighbours(reduced: ReducedGraph) -> list[set[int]]:
 
 
 def _most_entangled(neighbours: list[set[int]], alive: list[bool]) -> int:
-    """The operator with the most neighbours, the one added first among equals."""
+    """The operator with the most neighbours; among equals, the one added first."""
     return max((v for v in range(len(alive)) if alive[v]), key=lambda v: (len(neighbours[v]), -v))
 
 
 class _Greedy:
-    """Removes the operator whose removal costs least, one after the other."""
+    """A greedy elimination that removes one operator after another, always the one whose removal costs
+    least."""
 
     def __init__(self, reduced: ReducedGraph, growth: float) -> None:
         n = len(reduced.domains)
         self.domains, self.growth = reduced.domains, growth
-        free = {v for v, size in enumerate(reduced.domains) if size > 1}  # one class joins nothing
+        free = {v for v, size in enumerate(reduced.domains) if size > 1}  # a single class joins nothing
         self.neighbours = [mine & free if v in free else set() for v, mine in enumerate(_neighbours(reduced))]
         self.absorbed = [0.0] * n
         self.between: dict[tuple[int, int], float] = {}
@@ -78,14 +79,14 @@ class _Greedy:
         return size * points
 
     def entries(self, v: int) -> float:
-        """Entries of the table that removing v makes."""
+        """The entries of the table that removing v creates."""
         return math.prod(float(self.domains[u]) for u in self.neighbours[v])
 
     def cheapest(self) -> int | None:
-        """The operator to remove next; None when none is left."""
+        """The operator to remove next; None if none is left."""
         while self.heap:
-            # Entries of the heap are not changed when costs do; outdated ones are known by their version and
-            # dropped.
+            # Entries of the heap are not changed when costs change; outdated ones are recognised by their
+            # version and dropped.
             _, v, stamp = self.heap[0]
             if self.alive[v] and stamp == self.version[v]:
                 return v
@@ -98,7 +99,7 @@ class _Greedy:
             heapq.heappush(self.heap, (self.cost(u), u, self.version[u]))
 
     def fix(self, v: int) -> None:
-        # A fixed operator is a constant for its neighbours: unlike a removed one it joins none of them.
+        # A fixed operator is a constant for its neighbours: unlike a removed one, it joins none of them.
         self.alive[v] = False
         for u in self.neighbours[v]:
             self.neighbours[u].discard(v)
@@ -121,10 +122,10 @@ class _Greedy:
         self._touch(around)
 
     def most_in_the_way(self, too_large: Callable[[int, _Greedy], bool]) -> int:
-        """The operator that takes part in most of the tables that are too large, if nothing were fixed.
+        """The operator that takes part in most of the tables that would be too large if nothing were fixed.
 
         Greedy w-cutset (Bidyuk and Dechter, "On finding minimal w-cutset", UAI 2004). Ties: the one with the
-        fewest classes, whose assignments are the fewest; then the one added first.
+        fewest classes, which has the fewest assignments; then the one added first.
         """
         trial = self.copy()
         part = [0] * len(self.domains)
@@ -137,13 +138,13 @@ class _Greedy:
 
 
 def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = LARGEST_TABLE) -> Order:
-    """Remove the operator whose removal costs least (greedy; Bodlaender and Koster 2010).
+    """Repeatedly remove the operator whose removal costs least (greedy; Bodlaender and Koster 2010).
 
-    Cost of removing v: the product of the class counts of v and its neighbours (the true table size,
-    which is what min-fill approximates) times the expected number of points of what has been removed
-    into it, ``1 + growth * removed``. Ties: the operator added first. Where tables would have more than
-    ``allowed`` entries, operators that take part in most of them are fixed until none has. Operators with a
-    single class go last, when what was beside them has gone.
+    The cost of removing v is the product of the class counts of v and its neighbours (the true table size,
+    which min-fill approximates) times the expected number of points of everything that has been removed into
+    it, ``1 + growth * removed``. Ties: the operator added first. If tables would have more than ``allowed``
+    entries, operators that take part in most of them are fixed until no table does. Operators with a single
+    class are removed last, when their neighbours are gone.
     """
     greedy = _Greedy(reduced, growth)
     removed: list[int] = []
@@ -171,9 +172,9 @@ def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = LARGEST_TA
 def paper_order(reduced: ReducedGraph, linear: bool) -> Order:
     """The paper's eliminations: operators with at most two neighbours, and heuristic ones when stuck.
 
-    ``linear=False`` (FT-Elimination, section 4.2): branch elimination (one neighbour) before node
-    elimination (two), until nothing is left. ``linear=True`` (FT-LDP, Algorithm 3): mark a linear
-    graph, eliminate the others, then walk along it from its first operator to its last.
+    ``linear=False`` (FT-Elimination, section 4.2): branch elimination (one neighbour) before node elimination
+    (two), until nothing is left. ``linear=True`` (FT-LDP, Algorithm 3): mark a linear graph, eliminate the
+    others, then go along it from its first operator to its last.
     """
     neighbours = _neighbours(reduced)
     n = len(reduced.domains)
@@ -200,7 +201,7 @@ def paper_order(reduced: ReducedGraph, linear: bool) -> Order:
             drop(min(easy, key=lambda v: (len(neighbours[v]), v)), removed)
         elif rest:
             drop(max(rest, key=lambda v: (len(neighbours[v]), -v)), fixed)
-        # The marked operators come last, in their order: Algorithm 3 proper.
+        # The marked operators come last, in their order: this is Algorithm 3 itself.
         elif waiting:
             chain = [v for v in marked if v in waiting]
             if _is_linear(chain, neighbours):
@@ -224,7 +225,7 @@ def _is_linear(chain: list[int], neighbours: list[set[int]]) -> bool:
 def _mark_linear(reduced: ReducedGraph) -> list[int]:
     """A longest chain of operators along the edges, in the order in which operators were added."""
     n = len(reduced.domains)
-    # Edges are turned so that they go from the operator added first to the other, which leaves no cycle.
+    # Edges are oriented from the operator added first to the other one, so there is no cycle.
     length, before = [1] * n, [-1] * n
     arrows = sorted({(min(e.source, e.target), max(e.source, e.target)) for e in reduced.edges})
     incoming: dict[int, list[int]] = {}

@@ -1,6 +1,6 @@
 """The paper's two methods: FT-Elimination and FT-LDP.
 
-Cai et al., "TensorOpt" (arXiv 2004.10856), section 4. No pruning here.
+Cai et al., "TensorOpt" (arXiv 2004.10856), section 4. These methods do not prune.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import PassSource, Source
 
 ASSIGNMENTS = 12
-"""Assignments of the fixed operators that are tried; the paper leaves open how many (section 4.2)."""
+"""The number of assignments of the fixed operators that are tried; the paper leaves it open (section 4.2)."""
 FINE_POINTS = 1024
-"""Points kept per table entry where a gap is allowed; an assumption: fewer are faster, with a wider gap."""
+"""The points kept per table entry if a gap is allowed; an assumption: fewer are faster, with a wider gap."""
 
 
 def track_paper(reduced: ReducedGraph, linear: bool, settings: SearchSettings) -> SearchResult | None:
-    """The frontier by FT-LDP (``linear``) or FT-Elimination; None when no strategy is possible."""
+    """The frontier by FT-LDP (``linear``) or FT-Elimination; None if no strategy is possible."""
 
     def plain(p: ReducedGraph, order: Order) -> SearchResult | None:
         return _unpruned(p, order, settings)
@@ -36,8 +36,8 @@ def track_paper(reduced: ReducedGraph, linear: bool, settings: SearchSettings) -
 
 def _unpruned(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
     program = build_program(reduced, order)
-    # The hull prunes nothing here. It tells whether any strategy exists, and certifies what a thinned pass
-    # finds.
+    # The hull prunes nothing here. It shows whether any strategy exists, and certifies the result of a
+    # thinned pass.
     hull = HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
     if hull is None:
         return None

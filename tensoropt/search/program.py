@@ -1,13 +1,13 @@
 """Elimination as a program: a list of steps that every pass of the search interprets.
 
-All of the paper's eliminations (node, edge, branch; section 4.2) and Algorithm 3 are one step here:
+All of the paper's eliminations (node, edge, branch; section 4.2) and Algorithm 3 are one kind of step here:
 
     out[o] = union over k of product(left[left_out[o] + left_k[k]], right[right_out[o] + right_k[k]])
 
-where o runs over the configurations of the remaining neighbours and k over those of the removed
-variable (a single k: a plain product). Tables are indexed by *classes*, the configurations that a
-table can tell apart (placement factoring), so an entry is found by adding strides. Steps of equal
-inputs are made once (identical layers); the *logical* nodes remember whose variable each use means.
+where o runs over the configurations of the remaining neighbours and k over those of the removed variable (a
+single k: a plain product). Tables are indexed by *classes*, the configurations that a table can distinguish
+(placement factoring), so an entry is found by adding strides. Steps with equal inputs are made once
+(identical layers); the *logical* nodes record which variable each use refers to.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from tensoropt.units import format_bytes
 Scope = tuple[int, ...]
 
 WORTH_CHECKING = 1_000_000
-"""Entries below which a table is made without asking how much memory is free (96 MB at most)."""
+"""The number of entries below which a table is made without checking free memory (96 MB at most)."""
 BYTES_PER_ENTRY = 96  # two indices, an offset, and scalar bounds for at least four lines
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """One table made from two; entries of ``left`` are ``left_out[o] + left_k[k]``, likewise right."""
+    """One table made from two; the entries of ``left`` are ``left_out[o] + left_k[k]``, and likewise for
+    right."""
 
     left: int
     right: int
@@ -45,9 +46,9 @@ class Step:
 class Logical:
     """One use of a table in the tree of factors.
 
-    ``table``: physical table; ``left``, ``right``: logical children, -1 for leaves; ``variable``: the
-    operator removed here (-1: none) and ``values`` (k,) its class for every k. Leaves: ``operator`` or
-    ``edge`` is set, the other -1 (both -1: the empty product).
+    ``table``: the physical table; ``left``, ``right``: logical children, -1 for leaves; ``variable``: the
+    operator removed here (-1: none), and ``values`` (k,) its class for every k. For leaves, ``operator`` or
+    ``edge`` is set and the other is -1 (both -1: the empty product).
     """
 
     table: int
@@ -61,10 +62,11 @@ class Logical:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Program:
-    """Tables 0..leaves-1 are the graph's leaves (the last one the empty product), then one per step.
+    """Tables 0..leaves-1 are the graph's leaves (the last one is the empty product), followed by one per
+    step.
 
-    ``sizes`` (tables,): entries. ``base`` (tables,): first entry when all tables stand in one array.
-    ``root``: logical node of the whole graph, a table of one entry.
+    ``sizes`` (tables,): entries. ``base`` (tables,): the first entry when all tables are in one array.
+    ``root``: the logical node of the whole graph, a table with one entry.
     """
 
     reduced: ReducedGraph
@@ -77,25 +79,24 @@ class Program:
 
     @property
     def inputs(self) -> int:
-        """How many logical nodes are operators and edges of the graph; they come first, in this order."""
+        """The number of logical nodes that are operators and edges of the graph; they come first, in this
+        order."""
         return len(self.reduced.domains) + len(self.reduced.edges)
 
     @property
     def entries(self) -> int:
-        """Entries of all tables together."""
+        """The entries of all tables together."""
         return int(self.sizes.sum())
 
     @property
     def work(self) -> int:
-        """Pairs of entries visited by one pass."""
+        """The pairs of entries that one pass visits."""
         return sum(len(s.left_out) * len(s.left_k) for s in self.steps)
 
 
 @dataclass(eq=False, slots=True)
 class Factor:
-    """A table over operators: ``maps[d]`` (classes of operator ``scope[d]``,) says which class of the
-    table.
-    """
+    """A table over operators; ``maps[d]`` (classes of operator ``scope[d]``,) gives a class of the table."""
 
     scope: Scope
     shape: tuple[int, ...]
@@ -106,7 +107,7 @@ class Factor:
 
 @dataclass(eq=False)
 class Builder:
-    """Makes a program by removing operators one after the other."""
+    """A builder that makes a program by removing one operator after another."""
 
     reduced: ReducedGraph
     steps: list[Step] = field(default_factory=list)
@@ -154,16 +155,15 @@ class Builder:
 
     def joint(self, maps: list[Indices]) -> tuple[Indices, Indices]:
         """(class of every value under all ``maps`` together, one representative value per class)."""
-        # Maps are interned, so that identity is equality; ``_maps`` keeps them alive, so that no id is given
-        # twice.
+        # Maps are interned, so identity is equality; ``_maps`` keeps them alive, so that no id is reused.
         key = tuple(sorted({id(m) for m in maps}))
         if key not in self._joint and any(id(m) in self._identities for m in maps):
-            whole = next(m for m in maps if id(m) in self._identities)  # tells all values apart by itself
+            whole = next(m for m in maps if id(m) in self._identities)  # distinguishes all values by itself
             self._joint[key] = whole, whole
         if key not in self._joint:
             code = np.zeros(len(maps[0]), np.int64)
             for m in {id(m): m for m in maps}.values():
-                # Digits of a mixed radix: values agree under all maps exactly when their codes are equal.
+                # Digits of a mixed radix: values agree under all maps exactly if their codes are equal.
                 code = code * (int(m.max()) + 1) + m
             _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
             self._joint[key] = self._map(inverse.reshape(-1)), first
@@ -174,17 +174,17 @@ class Builder:
         return {u for f in self.of_operator[v] for u in self.factors[f].scope if u != v}
 
     def join(self, a: int, b: int) -> None:
-        """Replace two factors by their product (edge elimination when both have the same ends)."""
+        """Replace two factors with their product (edge elimination if both have the same ends)."""
         self._add(self._product(self._take(a), self._take(b), -1))
 
     def eliminate(self, v: int) -> None:
-        """Remove operator ``v``: union over its classes of the product of its factors."""
+        """Remove operator ``v``: the union over its classes of the product of its factors."""
         mine = [self._take(i) for i in sorted(self.of_operator[v])]
         rest = mine
         if len(mine) > 1:
-            # Last comes the factor without which the others span the fewest operators: only its product
-            # is never written down. Among equals the one that has absorbed most: what identical layers
-            # share is multiplied before it, and so only once.
+            # The last factor is the one without which the others span the fewest operators, because only its
+            # product is never written out. Among equals it is the one that has absorbed most: what identical
+            # layers share is multiplied before it, and therefore only once.
             last = min(mine, key=lambda f: (self._span([g for g in mine if g is not f]), -f.weight))
             rest = [f for f in mine if f is not last]
         current = min(rest, key=lambda f: (self._span([f]), f.weight))
@@ -197,14 +197,14 @@ class Builder:
         self._add(self._product(current, last if len(mine) > 1 else None, v))
 
     def _span(self, factors: list[Factor]) -> int:
-        """Entries of the product of some factors."""
+        """The entries of the product of some factors."""
         return math.prod(self.reduced.domains[u] for u in {u for f in factors for u in f.scope})
 
     def _product(self, left: Factor, right: Factor | None, remove: int) -> Factor:
         if right is None:
             right = Factor((), (), (), self._unit(), 0)
         together = left.scope + tuple(u for u in right.scope if u not in left.scope)
-        # Sorted, so that a product of equal factors has equal index arrays whichever order they came in.
+        # Sorted, so that a product of equal factors has equal index arrays in whichever order they came.
         scope = tuple(sorted(u for u in together if u != remove))
         maps, representatives = [], []
         for u in scope:
@@ -247,7 +247,7 @@ class Builder:
     def _strides(
         self, factor: Factor, scope: Scope, representatives: list[Indices], remove: int, values: Indices
     ) -> tuple[Indices, Indices]:
-        """Entries of a factor for every o and every k; equal questions get the same arrays."""
+        """The entries of a factor for every o and every k; equal queries get the same arrays."""
         place = {u: d for d, u in enumerate(factor.scope)}
         key = (
             factor.shape,
@@ -271,11 +271,11 @@ class Builder:
 
     def _step(self, step: Step) -> int:
         arrays = (step.left_out, step.left_k, step.right_out, step.right_k)
-        # _strides gives equal questions the same arrays, so that this finds equal steps without comparing
+        # _strides returns the same arrays for equal queries, so this recognises equal steps without comparing
         # contents.
         key = (step.left, step.right, *(id(a) for a in arrays))
         if key not in self._known:
-            # Compiled kernels follow these indices without looking where a table ends.
+            # Compiled kernels follow these indices without checking where a table ends.
             for side, out, inner in (
                 (step.left, step.left_out, step.left_k),
                 (step.right, step.right_out, step.right_k),
@@ -288,7 +288,7 @@ class Builder:
         return self._known[key]
 
     def finish(self) -> Program:
-        """Multiply what is left, tables of one entry each, smallest first."""
+        """Multiply what is left, tables with one entry each, smallest first."""
         assert not any(f.scope for f in self.factors.values()), "every operator must be eliminated"
         while len(self.factors) > 1:
             a, b = sorted(self.factors, key=lambda i: (self.factors[i].weight, i))[:2]

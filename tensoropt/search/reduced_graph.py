@@ -1,8 +1,8 @@
 """The reduced graph: the smallest graph with the same frontier, with snapped costs and merged configurations.
 
-Two configurations of an operator that use the same rows and columns of all its edges (they agree on
-every placement) are one *class*: nobody else can tell them apart, so their frontiers are united before
-anything else happens.
+Two configurations of an operator that use the same rows and columns of all its edges (they agree on every
+placement) form one *class*: nothing else can distinguish them, so their frontiers are united before anything
+else happens.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tensoropt.search.costgraph import CostGraph, CostTable
 from tensoropt.types import Floats, Indices
 
 GRID_BITS = 52
-"""A float64 holds integers up to 2**53 exactly; with 52 bits any sum of costs is such an integer of the grid,
-one bit being left for the rounding of each cost to the grid."""
+"""A float64 holds integers up to 2**53 exactly; with 52 bits, any sum of costs is such an integer of the
+grid, with one bit left for rounding each cost to the grid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Budgets beyond which nothing is searched: entries of more memory or time count as impossible."""
+    """Budgets beyond which nothing is searched: entries with more memory or time count as impossible."""
 
     memory: float = math.inf
     time: float = math.inf
@@ -70,13 +70,14 @@ class LeafEdge:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReducedGraph:
-    """What the elimination works on: a :class:`CostGraph` whose indistinguishable configurations are merged.
+    """The graph that the elimination works on: a :class:`CostGraph` with indistinguishable configurations
+    merged.
 
-    ``domains[v]``: number of classes of operator v; ``node_leaf[v]``: its leaf, one entry per class;
-    ``edges[n]`` belongs to the graph's n-th edge. ``memory_grid``, ``time_grid``: what snapped costs are
-    multiples of; ``memory_error``, ``time_error``: how far a strategy's snapped cost can lie from the sum
-    of the given ones; ``memory_tolerance``: the same for a budget, which may be a sum rounded in any order
-    (0 when snapping changed nothing).
+    ``domains[v]``: the number of classes of operator v; ``node_leaf[v]``: its leaf, with one entry per class;
+    ``edges[n]`` belongs to the graph's n-th edge. ``memory_grid``, ``time_grid``: the units of which snapped
+    costs are multiples; ``memory_error``, ``time_error``: how far a strategy's snapped cost can be from the
+    sum of the given ones; ``memory_tolerance``: the same for a budget, which may be a sum rounded in any
+    order (0 if snapping changed nothing).
     """
 
     graph: CostGraph
@@ -96,13 +97,13 @@ class ReducedGraph:
 
 
 def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
-    """The reduced graph of a cost graph: costs snapped, impossible configurations dropped, and those merged
-    that agree on every placement.
+    """The reduced graph of a cost graph: costs are snapped, impossible configurations are dropped, and those
+    that agree on every placement are merged.
 
     Entries beyond ``caps`` count as impossible; strategies within them keep their costs.
     """
     given = [*graph.nodes, *(e.table for e in graph.edges)]
-    # Equal tables are one object (CostGraph._shared), so that each is cut and snapped once.
+    # Equal tables are one object (CostGraph._shared), so each is cut and snapped once.
     within = {id(t): t if caps == UNLIMITED else _within(t, caps) for t in given}
     tables = [within[id(t)] for t in given]
     memory_grid = _grid([t.memory for t in tables], caps.memory)
@@ -139,8 +140,8 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
     domains, node_leaf, representatives = [], [], []
     classes: dict[object, tuple[int, Indices]] = {}
     for table, maps in zip(tables[: len(graph.nodes)], raw_maps, strict=True):
-        # Operators of equal costs whose edges see their configurations alike share one leaf, which is how
-        # identical layers come to share all later tables.
+        # Operators with equal costs whose edges distinguish their configurations in the same way share one
+        # leaf; this is how identical layers come to share all later tables.
         key2 = (id(table), tuple(m.tobytes() for _, m in maps))
         if key2 not in classes:
             leaf, representative = _node_leaf(table, *snapped[id(table)], [m for _, m in maps])
@@ -157,7 +158,7 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
     for edge, (index, height, width) in zip(graph.edges, edge_leaf, strict=True):
         ends = []
         for end in (edge.source, edge.target):
-            # Maps were listed in the order of the edges and are taken in the same order.
+            # Maps were listed in the order of the edges and are consumed in the same order.
             values = raw_maps[end][taken[end]][1][representatives[end]]
             taken[end] += 1
             ends.append(shared.setdefault(values.tobytes(), values))
@@ -199,7 +200,7 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
     edges = [
         replace(e, rows=narrowed(e.source, e.rows), cols=narrowed(e.target, e.cols)) for e in reduced.edges
     ]
-    # Else edge tables would stay as large as before, and every step over them.
+    # Otherwise edge tables, and every step over them, would stay as large as before.
     edges, leaves = _without_unused(edges, leaves)
     return replace(
         reduced, leaves=tuple(leaves), node_leaf=tuple(node_leaf), domains=tuple(domains), edges=tuple(edges)
@@ -207,7 +208,7 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
 
 
 def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> tuple[list[LeafEdge], list[Leaf]]:
-    """Edges and leaves without the rows and columns of edge tables that no edge uses."""
+    """The edges and leaves without the rows and columns of edge tables that no edge uses."""
     leaves = list(leaves)
     of_leaf: dict[int, list[LeafEdge]] = {}
     for e in edges:
@@ -244,8 +245,8 @@ def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> tuple[list[Lea
 
 
 def impossible(reduced: ReducedGraph) -> str:
-    """What makes every strategy impossible, in words, as far as removing unsupported classes can tell (arc
-    consistency; Mackworth, "Consistency in networks of relations", 1977).
+    """The reason, in words, that every strategy is impossible, as far as removing unsupported classes can
+    tell (arc consistency; Mackworth, "Consistency in networks of relations", 1977).
     """
     names = reduced.graph.names
     alive = [np.ones(d, bool) for d in reduced.domains]
@@ -271,7 +272,7 @@ def impossible(reduced: ReducedGraph) -> str:
 
 
 def _within(table: CostTable, caps: Caps) -> CostTable:
-    """A table without the options beyond ``caps``; itself when there are none."""
+    """A table without the options beyond ``caps``; the table itself if there are none."""
     kept = (table.memory <= caps.memory) & (table.time <= caps.time)
     if kept.all():
         return table
@@ -280,20 +281,20 @@ def _within(table: CostTable, caps: Caps) -> CostTable:
 
 
 def _grid(costs: list[Floats], most: float) -> float:
-    """A power of two such that sums of costs up to ``most`` are multiples of it below 2**53 of it."""
-    # Sums beyond a cap are impossible anyway, so that the grid need not hold them and can be finer.
+    """A power of two such that sums of costs up to ``most`` are multiples of it, below 2**53 of it."""
+    # Sums beyond a cap are impossible anyway, so the grid need not hold them and can be finer.
     total = min(sum(float(c.max()) for c in costs if len(c)), most)
     return 2.0 ** (math.frexp(total)[1] - GRID_BITS) if total > 0 else 1.0
 
 
 def _edge_leaf(table: CostTable, memory: Floats, time: Floats) -> tuple[Leaf, Indices, Indices]:
-    """Merge equal rows, then equal columns; returns the leaf, class of every row, of every column."""
+    """Merge equal rows, then equal columns; return the leaf, and the class of every row and every column."""
     height, width = table.shape
     counts = np.diff(table.offsets)
     options = int(counts.max(initial=1))
     if len(memory) == height * width * options:
-        # The option is part of what must agree: two rows of equal costs but other options are told to the
-        # caller differently.
+        # The option is part of what must agree: two rows with equal costs but different options are reported
+        # differently to the caller.
         full = np.stack([memory, time, table.option.astype(np.float64)], axis=-1).reshape(-1, options, 3)
     else:
         entry = np.repeat(np.arange(height * width), counts)
@@ -325,7 +326,7 @@ def _node_leaf(table: CostTable, memory: Floats, time: Floats, maps: list[Indice
     configuration = np.repeat(np.arange(table.entries), counts)
     entry = class_of[configuration]
     option = table.option.astype(np.int64)
-    # Of points of equal costs the first configuration and its first option stand for the class.
+    # Of points with equal costs, the first configuration and its first option represent the class.
     order = np.lexsort((option, configuration, time, memory, entry))
     entry, m, t = entry[order], memory[order], time[order]
     kept = segmented_staircase(entry, t)
@@ -336,9 +337,9 @@ def _node_leaf(table: CostTable, memory: Floats, time: Floats, maps: list[Indice
 
 
 def _unique(rows: NDArray[np.generic]) -> tuple[Indices, Indices]:
-    """First index of every distinct row in order of appearance, and the class of each row."""
-    # Not np.unique, which sorts rows: classes are numbered as the caller listed them, so that ties fall to
-    # what comes first.
+    """The first index of every distinct row in order of appearance, and the class of each row."""
+    # Not np.unique, which sorts rows: classes are numbered in the caller's order, so that ties go to the
+    # first.
     keys: dict[bytes, int] = {}
     first: list[int] = []
     classes = np.empty(len(rows), np.int64)

@@ -1,4 +1,4 @@
-"""What a search returns: the frontier, its certificate, and lazily the strategy of any point."""
+"""The result of a search: the frontier, its certificate, and, on demand, the strategy of any point."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tensoropt.search.costgraph import CostGraph
 from tensoropt.types import Floats, Indices
 
 SAME = 1e-9
-"""Costs that differ by less than this share of themselves count as one: two grids may round one strategy so
-far apart (``bands.RESOLUTION``, once for each)."""
+"""Costs that differ by less than this share count as equal: two grids may round one strategy this far apart
+(``bands.RESOLUTION``, once for each)."""
 
 OptionKey = Any  # a name, or (source, target, n-th edge between them)
 
 
 @dataclass(frozen=True, eq=False)
 class ChosenStrategies:
-    """Strategies of one graph, a row each.
+    """Strategies of one graph, one per row.
 
     Attributes:
-        names: the operators, a column each, in the order in which the graph has them.
-        edges: the edges, a column each, as :data:`OptionKey`.
+        names: the operators, one per column, in the graph's order.
+        edges: the edges, one per column, as :data:`OptionKey`.
         configurations: (n, operators) the configuration of every operator.
         options: (n, operators) the option of every operator.
         edge_options: (n, edges) the option of every edge.
@@ -41,13 +41,13 @@ class ChosenStrategies:
     def of(
         graph: CostGraph, configurations: Indices, options: Indices, edge_options: Indices
     ) -> ChosenStrategies:
-        """Strategies of a graph."""
+        """The strategies of a graph."""
         names = graph.names
         edges = [(names[e.source], names[e.target], e.ordinal) for e in graph.edges]
         return ChosenStrategies(names, edges, configurations, options, edge_options)
 
     def at(self, rows: Indices) -> ChosenStrategies:
-        """Some of them, in the order given."""
+        """Some of the strategies, in the given order."""
         return replace(
             self,
             configurations=self.configurations[rows],
@@ -59,17 +59,18 @@ class ChosenStrategies:
         return len(self.configurations)
 
     def strategy(self, row: int) -> dict[str, int]:
-        """Per operator its configuration."""
+        """The configuration of each operator, by name."""
         return dict(zip(self.names, self.configurations[row].tolist(), strict=True))
 
     def options_of(self, row: int) -> dict[OptionKey, int]:
-        """Per operator its option, and per edge under the key (source, target, n-th edge between them)."""
+        """The option of each operator, and of each edge under the key (source, target, n-th edge between
+        them)."""
         own = dict(zip(self.names, self.options[row].tolist(), strict=True))
         return {**own, **dict(zip(self.edges, self.edge_options[row].tolist(), strict=True))}
 
 
 def budget(memory: float) -> Floats:
-    """(1,) a memory budget as bounds take it; ``ValueError`` where it is NaN."""
+    """(1,) a memory budget in the form that bounds take; ``ValueError`` if it is NaN."""
     if np.isnan(memory):
         raise ValueError("the memory budget is NaN; give bytes, or inf for no limit")
     return np.array([memory], dtype=np.float64)
@@ -79,11 +80,11 @@ def budget(memory: float) -> Floats:
 class TrackedFrontier:
     """The cost frontier of a graph, with its certificate.
 
-    ``memory`` (n,) bytes, ascending; ``time`` (n,) seconds, strictly descending. ``exact`` is True only
-    when it is proven that no strategy beats or is missing from these points (of the additive model, every
-    point within 4e-10 of its own cost). ``notes``: what was heuristic, in words, empty
-    when nothing was. Another process gets the strategies themselves (``pickle``), not the tables that they
-    are rebuilt from.
+    ``memory`` (n,) bytes, ascending; ``time`` (n,) seconds, strictly descending. ``exact`` is True only if it
+    is proven that no strategy beats or is missing from these points (in the additive model, every point
+    within 4e-10 of its own cost). ``notes`` say in words what was heuristic, and are empty if nothing was.
+    Another process receives the strategies themselves (``pickle``), not the tables from which they are
+    rebuilt.
     """
 
     memory: Floats
@@ -106,16 +107,16 @@ class TrackedFrontier:
         return f"TrackedFrontier({len(self.memory)} points, {word})"
 
     def lower_bound(self, memory: float) -> float:
-        """A time no strategy within ``memory`` bytes can beat; inf where none fits.
+        """A time that no strategy within ``memory`` bytes can beat; inf if none fits.
 
-        Raises ``ValueError`` where ``memory`` is NaN.
+        Raises ``ValueError`` if ``memory`` is NaN.
         """
         return float(self.bounds(budget(memory))[0])
 
     @property
     def gap(self) -> Floats:
-        """(n,) per point: how much faster, at most, a strategy of no more memory could be (time / bound
-        - 1).
+        """(n,) for each point: how much faster, at most, a strategy with no more memory could be (time /
+        bound - 1).
         """
         bounds = self.bounds(self.memory)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -123,9 +124,9 @@ class TrackedFrontier:
 
     @property
     def worst_gap(self) -> float:
-        """The same over all memory budgets, also between the points: 0 for an exact frontier.
+        """Largest gap over all memory budgets, including those between the points: 0 for an exact frontier.
 
-        Budgets that rounding cannot tell from the next point's memory are left out.
+        Budgets that rounding cannot distinguish from the next point's memory are left out.
         """
         if self.exact or not len(self.memory):
             return 0.0
@@ -134,7 +135,7 @@ class TrackedFrontier:
             return float(np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0).max(initial=0.0))
 
     def strategies(self, indices: ArrayLike | None = None) -> ChosenStrategies:
-        """The strategies of many points, of all by default, rebuilt together."""
+        """The strategies of many points (by default all), rebuilt together."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, np.int64)
         wrong = chosen[(chosen < -len(self)) | (chosen >= len(self))]
         if len(wrong):
@@ -142,13 +143,11 @@ class TrackedFrontier:
         return self.unroll(chosen % max(len(self), 1))
 
     def strategy(self, index: int) -> dict[str, int]:
-        """Configuration of every operator at point ``index``; only this point is rebuilt."""
+        """The configuration of every operator at point ``index``; only this point is rebuilt."""
         return self._chosen(index).strategy(0)
 
     def options(self, index: int) -> dict[OptionKey, int]:
-        """Option of every operator, and of every edge under the key (source, target, n-th edge between
-        them).
-        """
+        """Option of every operator, and of every edge under the key (source, target, n-th edge of theirs)."""
         return self._chosen(index).options_of(0)
 
     def _chosen(self, index: int) -> ChosenStrategies:

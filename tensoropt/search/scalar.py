@@ -1,9 +1,9 @@
-"""The scalar problem min(weight_t * time + weight_m * memory), for many weights at once, exactly.
+"""The scalar problem min(weight_t * time + weight_m * memory), solved exactly for many weights at once.
 
-One pass up the program gives the least weighted cost of every table entry, one pass down the least
-cost of everything *outside* an entry (the two messages of min-sum belief propagation on a junction
-tree; Aji and McEliece 2000). Their sum bounds every strategy through that entry from below. The
-strategies found on the way are the vertices of the lower convex hull of the frontier.
+One pass up the program gives the least weighted cost of every table entry, and one pass down the least cost
+of everything *outside* an entry (the two messages of min-sum belief propagation on a junction tree; Aji and
+McEliece 2000). Their sum bounds every strategy through that entry from below. The strategies that result are
+the vertices of the lower convex hull of the frontier.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tensoropt.types import Floats, Indices
 class Flat:
     """A program as flat arrays for kernels.
 
-    ``meta`` (steps, 7): first entry of out, left and right table, count of o and k, and where the index
-    arrays of o and of k start. ``leaf_*``: all leaf tables concatenated. ``tree`` (logical, 4): first entry
-    of the table, step or -1, left and right logical node.
+    ``meta`` (steps, 7): the first entry of the out, left and right table, the counts of o and k, and the
+    starts of the index arrays of o and of k. ``leaf_*``: all leaf tables concatenated. ``tree`` (logical, 4):
+    the first entry of the table, the step or -1, the left and right logical node.
     """
 
     meta: Indices
@@ -53,7 +53,7 @@ def flatten(program: Program) -> Flat:
         time.append(leaf.time)
         offsets.append(leaf.offsets[1:] + points)
         points += len(leaf.memory)
-    # The last leaf is the empty product, whose one point costs nothing.
+    # The last leaf is the empty product, whose single point costs nothing.
     offsets.append(np.array([points + 1]))
     tree = np.full((len(program.logical), 4), -1, np.int64)
     for i, node in enumerate(program.logical):
@@ -79,7 +79,8 @@ def flatten(program: Program) -> Flat:
 
 @njit(cache=True, nogil=True)
 def leaf_values(leaf_offsets, leaf_m, leaf_t, wm, wt, entries):
-    """(entries, W) least weighted cost of every entry of the leaves; inf where impossible, and elsewhere."""
+    """(entries, W) the least weighted cost of every entry of the leaves; inf if impossible, and for all other
+    entries."""
     count = wm.shape[0]
     value = np.full((entries, count), np.inf)
     for e in range(leaf_offsets.shape[0] - 1):
@@ -93,7 +94,8 @@ def leaf_values(leaf_offsets, leaf_m, leaf_t, wm, wt, entries):
 
 @njit(cache=True, nogil=True)
 def pass_up(meta, left_out, left_k, right_out, right_k, value):
-    """Fill ``value`` (entries, W), in which the leaves stand, with the least cost of every other entry."""
+    """Fill ``value`` (entries, W), which already holds the leaves, with the least cost of every other
+    entry."""
     count = value.shape[1]
     for s in range(meta.shape[0]):
         out, left, right, n_out, n_k, at_out, at_k = meta[s]
@@ -109,17 +111,17 @@ def pass_up(meta, left_out, left_k, right_out, right_k, value):
 
 @njit(cache=True, nogil=True)
 def pass_down(meta, left_out, left_k, right_out, right_k, value, outside, first, last):
-    """Fill columns ``first:last`` of ``outside`` (entries, W), which is 0 at the root and inf elsewhere: the
-    least weighted cost of everything outside an entry.
+    """Fill columns ``first:last`` of ``outside`` (entries, W), which is 0 at the root and inf elsewhere, with
+    the least weighted cost of everything outside an entry.
 
     A table that is used several times (identical layers) gets the least over its uses.
     """
-    # Backwards: all uses of a table come after it, so that its row is final when its own turn comes.
+    # Backwards: all uses of a table come after it, so its row is final when its own turn comes.
     for s in range(meta.shape[0] - 1, -1, -1):
         out, left, right, n_out, n_k, at_out, at_k = meta[s]
         for o in range(n_out):
             above = outside[out + o]
-            # What is impossible under one weight is so under all.
+            # Anything impossible under one weight is impossible under all.
             if value[out + o, first] == np.inf or above[first] == np.inf:
                 continue
             for k in range(n_k):
@@ -140,10 +142,10 @@ def pass_down(meta, left_out, left_k, right_out, right_k, value, outside, first,
 def descend(
     meta, left_out, left_k, right_out, right_k, leaf_offsets, leaf_m, leaf_t, tree, root, value, wm, wt
 ):
-    """For every weight a strategy of least weighted cost, by walking the tree of factors down.
+    """Find a strategy with the least weighted cost for every weight, by descending the tree of factors.
 
-    Returns memory (W,), time (W,) and, per logical node, entry (logical, W) and choice (logical, W): k
-    of the step, or the point of the leaf. Of equal choices the first is taken.
+    Returns memory (W,), time (W,) and, per logical node, entry (logical, W) and choice (logical, W): the k of
+    the step, or the point of the leaf. Of equal choices the first is used.
     """
     count = value.shape[1]
     nodes = tree.shape[0]
@@ -172,8 +174,8 @@ def descend(
                 memory[w] += leaf_m[pick]
                 time[w] += leaf_t[pick]
                 continue
-            # The best k is found again instead of being kept from the pass up: a strategy asks for one entry
-            # per node, a pass would have to keep all.
+            # The best k is recomputed instead of being kept from the pass up: a strategy needs one entry per
+            # node, whereas a pass would have to keep all of them.
             _, left, right, _, n_k, at_out, at_k = meta[s]
             i = left_out[at_out + e]
             j = right_out[at_out + e]

@@ -1,4 +1,4 @@
-"""Where strategies come from: hull vertices, crossovers, passes. Each can rebuild any of its points."""
+"""Sources of strategies: hull vertices, crossovers, passes. Each can rebuild any of its points."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensoropt.types import Floats, Indices
 
 
 class Source(Protocol):
-    """Strategies with their costs (n,), in any order; ``rebuild`` gives some of them, in the caller's
+    """Strategies with their costs (n,), in any order; ``rebuild`` returns some of them, in the caller's
     names."""
 
     @property
@@ -32,7 +32,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class VertexSource:
-    """The vertices of a hull, whose picks are known already."""
+    """The vertices of a hull, whose picks are already known."""
 
     reduced: ReducedGraph
     hull: Hull
@@ -51,7 +51,7 @@ class VertexSource:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MixSource:
-    """Prefix mixes of two hull vertices, put together when asked for."""
+    """Prefix mixes of two hull vertices, put together on demand."""
 
     reduced: ReducedGraph
     hull: Hull
@@ -73,7 +73,7 @@ class MixSource:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PassSource:
-    """The points at the root of a pass; its tables stay in memory, as strategies are unrolled from them."""
+    """Points at the root of a pass; its tables stay in memory, since strategies are unrolled from them."""
 
     program: Program
     result: Pass

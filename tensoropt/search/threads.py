@@ -1,6 +1,6 @@
-"""Threads: how many, and work cut into parts for them.
+"""The number of threads, and the division of work among them.
 
-The kernels let go of Python's lock, so that threads of one process use all cores.
+The kernels release Python's lock, so threads of one process use all cores.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Found = TypeVar("Found")
 
 
 def thread_count(threads: int | None) -> int:
-    """So many as were asked for; by default one per core."""
-    # The cores that this process may use, which taskset or a container can make fewer than there are.
+    """The requested number of threads; by default one per core."""
+    # The cores that this process may use; taskset or a container can restrict them.
     return max(1, threads if threads is not None else len(os.sched_getaffinity(0)))
 
 
 def in_parts(function: Callable[[int, int], Found], size: int, threads: int, least: int = 1) -> list[Found]:
-    """``function(first, last)`` of as many parts of ``range(size)`` as there are threads, in their order.
+    """``function(first, last)`` for as many parts of ``range(size)`` as there are threads, in their order.
 
     Args:
         least: a part smaller than this is not worth a thread.

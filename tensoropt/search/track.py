@@ -1,4 +1,4 @@
-"""The entry of the search: checked settings, one search in bands, the result with its certificate."""
+"""The entry point of the search: checked settings, one search in bands, the result with its certificate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS = ("auto", "ldp", "elimination")
 
 
 class NoStrategyError(ValueError):
-    """Nothing is possible; the message names where."""
+    """Raised if nothing is possible; the message says where."""
 
 
 def track_frontier(
@@ -35,20 +35,21 @@ def track_frontier(
     rivals: Points | None = None,
     thorough: bool = True,
 ) -> TrackedFrontier:
-    """The cost frontier of ``graph``: every trade-off of memory and time that no other strategy beats.
+    """Return the cost frontier of ``graph``: every trade-off of memory and time that no other strategy beats.
 
-    ``epsilon``: allowed gap; 0 searches until nothing is missing. With 0.001 strategies may be missing that
-    are up to 0.1 % faster than what is returned for some memory budget; time and memory of the search are
-    bounded then, and so is the number of points (about ``log(slowest / fastest) / epsilon``); where the gap
+    ``epsilon``: the allowed gap; 0 searches until nothing is missing. With 0.001, strategies may be missing
+    that are up to 0.1 % faster than those returned for some memory budget; time and memory of the search are
+    then bounded, and so is the number of points (about ``log(slowest / fastest) / epsilon``); if the gap
     could not be proven everywhere, ``notes`` say so. ``method``: "auto" (ours), "ldp" or "elimination" (the
-    paper's). ``max_points``: points kept per table entry and in the result; trimming costs exactness, never
-    achievability. ``threads``: default one per core; the result does not depend on it. ``rivals``: points
-    from elsewhere; what they beat need not be found, and bounds take them for known. ``thorough``: with an
-    ``epsilon``, prove the gap also where that takes seconds; else it is proven only where it takes less.
+    paper's). ``max_points``: the points kept per table entry and in the result; trimming costs exactness,
+    never achievability. ``threads``: by default one per core; the result does not depend on it. ``rivals``:
+    points from elsewhere; strategies that they beat need not be returned, and bounds treat them as known.
+    ``thorough``: with an ``epsilon``, prove the gap even if that takes seconds; otherwise it is proven only
+    if it takes less.
 
-    Raises ``ValueError`` for bad settings and for costs whose sums are too large, :class:`NoStrategyError`
-    where nothing is possible, and :class:`~tensoropt.search.TableTooLargeError` when an unpruned method
-    outgrows the memory.
+    Raises ``ValueError`` for bad settings and for costs whose sums are too large, :class:`NoStrategyError` if
+    nothing is possible, and :class:`~tensoropt.search.TableTooLargeError` if an unpruned method outgrows the
+    memory.
     """
     settings = check_settings(epsilon, method, max_points, threads)
     return track(graph, method, replace(settings, rivals=rivals, thorough=thorough))
@@ -56,16 +57,16 @@ def track_frontier(
 
 def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> TrackedFrontier:
     """A first look at the frontier of ``graph``: some vertices of its lower convex hull, strategies between
-    them, and the hull as bound; of small graphs the frontier itself.
+    them, and the hull as the bound; for small graphs, the frontier itself.
 
-    Takes as long as a few scalar problems. Raises what :func:`track_frontier` raises.
+    It takes as long as a few scalar problems. Raises what :func:`track_frontier` raises.
     """
-    # Any gap is allowed, so that what bounds the frontier is all that is made.
+    # Any gap is allowed, so only what bounds the frontier is computed.
     return track(graph, "auto", SearchSettings(np.inf, None, threads))
 
 
 def track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFrontier:
-    """One search with checked settings; with rivals, complete only where they leave room."""
+    """Run one search with checked settings; with rivals, it is complete only where they leave room."""
     if not len(graph):
         return TrackedFrontier(
             np.zeros(1),
@@ -93,7 +94,7 @@ def track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFro
 def check_settings(
     epsilon: float, method: str, max_points: int | None, threads: int | None
 ) -> SearchSettings:
-    """The settings, or ``ValueError`` with the rule, the value and the remedy."""
+    """Return the settings; raise ``ValueError`` with the rule, the value and the remedy if they are bad."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
     if not (0.0 <= epsilon < np.inf):
@@ -111,10 +112,10 @@ def _result(bands: list[Band], settings: SearchSettings) -> TrackedFrontier:
     everything = merge(bands)
     exact = all(band.found.exact for band in bands)
     tolerance = np.array([band.reduced.memory_tolerance for band in bands])[everything.origin[:, 0]]
-    # The budget from which on a bound has to count a point as fitting: its memory less what rounding may have
-    # added. Made ascending from the right, as searchsorted needs it.
+    # The budget from which a bound has to count a point as fitting: its memory minus the most that rounding
+    # may have added. It is made ascending from the right, because searchsorted requires it.
     reached = np.minimum.accumulate((everything.memory - tolerance)[::-1])[::-1]
-    # Where all is exact the frontier is its own bound, which no hull betters.
+    # If everything is exact, the frontier is its own bound, which no hull improves.
     own = Staircase(reached, everything.time)
     bounds = own.bounds if exact else Highest([band.bound for band in bands]).bounds
     kept = distinct(everything, bands)
@@ -123,7 +124,8 @@ def _result(bands: list[Band], settings: SearchSettings) -> TrackedFrontier:
         chosen = enough_within(memory, time, bounds, settings.epsilon)
         memory, time, origin = memory[chosen], time[chosen], origin[chosen]
     most = settings.max_points
-    # Tables were thinned one by one; the result may still have more points, as it merges several sources.
+    # Tables were thinned one by one; the result may still have more points, because it merges several
+    # sources.
     if most is not None and len(memory) > most:
         scratch = np.empty((2, len(memory)), np.int64)
         chosen = scratch[0, : thin(memory, time, len(memory), most, scratch[0], scratch[1])]
@@ -138,7 +140,7 @@ def _result(bands: list[Band], settings: SearchSettings) -> TrackedFrontier:
 
 
 def _rebuilt(bands: list[Band], origin: Indices) -> ChosenStrategies:
-    """The strategies of points ``origin`` (n, 2): a band, and the number of a point of it."""
+    """The strategies of points ``origin`` (n, 2): a band, and the index of a point in it."""
     found: list[ChosenStrategies] = []
     order: list[Indices] = []
     # Points of one source are rebuilt in one call.
@@ -161,17 +163,17 @@ def _rebuilt(bands: list[Band], origin: Indices) -> ChosenStrategies:
 def enough_within(
     memory: Floats, time: Floats, bounds: Callable[[Floats], Floats], epsilon: float
 ) -> Indices:
-    """The points of a staircase that are enough for no budget to have a wider gap than ``epsilon``; where the
-    gap of the whole staircase is wider, of points that differ by less than half of it the leaner one.
+    """Choose points of a staircase so that no budget has a wider gap than ``epsilon``; where the gap of the
+    whole staircase is wider, of points that differ by less than half of it choose the leaner one.
 
-    Greedy from the leanest on: a point is left out where the one kept before it is good enough up to the
-    memory of the next. The number of points is about the logarithm of the range of times over the room that
-    the gap leaves.
+    Greedy, starting from the leanest: a point is left out if the one kept before it is good enough up to the
+    memory of the next. The number of points is about the logarithm of the range of times divided by the room
+    that the gap leaves.
     """
     lower = bounds(np.append(memory[1:] * (1.0 - SAME), np.inf))
-    # A millionth of the gap is left for the rounding of the division that tells it.
+    # A millionth of the gap is reserved for the rounding of the division that computes it.
     proven = lower * (1.0 + epsilon * (1.0 - 1e-6))
-    # A kept point of at most this time serves in place of one left out.
+    # A kept point with at most this time can replace one that is left out.
     serves = np.where(time <= proven, proven, time * (1.0 + epsilon / 2))
     kept, last = [], np.inf
     for i, (own, most) in enumerate(zip(time.tolist(), serves.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""What is proven of points from several cost graphs: meshes, micro-batch counts, numbers of devices."""
+"""Certificates for points from several cost graphs: meshes, micro-batch counts, device counts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def certify(
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """(gap, exact), each (n,), of strategies with these costs against *all* strategies of all parts.
 
-    ``gap``: how much faster, at most, any strategy of no more memory could be (time over the bound, less 1).
-    ``exact``: proven that none is better in either cost, neither faster within that memory nor as fast with
-    less. The points may come from anywhere: a strategy of one part can be beaten by another's.
+    ``gap``: how much faster, at most, any strategy with no more memory could be (time over the bound, minus
+    1). ``exact``: it is proven that none is better in either cost, neither faster within that memory nor as
+    fast with less. The points may come from anywhere: another part's strategy can beat a strategy of one
+    part.
     """
     bounds = least_bounds(parts, memory)
     with np.errstate(divide="ignore", invalid="ignore"):
         gap = np.where(time <= bounds * (1 + SAME), 0.0, time / bounds - 1.0)
-    # Less memory by what rounding cannot explain; of no memory at all a budget that nothing fits.
+    # The memory minus what rounding cannot explain; for no memory at all, a budget that nothing fits.
     with_less = least_bounds(parts, np.where(memory > 0, memory * (1 - SAME), -1.0))
     return gap, (gap == 0) & (time < with_less)

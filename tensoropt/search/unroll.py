@@ -1,10 +1,10 @@
-"""From points of the result back to their strategies: unroll of the eliminations, in reverse.
+"""Recovers the strategies of result points: the eliminations are unrolled in reverse.
 
-Tables remember only which k won. The two points of the factors are found again by their sum, which is
-exact on the dyadic grid; so a point costs 20 bytes instead of 28, and only asked-for points are rebuilt, all
-of them in one compiled call.
+Tables record only which k won. The two points of the factors are looked up by their sum, which is exact on
+the dyadic grid; so a point costs 20 bytes instead of 28, and only requested points are rebuilt, all of them
+in one compiled call.
 
-A *pick* (operators + edges, 2) says which entry and which of its points every operator and edge takes.
+A *pick* (operators + edges, 2) says which entry, and which of its points, every operator and edge uses.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def unroll(program: Program, result: Pass, points: Indices) -> Indices:
 def _unroll_points(
     meta, left_out, left_k, right_out, right_k, tree, offsets, memory, time, label, root, points, picks
 ):
-    """Fill ``picks``; whether every sum was found. ``offsets`` (entries + 1,): the points of all tables'
-    entries, one table after the other, in ``memory``, ``time`` and ``label``.
+    """Fill ``picks``; return whether every sum was matched. ``offsets`` (entries + 1,): the points of all
+    tables' entries, one table after another, in ``memory``, ``time`` and ``label``.
     """
     inputs = picks.shape[1]
     # A stack instead of recursion: the tree of factors can be as deep as the graph has operators.
@@ -55,7 +55,7 @@ def _unroll_points(
             node, entry, point = stack[depth, 0], stack[depth, 1], stack[depth, 2]
             base, s, left_node, right_node = tree[node]
             if s < 0:
-                # A leaf that is no input is the empty product.
+                # A leaf that is not an input is the empty product.
                 if node < inputs:
                     picks[n, node, 0] = entry
                     picks[n, node, 1] = point
@@ -77,7 +77,7 @@ def _unroll_points(
 
 
 def chosen_strategies(reduced: ReducedGraph, picks: Indices) -> ChosenStrategies:
-    """Configurations and options in the caller's numbers, of picks (n, operators + edges, 2)."""
+    """The configurations and options, in the caller's numbering, of picks (n, operators + edges, 2)."""
     graph, count = reduced.graph, len(picks)
     operators = len(graph.names)
     configurations = np.empty((count, operators), np.int64)

@@ -1,7 +1,7 @@
 """Frontiers within an allowed gap, in bounded time and memory however long the exact frontier is.
 
-Only strategies matter that are faster than the known ones by more than the gap. So everything is pruned by
-the known staircase *lowered* by the gap: where nothing is left below it, that staircase is a proof.
+Only strategies that are faster than the known ones by more than the gap matter. So everything is pruned by
+the known staircase *lowered* by the gap: if nothing is left below it, that staircase is a proof.
 
 1. Lines of the hull bound, their vertices and crossovers are the first known strategies (Lagrangian bounds
    and reduced-cost fixing; Fisher, "The Lagrangian relaxation method", 1981). Classes through which nothing
@@ -50,40 +50,39 @@ from tensoropt.search.sources import PassSource, Source
 
 log = logging.getLogger(__name__)
 
-# What is spent on a gap. Where no reason stands beside a number it is an assumption; none of them affects
-# what a result claims.
+# The effort spent on a gap. A number without a reason next to it is an assumption; none of them affects what
+# a result claims.
 MOST_LINES = 256
-"""Lines of the hull, as long as more of them leave fewer classes."""
+"""The most lines of the hull, as long as more of them leave fewer classes."""
 WORTH_NARROWING = 0.9
-"""Classes are left out where at most this share of them remains."""
+"""Classes are left out if at most this share of them remains."""
 FEW_PAIRS = 30_000
-"""Pairs of table entries that a thinned pass looks at without a target."""
+"""The pairs of table entries that a thinned pass examines without a target."""
 TARGETED_PAIRS = 20_000, 100_000, 800_000
-"""Pairs of table entries that each of the thinned passes looks at, at most, where more are left."""
+"""The most pairs of table entries that each of the thinned passes examines, if more are left."""
 MOST_POINTS = 256, 2048, 1024, 1 << 15
-"""Points that a table entry keeps, at most, in each of the thinned passes and in the last."""
+"""The most points that a table entry keeps, in each of the thinned passes and in the last."""
 FAR = 0.01
-"""The mean gap above which the third thinned pass is made: frontiers far above their hull need a wider
-search."""
+"""Mean gap above which the third thinned pass is made: frontiers far above their hull need a wider search."""
 LAST_PAIRS = 150_000
-"""Pairs of table entries that the last pass looks at; where more are left, it is not made."""
+"""The pairs of table entries that the last pass examines; if more are left, it is not made."""
 SUMS = 15_000_000
-"""Sums of points that one pass may make: about a quarter of a second. One that needs more is given up, and
-tried once more with a closer target. Of 17 searches of GPT-2 on 8 devices the staircases lose 0.0005 % of
-their hypervolume in the mean, in logarithms, against passes of four times the sums."""
+"""The sums of points that one pass may make: about a quarter of a second. A pass that needs more is
+abandoned, and tried once more with a closer target. In 17 searches of GPT-2 on 8 devices, the staircases lose
+0.0005 % of their hypervolume on average, in logarithms, compared with passes of four times the sums."""
 THOROUGH = 4, 5, 20
-"""In a thorough search so many times more sums may each pass make, so many times more pairs may the last one
-look at, and so many times more sums may that make."""
+"""The factors of a thorough search: for the sums that each pass may make, for the pairs that the last pass
+may examine, and for the sums that the last pass may make."""
 WIDE = 10
-"""So many times more sums may the third thinned pass make."""
+"""The factor for the sums that the third thinned pass may make."""
 CLOSER = 4
-"""Of the pairs of a pass that was given up, the share that the next one looks at."""
+"""Of the pairs of an abandoned pass, the share that the next one examines."""
 CLOSENESS = (0.75, 0.5, *(4.0**-n for n in range(1, 7)))
-"""Distances of pruning targets above the hull, as shares of that of the known strategies."""
+"""The distances of pruning targets above the hull, as shares of that of the known strategies."""
 LARGE_WORK = 20_000_000
-"""Pairs of table entries in all steps from which only the first lines are made: 70 million pairs (GPT-2 on a
-2x2x8 mesh, 250 configurations an operator) take hours, and the strategies of the scalar problems are within
-two per cent in the mean there."""
+"""The pairs of table entries, over all steps, from which only the first lines are made: 70 million pairs
+(GPT-2 on a 2x2x8 mesh, 250 configurations per operator) take hours, and the strategies of the scalar problems
+are within two per cent on average there."""
 TOO_LARGE = (
     "too many configurations for more than some scalar problems: each point's gap says how much faster a "
     "missing strategy could be; fewer axes, or epsilon=0, search on"
@@ -95,8 +94,8 @@ UNPROVEN = (
 
 
 def track_within(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """A frontier of a graph whose ``order`` fixes nothing: at most ``settings.epsilon`` faster strategies are
-    missing, or a note says that this is not proven; None when no strategy is possible.
+    """A frontier of a graph whose ``order`` fixes nothing: only strategies at most ``settings.epsilon``
+    faster are missing, or a note says that this is not proven; None if no strategy is possible.
     """
     program = build_program(reduced, order)
     if few_sums(program):
@@ -105,7 +104,8 @@ def track_within(reduced: ReducedGraph, order: Order, settings: SearchSettings) 
 
 
 class _Within:
-    """What is known so far: strategies, and of graphs that were narrowed what bounds the classes left out."""
+    """All that is known so far: strategies, and for narrowed graphs, bounds of the classes that were left
+    out."""
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
@@ -114,18 +114,19 @@ class _Within:
 
     @property
     def known(self) -> Frontier:
-        """The strategies found so far, and the rivals."""
+        """The known strategies so far, and the rivals."""
         return self.settings.with_rivals(self.sources)
 
     @property
     def goal(self) -> Staircase:
-        """Below which a strategy has to lie to be worth finding."""
+        """The staircase below which a strategy has to lie to be worth finding."""
         return lowered(self.known, self.settings.epsilon)
 
     def bound(self, inner: Bound) -> Bound:
-        """The bound of the given graph, where ``inner`` bounds what the classes left make."""
+        """The bound of the given graph, where ``inner`` bounds the strategies of the remaining classes."""
         for hull, floor in reversed(self.left_out):
-            # What was left out lies above the floor; and all of that graph's strategies above its hull.
+            # Classes that were left out lie above the floor, and all strategies of that graph lie above its
+            # hull.
             inner = Highest((hull, Lowest((floor, inner))))
         return inner
 
@@ -135,7 +136,7 @@ class _Within:
         return SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, told)
 
     def search(self, program: Program, order: Order) -> SearchResult | None:
-        """Narrow, then make passes, until the gap is proven or the work is spent."""
+        """Narrow, then make passes, until the gap is proven or the effort is spent."""
         search = HullSearch(program, flatten(program), self.settings.threads)
         lines, seeded = FEW_LINES, 0
         while True:
@@ -143,7 +144,8 @@ class _Within:
             if hull is None and not self.left_out:
                 return None
             if hull is None:
-                # What is left joins to no strategy: nothing lies below the floor that it was narrowed by.
+                # The remaining classes form no strategy: nothing lies below the floor by which they were
+                # narrowed.
                 return self.result(self.bound(Staircase(np.zeros(0), np.zeros(0))))
             # Those of the same graph's earlier lines are among those of more lines.
             self.sources = [*seeds(program.reduced, hull), *self.sources[seeded:]]
@@ -173,13 +175,13 @@ class _Within:
 
     def _restricted(self, program: Program, order: Order, classes: dict[int, np.ndarray]) -> Program:
         reduced = restrict(program.reduced, classes)
-        # With fewer classes another order may be cheaper, but it could fix operators as well; the given one
+        # With fewer classes another order may be cheaper, but it could also fix operators; the given one
         # fixes none and stays possible.
         again = greedy_order(reduced, 0.1)
         return build_program(reduced, order if again.fixed else again)
 
     def _passes(self, program: Program, search: HullSearch, hull: Hull) -> SearchResult:
-        """Thinned passes, then the one that proves the gap."""
+        """Make thinned passes, then the one that proves the gap."""
         inside, outside = search.messages()
         engine = Engine(program, self.settings.threads)
         bound = self.bound(hull)
@@ -226,7 +228,7 @@ class _Within:
                 log.warning("not searched to the end: %s", error)
                 return self.result(bound, f"not searched to the end: {error}")
             self._add(program, result)
-            # Whatever lies below the goal has been found.
+            # Everything below the goal has been found.
             if not (targeted or result.thinned):
                 found = Staircase(self.known.memory, self.known.time)
                 return self.result(self.bound(Highest((hull, Lowest((goal, found))))))
@@ -235,7 +237,7 @@ class _Within:
         return self.result(bound, UNPROVEN)
 
     def _limits(self, *, is_wide: bool, is_last: bool) -> tuple[int, int]:
-        """Sums that a pass may make, and pairs that the last one may look at."""
+        """The sums that a pass may make, and the pairs that the last one may examine."""
         each, pairs, last = THOROUGH if self.settings.thorough else (1, 1, 1)
         return SUMS * (last if is_last else each * WIDE if is_wide else each), LAST_PAIRS * pairs
 
@@ -245,11 +247,11 @@ class _Within:
         log.debug("%d points, %d at the root", result.points, len(latest.time))
 
     def _targeted(self, below: Callable[[Points], Messages], program: Program, most: int) -> Messages:
-        """Messages pruned by a target as far above the hull as can be afforded."""
+        """Messages pruned by a target as far above the hull as is affordable."""
         known = self.known
         loose = looseness(known)
-        # The closer a target, the fewer pairs are left below it: the first of the shares that is close enough
-        # is found by halving.
+        # The closer a target, the fewer pairs are left below it: bisection gives the first of the shares that
+        # is close enough.
         first, last, found = 0, len(CLOSENESS) - 1, None
         while first < last:
             middle = (first + last) // 2

@@ -98,7 +98,7 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     gaps, exact = certify([s.frontier for s in searched], memory, time_s)
     found = list(points)
     for i, gap, proven in zip(sharded, gaps, exact, strict=True):
-        found[i] = replace(points[i], exact=bool(proven), gap=float(gap))
+        found[i] = points[i].changed(exact=proven, gap=gap)
     return unbeaten(found)
 
 
@@ -119,8 +119,8 @@ def only_used_spaces(exploration: Exploration) -> Exploration:
     return replace(
         exploration,
         spaces=tuple(kept),
-        points=tuple(replace(p, space=number[p.space]) for p in exploration.points),
-        others=tuple(replace(p, space=number[p.space]) for p in exploration.others),
+        points=tuple(p.changed(space=number[p.space]) for p in exploration.points),
+        others=tuple(p.changed(space=number[p.space]) for p in exploration.others),
     )
 
 

@@ -126,6 +126,11 @@ class KeptExplorations:
             return f"not kept for the next time it is asked: {error}"
         return ""
 
+    def answer(self, source: str, cluster: Cluster, settings: Settings) -> Exploration | None:
+        """The exploration of what a source has led to before, as :meth:`find` finds it."""
+        question = self.question_from(source)
+        return None if question is None else self.find(question, cluster, settings)
+
     def question_from(self, source: str) -> str | None:
         """Return the question to which a source has led before, if any."""
         if self.folder is None:

@@ -19,8 +19,9 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import SAME, Point, unbeaten, with_others
 from tensoropt.plan.settings import Settings
-from tensoropt.planners.quick import FEW_GROUPS, PIPELINED, PLACED, SHARDED, placed_refusal
+from tensoropt.planners.quick import placed_refusal, quick_planners
 from tensoropt.planners.registry import ENTRIES, Entry
+from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
 from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces, record_used
@@ -47,10 +48,16 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         task = planning_task(session, searched, exploration, kinds, stack)
         if "placed" in kinds and (reason := _against_constraints(task)):
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
-        entries = [e for e in map(ENTRIES.__getitem__, (*SHARDED, *PLACED, *PIPELINED)) if e.kind in kinds]
+        names = quick_planners(len(searched.problem.graph.groups))
+        entries = [entry for name in names if (entry := ENTRIES[name]).kind in kinds]
         found, tried = _asked(session, task, entries)
-        proven = certified(searched.spaces, found)
+        proven = certified(searched.spaces, [each.point for each in found])
         points = with_others(exploration.points, [*_better_known(searched, task, proven), *proven])
+        # Only now, as most of what is found does not come in.
+        records = {each.point.identity: each.record for each in found if each.record is not None}
+        points = tuple(
+            replace(p, placed=records[p.identity]()) if p.identity in records else p for p in points
+        )
     points = unbeaten(points)
     came_in = Counter(p.planner for p in points if p.planner in tried)
     for planner, row in tried.items():
@@ -83,7 +90,7 @@ def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[s
     # The conditions of the search for pipelines; besides, these methods know no constraints.
     suits = settings.pipelines != "never" and settings.constraints is None and not settings.process_memory
     training = searched.problem.graph.atoms.graph.training and not searched.problem.refusal
-    if suits and training and groups <= FEW_GROUPS and session.cluster.device_count > 1:
+    if suits and training and session.cluster.device_count > 1:
         kinds.add("pipelined")
     return frozenset(kinds), refusals
 
@@ -100,30 +107,29 @@ def _against_constraints(task: PlanningTask) -> str:
 
 def _asked(
     session: Session, task: PlanningTask, entries: Sequence[Entry]
-) -> tuple[list[Point], dict[str, dict[str, Any]]]:
-    """Return (all points that the planners find; for each planner how many, its fastest, or why it has
-    none)."""
+) -> tuple[list[SimulatedPoint], dict[str, dict[str, Any]]]:
+    """(all points that the planners find, per planner how many, its fastest, or why it has none)"""
     seed = task.base.model.seed
-    found: dict[object, Point] = {}
+    found: dict[object, SimulatedPoint] = {}
     tried: dict[str, dict[str, Any]] = {}
     for number, entry in enumerate(entries):
         session.report(STAGE, number, len(entries), entry.name)
-        points: list[Point] = []
+        points: list[SimulatedPoint] = []
         reason = ""
         # Never for a memory budget: what is found may not depend on it, as it only says which points fit.
         try:
-            points = [point for point, _ in entry.points(task, None, seed)]
+            points = list(entry.points(task, None, seed))
         except TensorOptError as refusal:
             reason = str(refusal)
-        points = [p for p in points if _was_asked_for(task, session.settings, p)]
-        best = min(points, key=lambda p: p.time_s, default=None)
+        points = [p for p in points if _was_asked_for(task, session.settings, p.point)]
+        best = min((p.point for p in points), key=lambda p: p.time_s, default=None)
         tried[entry.name] = {
             "points": len(points),
             "memory_bytes": None if best is None else best.memory_bytes,
             "time_s": None if best is None else best.time_s,
             "refusal": reason,
         }
-        found.update((p.identity, p) for p in points)
+        found.update((p.point.identity, p) for p in points)
     session.report(STAGE, len(entries), len(entries), f"{len(found)} plans of published planners")
     return list(found.values()), tried
 

@@ -1,17 +1,16 @@
-"""Atoms: the common factorisation of every tensor dim that all views in the graph agree on.
+"""Atoms: the common factorisation of every tensor dim, on which all views in the graph agree.
 
-A fused ``qkv`` output of size ``3*h*d`` that is later split in three and viewed as heads has the
-atoms ``(3, h, d)``: cutting it contiguously would cut through q, k and v (tried: silently wrong,
-gradients 164 % off), cutting the ``h`` atom is Megatron's head split. Atoms flow through views,
-element-wise operators and contractions in both directions, to the parameters in particular, until
-nothing changes. After that every loop dim of every operator is one atom, and "shard dim j" always
-means "shard atom j".
+A fused ``qkv`` output of size ``3*h*d`` that is later split in three and viewed as heads has the atoms
+``(3, h, d)``: cutting it contiguously would cut through q, k and v (tried: silently wrong, gradients 164 %
+off), whereas cutting the ``h`` atom is Megatron's head split. Atoms propagate through views, element-wise
+operators and contractions in both directions, in particular to the parameters, until nothing changes. After
+that every loop dim of every operator is one atom, and "shard dim j" always means "shard atom j".
 
-A factorisation of ``n`` is kept as its set of *boundaries*, the products of its inner factors; a set
-is consistent when it is a chain under divisibility, and the common refinement of two factorisations
-is the union of their boundaries. Where the union is no chain (a dim seen as 4x6 here and 6x4 there)
-the operator that would join them keeps that dim whole: a view rather than what computes, so that a
-grouped convolution on both sides of a channel shuffle keeps its groups and the shuffle reshards.
+A factorisation of ``n`` is stored as its set of *boundaries*, the products of its inner factors. A set is
+consistent if it is a chain under divisibility, and the common refinement of two factorisations is the union
+of their boundaries. If the union is not a chain (a dim seen as 4x6 here and 6x4 there), the operator that
+would join them keeps that dim whole. A view does so in preference to an operator that computes, so a grouped
+convolution on both sides of a channel shuffle keeps its groups and the shuffle reshards.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ def is_chain(boundaries: Iterable[int]) -> bool:
 
 
 class _Refinement:
-    """Boundaries on their way through the graph, until no operator adds any.
+    """The propagation of boundaries through the graph, until no operator adds any.
 
     Attributes:
-        boundaries: per (tensor, dim).
-        broken: per operator the loops whose factorisations do not fit each other.
-        touching: per (tensor, dim) the operators that index it.
+        boundaries: the boundaries of each (tensor, dim).
+        broken: for each operator, the loops whose factorisations are incompatible.
+        touching: for each (tensor, dim), the operators that index it.
     """
 
     def __init__(self, graph: OperatorGraph, kept: Kept | None):
@@ -60,7 +59,7 @@ class _Refinement:
                         self.touching.setdefault((operand.tensor, dim), set()).add(name)
 
     def _discover(self, kept: Kept | None) -> dict[str, Discovery]:
-        """Find out about operators without a rule; those that look alike are run once."""
+        """Discover how operators without a rule split; operators that look alike are run once."""
         found: dict[str, Discovery] = {}
         known: dict[str, Discovery] = {}
         for op in self.graph.operators:
@@ -73,7 +72,7 @@ class _Refinement:
         return found
 
     def _positions(self, space: IndexSpace, loop: int) -> list[tuple[tuple[str, int], int]]:
-        """Where a loop occurs: (tensor dim, product of the loops inside it within that dim)."""
+        """The places where a loop occurs: (tensor dim, product of the loops inside it within that dim)."""
         found = []
         for operand in (*space.reads, *space.writes):
             for dim, loops in enumerate(operand.dims):
@@ -83,26 +82,26 @@ class _Refinement:
         return found
 
     def _inside(self, place: tuple[str, int], inner: int, size: int) -> set[int]:
-        """Boundaries of a loop at this place, as multiples of the loop's own unit."""
+        """The boundaries of a loop at this place, as multiples of the loop's own unit."""
         return {b // inner for b in self.boundaries[place] if inner < b < inner * size and b % inner == 0}
 
     def _offer(self, place: tuple[str, int], new: set[int], changed: set[str]) -> bool:
-        """Add boundaries to a tensor dim; False (and nothing added) when they do not fit."""
+        """Add boundaries to a tensor dim; return False (and add nothing) if they do not fit."""
         size = self.graph.tensors[place[0]].shape[place[1]]
-        # 1 and the size itself are boundaries of every dim. Noting them would only make the graph be visited
-        # again.
+        # 1 and the size itself are boundaries of every dim. Recording them would only cause the graph to be
+        # visited again.
         new = {b for b in new if 1 < b < size}
         if new <= self.boundaries[place]:
             return True
         if not is_chain(self.boundaries[place] | new | {size}):
             return False
-        # Boundaries are never taken away, and all divide the size of their dim: the visits come to an end.
+        # Boundaries are never removed, and all divide the size of their dim, so the visits end.
         self.boundaries[place] |= new
         changed |= self.touching[place]
         return True
 
     def _visit(self, name: str) -> set[str]:
-        """Bring the boundaries of all places of each loop together; the operators to look at again."""
+        """Merge the boundaries of all places of each loop; return the operators to visit again."""
         space, changed = self.spaces[name], set[str]()
         for loop, dim in enumerate(space.dims):
             if loop in self.broken[name] or dim.size <= 1:
@@ -111,32 +110,32 @@ class _Refinement:
             union = {1}.union(*(self._inside(place, inner, dim.size) for place, inner in places))
             fits = is_chain(union | {dim.size})
             for place, inner in places:
-                # The two ends of the loop are boundaries of its dim as well: no other view's atom may reach
+                # The two ends of the loop are also boundaries of its dim: no other view's atom may extend
                 # across them.
                 edges = {b * inner for b in union} | {inner * dim.size, inner}
-                # What other places took before one refused stays there: an atom that is finer than needed is
-                # never wrong.
+                # If one place refuses, what other places accepted before stays: an atom that is finer than
+                # needed is never wrong.
                 fits = fits and self._offer(place, edges, changed)
             if not fits:
                 self.broken[name].add(loop)
         return changed
 
     def refine(self) -> AtomGraph:
-        """Index spaces in which every loop is one atom."""
-        # Operators that compute come first: where factorisations contradict each other, whoever comes last
-        # keeps its dim whole, and that is better a view.
+        """Return index spaces in which every loop is one atom."""
+        # Operators that compute come first: if factorisations contradict each other, the last operator keeps
+        # its dim whole, and that should be a view.
         computing: dict[str, None] = {}
         viewing: dict[str, None] = {}
         queue_of = {n: viewing if _factors_dims(space) else computing for n, space in self.spaces.items()}
         for name, queue in queue_of.items():
             queue[name] = None
-        # Dicts as sets that keep their order. Which operator gives in where factorisations contradict each
-        # other depends on the order, and every rank has to find the same atoms.
+        # Dicts as ordered sets. Which operator gives in when factorisations contradict each other depends on
+        # the order, and every rank has to arrive at the same atoms.
         while computing or viewing:
             queue = computing or viewing
             name = next(iter(queue))
             del queue[name]
-            # Sorted, as sets of names come in another order in every process.
+            # Sorted, because sets of names have a different order in every process.
             for other in sorted(self._visit(name)):
                 queue_of[other].setdefault(other)
         atoms: dict[str, Atoms] = {}
@@ -162,16 +161,16 @@ class _Refinement:
             if loop in self.broken[name] or dim.size <= 1:
                 continue
             positions = self._positions(space, loop)
-            # Nothing changes any more, so all places of an unbroken loop have the same boundaries: the first
-            # one will do.
+            # Nothing changes any more, so all places of an unbroken loop have the same boundaries, and the
+            # first one suffices.
             inside = self._inside(*positions[0], dim.size) if positions else set()
             sizes = _factors(dim.size, inside)
             parts[loop] = []
             for i, size in enumerate(sizes):
                 label = dim.name if len(sizes) == 1 else f"{dim.name}.{i}"
                 parts[loop].append(len(new_dims))
-                # Only a dim that is one atom is cut unevenly: unequal parts of an inner atom are no chunks of
-                # the dim.
+                # Only a dim that is a single atom is cut unevenly: unequal parts of an inner atom are not
+                # chunks of the dim.
                 new_dims.append(LoopDim(label, size, dim.splittable, dim.uneven and len(sizes) == 1))
 
         def operand(old: Operand) -> Operand:
@@ -198,12 +197,12 @@ class _Refinement:
 
 
 def _factors_dims(space: IndexSpace) -> bool:
-    """Whether it only moves elements and takes a dim apart or puts dims together."""
+    """Whether it only moves elements, splitting dims or merging them."""
     return space.cheap and any(len(loops) > 1 for o in (*space.reads, *space.writes) for loops in o.dims)
 
 
 def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
-    """Atom sizes, outermost first, of a dim with these boundaries."""
+    """The atom sizes, outermost first, of a dim with these boundaries."""
     if size <= 1:
         return (0,) * (size == 0)
     marks = sorted({size, *boundaries, 1}, reverse=True)
@@ -213,10 +212,10 @@ def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
 def _uneven_dims(
     graph: OperatorGraph, spaces: Mapping[str, IndexSpace], atoms: Mapping[str, Atoms]
 ) -> set[tuple[str, int]]:
-    """Tensor dims that may be cut unevenly: whole parameter dims and what they become.
+    """The tensor dims that may be cut unevenly: whole parameter dims, and the dims derived from them.
 
-    Seeds are parameter dims indexed by a loop that allows it (vocabularies, output features); they
-    spread through loops that allow it too.
+    The seeds are parameter dims indexed by a loop that allows it (vocabularies, output features); they spread
+    through loops that also allow it.
     """
     marked: set[tuple[str, int]] = set()
 
@@ -224,7 +223,7 @@ def _uneven_dims(
         return [(operand.tensor, d) for d, loops in enumerate(operand.dims) if loops == (loop,)]
 
     changed = True
-    # Marks spread along the graph in both directions, so passes are made until one finds nothing new.
+    # Marks spread along the graph in both directions, so passes are repeated until one adds nothing new.
     while changed:
         changed = False
         for space in spaces.values():
@@ -233,8 +232,8 @@ def _uneven_dims(
                 if not (dim.uneven and dim.splittable):
                     continue
                 places = [p for o in operands for p in whole(o, loop)]
-                # The loop must be a whole dim of every operand that has it, or one operand would be cut
-                # through.
+                # The loop must be a whole dim of every operand that has it; otherwise one operand would be
+                # cut through.
                 seeded = any(p in marked or graph.tensors[p[0]].kind == "parameter" for p in places)
                 spread = len(places) == sum(loop in o.loops for o in operands)
                 if seeded and spread and not marked.issuperset(places):
@@ -259,6 +258,7 @@ def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
     """Refine every operator's index space into atoms.
 
     Args:
-        kept: what is known of operators without a rule; every process finds the same by itself.
+        kept: earlier findings about operators without a rule; every process would arrive at the same ones by
+            itself.
     """
     return _Refinement(graph, kept).refine()

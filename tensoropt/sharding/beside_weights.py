@@ -1,12 +1,12 @@
-"""Where the gradient of an activation is reduced beside a product: that of the weight's gradient.
+"""The reduction of an activation's gradient, overlapped with the product that computes the weight's gradient.
 
-The backward of a linear operator makes two products: the gradient of what it read, and that of its weight.
-The first is what a resharding reduces on its way back, and the second needs nothing of that, so that it is
-computed while the first is on its way. Megatron-LM does so
-(``LinearWithGradAccumulationAndAsyncCommunication``; Narayanan et al., SC 2021; with sequence parallelism,
-where the gradient is scattered: Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+The backward of a linear operator computes two products: the gradient of its input, and that of its weight. A
+resharding reduces the first one on its way back; the second one does not depend on it, so it is computed
+while the first is being sent. Megatron-LM does this (``LinearWithGradAccumulationAndAsyncCommunication``;
+Narayanan et al., SC 2021; with sequence parallelism, where the gradient is scattered: Korthikanti et al.,
+arXiv 2205.05198, section 4.2.2).
 
-The executor and the costs ask here, so that both say the same of every edge.
+The executor and the costs both use this module, so that they agree on every edge.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class LinearProduct:
     """A linear operator and its operands.
 
     Attributes:
-        operator, group: its name and that of its group, whose anchor it is.
-        read, weight, bias: names of its operands; no bias is "".
-        transposed: the weight lies as (outputs, inputs), and as (inputs, outputs) otherwise.
+        operator, group: the names of the operator and of its group, whose anchor it is.
+        read, weight, bias: names of its operands; "" if there is no bias.
+        transposed: the weight is stored as (outputs, inputs); otherwise as (inputs, outputs).
     """
 
     operator: str
@@ -39,10 +39,10 @@ class LinearProduct:
 
 
 def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
-    """Per activation the linear operator whose backward gives its gradient and computes that of a weight.
+    """The linear operator of each activation whose backward gives both its gradient and that of a weight.
 
-    Of several readers it is the first one, which backward comes to last: the gradients of the others are
-    there by then.
+    Of several readers it is the first one, which backward reaches last, when the gradients of the others
+    already exist.
     """
     source = graph.atoms.graph
     if not source.training:
@@ -57,15 +57,15 @@ def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
         if product is None or name in leaving or not source.tensors[name].requires_grad:
             continue
         others = (op.name for group in groups[1:] for op in group.operators if name in op.inputs())
-        # Groups come in the order of their anchors; what joined one of them may come earlier than a later
-        # anchor.
+        # Groups come in the order of their anchors; an operator that joined one of them may come earlier than
+        # a later anchor.
         if all(source.places[other] > source.places[product.operator] for other in others):
             found[name] = product
     return found
 
 
 def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProduct | None:
-    """The linear operator of a group that alone reads a tensor there; None where there is none."""
+    """The linear operator of a group that is the only reader of a tensor there; None if there is none."""
     product = linear_product(source, group.anchor, group.name)
     if product is None or product.read != name:
         return None
@@ -73,8 +73,7 @@ def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProd
 
 
 def linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearProduct | None:
-    """The operands of a linear operator whose weight is a parameter that learns; None of any other
-    operator."""
+    """The operands of a linear operator whose weight is a trained parameter; None for any other operator."""
     places = spec_of(op.target).linear
     # Other arguments scale its operands.
     if places is None or set(op.kwargs) - {"bias"}:
@@ -95,19 +94,19 @@ def linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearPro
 
 
 def is_one_reduction(backward: Sequence[Step], mesh: Sequence[int]) -> bool:
-    """Whether a gradient takes a single step on its way back, which adds it up over several ranks."""
+    """Whether a gradient takes a single step on its way back, which sums it over several ranks."""
     if len(backward) != 1 or backward[0].kind not in ("all_reduce", "reduce_scatter"):
         return False
     return any(axis > 0 and mesh[axis] > 1 for axis in backward[0].axes)
 
 
 def takes_over_hub(own: tuple[Sequence[Step], Sequence[Step]], *, again: bool, inside: bool) -> bool:
-    """Whether the first reader of a hub can give the hub's whole gradient back to where the hub was made.
+    """Whether the first reader of a hub can return the hub's whole gradient to where the hub was made.
 
     Args:
         own: the (forward, backward) steps from the hub to this reader.
         again: the reader is recomputed.
-        inside: the hub is made in the reader's region.
+        inside: the hub is produced in the reader's region.
     """
-    # A recomputed reader would pass the hub on once more to readers outside of its region.
+    # A recomputed reader would pass the hub on once more to readers outside its region.
     return not own[0] and not own[1] and (inside or not again)

@@ -1,9 +1,9 @@
-"""Blocks of a model whose parameters are gathered together, ahead of their use.
+"""The blocks of a model whose parameters are gathered together, ahead of their use.
 
-While a block computes, the parameters of the next one are gathered, and in backward the gradients of the one
-before are scattered (ZeRO, Rajbhandari et al., SC 2020, section 7.2.2; as PyTorch's FSDP prefetches, Zhao et
-al., VLDB 2023, section 3.3.2). Blocks are the graph's own: every strategy of it has the same, so that where a
-step gathers is known before anything is chosen.
+While a block computes, the parameters of the next one are gathered, and in backward the gradients of the
+previous one are scattered (ZeRO, Rajbhandari et al., SC 2020, section 7.2.2; as PyTorch's FSDP prefetches,
+Zhao et al., VLDB 2023, section 3.3.2). Blocks belong to the graph and are the same for each of its
+strategies, so the moments at which a step gathers are known before anything is chosen.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from tensoropt.sharding.regions import find_regions, region_of
 
 
 class Neighbours(NamedTuple):
-    """The blocks beside which those of another one are gathered.
+    """The neighbours of a block, with which its gathering and scattering can overlap.
 
     Attributes:
-        before: there is one before it in forward; else its parameters are gathered together as it begins.
-        behind: backward begins another one before it; likewise.
+        before: another block precedes it in forward; otherwise its parameters are gathered together when it
+            begins.
+        behind: backward begins another block before it; otherwise they are gathered together when it begins.
     """
 
     before: bool
@@ -35,9 +36,9 @@ class Blocks:
     """The blocks of a graph, numbered in execution order.
 
     Attributes:
-        of: group name -> its block.
-        first: per block the group with which its forward begins.
-        last: per block the group with which its backward begins; None without a backward.
+        of: the block of each group, by group name.
+        first: for each block, the group with which its forward begins.
+        last: for each block, the group with which its backward begins; None if it has no backward.
     """
 
     of: Mapping[str, int]
@@ -45,7 +46,7 @@ class Blocks:
     last: tuple[str | None, ...]
 
     def neighbours(self, group: str) -> Neighbours | None:
-        """What lies around a group's block; None of a block that backward does not begin."""
+        """The neighbours of a group's block; None for a block that backward does not begin."""
         block = self.of[group]
         if self.last[block] is None:
             return None
@@ -53,13 +54,15 @@ class Blocks:
 
     @cached_property
     def behind(self) -> Mapping[int, int]:
-        """Per block that backward begins the one that it begins next; not of the last."""
+        """Map each block that backward begins to the one that it begins next; the last one is not
+        included."""
         begun = [block for block, last in enumerate(self.last) if last is not None]
         return dict(pairwise(reversed(begun)))
 
 
 def find_blocks(graph: GroupGraph) -> Blocks:
-    """The blocks of a graph: its repeated blocks, and between them one for every group with parameters.
+    """Return the blocks of a graph: its repeated blocks, and between them one for every group with
+    parameters.
 
     Groups without parameters belong to the block before them.
     """
@@ -78,8 +81,8 @@ def find_blocks(graph: GroupGraph) -> Blocks:
 
 
 def needs_kept(graph: GroupGraph, group: Group) -> bool:
-    """Whether a group's backward reads anything but the gradient: not that of sums and moves, nor one that is
-    never run, as that of a counter."""
+    """Whether a group's backward reads anything but the gradient: not so for sums and moves, nor for one that
+    never runs, such as that of a counter."""
     made = (graph.atoms.graph.tensors[name] for op in group.operators for name in op.outputs)
     if not any(tensor.requires_grad for tensor in made):
         return False

@@ -1,6 +1,6 @@
 """Gradient buckets: which gradients are reduced together, once per step.
 
-Cost tables and executor both take the buckets from here, so that what is predicted is what is issued.
+Both the cost tables and the executor use these buckets, so that the prediction matches what is issued.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import Indices
 
 BUCKET_BYTES = 25 * 2**20
-"""Size at which a bucket is closed, as in PyTorch's DDP."""
+"""The size at which a bucket is closed, as in PyTorch's DDP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters whose gradients lie in one flat buffer and are all-reduced over the same axes.
+    """Parameters whose gradients share one flat buffer and are all-reduced over the same axes.
 
-    ``axes`` is empty for gradients that need no reduction. ``elements`` is for one rank's largest shard.
+    ``axes`` is empty for gradients that need no reduction. ``elements`` refers to one rank's largest shard.
     """
 
     axes: tuple[int, ...]
@@ -35,27 +35,27 @@ class Bucket:
 
 
 def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Real axes over which the gradient of a parameter stored so is a partial sum."""
-    # Axis 0 is the micro-batches: what they contribute is added up in place, one after the other, and never
-    # sent.
+    """The mesh's own axes over which the gradient of a parameter with this storage is a partial sum."""
+    # Axis 0 is the micro-batch axis: contributions along it are accumulated in place, one after another, and
+    # never sent.
     return tuple(a for a, c in enumerate(stored) if a > 0 and c == PARTIAL_GRAD and mesh[a] > 1)
 
 
 def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
-    """Trained parameters in the order in which backward completes their gradients.
+    """The trained parameters in the order in which backward completes their gradients.
 
     One with several users (a tied embedding) is complete after the first user's backward, which comes last.
     """
     pairs = [(n, g.name) for g in graph.groups for n in (*g.parameters, *g.shared)]
     order = dict.fromkeys(name for name, group in pairs if graph.learns(name, group))
     tensors = graph.atoms.graph.tensors
-    # Those that only other stages of a pipeline give a gradient come last, which is when the step is over.
+    # Those that get their gradient only from other stages of a pipeline come last, when the step is over.
     idle = dict.fromkeys(n for n, _ in pairs if tensors[n].requires_grad and n not in order)
     return (*reversed(order), *idle)
 
 
 def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
-    """Buckets in the order in which backward completes them."""
+    """The buckets of a strategy, in the order in which backward completes them."""
     gradients = []
     for name in arrival_order(strategy.graph):
         stored = strategy.stored[name]
@@ -68,9 +68,9 @@ def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tup
 def fill_buckets(
     gradients: Iterable[tuple[str, tuple[int, ...], str, int]], limit_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
-    """Buckets of gradients given in the order in which they arrive, as (parameter, axes, dtype, elements)."""
+    """The buckets of gradients given in their order of arrival, as (parameter, axes, dtype, elements)."""
     given = tuple(gradients)
-    # One all-reduce has one group and one type, so there is one open bucket for each pair of them.
+    # One all-reduce has one group and one type, so there is one open bucket for each pair of these.
     keys: dict[tuple[tuple[int, ...], str], int] = {}
     of_gradient = np.array([[keys.setdefault((axes, dtype), len(keys)) for _, axes, dtype, _ in given]])
     sizes = np.array([[elements * DTYPE_BYTES[dtype] for _, _, dtype, elements in given]])
@@ -86,15 +86,16 @@ def fill_buckets(
 
 
 def bucket_numbers(keys: Indices, sizes: Indices, limit_bytes: int) -> Indices:
-    """(n, gradients) which bucket each gradient is reduced in, for n strategies: buckets count in the order
-    in which they are closed, those still open at the end in the order in which they were opened.
+    """(n, gradients) the bucket in which each gradient is reduced, for n strategies. Buckets are numbered in
+    the order in which they are closed; those still open at the end follow in the order in which they were
+    opened.
 
-    All ranks compute the same numbers, as they have to issue the same collectives in the same order. Loops
-    over numbers only, so that the simulator can compile it for many strategies.
+    All ranks compute the same numbers, because they have to issue the same collectives in the same order. The
+    code consists of loops over numbers only, so that the simulator can compile it for many strategies.
 
     Args:
-        keys: (n, gradients) what gradients of one bucket agree in, counted from 0; -1 where there is none,
-            which is in no bucket (-1).
+        keys: (n, gradients) a key on which the gradients of one bucket agree, counted from 0; -1 if there is
+            no gradient, which is then in no bucket (-1).
         sizes: (n, gradients) bytes.
     """
     count = keys.shape[1]

@@ -1,7 +1,7 @@
 """Configurations: one axis strategy per mesh axis, and the layouts that follow.
 
-A mesh here is ``(micro-batches, axis sizes...)``. The micro-batch axis is no choice of the search: every
-group follows the batch dim of the inputs along it (:func:`micro_batch_strategies`).
+A mesh here is ``(micro-batches, axis sizes...)``. The micro-batch axis is not a choice of the search: along
+it, every group follows the batch dim of the inputs (:func:`micro_batch_strategies`).
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, batch_inp
 from tensoropt.sharding.labels import PARTIAL_GRADIENT, WHOLE, Label
 
 AxisSizes = tuple[int, ...]
-"""How many parts each axis has that a configuration may split: micro-batches first, then the mesh axes."""
+"""Number of parts of each axis that a configuration may split: micro-batches first, then the mesh axes."""
 UNEVEN_LEAST = 8
-"""Elements per part from which on a dim may be cut into unequal parts. The largest part, by which all are
-priced, is then at most an eighth larger than the mean; the number itself is an assumption."""
+"""The fewest elements per part with which a dim may be cut into unequal parts. The largest part, by which all
+are priced, is then at most an eighth larger than the mean; the number itself is an assumption."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of a group: a strategy per axis of the mesh (micro-batch axis first)."""
+    """One configuration of a group: one strategy per axis of the mesh (micro-batch axis first)."""
 
     group: Group = field(repr=False)
     strategies: tuple[AxisStrategy, ...]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels of the real mesh axes, as plans say them."""
+        """The labels on the mesh's own axes, as plans write them."""
         return tuple(str(s.label) for s in self.strategies[1:])
 
     def layout(self, tensor: str) -> Layout:
-        """How the group sees a tensor it reads, uses or writes."""
+        """The layout in which the group sees a tensor that it reads, uses or writes."""
         return tuple(s.placements[tensor] for s in self.strategies)
 
     def choices(self, op: str) -> tuple[int, ...]:
-        """Per axis the loop that an operator of the group splits, or a negative code."""
+        """The loop that an operator of the group splits on each axis, or a negative code."""
         return tuple(s.choices[op] for s in self.strategies)
 
     @cached_property
     def resolved(self) -> tuple[str, Layout, Layout] | None:
-        """(tensor, layout as the anchor makes it, layout its followers see) of a resolved partial."""
+        """(tensor, layout as the anchor makes it, layout that its followers see) of a resolved partial
+        sum."""
         names = {s.resolve[0] for s in self.strategies if s.resolve}
         if not names:
             return None
@@ -70,7 +71,7 @@ class Configuration:
 
 
 def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: AxisSizes) -> bool:
-    """Whether every loop divides by the axes that split it (or may be cut unevenly by one axis)."""
+    """Whether every loop is divisible by the axes that split it (or may be cut unevenly by one axis)."""
     for op in group.operators:
         parts: dict[int, list[int]] = {}
         for size, strategy in zip(mesh, strategies, strict=True):
@@ -79,13 +80,13 @@ def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], m
                 parts.setdefault(choice, []).append(size)
         dims = atoms.spaces[op.name].dims
         for loop, sizes in parts.items():
-            # By one axis only: where axes nest, resharding takes the sizes that the outer ones leave by exact
-            # division.
+            # By one axis only: if axes nest, resharding derives sizes from those that the outer axes leave,
+            # by exact division.
             uneven = dims[loop].uneven and len(sizes) == 1 and dims[loop].size >= UNEVEN_LEAST * sizes[0]
             if dims[loop].size % prod(sizes) and not uneven:
                 return False
-    # What a partial sum is scattered to is no loop that the anchor splits, so the check above has not seen
-    # it.
+    # The target of a scattered partial sum is not a loop that the anchor splits, so the check above has not
+    # covered it.
     for name in {s.resolve[0] for s in strategies if s.resolve}:
         sizes = list(atoms.atom_sizes(name))
         for axis, strategy in enumerate(strategies):
@@ -102,26 +103,27 @@ def enumerate_configurations(
 ) -> tuple[Configuration, ...]:
     """All configurations of a group on a mesh; the unsplit one is always among them.
 
-    An atom inside another splittable atom of the same loop is left out where the outer one alone
-    divides by the whole mesh: it could only lose locality.
+    An atom inside another splittable atom of the same loop is left out if the outer one alone is divisible by
+    the whole mesh: the inner one could only reduce locality.
     """
     total = prod(mesh[1:])
     by_loop: dict[str, int | None] = {}
     kept = []
     for strategy in group.strategies:
         loop, atom = strategy.label.loop, strategy.label.atom
-        # Strategies come with the outermost atom of a loop first (`_anchor_strategies` goes through the dims
-        # in order).
+        # Strategies list the outermost atom of a loop first (`_anchor_strategies` goes through the dims in
+        # order).
         outermost = by_loop.setdefault(loop, atom)
         if atom != outermost:
             outer = Label(loop, outermost).dim
             index = next(s.choices[group.name] for s in group.strategies if s.label.dim == outer)
-            # Rows are often batch and sequence in one, and cutting either may suit what reads the result.
+            # Rows often combine batch and sequence, and cutting either may suit the result's readers.
             if atoms.spaces[group.name].dims[index].size % total == 0 and not loop.startswith("rows"):
                 continue
         kept.append(strategy)
     found = []
-    # All combinations, not only those that are equal up to the order of axes: axes differ in their links.
+    # All combinations, not only those that differ beyond the order of axes, because axes differ in their
+    # links.
     for choice in itertools.product(kept, repeat=len(mesh) - 1):
         strategies = (micro, *choice)
         if fits(atoms, group, strategies, mesh):
@@ -130,21 +132,21 @@ def enumerate_configurations(
 
 
 class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
-    """Why a model cannot be run in micro-batches."""
+    """The reason why a model cannot be run in micro-batches."""
 
 
 def batch_placements(graph: GroupGraph) -> dict[str, int]:
-    """Placement of each input on the micro-batch axis: its first dim where that is the batch, else whole."""
+    """The placement of each input on the micro-batch axis: its first dim if that is the batch, else whole."""
     batch = batch_inputs(graph.atoms.graph)
     return {name: 0 if name in batch else REPLICATE for name in graph.atoms.graph.inputs}
 
 
 def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
-    """Per group the strategy that follows the batch dim, as on an axis that splits it in time.
+    """The strategy of each group that follows the batch dim, as on an axis that splits it in time.
 
     Raises:
         MicroBatchRefused: an operator mixes samples (or is not understood), keeps batch statistics, or is a
-            mean over targets that are made of parameters; or a buffer's new value depends on the batch.
+            mean over targets that are made from parameters; or a buffer's new value depends on the batch.
     """
     _check_targets(graph.atoms.graph)
     found = _BatchFollowing(graph).choose()
@@ -153,10 +155,10 @@ def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
 
 
 def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None:
-    """Refuse micro-batches unless all of them make the same new values of buffers.
+    """Refuse micro-batches unless all of them compute the same new values of buffers.
 
-    They do of a value that is made of old values of buffers, parameters and constants alone (a counter, a
-    decay, a power iteration). Of one that depends on the batch each micro-batch would make another.
+    They do so for a value computed only from old values of buffers, parameters and constants (a counter, a
+    decay, a power iteration). If it depends on the batch, each micro-batch would compute a different one.
     """
     source = graph.atoms.graph
     placed = {name: code for one in micro.values() for name, code in one.placements.items()}
@@ -180,8 +182,8 @@ def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None
 
 
 def _check_targets(source: OperatorGraph) -> None:
-    """A mean loss divides by the targets of the whole batch, which are counted before the first
-    micro-batch."""
+    """Refuse targets that cannot be counted: a mean loss divides by the targets of the whole batch, which are
+    counted before the first micro-batch."""
     for op in source.operators:
         if not spec_of(op.target).counted_targets or not is_mean(op):
             continue
@@ -200,9 +202,9 @@ def _check_targets(source: OperatorGraph) -> None:
 
 
 def batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
-    """Per group the strategy that follows the batch dim over devices: data parallelism.
+    """The strategy of each group that follows the batch dim over devices: data parallelism.
 
-    Statistics of a batch norm are reduced over the devices, so it is not refused here.
+    The statistics of a batch norm are reduced over the devices, so it is not refused here.
 
     Raises:
         MicroBatchRefused: an operator mixes samples, or is not understood.
@@ -211,7 +213,7 @@ def batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
 
 
 class _BatchFollowing:
-    """Groups fed by the batch are decided in order; groups that read parameters and constants only
+    """A pass that decides groups fed by the batch in order; groups that read only parameters and constants
     (position embeddings, token types) wait until a reader says how it wants their result."""
 
     def __init__(self, graph: GroupGraph, *, in_time: bool = True):
@@ -223,7 +225,7 @@ class _BatchFollowing:
         self.waiting: dict[str, Group] = {}
 
     def choose(self) -> Mapping[str, AxisStrategy]:
-        """Per group the strategy that follows the batch."""
+        """Return the strategy of each group that follows the batch."""
         for group in self.graph.groups:
             whole = (REPLICATE, PARTIAL_GRAD)
             # A source that is not known yet is made by a group that waits, and counts as whole.
@@ -234,7 +236,7 @@ class _BatchFollowing:
                 raise MicroBatchRefused(
                     f"{group.name} ({group.anchor.target}) cannot follow the batch dim one piece at a time"
                 )
-        # Nobody said how it wants the results of those that still wait: any strategy will do.
+        # No reader said how it wants the results of those that still wait, so any strategy will do.
         for group in self.graph.groups:
             if any(group is waiting for waiting in self.waiting.values()):
                 self._decide(group, {})
@@ -247,10 +249,10 @@ class _BatchFollowing:
         return [*group.reads, *(n for n in group.free if self.tensors[n].kind == "input")]
 
     def _decide(self, group: Group, wanted: Mapping[str, int]) -> bool:
-        """Choose the strategy whose sources lie as they do and whose results lie as wanted."""
+        """Choose the strategy whose sources are placed as they are and whose results are placed as wanted."""
         if group.name in self.chosen:
             return all(self.chosen[group.name].placements[n] == code for n, code in wanted.items())
-        # Whole in every micro-batch with gradients adding up comes before any split, if nobody asks.
+        # Whole in every micro-batch, with gradients that add up, comes before any split if no reader asks.
         # `sorted` is stable: the other strategies keep their order, outermost atoms first.
         order = {PARTIAL_GRADIENT: 0, WHOLE: 1}
         for strategy in sorted(group.strategies, key=lambda s: order.get(s.label, 2)):
@@ -267,10 +269,10 @@ class _BatchFollowing:
             # A bias inside a contraction is added once, not in every micro-batch.
             if places[n] not in (REPLICATE, canonical(self.tensors[n], PARTIAL_GRAD)):
                 return False
-            # Parameters of a step outlive its micro-batches: their gradients always add up.
+            # A step's parameters outlive its micro-batches: their gradients always add up.
             if places[n] == REPLICATE and self.tensors[n].requires_grad:
                 return False
-        # Asking for a source decides about the group that makes it; all of that is undone if another source
+        # Asking for a source decides the group that makes it; all of this is undone if another source
         # disagrees.
         saved = (dict(self.known), dict(self.chosen), dict(self.waiting))
         for n in self._sources(group):

@@ -1,12 +1,12 @@
-"""A person's constraints on configurations: what they say, and which operators they speak of.
+"""A person's constraints on configurations: what they require, and which operators they apply to.
 
-After TensorFlow's Placer: an operator may be *pinned* to a configuration, operators may belong
-*together*, and there may be a list of supported *device kinds*, best first. A hard constraint holds or the
-search is refused; a soft one is given up with a note where it cannot hold.
+As in TensorFlow's Placer, an operator may be *pinned* to a configuration, operators may be kept *together*,
+and there may be a list of supported *device kinds*, best first. A hard constraint holds or the search is
+refused; a soft one that cannot hold is dropped with a note.
 
-A pattern (``fnmatch``: ``*``, ``?``, ``[...]``) is compared with names of operators and with the paths of the
-modules they stand in. It speaks of those that do the work: of what it matches, of the anchors of groups
-that compute; only where there are none of cheap anchors, then of followers.
+A pattern (``fnmatch``: ``*``, ``?``, ``[...]``) is compared with the names of operators and with the paths of
+their modules. It applies to the operators that do the work: among its matches, to the anchors of groups that
+compute; only if there are none, to cheap anchors; and only if there are none of these, to followers.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ BATCH = "the batch"
 
 
 class ConstraintError(TensorOptError, ValueError):
-    """A constraint that says nothing, contradicts another one or cannot hold."""
+    """A constraint that has no effect, contradicts another one or cannot hold."""
 
 
 Axes = Mapping[str, tuple[str, ...]]
-"""Per pattern of mesh axis names what is allowed there: dim labels, or stored placements."""
+"""Patterns of mesh axis names, mapped to what is allowed there: dim labels, or stored placements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Operators split as ``axes`` says: dim labels (``out_features``, ``none``) per mesh axis; other axes are
-    free."""
+    """Operators split according to ``axes``: dim labels (``out_features``, ``none``) per mesh axis; other
+    axes are free."""
 
     name: str
     operators: str
@@ -51,7 +51,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class StoredPin:
-    """Parameters stored between steps as ``axes`` says: ``S(n)`` as in a plan, ``sharded`` or ``R``."""
+    """Parameters stored between steps according to ``axes``: ``S(n)`` as in a plan, ``sharded`` or ``R``."""
 
     name: str
     parameters: str
@@ -76,7 +76,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class DeviceKinds:
-    """Kinds of devices that operators can run on, best first; patterns."""
+    """The device kinds on which operators can run, best first; patterns."""
 
     name: str
     operators: str
@@ -89,12 +89,12 @@ class DeviceKinds:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePin:
-    """Plans that cut the model into so many stages, one behind the other on as many parts of the devices;
-    with 1 none does.
+    """Plans that cut the model into this many stages, in sequence on as many parts of the devices; with 1,
+    plans without a pipeline.
 
     Attributes:
-        schedule: in which micro-batches pass them; None for the search's own.
-        cuts: the operators or modules with which further stages begin; empty for the search's own.
+        schedule: the schedule in which micro-batches pass them; None for the search's own.
+        cuts: the operators or modules with which the later stages begin; empty for the search's own.
     """
 
     stages: int
@@ -128,10 +128,10 @@ SECTIONS = ("pin", "together", "devices", "pipeline")
 
 
 def constraints_from_dict(data: object) -> Constraints:
-    """Constraints from the parsed content of a file.
+    """Return the constraints in the parsed content of a file.
 
     Raises:
-        ConstraintError: a field is unknown, missing or of the wrong form; names the entry.
+        ConstraintError: a field is unknown, missing or malformed; the message names the entry.
     """
     if not isinstance(data, Mapping):
         raise ConstraintError(f"constraints are a mapping with {_listed(SECTIONS)}, not {_kind(data)}")
@@ -259,13 +259,13 @@ def _listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Matched:
-    """Constraints with what they speak of in one graph.
+    """Constraints together with what they apply to in one graph.
 
     Attributes:
-        pins: per pin its operators, each the one of its group that the pin reads.
-        stored: per pin its parameters, names of the graph.
-        together: per entry the names of its groups.
-        batch: per group the dim that follows the batch, where samples do not mix.
+        pins: for each pin its operators, each the one in its group that the pin refers to.
+        stored: for each pin its parameters, as names in the graph.
+        together: for each entry, the names of its groups.
+        batch: for each group, the dim that follows the batch, if samples do not mix.
     """
 
     constraints: Constraints
@@ -277,11 +277,11 @@ class Matched:
 
 
 def match(constraints: Constraints, graph: GroupGraph) -> Matched:
-    """Find what the constraints speak of.
+    """Find what the constraints apply to.
 
     Raises:
-        ConstraintError: a pattern matches nothing (nearest names), a dim is none of what it is pinned to,
-            or there is nothing to keep together.
+        ConstraintError: a pattern matches nothing (the message has the nearest names), an operator has no
+            such dim, or there is nothing to keep together.
     """
     notes: list[str] = []
     pins = []
@@ -296,14 +296,14 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
         groups = _groups(entry, graph)
         if len(groups) > 1 and _share_labels(entry, groups, graph, batch, notes):
             together.append((entry, groups))
-    # Nothing of these is kept for sharding; only a pattern that matches nothing is refused.
+    # Sharding keeps nothing of these; only a pattern that matches nothing is refused.
     for kinds in constraints.devices:
         _leading(kinds, kinds.operators, graph)
     return Matched(constraints, tuple(pins), stored, tuple(together), tuple(notes), batch)
 
 
 def speaks_of(entry: Together | DeviceKinds, graph: GroupGraph) -> tuple[str, ...]:
-    """The groups that an entry without dims speaks of.
+    """The groups that an entry without dims applies to.
 
     Raises:
         ConstraintError: a pattern matches nothing.
@@ -315,15 +315,15 @@ def speaks_of(entry: Together | DeviceKinds, graph: GroupGraph) -> tuple[str, ..
 
 
 def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Operator, ...]:
-    """The operators a pattern speaks of, one per group."""
+    """The operators that a pattern applies to, one per group."""
     ranked: dict[int, dict[str, Operator]] = {}
     for op in graph.atoms.graph.operators:
         if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern):
             group = graph.group_of[op.name]
             # 0: the anchor of a group that computes, 1: a cheap anchor, 2: a follower. Only the lowest rank
-            # that the pattern matches is taken, so that `*` does not pin every reshape.
+            # that the pattern matches is used, so that `*` does not pin every reshape.
             rank = 2 if op is not group.anchor else int(graph.atoms.spaces[op.name].cheap)
-            # A group has one configuration: one of its operators speaks for all.
+            # A group has one configuration, so one of its operators represents all.
             ranked.setdefault(rank, {}).setdefault(group.name, op)
     if not ranked:
         operators = graph.atoms.graph.operators
@@ -386,10 +386,10 @@ def _share_labels(
 
 
 def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[str, str] | None:
-    """How groups that belong together understand each other: per group the dim that all call :data:`BATCH`.
+    """Shared terms of groups that are kept together: per group the dim that all of them call :data:`BATCH`.
 
-    Nothing is renamed where dims of one name do. Operators of other kinds (a projection and its attention)
-    have in common what follows the batch. None: nothing at all.
+    Nothing is renamed if dims with the same name suffice. Operators of different kinds (a projection and its
+    attention) have in common what follows the batch. None: they have nothing in common.
     """
     if set.intersection(*map(_split_dims, groups)):
         return {}
@@ -405,12 +405,12 @@ def _split_dims(group: Group) -> set[str]:
 
 
 def accepts(label: Label, wanted: str) -> bool:
-    """Whether a label is what was asked for: itself, its dim (``rows.1``), or the dim's name (``rows``)."""
+    """Whether a label is what was requested: itself, its dim (``rows.1``), or the dim's name (``rows``)."""
     return wanted in (str(label), label.dim, label.loop)
 
 
 def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
-    """What a strategy of its group means for an operator: for followers the dim of their own."""
+    """The meaning of a group's strategy for an operator: for followers, a dim of their own."""
     if op.name == graph.group_of[op.name].name:
         return strategy.label
     choice = strategy.choices[op.name]
@@ -420,9 +420,9 @@ def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
 
 
 def stored_as(code: int, wanted: str) -> bool:
-    """Whether the stored placement ``code`` is what was asked for: ``S(n)``, ``sharded`` or ``R``."""
+    """Whether the stored placement ``code`` is what was requested: ``S(n)``, ``sharded`` or ``R``."""
     if wanted == "sharded":
         return code >= 0
-    # `R` says where the parameter lies. Whether its gradient is reduced in backward or in a bucket is left
-    # open, so that every negative code will do.
+    # `R` says where the parameter is stored. Whether its gradient is reduced in backward or in a bucket is
+    # left open, so every negative code will do.
     return code == placement_code(wanted) or (wanted == "R" and code < 0)

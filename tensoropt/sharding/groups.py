@@ -1,12 +1,12 @@
-"""Colocation: which operators share one configuration, and what that configuration can be.
+"""Colocation: which operators share one configuration, and which configurations they can have.
 
-Small things must not have an opinion (TensorFlow's Placer, heuristic B): an operator that only moves
-or rescales data joins the group of the operator that feeds it, as long as the group loses none of
-its ways to split. A parameter with one user belongs to that user (reference rule). What remains, one
-variable per group, is what the search sees.
+Small operators must not decide anything (TensorFlow's Placer, heuristic B): an operator that only moves or
+rescales data joins the group of the operator that feeds it, as long as the group loses none of its ways to
+split. A parameter with one user belongs to that user (reference rule). The remaining variables, one per
+group, are what the search sees.
 
-A group is described per mesh axis by its :class:`AxisStrategy` list; a configuration is one strategy
-per axis.
+A group is described per mesh axis by its list of :class:`AxisStrategy`; a configuration is one strategy per
+axis.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
 from tensoropt.sharding.labels import PARTIAL_GRADIENT, PASSED_ON, WHOLE, Label
 
 MAX_ATOMS_PER_LOOP = 2
-"""How many atoms of one original loop may be split: the outermost, and one inside it, so that a mesh
-axis larger than the number of key/value heads can be made of two."""
+"""How many atoms of one original loop may be split: the outermost, and one inside it, so that two atoms
+together can fill a mesh axis that is larger than the number of key/value heads."""
 
 
 @dataclass(frozen=True)
 class AxisStrategy:
-    """What a group does on one mesh axis.
+    """The behaviour of a group on one mesh axis.
 
     Attributes:
-        label: what it says of the anchor.
-        choices: per operator of the group its loop dim (or NONE, PARTIAL, PARTIAL_GRAD).
-        placements: per tensor the group touches its placement code on this axis. The anchor's
+        label: the behaviour in terms of the anchor.
+        choices: for each operator of the group, its loop dim (or NONE, PARTIAL, PARTIAL_GRAD).
+        placements: for each tensor that the group touches, its placement code on this axis. The anchor's
             output is listed as it leaves (after ``resolve``).
-        resolve: (tensor, code) when the anchor's partial output is reduced inside the group.
+        resolve: (tensor, code) if the anchor's partial output is reduced inside the group.
     """
 
     label: Label
@@ -61,11 +61,11 @@ class Group:
         name: its anchor's name.
         operators: in execution order, the anchor first.
         reads: activations made by other groups.
-        parameters: parameters only this group uses.
-        shared: parameters other groups use as well (tied weights).
-        free: inputs, constants and buffers; every rank has them whole, slicing is free.
+        parameters: parameters that only this group uses.
+        shared: parameters that other groups use as well (tied weights).
+        free: inputs, constants and buffers; every rank has them whole, so slicing is free.
         writes: tensors that other groups read or that leave the graph.
-        strategies: what it can do on one mesh axis.
+        strategies: the possible behaviours on one mesh axis.
     """
 
     name: str
@@ -85,12 +85,12 @@ class Group:
     @cached_property
     def unsplit(self) -> AxisStrategy:
         """The strategy that splits nothing."""
-        # Every anchor begins with it, and a follower that could not go along with it would not have joined.
+        # Every anchor's list begins with it, and a follower that could not follow it would not have joined.
         return next(s for s in self.strategies if s.label == WHOLE)
 
     @cached_property
     def short_names(self) -> Mapping[str, str]:
-        """The graph's names of its tensors -> ``t0``, ``t1``, ... in order of first use; groups that look
+        """Map the graph's names of its tensors to ``t0``, ``t1``, ... in order of first use; groups that look
         alike give their tensors the same short names."""
         order: dict[str, str] = {}
         for op in self.operators:
@@ -104,13 +104,14 @@ class GroupGraph:
     """The graph as the search sees it.
 
     Attributes:
-        atoms: the atom graph below.
+        atoms: the underlying atom graph.
         groups: in execution order of their anchors.
-        hubs: activations read by two groups or more; each is a variable: the placement it is materialised in.
+        hubs: activations read by two groups or more; each is a variable: the placement in which it is
+            materialised.
         shared: parameters used by two groups or more; each is a variable with one stored placement.
         group_of: operator name -> group.
-        regions: of a part of a graph the blocks of the whole that lie in it, with the names of their groups;
-            None of a whole graph (:func:`tensoropt.sharding.regions.find_regions`).
+        regions: for a part of a graph, the blocks of the whole graph that it contains, with the names of
+            their groups; None for a whole graph (:func:`tensoropt.sharding.regions.find_regions`).
     """
 
     atoms: AtomGraph
@@ -122,21 +123,21 @@ class GroupGraph:
 
     @cached_property
     def users(self) -> Mapping[str, int]:
-        """Groups per shared parameter."""
+        """The number of groups that use each shared parameter."""
         return Counter(name for group in self.groups for name in group.shared)
 
     def learns(self, name: str, group: str) -> bool:
-        """Whether a group gives a tensor that it reads a gradient.
+        """Whether a group gives a gradient to a tensor that it reads.
 
-        A parameter that is trained elsewhere gets none of a use under ``torch.no_grad``, or behind which
-        nothing leads to the loss.
+        A parameter that is trained elsewhere gets none from a use under ``torch.no_grad``, or from one that
+        does not lead to the loss.
         """
         tensor = self.atoms.graph.tensors[name]
         return tensor.requires_grad and (tensor.kind != "parameter" or (name, group) not in self.idle_uses)
 
     @cached_property
     def idle_uses(self) -> frozenset[tuple[str, str]]:
-        """Parameters and groups that read them for results without a gradient alone."""
+        """The parameters, with groups, whose groups read them only for results without a gradient."""
         tensors = self.atoms.graph.tensors
         return frozenset(
             (name, group.name)
@@ -152,11 +153,11 @@ class GroupGraph:
 
 
 class _Grouping:
-    """One pass over the operators, each joining a draft of a group or beginning one.
+    """A pass over the operators in which each joins a draft group or starts one.
 
     Attributes:
-        known_hubs: tensors that an earlier pass found several groups to read.
-        draft_of: by operator name.
+        known_hubs: tensors that several groups read, according to an earlier pass.
+        draft_of: the draft of each operator, by the operator's name.
         independent: operators that read nothing of the batch.
     """
 
@@ -169,10 +170,10 @@ class _Grouping:
         self.independent = _input_independent(atoms)
 
     def colocate(self) -> GroupGraph:
-        """The groups, and the variables between them."""
+        """Return the groups, and the variables between them."""
         for op in self.graph.operators:
             if not self._join(op):
-                # Operators come in execution order, so that whatever makes an operand has its draft already.
+                # Operators come in execution order, so the producer of every operand already has its draft.
                 draft = _Draft([op], self._anchor_strategies(op), self._external(op, None))
                 self.drafts.append(draft)
                 self.draft_of[op.name] = draft
@@ -189,35 +190,35 @@ class _Grouping:
         }
 
     def _join(self, op: Operator) -> bool:
-        """Whether the operator has joined the group of an operator that feeds it."""
+        """Try to make the operator join the group of an operator that feeds it; return whether it did."""
         space = self.atoms.spaces[op.name]
         if not space.cheap or not space.known:
             return False
         feeders = [self.draft_of[self.graph.producer[n].name] for n in self._activations(op)]
         if not feeders:
             return False
-        # The latest: the longest chain, whose group is the likeliest to read what the others make.
-        # One of several feeders: what the others make must be read by its group already, see below.
+        # The latest: the longest chain, whose group is the likeliest to read what the others produce. If
+        # there are several feeders, the group must already read what the others produce, see below.
         draft = feeders[-1]
         hubs = self.known_hubs.intersection(self._activations(op))
         if hubs and not space.linear:
-            # A chain that starts on a tensor others read as well (x*x of an RMS norm) is a group of its
-            # own, not the producer's follower; later links join the chain that reads the tensor.
+            # A chain that starts on a tensor that others read as well (x*x of an RMS norm) forms a separate
+            # group instead of following the producer; later links join the chain that reads the tensor.
             chains = [d for d in feeders if hubs <= d.reads]
             if not chains:
                 return False
             draft = chains[0]
-        # Every other operand must already be read by the group, or the edge would be new.
+        # The group must already read every other operand, otherwise the edge would be new.
         if self._external(op, draft) - draft.reads:
             return False
         if self._adds_loops(space, draft):
             return False
         followed = [s for s in (self._follow(s, op, draft) for s in draft.strategies) if s is not None]
         lost = _ways(draft.strategies) - _ways(followed)
-        # A chain of cheap operators may lose ways (a norm's own dim); a heavy anchor may not.
+        # A chain of cheap operators may lose ways to split (a norm's own dim); a heavy anchor may not.
         if lost and (not self.atoms.spaces[draft.operators[0].name].cheap or len(draft.reads) > 1):
             return False
-        # A follower that leaves no way to split would make the choice for its anchor.
+        # A follower that leaves no way to split would decide for its anchor.
         if len(_ways(followed)) < 2:
             return False
         draft.operators.append(op)
@@ -226,9 +227,9 @@ class _Grouping:
         return True
 
     def _adds_loops(self, space: IndexSpace, draft: _Draft) -> bool:
-        """Whether a chain made of parameters only meets a dim it knows nothing of.
+        """Whether a chain made from parameters only meets a dim that it does not have.
 
-        That is a position bias meeting the batch: following would keep the result whole for ever.
+        This is a position bias that meets the batch: following would keep the result whole forever.
         """
         if draft.operators[0].name not in self.independent:
             return False
@@ -240,7 +241,7 @@ class _Grouping:
         return any(space.dims[loop].splittable for loop in written - fed)
 
     def _follow(self, strategy: AxisStrategy, op: Operator, draft: _Draft) -> AxisStrategy | None:
-        """The strategy extended to ``op``, or None when ``op`` cannot go along."""
+        """The strategy extended to ``op``, or None if ``op`` cannot follow it."""
         space = self.atoms.spaces[op.name]
         choice = None
         for operand in space.reads:
@@ -250,7 +251,7 @@ class _Grouping:
             candidate = _choice_for(space, operand.tensor, code)
             if candidate is None:
                 return None
-            # A broadcast operand without the split dim says NONE; another operand may know better.
+            # A broadcast operand without the split dim gives NONE; another operand may give more.
             if choice is None or choice == NONE:
                 choice = candidate
         if choice is None:
@@ -273,13 +274,13 @@ class _Grouping:
     # -- strategies -------------------------------------------------------------------------------
 
     def _passes_partial(self, op: Operator, space: IndexSpace) -> bool:
-        """Whether a partial sum may stay one: a parameter among the operands would be added many times."""
+        """Whether a partial sum may pass: a parameter among the operands would be added many times."""
         kinds = {self.graph.tensors[o.tensor].kind for o in space.reads}
         return space.linear and kinds == {"activation"}
 
     def _placements(self, op: Operator, space: IndexSpace, choice: int) -> dict[str, int] | None:
-        """Per tensor how it lies under a choice. None where one would have to lie in two ways at once, or
-        where what no operator makes (a parameter, an input) would have to be a partial sum."""
+        """The placement of each tensor under a choice. None if one tensor would need two placements at once,
+        or if a tensor that no operator makes (a parameter, an input) would have to be a partial sum."""
         found: dict[str, int] = {}
         for operands, written in ((space.reads, False), (space.writes, True)):
             for operand in operands:
@@ -299,8 +300,8 @@ class _Grouping:
             choices.append((PASSED_ON, PARTIAL))
         learns = any(self.graph.tensors[n].requires_grad for n in op.outputs)
         if op.name in self.independent and learns and space.additive:
-            # Nothing of the batch comes in, so every rank makes the same value; readers that split the batch
-            # give it partial gradients, which add up, as those of a parameter do.
+            # Nothing of the batch enters, so every rank computes the same value; readers that split the batch
+            # give it partial gradients, which add up, as for a parameter.
             choices.append((PARTIAL_GRADIENT, PARTIAL_GRAD))
         strategies = []
         for label, choice in choices:
@@ -373,7 +374,7 @@ class _Grouping:
 
 
 def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
-    """The loop that an operand lying as ``code`` forces, None when it is not splittable."""
+    """The loop that an operand with placement ``code`` forces; None if it is not splittable."""
     if code == PARTIAL_GRAD:
         return PARTIAL_GRAD
     if code < 0:
@@ -387,14 +388,14 @@ def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
 
 
 def _ways(strategies: Iterable[AxisStrategy]) -> set[str]:
-    """The original loops a set of strategies can split (partial outputs may be lost freely)."""
+    """The original loops that a set of strategies can split (partial outputs may be lost freely)."""
     return {s.label.loop for s in strategies if s.label != PASSED_ON}
 
 
 def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
     """Drop inner atoms beyond the first few of a loop, and resolutions where the partial sum survives."""
-    # A resolution is there for followers that cannot read a partial sum. Where all of them can, the edge
-    # behind the group reduces it.
+    # A resolution serves followers that cannot read a partial sum. If all of them can, the edge behind the
+    # group reduces it.
     partial = {s.label.dim for s in strategies if s.resolve is None}
     atoms: dict[str, list[str]] = {}
     kept = []
@@ -410,15 +411,15 @@ def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
 
 
 def batch_inputs(graph: OperatorGraph) -> tuple[str, ...]:
-    """Inputs whose first dim is as long as that of the first input: the batch."""
+    """The inputs whose first dim has the length of the first input's: the batch."""
     inputs = [graph.tensors[name] for name in graph.inputs]
     batch = next((t.shape[0] for t in inputs if t.shape), 0)
-    # With a batch of one every dim of size 1 would pass for it, and there is nothing to split.
+    # With a batch of one, every dim of size 1 would be mistaken for it, and there is nothing to split.
     return tuple(t.name for t in inputs if t.shape and t.shape[0] == batch and batch > 1)
 
 
 def _input_independent(atoms: AtomGraph) -> frozenset[str]:
-    """Operators that read nothing of the batch (position embeddings, weight arithmetic)."""
+    """The operators that read nothing of the batch (position embeddings, weight arithmetic)."""
     graph = atoms.graph
     dependent = set(batch_inputs(graph))
     found = set()
@@ -433,7 +434,7 @@ def _input_independent(atoms: AtomGraph) -> frozenset[str]:
 def group_operators(atoms: AtomGraph) -> GroupGraph:
     """Colocate the operators of an atom graph.
 
-    Two passes: the first finds the tensors that several groups read, the second lets chains that
-    start on such a tensor be groups of their own instead of hanging on its producer.
+    It takes two passes: the first finds the tensors that several groups read, the second lets chains that
+    start on such a tensor form separate groups instead of being attached to its producer.
     """
     return _Grouping(atoms, frozenset(_Grouping(atoms).colocate().hubs)).colocate()

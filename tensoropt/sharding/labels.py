@@ -1,4 +1,4 @@
-"""What a group does on one mesh axis, in the words of plans and constraints: ``rows.1@S(0)``."""
+"""The labels of a group's behaviour on one mesh axis, as in plans and constraints: ``rows.1@S(0)``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tensoropt.ops.layouts import placement_code, placement_name
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The loop that an axis splits, and how the partial sum that this leaves is resolved.
+    """The loop that an axis splits, and how the resulting partial sum is resolved.
 
-    Its text stands in plans and explorations: ``loop``, ``loop.atom``, ``loop@placement``.
+    Plans and explorations contain its text: ``loop``, ``loop.atom``, ``loop@placement``.
 
     Attributes:
-        loop: a loop of the anchor's index space as its rule names it, or ``none``, ``partial`` or
+        loop: a loop of the anchor's index space, as named by its rule, or ``none``, ``partial`` or
             ``partial_grad``.
-        atom: which atom of that loop, from the outermost on; None where the loop is a single atom.
-        resolve: the placement code that the anchor's partial output is turned into before its followers read
-            it; None where it stays as it is.
+        atom: the number of the atom in that loop, from the outermost on; None if the loop is a single atom.
+        resolve: the placement code into which the anchor's partial output is converted before its followers
+            read it; None if it stays unchanged.
     """
 
     loop: str
@@ -30,16 +30,16 @@ class Label:
 
     @property
     def dim(self) -> str:
-        """The name of the atom that is split, in the refined index space."""
+        """The name of the split atom in the refined index space."""
         return self.loop if self.atom is None else f"{self.loop}.{self.atom}"
 
     @property
     def splits(self) -> bool:
-        """Whether a loop is split at all."""
+        """Whether any loop is split."""
         return self.loop not in NO_LOOP
 
     def resolved(self, code: int) -> Label:
-        """The same split with its partial sum turned into the placement ``code``."""
+        """The same split, with its partial sum converted to the placement ``code``."""
         return replace(self, resolve=code)
 
     @classmethod
@@ -47,7 +47,7 @@ class Label:
         """Inverse of ``str``.
 
         Raises:
-            ValueError: the atom is no number, or what follows ``@`` is no placement.
+            ValueError: the atom is not a number, or the text after ``@`` is not a placement.
         """
         dim, _, resolve = text.partition("@")
         loop, _, atom = dim.partition(".")
@@ -55,5 +55,6 @@ class Label:
 
 
 WHOLE, PASSED_ON, PARTIAL_GRADIENT = Label("none"), Label("partial"), Label("partial_grad")
-"""Nothing is split; a partial sum passes through; every rank computes the whole of which gradients add up."""
+"""Nothing is split; a partial sum passes through; every rank computes everything, and the gradients add
+up."""
 NO_LOOP = frozenset(label.loop for label in (WHOLE, PASSED_ON, PARTIAL_GRADIENT))

@@ -1,9 +1,10 @@
-"""Part of a step whose inside backward makes again instead of keeping it (Chen et al., arXiv 1604.06174).
+"""Parts of a step that backward recomputes instead of keeping their intermediate tensors (Chen et al., arXiv
+1604.06174).
 
-What ``torch.utils.checkpoint`` does, for code that draws no numbers from PyTorch's generators, issues the
-same calls each time and is never stopped early. That one looks after all else as well, in several calls of
-Python for every saved tensor: a step of a small transformer on two CPU ranks, all blocks recomputed, took
-71 instead of 60 ms with it (medians of 12, alternating).
+This is what ``torch.utils.checkpoint`` does, for code that draws no numbers from PyTorch's generators, issues
+the same calls each time and is never stopped early. ``torch.utils.checkpoint`` handles all other cases as
+well, with several Python calls for every saved tensor: with it, a step of a small transformer on two CPU
+ranks, all blocks recomputed, took 71 instead of 60 ms (medians of 12, alternating).
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ Run = Callable[..., Any]
 
 
 def recomputed(run: Run, *inputs: Any) -> Any:
-    """``run(*inputs)``; autograd keeps ``inputs`` of it, which hooks of a user's on what is saved see, and no
-    tensor else.
+    """Return ``run(*inputs)``; autograd keeps only ``inputs``, which a user's hooks on saved tensors see, and
+    no other tensor.
 
-    ``run`` runs a second time when backward first needs one of its tensors, and from then on what backward
-    still needs is alive.
+    ``run`` runs a second time when backward first needs one of its tensors, and from then on those that
+    backward still needs are alive.
 
     Args:
-        run: makes the same tensors each time it is called. It runs in the precision of the autocast, if any,
-            that ``recomputed`` was called in.
+        run: creates the same tensors each time it is called. It runs in the precision of the autocast, if
+            any, in which ``recomputed`` was called.
 
     Raises:
-        RuntimeError: from backward, PyTorch's own if an input was changed in place since.
+        RuntimeError: raised from backward by PyTorch itself if an input has since been changed in place.
     """
     inside = _Inside(run, inputs)
     with saved_tensors_hooks(inside.leave, inside.take):
@@ -38,12 +39,12 @@ def recomputed(run: Run, *inputs: Any) -> Any:
 
 
 class _Given(torch.autograd.Function):
-    """Has autograd save tensors; nothing goes back through it."""
+    """A function that makes autograd save tensors; no gradient flows back through it."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        # Not plain references: autograd notices when an input is changed in place before backward, frees them
-        # with the graph, and shows them to hooks of the user's.
+        # Not plain references, because autograd then notices when an input is changed in place before
+        # backward, frees the tensors with the graph, and shows them to the user's hooks.
         ctx.save_for_backward(*tensors)
         return anchor.clone()
 
@@ -53,13 +54,15 @@ class _Given(torch.autograd.Function):
 
 
 class _Inside:
-    """The tensors that autograd wanted to save in one run. Lives as long as autograd may ask for one."""
+    """The tensors that autograd wanted to save in one run. It lives as long as autograd may ask for one of
+    them."""
 
     def __init__(self, run: Run, inputs: tuple[Any, ...]):
         self._run = run
         self._others = [None if isinstance(x, torch.Tensor) else x for x in inputs]
         self._places = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-        # Without an input that requires a gradient the function would get no node, and nowhere to save to.
+        # Without an input that requires a gradient, the function would get no node, and nowhere to save
+        # tensors.
         device = inputs[self._places[0]].device if self._places else None
         anchor = torch.empty((), requires_grad=True, device=device)
         self._given: Any = _Given.apply(anchor, *(inputs[i] for i in self._places)).grad_fn
@@ -68,14 +71,14 @@ class _Inside:
         self._made: dict[int, torch.Tensor] = {}
 
     def leave(self, tensor: torch.Tensor) -> int:
-        """Autograd gets a number in place of the tensor."""
+        """Give autograd a number in place of the tensor."""
         self._count += 1
         return self._count - 1
 
     def take(self, number: int) -> torch.Tensor:
-        if number not in self._made:  # all of them are missing; or, with a kept graph, gone once more
+        if number not in self._made:  # all of them are missing; or, with a kept graph, freed once more
             self._make()
-        # Each is needed once: taken out, it is freed as soon as backward is past it.
+        # Each is needed once: when it is taken out, it is freed as soon as backward is past it.
         return self._made.pop(number)
 
     def _make(self) -> None:
@@ -83,18 +86,18 @@ class _Inside:
         made.clear()
 
         def keep(tensor: torch.Tensor) -> int:
-            made[len(made)] = tensor.detach()  # itself, it would keep the graph alive that it belongs to
+            made[len(made)] = tensor.detach()  # the tensor itself would keep its own graph alive
             return len(made)
 
         own = list(self._others)
         for place, value in zip(self._places, self._given.saved_tensors, strict=True):
-            # Cut off from the first run's graph, but requiring gradients where it did, or autograd would save
-            # other tensors this time and the numbers would not match.
+            # Detached from the first run's graph, but requiring gradients where the original did; otherwise
+            # autograd would save different tensors this time and the numbers would not match.
             own[place] = value.detach().requires_grad_(value.requires_grad)
         with saved_tensors_hooks(keep, _no_backward), torch.enable_grad(), self._autocast():
             self._run(*own)
-        # The numbers that forward gave out are positions in the order of saving: they mean the same tensors
-        # only if the region saves as many again.
+        # The numbers that forward gave out are positions in the order of saving: they refer to the same
+        # tensors only if the region saves the same number of tensors this time.
         if len(made) != self._count:
             raise RuntimeError(
                 f"a recomputed region saved {self._count} tensors in forward and {len(made)} when it ran"
@@ -107,7 +110,7 @@ def _no_backward(number: int) -> torch.Tensor:
 
 
 def _autocast_now(inputs: tuple[Any, ...]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Makes the context of now again, in which the devices of ``inputs`` compute."""
+    """Return a factory for the current autocast context in which the devices of ``inputs`` compute."""
     kind = next((x.device.type for x in inputs if isinstance(x, torch.Tensor)), "cpu")
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return contextlib.nullcontext

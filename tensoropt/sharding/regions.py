@@ -1,9 +1,9 @@
-"""Recompute regions: the repeated blocks whose inside may be computed again instead of kept.
+"""Recompute regions: repeated blocks whose intermediate results may be recomputed instead of kept.
 
-A recomputed region keeps what enters it and nothing of its inside; in backward its forward runs again,
-reshardings included, and what it would have kept lives only while its own backward runs (Chen et al.,
-arXiv 1604.06174, section 4). A region is a whole block because a part of one saves nothing at the peak:
-when the block's backward begins, all of its inside is alive in either case.
+A recomputed region keeps its inputs and none of its intermediate results. In backward its forward runs a
+second time, including reshardings, and what it would have kept is alive only while its own backward runs
+(Chen et al., arXiv 1604.06174, section 4). A region is a whole block because a part of one saves nothing at
+the peak: when the block's backward begins, all of its intermediate results are alive in either case.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import groupby
 from tensoropt.sharding.groups import Group, GroupGraph
 
 MIN_GROUPS = 3
-"""Fewest groups of a block: a smaller one keeps little beside its input, which is kept anyway. The number is
-an assumption."""
+"""The fewest groups of a block: a smaller one keeps little besides its input, which is kept anyway. The
+number is an assumption."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Region:
 
 
 def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
-    """The blocks of a training graph that can be recomputed, in execution order.
+    """Return the blocks of a training graph that can be recomputed, in execution order.
 
-    Blocks are submodules with a number in their path (the items of a ``ModuleList``), two at least. Where
-    lists are nested (stages of blocks), the level is taken at which recomputing everything needs the least
-    memory: what enters the blocks, what lies outside, and the largest inside. Empty for inference.
-    A part of a graph has those blocks of the whole that lie in it.
+    Blocks are submodules with a number in their path (the items of a ``ModuleList``), at least two. If lists
+    are nested (stages of blocks), the level is chosen at which recomputing everything needs the least memory:
+    the inputs of the blocks, everything outside them, and the largest block's inside. Empty for inference. A
+    part of a graph has those blocks of the whole that it contains.
     """
     if not graph.atoms.graph.training:
         return ()
@@ -50,7 +50,7 @@ def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
 
 
 def region_of(regions: Iterable[Region]) -> dict[str, Region]:
-    """Group name -> its region."""
+    """The region of each group, by group name."""
     return {name: region for region in regions for name in region.groups}
 
 
@@ -63,7 +63,7 @@ def _path(group: Group) -> list[str]:
 
 
 def _block(group: Group, depth: int) -> str:
-    """The module path up to its number ``depth`` (from 0), or "" when it has fewer."""
+    """The module path up to its number ``depth`` (from 0), or "" if it has fewer numbers."""
     path = _path(group)
     numbers = [i for i, part in enumerate(path) if part.isdigit()]
     return ".".join(path[: numbers[depth] + 1]) if len(numbers) > depth else ""
@@ -72,13 +72,13 @@ def _block(group: Group, depth: int) -> str:
 def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
     found: list[Region] = []
     times: dict[str, int] = {}
-    # Neighbours only: a block that runs again later is a region of its own, as all that lies between the two
-    # runs would have to be inside otherwise.
+    # Neighbours only: a block that runs a second time later is a separate region, because otherwise
+    # everything between the two runs would have to be inside.
     for name, run in groupby(graph.groups, key=lambda g: _block(g, depth)):
         groups = tuple(run)
         if not name or len(groups) < MIN_GROUPS:
             continue
-        # The executor makes one call of a region, so that it must not wait for itself in the middle.
+        # The executor makes one call of a region, so the region must not wait for itself in the middle.
         if not _has_backward(graph, groups) or not _runs_at_once(graph, groups):
             continue
         times[name] = times.get(name, 0) + 1
@@ -93,11 +93,12 @@ def _has_backward(graph: GroupGraph, groups: Sequence[Group]) -> bool:
 
 
 def _runs_at_once(graph: GroupGraph, groups: Sequence[Group]) -> bool:
-    """Whether nothing outside the groups needs one of their results and feeds another (a convex part)."""
+    """Whether no operator outside the groups both needs one of their results and feeds another (a convex
+    part)."""
     atoms = graph.atoms.graph
     inside = {op.name for g in groups for op in g.operators}
-    # Nothing before the first of them reads a result of theirs, and nothing after the last feeds them: of a
-    # model of many blocks only the operators of one are looked at.
+    # Nothing before the first of them reads their results, and nothing after the last feeds them: in a model
+    # with many blocks, only the operators of one are examined.
     places = [atoms.places[name] for name in inside]
     later: set[str] = set()
     made: set[str] = set()
@@ -113,11 +114,11 @@ def _runs_at_once(graph: GroupGraph, groups: Sequence[Group]) -> bool:
 
 
 def _bytes_when_recomputed(graph: GroupGraph, regions: Sequence[Region]) -> float:
-    """What groups write, unsplit: outside the regions, out of them, and inside the largest."""
+    """The bytes that groups write, unsplit: outside the regions, out of them, and inside the largest."""
     tensors = graph.atoms.graph.tensors
     written = {g.name: sum(tensors[n].bytes for n in g.writes) for g in graph.groups}
     inside = {name: region.name for region in regions for name in region.groups}
-    # A group's reads are activations only: inputs and parameters are alive in any case.
+    # A group's reads are activations only, because inputs and parameters are alive in any case.
     makers = {n: g.name for g in graph.groups for n in g.writes}
     leaving = {
         n

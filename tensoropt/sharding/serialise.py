@@ -1,7 +1,7 @@
 """Strategies as plain data: labels and placement names, ready for JSON or for another process.
 
-Only names are written; what they mean comes from the model's graph on the other side, so that a plan for
-another model is refused at the first name that does not fit.
+Only names are written; their meaning comes from the model's graph on the reading side, so a plan for another
+model is refused at the first name that does not fit.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tensoropt.sharding.strategy import Strategy
 
 
 def strategy_to_dict(strategy: Strategy) -> dict[str, Any]:
-    """The strategy as data: the mesh, per group a label per axis (the micro-batch axis first), per hub and
-    per parameter a placement name per axis, the names of the recomputed regions."""
+    """Return the strategy as data: the mesh, one label per group and axis (the micro-batch axis first), one
+    placement name per axis for each hub and parameter, and the names of the recomputed regions."""
     return {
         "mesh": list(strategy.mesh),
         "groups": {
@@ -38,7 +38,8 @@ def strategy_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Strategy:
     """Inverse of :func:`strategy_to_dict` for the same model.
 
     Raises:
-        PlanError: the data does not describe a strategy of this graph; names the first difference.
+        PlanError: the data does not describe a strategy of this graph; the message names the first
+            difference.
     """
     mesh = _mesh(data.get("mesh"))
     groups = _section(data, "groups", (g.name for g in graph.groups))
@@ -77,7 +78,7 @@ def _section(data: Mapping[str, Any], section: str, expected: Iterable[str]) -> 
     found = data.get(section)
     if not isinstance(found, Mapping):
         raise PlanError(f"the plan has no '{section}'; it is not a strategy")
-    # A dict for its order: the first difference in the graph's order is the one that is told.
+    # A dict for its order: the first difference in the graph's order is the one that is reported.
     names = dict.fromkeys(expected)
     for name in names:
         if name not in found:
@@ -103,8 +104,8 @@ def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: AxisSizes
             raise PlanError(f"{group.name} cannot be split as '{label}'; it has: {', '.join(available)}")
         chosen.append(available[label])
     configuration = Configuration(group, tuple(chosen))
-    # Labels alone can be valid and still not divide the model's own sizes, as after an edit of the plan or of
-    # the mesh.
+    # Labels alone can be valid although they do not divide the model's own sizes, for example after an edit
+    # of the plan or the mesh.
     if not fits(graph.atoms, group, configuration.strategies, mesh):
         raise PlanError(
             f"{group.name} does not divide as {'/'.join(labels)} over the mesh {'x'.join(map(str, mesh))}"
@@ -125,7 +126,7 @@ def _layout(graph: GroupGraph, what: str, name: str, names: Any, mesh: AxisSizes
             f"{what} {name}: held, held/P and ahead belong on the micro-batch axis, the first of {names}"
         )
     for code in layout:
-        # Negative codes pass: what is replicated or partial needs no atom.
+        # Negative codes pass, because a replicated or partial placement needs no atom.
         if code >= len(sizes):
             raise PlanError(
                 f"{what} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible"

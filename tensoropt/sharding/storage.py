@@ -1,14 +1,15 @@
-"""How parameters are stored between steps, and their way from there to a use.
+"""The storage of parameters between steps, and the way from there to a use.
 
-A parameter that is stored sharded can be gathered for each use (ZeRO stage 3), or once per step, after the
-optimizer changed it: then an unsharded copy serves all micro-batches, forward and backward. Its gradient is
-reduced in every micro-batch (reduce-scattered, stage 2), or stays whole beside the copy until the last one
-(stage 1). What is gathered for each use can be gathered ahead, beside the computation of the block before
-(:mod:`tensoropt.sharding.blocks`), and its gradient scattered beside that of the next. Copies that serve the
-whole step are always gathered so, in the first micro-batch, and their gradients scattered so.
+A parameter that is stored sharded can be gathered for each use (ZeRO stage 3), or once per step after the
+optimizer has changed it: then an unsharded copy serves all micro-batches, forward and backward. Its gradient
+is reduced in every micro-batch (reduce-scattered, stage 2), or stays whole with the copy until the last one
+(stage 1). A parameter that is gathered for each use can be gathered ahead, while the block before computes
+(:mod:`tensoropt.sharding.blocks`), and its gradient scattered while the next one computes. Copies that serve
+the whole step are always gathered in this way, in the first micro-batch, and so are their gradients
+scattered.
 
 S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020,
-section 5; what a step sends: section 7.
+section 5; the data that a step sends: section 7.
 """
 
 from __future__ import annotations
@@ -54,15 +55,16 @@ class Reduce(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a parameter is stored.
+    """The storage of a parameter.
 
-    Strategies, plans and cost tables keep it as one :data:`Layout` (:attr:`stored`), which says how often it
-    is gathered and reduced on the micro-batch axis. No parameter is split on that axis, so that its code is
-    free for it. Only this module reads and writes that code.
+    Strategies, plans and cost tables keep it as one :data:`Layout` (:attr:`stored`), in which the micro-batch
+    axis says how often it is gathered and reduced. No parameter is split on that axis, so its code is free
+    for this purpose. Only this module reads and writes that code.
 
     Attributes:
-        layout: where its shards lie. Where it is gathered once per step or ahead, the micro-batch axis says
-            ``REPLICATE``: whether gradients add up over it is said by the unsharded copy, or by the use.
+        layout: the placement of its shards. If it is gathered once per step or ahead, the micro-batch axis is
+            ``REPLICATE``: whether gradients add up over that axis depends on the unsharded copy, or on the
+            use.
         gather: how often it is gathered.
         reduce: how often its gradient is reduced; in each micro-batch, unless an unsharded copy waits for it.
     """
@@ -92,7 +94,7 @@ class Storage:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is gathered for each use, where that is."""
+        """Whether it is gathered for each use, at the use itself."""
         return self.gather is Gather.EACH_USE
 
     @property
@@ -107,14 +109,14 @@ class Storage:
 
     @property
     def reduced_last(self) -> bool:
-        """Whether the gradient stays beside the unsharded copy until the last micro-batch."""
+        """Whether the gradient stays with the unsharded copy until the last micro-batch."""
         return self.reduce is Reduce.LAST_MICRO_BATCH
 
 
 _ONCE = {GATHERED_ONCE: Reduce.EACH_MICRO_BATCH, REDUCED_LAST: Reduce.LAST_MICRO_BATCH}
 
 
-# Pricing asks for the same few layouts a million times.
+# Pricing queries the same few layouts a million times.
 @lru_cache(maxsize=1 << 16)
 def _storage(stored: Layout) -> Storage:
     if stored[0] == GATHERED_AHEAD:
@@ -126,15 +128,16 @@ def _storage(stored: Layout) -> Storage:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """From where a parameter is stored to one use of it, and its gradient's way back.
+    """The way from a parameter's storage to one use of it, and the way back of its gradient.
 
     Attributes:
-        shard: where the shard lies that the optimizer changes.
-        source: what a use starts from: the shard, or the unsharded copy.
+        shard: the layout of the shard that the optimizer changes.
+        source: the layout from which a use starts: that of the shard, or of the unsharded copy.
         use: the layout that the group reads.
-        back: where a use's gradient goes to in every micro-batch: to the shard, or beside the unsharded copy.
-        ahead: the parameter, or the unsharded copy, is to be gathered ahead of the use, where
-            :meth:`goes_ahead` or :meth:`copy_goes_ahead`; its gradient behind where :meth:`goes_behind`.
+        back: the destination of a use's gradient in every micro-batch: the shard, or the unsharded copy.
+        ahead: the parameter, or the unsharded copy, is meant to be gathered ahead of the use, if
+            :meth:`goes_ahead` or :meth:`copy_goes_ahead` says so; its gradient is scattered behind if
+            :meth:`goes_behind` says so.
     """
 
     shard: Layout
@@ -145,26 +148,26 @@ class Way:
 
     @property
     def unsharded(self) -> bool:
-        """Whether a use starts from an unsharded copy, which nothing has to be gathered or cast for."""
+        """Whether a use starts from an unsharded copy, for which nothing has to be gathered or cast."""
         return self.source != self.shard
 
     @property
     def reduced_last(self) -> bool:
-        """Whether the gradient stays beside the unsharded copy until the last micro-batch."""
+        """Whether the gradient stays with the unsharded copy until the last micro-batch."""
         return self.unsharded and self.back == self.source
 
     def steps(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
-        """What every use takes; no backward steps without a gradient."""
+        """The steps of every use; no backward steps without a gradient."""
         forward = edge_steps(atoms, mesh, self.source, self.use)[0] if self.source != self.use else ()
-        # Not the backward of the way forward: from an unsharded copy the value comes from the copy and the
+        # Not the backward of the way forward: with an unsharded copy, the value comes from the copy and the
         # gradient may go to the shard.
         backward = edge_steps(atoms, mesh, self.back, self.use)[1] if self.back != self.use else ()
         return forward, backward if learns else ()
 
     def goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
         """Whether a use is gathered ahead: one all-gather brings the parameter, one reduce-scatter its
-        gradient back, and both can be put together with those of other parameters. Other ways stay as they
-        are."""
+        gradient back, and both can be combined with those of other parameters. All other ways stay
+        unchanged."""
         if not self.ahead or self.unsharded:
             return False
         forward, backward = self.steps(atoms, mesh, learns=learns)
@@ -172,8 +175,8 @@ class Way:
         return back and _is_one("all_gather", forward, atoms, mesh)
 
     def copy_goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
-        """Whether an unsharded copy is gathered ahead of its first use in the first micro-batch: likewise,
-        and a gradient that waits beside it is scattered behind in the last one."""
+        """Whether an unsharded copy is gathered ahead of its first use in the first micro-batch, under the
+        same conditions; a gradient that waits with it is then scattered behind in the last one."""
         if not self.ahead or not self.unsharded:
             return False
         forward, last = self.once(atoms, mesh, learns=learns)
@@ -190,8 +193,8 @@ class Way:
         return self.ahead and _is_one("reduce_scatter", backward, atoms, mesh)
 
     def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
-        """What an unsharded copy takes once per step: its gathering, and the reduction of a gradient that
-        stayed beside it."""
+        """The steps of an unsharded copy that run once per step: its gathering, and the reduction of a
+        gradient that stayed with it."""
         if not self.unsharded:
             return (), ()
         forward, backward = edge_steps(atoms, mesh, self.shard, self.source)
@@ -199,12 +202,12 @@ class Way:
 
 
 def _is_one(kind: StepKind, steps: Sequence[Step], atoms: tuple[int, ...], mesh: tuple[int, ...]) -> bool:
-    """Whether a single collective of this kind is all the way. Shards are even, or a single axis has cut
-    them, so that only the last ones are smaller: they are padded on their way."""
+    """Whether a single collective of this kind is the whole way. Shards are even, or a single axis has cut
+    them, so that only the last ones are smaller: these are sent with padding."""
     if [step.kind for step in steps] != [kind]:
         return False
     (step,) = steps
-    # Axes of one rank send nothing.
+    # Axes with one rank send nothing.
     if prod(mesh[axis] for axis in step.axes) == 1:
         return False
     whole = step.after if kind == "all_gather" else step.before
@@ -212,15 +215,15 @@ def _is_one(kind: StepKind, steps: Sequence[Step], atoms: tuple[int, ...], mesh:
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
-    """What people are told of a stored layout, given by its names: per mesh axis, and at last ``held`` or
-    ``held/P`` where an unsharded copy serves the whole step, ``ahead`` where it is gathered ahead of its
-    uses."""
+    """The words that people see for a stored layout, given by its names: one per mesh axis, followed by
+    ``held`` or ``held/P`` if an unsharded copy serves the whole step, or ``ahead`` if it is gathered ahead of
+    its uses."""
     told = tuple(map(placement_name, (*_ONCE, GATHERED_AHEAD)))
     return (*names[1:], *(name for name in names[:1] if name in told))
 
 
 def stored_layout(tensor: Tensor, use: Layout) -> Layout:
-    """How a parameter is stored when nothing is gathered for it: as it is used.
+    """The stored layout of a parameter for which nothing is gathered: that of its use.
 
     A bias that enters a contraction as ``P/R`` is stored whole and masked where it is used.
     """
@@ -228,16 +231,16 @@ def stored_layout(tensor: Tensor, use: Layout) -> Layout:
 
 
 def whole_layout(tensor: Tensor, mesh: tuple[int, ...]) -> Layout:
-    """The whole parameter on every device, its gradient a sum over all: how a copy lies that several groups
-    share."""
+    """The layout of a parameter that is whole on every device, with its gradient a sum over all: that of a
+    copy that several groups share."""
     return stored_layout(tensor, tuple(PARTIAL_GRAD if size > 1 else REPLICATE for size in mesh))
 
 
 def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, shared: bool) -> Way:
-    """The way of a parameter stored so to a use.
+    """The way of a parameter with this storage to a use.
 
-    An unsharded copy lies as its only reader would have the parameter stored, or whole where it has several.
-    What lies like that already needs no copy.
+    An unsharded copy has the layout in which its only reader would have the parameter stored, or is whole if
+    it has several. A parameter that already has that layout needs no copy.
     """
     storage = Storage.of(stored)
     if storage.gathered_ahead:
@@ -246,10 +249,10 @@ def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, s
     if not storage.gathered_once:
         return Way(stored, stored, use, stored)
     copy = whole_layout(tensor, mesh) if shared else stored_layout(tensor, use)
-    # The micro-batch axis of `stored` was taken up by the code; whether gradients add up over it is as the
-    # copy says.
+    # The code occupied the micro-batch axis of `stored`; whether gradients add up over that axis is taken
+    # from the copy.
     shard = (copy[0], *stored[1:])
-    # Gradient placements may still differ; the edge to the use takes care of those, without a copy.
+    # Gradient placements may still differ; the edge to the use handles them, without a copy.
     if forward_placements(copy) == forward_placements(shard):
         return Way(shard, shard, use, shard)
     return Way(shard, copy, use, copy if storage.reduced_last else shard, ahead=True)

@@ -1,7 +1,7 @@
 """A strategy: one configuration for every variable of the graph, and everything that follows from it.
 
-This is the meeting point of search and executor: the search picks one of these, the cost tables price
-its :meth:`Strategy.edges`, the executor issues them.
+This is where search and executor meet: the search picks a strategy, the cost tables price its
+:meth:`Strategy.edges`, and the executor issues them.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from tensoropt.sharding.storage import Storage, Way, way
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One resharding: a tensor goes from one layout to another.
+    """One resharding: a tensor moves from one layout to another.
 
     Attributes:
-        tensor: its name.
+        tensor: the name of the tensor.
         source, target: layouts; equal for an edge that costs nothing.
-        reader: group that reads the result; "" for a hub or an output.
-        kind: ``activation``, ``parameter``, ``resolve`` (inside a group), ``output``, or
-            ``unsharded``: a parameter's copy that serves the whole step, made and given back once.
-        back: of a parameter read from an unsharded copy where its gradient goes, if not to ``source``.
-        block: of a parameter that is gathered ahead, or whose gradient is scattered behind, the block that
-            uses it; of an unsharded copy the first one.
-        behind: the block behind whose backward the gradient is scattered, with those of other uses that read
-            the parameter alike: the first of theirs.
+        reader: the group that reads the result; "" for a hub or an output.
+        kind: ``activation``, ``parameter``, ``resolve`` (inside a group), ``output``, or ``unsharded``: a
+            parameter's copy that serves the whole step, made and released once.
+        back: for a parameter read from an unsharded copy, the destination of its gradient, if that is not
+            ``source``.
+        block: for a parameter that is gathered ahead, or whose gradient is scattered behind, the block that
+            uses it; for an unsharded copy, the first such block.
+        behind: the block behind whose backward the gradient is scattered, together with those of other uses
+            that read the parameter in the same way: the first block of these uses.
     """
 
     tensor: str
@@ -55,7 +56,7 @@ class Edge:
 
     @property
     def moves(self) -> bool:
-        """Whether anything is sent, cut or masked for it."""
+        """Whether it requires anything to be sent, cut or masked."""
         return self.source != self.target or self.back is not None
 
 
@@ -63,8 +64,9 @@ class Scattered(NamedTuple):
     """How the gradient of a parameter comes to its shard in the backward of a call.
 
     Attributes:
-        sums: how many come scattered behind, each the sum of uses that read the parameter alike.
-        others: other uses bring theirs along their own edges.
+        sums: the number of sums that are scattered behind, each over the uses that read the parameter in the
+            same way.
+        others: whether other uses bring their gradients along their own edges.
     """
 
     sums: int
@@ -73,15 +75,15 @@ class Scattered(NamedTuple):
 
 @dataclass(frozen=True)
 class Strategy:
-    """Configurations of all groups, placements of all hubs, stored placements of all parameters.
+    """The configurations of all groups, placements of all hubs, and stored placements of all parameters.
 
     Attributes:
         graph: the grouped graph.
         mesh: (micro-batches, axis sizes...).
-        configurations: per group name.
-        hubs: per hub tensor the placement it is materialised in for its readers.
-        stored: per parameter the placement it is kept in between steps.
-        recomputed: the regions whose forward runs again in backward.
+        configurations: by group name.
+        hubs: for each hub tensor, the placement in which it is materialised for its readers.
+        stored: for each parameter, the placement in which it is kept between steps.
+        recomputed: the regions whose forward runs a second time in backward.
     """
 
     graph: GroupGraph
@@ -93,24 +95,24 @@ class Strategy:
 
     @property
     def micro_batches(self) -> int:
-        """How many pieces the batch is run in."""
+        """The number of pieces in which the batch is run."""
         return self.mesh[0]
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of this name."""
+        """The tensor with this name."""
         return self.graph.atoms.graph.tensors[name]
 
     def atom_sizes(self, name: str) -> tuple[int, ...]:
-        """Sizes of all atoms of a tensor, outermost first."""
+        """The sizes of all atoms of a tensor, outermost first."""
         return self.graph.atoms.atom_sizes(name)
 
     def atoms(self, name: str) -> Atoms:
-        """Per dim of a tensor the sizes of its atoms."""
+        """The sizes of the atoms of each dim of a tensor."""
         return self.graph.atoms.atoms[name]
 
     @cached_property
     def made(self) -> Mapping[str, Layout]:
-        """Layout of every activation as its group leaves it."""
+        """The layout of every activation as its group produces it."""
         return {
             name: self.configurations[group.name].layout(name)
             for group in self.graph.groups
@@ -119,11 +121,11 @@ class Strategy:
         }
 
     def source_layout(self, name: str) -> Layout:
-        """Where a reader finds a tensor: as its hub is materialised, or as its producer leaves it."""
+        """Layout that a reader starts from: that of the materialised hub, or as the producer leaves it."""
         return self.hubs.get(name, self.made[name])
 
     def edges(self) -> Iterator[Edge]:
-        """Every resharding of the forward pass, in no particular order; identities included."""
+        """Every resharding of the forward pass, in no particular order; identities are included."""
         for name, materialised in self.hubs.items():
             yield Edge(name, self.made[name], materialised, "", "activation")
         for group in self.graph.groups:
@@ -147,8 +149,8 @@ class Strategy:
 
     @cached_property
     def reduced_beside(self) -> Mapping[str, tuple[LinearProduct, Edge]]:
-        """Per activation whose gradient is reduced beside the product of a weight's gradient: the linear
-        operator, and the edge to it or to the hub."""
+        """The linear operator, and the edge to it or to the hub, for each activation whose gradient is
+        reduced while the product of a weight's gradient is computed."""
         pairs = ((product, self._edge_beside(name, product)) for name, product in self._products.items())
         return {edge.tensor: (product, edge) for product, edge in pairs if edge is not None}
 
@@ -171,12 +173,12 @@ class Strategy:
         return edge if is_one_reduction(self.steps(edge)[1], self.mesh) else None
 
     def way(self, name: str, group: Group) -> Way:
-        """From where a parameter lives to its use in a group."""
+        """The way from a parameter's storage to its use in a group."""
         use = self.configurations[group.name].layout(name)
         return way(self.tensor(name), self.stored[name], use, self.mesh, shared=name in self.graph.shared)
 
     def use(self, name: str, group: Group) -> Edge:
-        """How a parameter comes to a group that uses it."""
+        """The edge that brings a parameter to a group that uses it."""
         found = self.way(name, group)
         back = found.back if found.back != found.source else None
         behind = self._behind.get((name, found.use)) if self._goes_behind(name, group, found) else None
@@ -187,8 +189,8 @@ class Strategy:
 
     @cached_property
     def _behind(self) -> Mapping[tuple[str, Layout], int]:
-        """Per parameter, and how uses read it, the first block of those whose gradients are scattered
-        behind."""
+        """The first block of the uses whose gradients are scattered behind, for each parameter and each way
+        in which uses read it."""
         found: dict[tuple[str, Layout], int] = {}
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
@@ -199,7 +201,8 @@ class Strategy:
 
     @cached_property
     def scattered(self) -> Mapping[str, Scattered]:
-        """Per parameter whose gradient, or a part of it, is scattered behind how it comes to its shard."""
+        """How the gradient comes to its shard, for each parameter with a gradient, or a part of one, that is
+        scattered behind."""
         found: dict[str, Scattered] = {}
         for name, _ in self._behind:
             found[name] = Scattered(found[name].sums + 1 if name in found else 1)
@@ -213,7 +216,7 @@ class Strategy:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks whose parameters are gathered together where they are gathered ahead."""
+        """The blocks whose parameters are gathered together if they are gathered ahead."""
         return find_blocks(self.graph)
 
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
@@ -238,18 +241,19 @@ class Strategy:
         return self.tensor(name).requires_grad
 
     def reduced_last(self, name: str) -> bool:
-        """Whether a parameter's gradient stays beside its unsharded copy until the last micro-batch."""
+        """Whether a parameter's gradient stays with its unsharded copy until the last micro-batch."""
         last = Storage.of(self.stored[name]).reduced_last
         return last and self.tensor(name).requires_grad and name in self.unsharded
 
     @cached_property
     def unsharded(self) -> Mapping[str, Edge]:
-        """Per parameter with an unsharded copy that serves the whole step how it comes to be."""
+        """The edge that makes each unsharded copy, by the name of its parameter; such a copy serves the whole
+        step."""
         return {edge.tensor: edge for edge in self._unsharded()}
 
     def _unsharded(self) -> Iterator[Edge]:
-        # A shared parameter has several ways, all from the same copy (`whole_layout`), so that any of them
-        # will do.
+        # A shared parameter has several ways, all from the same copy (`whole_layout`), so any of them will
+        # do.
         ways: dict[str, tuple[Group, Way]] = {}
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
@@ -264,7 +268,7 @@ class Strategy:
 
     @cached_property
     def region_of(self) -> Mapping[str, Region]:
-        """Group name -> the recomputed region it lies in."""
+        """The recomputed region of each group, by group name."""
         return region_of(self.recomputed)
 
     def forwards(self, group: str) -> int:
@@ -272,13 +276,13 @@ class Strategy:
         return 2 if group in self.region_of else 1
 
     def times(self, edge: Edge) -> int:
-        """For how many micro-batches of a step an edge is passed: once for an unsharded copy."""
+        """The number of micro-batches of a step that pass an edge: one for an unsharded copy."""
         return 1 if edge.kind == "unsharded" else self.micro_batches
 
     def forwards_of(self, edge: Edge) -> int:
         """How often an edge's forward steps run in one micro-batch of training.
 
-        An edge runs where its result is used; a hub's where the tensor is made.
+        An edge runs where its result is used; that of a hub runs where the tensor is produced.
         """
         if edge.kind in ("output", "unsharded"):
             return 1
@@ -288,7 +292,7 @@ class Strategy:
         return self.forwards(self.graph.group_of[maker.name].name)
 
     def steps(self, edge: Edge) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """(forward, backward) steps of an edge; no backward steps without a gradient."""
+        """The (forward, backward) steps of an edge; no backward steps without a gradient."""
         if not edge.moves:
             return (), ()
         sizes, learns = self.atom_sizes(edge.tensor), self.tensor(edge.tensor).requires_grad
@@ -306,24 +310,24 @@ class Strategy:
     def local_shape(
         self, name: str, layout: Layout, coordinate: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """Shape of a tensor's shard in a layout; of the largest one without a coordinate."""
+        """The shape of a tensor's shard in a layout; that of the largest shard without a coordinate."""
         return local_shape(self.atoms(name), layout, self.mesh, coordinate)
 
 
 def output_layout(source: Layout) -> Layout:
-    """What leaves the model is whole on every rank; the micro-batch axis stays as it is."""
-    # The micro-batches' results are put together by the engine, after the last one.
+    """Layout of a tensor that leaves the model: whole on every rank, with the micro-batch axis unchanged."""
+    # The engine combines the micro-batches' results after the last one.
     return (source[0], *(REPLICATE for _ in source[1:]))
 
 
 def made_again(tensor: Tensor, steps: Iterable[Step], *, unsharded: bool = False) -> bool:
-    """Whether backward makes a used parameter anew from its stored shard instead of keeping it: what had to
-    be gathered, or cast, for the use itself."""
+    """Whether backward makes a used parameter anew from its stored shard instead of keeping it: so for one
+    that had to be gathered, or cast, for the use itself."""
     # An unsharded copy is cast when it is gathered, once for all uses.
     cast = tensor.master_dtype is not None and not unsharded
     return cast or any(step.kind == "all_gather" for step in steps)
 
 
 def replicated_axes(layout: Layout) -> tuple[int, ...]:
-    """Real mesh axes on which a parameter is stored whole."""
+    """The mesh's own axes on which a parameter is stored whole."""
     return tuple(a for a, code in enumerate(layout) if a > 0 and code in (REPLICATE, PARTIAL_GRAD))

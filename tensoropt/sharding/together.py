@@ -1,8 +1,9 @@
-"""Which uses of one parameter share a gathering, and the sum of whose gradients is scattered at once.
+"""Uses of one parameter that share a gathering, and those whose gradients are summed and scattered at once.
 
-A tied parameter has uses in several groups. Those of one block that read it alike have one gathered copy;
-each other block gathers its own, as it would have to stay alive in between. Gradients of uses that read it
-alike are added up, whatever their blocks, and scattered once, behind the block that backward comes to last.
+A tied parameter has uses in several groups. Those of one block that read it in the same way have one gathered
+copy; each other block gathers its own, which would otherwise have to stay alive in between. Gradients of uses
+that read it in the same way are added up, whatever their blocks, and scattered once, behind the block that
+backward reaches last.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from tensoropt.ops.layouts import Layout
 
 
 class UsePlace(NamedTuple):
-    """One use of a parameter as others see it.
+    """One use of a parameter, as the other uses see it.
 
     Attributes:
-        block: in which it lies.
-        layout: that the group reads.
-        again: the group is recomputed, with all of its region.
-        wanted: backward asks for the parameter.
+        block: the block that contains it.
+        layout: the layout that the group reads.
+        again: the group is recomputed, with the rest of its region.
+        wanted: backward needs the parameter.
         ahead: it is gathered ahead.
         behind: its gradient is scattered behind.
         learns: it has a gradient.
@@ -36,15 +37,15 @@ class UsePlace(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What falls to one use of what several have in common.
+    """The part that falls to one use of what several uses share.
 
     Attributes:
         gathers, frees: it is the first, or the last, of its block in forward.
         frees_again: it is the last in the second forward of a recomputed block, which keeps nothing for
             backward.
-        gathers_back, frees_back: it is the first, or the last, that asks for the parameter in the block's
+        gathers_back, frees_back: it is the first, or the last, that needs the parameter in the block's
             backward.
-        before: how many gradients lie in the sum when its own comes.
+        before: the number of gradients in the sum when its own arrives.
         scatters: its own is the last.
     """
 
@@ -58,15 +59,15 @@ class Turn(NamedTuple):
 
 
 def alone(*, wanted: bool) -> Turn:
-    """Of the only use."""
+    """The turn of a use that is the only one."""
     return Turn(frees_again=not wanted, gathers_back=wanted, frees_back=wanted)
 
 
 def turns(uses: Sequence[UsePlace]) -> list[Turn]:
-    """What falls to each of a parameter's uses.
+    """Return the part that falls to each of a parameter's uses.
 
     Args:
-        uses: in execution order; backward comes to them in reverse.
+        uses: in execution order; backward reaches them in reverse.
     """
     gathered: dict[Hashable, list[int]] = {}
     summed: dict[Hashable, list[int]] = {}

@@ -1,12 +1,12 @@
-"""What a strategy's step asks an allocator for, in order: the simulator's effects as requests.
+"""The requests that a strategy's step makes to an allocator, in order, derived from the simulator's effects.
 
-The simulator counts bytes; an allocator serves blocks. Every effect that takes memory is taken to ask for one
-block, and every one that gives back ends blocks of the same owner, of equal size where there is one. What a
-moment needs for itself (its workspace) is asked for as it runs and given back at its end; results that the
-moment leaves behind are among it. At every moment as many bytes are asked for as the simulator counts.
+The simulator counts bytes; an allocator serves blocks. Every effect that takes memory is assumed to request
+one block, and every effect that gives memory back ends blocks of the same owner, of equal size if there is
+one. The workspace of a moment is requested when it runs and freed at its end; it includes the results that
+the moment leaves behind. At every moment the requested bytes equal those that the simulator counts.
 
-Assumed: what an effect sums up (a group's saved tensors, all that is alive at the peak of its kernels) is
-one block, though kernels ask for its parts at different moments; all is asked for on one stream; two
+Assumptions: the sum in an effect (a group's saved tensors, everything alive at the peak of its kernels) is
+one block, although kernels request its parts at different moments; all requests are on one stream; two
 micro-batches and two steps reserve as much as more of them do.
 """
 
@@ -22,18 +22,19 @@ from tensoropt.simulate.recording import ALLOCATOR
 from tensoropt.simulate.reductions import reductions_of
 
 REPEATS = 2
-"""Micro-batches of a step, and steps, that are replayed: in the second one gaps of the first are reused."""
+"""The number of replayed micro-batches per step, and of replayed steps: the second one reuses gaps of the
+first."""
 
 
 @dataclass
 class Moment:
-    """What is asked for and given back at one moment, as (owner, bytes).
+    """The requests and frees of one moment, as (owner, bytes).
 
     Attributes:
-        ended, begun: as it starts.
+        ended, begun: when it starts.
         left: results that it leaves behind.
-        ending: as it ends.
-        workspace: of each owner, while it lasts; ``left`` is among it.
+        ending: when it ends.
+        workspace: of each owner, for the duration of the moment; it includes ``left``.
     """
 
     ended: list[tuple[int, int]]
@@ -48,11 +49,11 @@ class StepRequests:
     """The requests of one strategy's step on one rank.
 
     Attributes:
-        lasting: bytes of the blocks that are there before the first step: parameters, gradients.
-        state: of the optimizer's state, which the end of the first step makes.
-        moments: of one micro-batch, then of the step's end.
+        lasting: bytes of the blocks that exist before the first step: parameters, gradients.
+        state: bytes of the optimizer's state, which is created at the end of the first step.
+        moments: those of one micro-batch, followed by those of the step's end.
         last: the number of moments in a micro-batch.
-        micro_batches: in a step.
+        micro_batches: the number per step.
     """
 
     lasting: Sequence[int]
@@ -62,10 +63,10 @@ class StepRequests:
     micro_batches: int
 
     def replay(self, *, expandable: bool = False, beside: Sequence[int] = ()) -> AllocatorPeaks:
-        """What an allocator does with them.
+        """Replay the requests in an allocator and return its peaks.
 
         Args:
-            beside: bytes of further blocks that are there all the time.
+            beside: bytes of additional blocks that exist all the time.
         """
         allocator = CachingAllocator(expandable=expandable)
         for size in (*beside, *self.lasting):
@@ -84,9 +85,9 @@ class StepRequests:
 
 
 def replayed(batch: Batch, row: int) -> dict[str, float]:
-    """The allocator's peaks in strategy ``row`` of a batch, with what the process itself has there.
+    """The allocator's peaks in strategy ``row`` of a batch, including the process's own blocks.
 
-    By the names of :data:`~tensoropt.simulate.recording.ALLOCATOR`; nothing of strategies whose process
+    The names are those of :data:`~tensoropt.simulate.recording.ALLOCATOR`; empty for strategies whose process
     memory is not counted.
     """
     process = batch.prices.process
@@ -107,7 +108,7 @@ def step_requests(batch: Batch, row: int) -> StepRequests:
     for number, owner in enumerate(batch.owners):
         effects = owner.effects.at(row)
         lasting += [effects.parameters] if effects.parameters else []
-        # Gradients that are reduced lie in flat buckets, which are added below.
+        # Gradients that are reduced are stored in flat buckets, which are added below.
         own = effects.gradients - sum(e.share.bytes for e in effects.effects if e.share is not None)
         lasting += [own] if own else []
         if effects.optimizer:
@@ -128,7 +129,7 @@ def step_requests(batch: Batch, row: int) -> StepRequests:
 
 
 def _pass(allocator: CachingAllocator, owned: dict[int, list[Block]], moment: Moment) -> None:
-    """Ask for and give back what one moment does."""
+    """Make the requests and frees of one moment."""
     for owner, size in moment.ended:
         _end(allocator, owned.setdefault(owner, []), -size)
     for owner, size in moment.begun:
@@ -136,7 +137,8 @@ def _pass(allocator: CachingAllocator, owned: dict[int, list[Block]], moment: Mo
     workspace = sorted(moment.workspace, reverse=True)
     waiting = []
     for owner, size in moment.left:
-        # A result is made while the moment runs, and counted there; what is not only begins when it ends.
+        # A result is created while the moment runs, and is counted there; any other memory only begins when
+        # it ends.
         if workspace and workspace[0] >= size:
             workspace[0] -= size
             workspace.sort(reverse=True)
@@ -153,7 +155,7 @@ def _pass(allocator: CachingAllocator, owned: dict[int, list[Block]], moment: Mo
 
 
 def _end(allocator: CachingAllocator, blocks: list[Block], size: int) -> None:
-    """Give back so many bytes of an owner's blocks: one of that size, else the oldest first."""
+    """Free ``size`` bytes of an owner's blocks: one of that size, otherwise the oldest first."""
     same = next((block for block in blocks if block.requested == size), None)
     if same is not None:
         blocks.remove(same)
@@ -165,5 +167,5 @@ def _end(allocator: CachingAllocator, blocks: list[Block], size: int) -> None:
         rest = block.requested - size
         size -= block.requested
         allocator.free(block)
-        if rest > 0:  # what was one sum is given back in parts
+        if rest > 0:  # a single sum is given back in parts
             blocks.insert(0, allocator.allocate(rest))

@@ -1,9 +1,9 @@
-"""Many strategies of the same candidates, taken apart into owners of effects: what the simulator steps
+"""Many strategies of the same candidates, decomposed into the owners of effects that the simulator steps
 through.
 
-An owner is a group, a tensor or a parameter. What it does depends on few choices, so its effects are worked
-out once per distinct choice and shared by strategies, and by owners that look alike: all that is done here is
-done once for every kind of owner, however many layers have one.
+An owner is a group, a tensor or a parameter. Its effects depend on few choices, so they are derived once per
+distinct choice and shared by strategies and by owners that look alike: all the work here is done once for
+every kind of owner, however many layers have one.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from tensoropt.simulate.view_aliases import ViewAlias, ViewAliases
 from tensoropt.types import Indices
 
 Where = tuple[str, str]
-"""An owner's kind and name."""
+"""The kind and name of an owner."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A group, a tensor or a parameter: its effects, and where in a step they take place.
+    """A group, a tensor or a parameter: its effects, and where they take place in a step.
 
     Attributes:
         kind: ``group``, ``tensor`` or ``parameter``.
-        position: from the moment of one of its effects to the position in the step schedule.
-        effects: per strategy.
+        position: maps the moment of one of its effects to the position in the step schedule.
+        effects: one per strategy.
     """
 
     kind: str
@@ -64,20 +64,20 @@ class Owner:
     effects: Column[Effects]
 
     def of(self, row: int) -> Iterator[tuple[int, Effect]]:
-        """The effects of one strategy with their positions."""
+        """Yield the effects of one strategy with their positions."""
         for effect in self.effects.at(row).effects:
             yield self.position(effect.when), effect
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """One owner as a batch's strategies have it.
+    """One owner as the strategies of a batch choose it.
 
     Attributes:
-        columns: all that its effects depend on beside its kind: per strategy a number of each.
-        make: the effects in one strategy.
-        position: as of :class:`Owner`.
-        ends: by number, the positions at which storages of a tensor's gradients are let go of.
+        columns: everything that its effects depend on besides its kind, as one number per strategy each.
+        make: returns the effects in one strategy.
+        position: as in :class:`Owner`.
+        ends: by number, the positions at which storages of a tensor's gradients are freed.
     """
 
     where: Where
@@ -92,9 +92,9 @@ class Stack:
     """The owners of one kind.
 
     Attributes:
-        used: (k,) the numbers of the effects that this batch has.
-        which: (owners, strategies) which of these.
-        known: per moment where these very owners have it, kept for later batches.
+        used: (k,) the numbers of the effects that occur in this batch.
+        which: (owners, strategies) indices into these.
+        known: for each moment, its positions for exactly these owners, kept for later batches.
     """
 
     kind: Kind
@@ -104,9 +104,9 @@ class Stack:
     known: dict[When, Indices]
 
     def positions(self, place: Place) -> Indices:
-        """(owners,) where in the step schedule a place lies; -1 for an owner that has none such."""
+        """(owners,) the position of a place in the step schedule; -1 for an owner that has no such place."""
         when, after = place
-        # An effect after a moment takes place as the next one begins, whose peak it then belongs to.
+        # An effect after a moment takes place when the next one begins, and belongs to that one's peak.
         if when.what == "end" and when != FORWARD_END:
             ends = [one.ends[when.number] if when.number < len(one.ends) else -1 for one in self.owners]
             return np.array(ends, dtype=np.int64) + after
@@ -117,14 +117,14 @@ class Stack:
 
 @dataclass(frozen=True)
 class _TensorPlan:
-    """What is known of a tensor before anything is chosen.
+    """All that is known of a tensor before anything is chosen.
 
     Attributes:
         places: its readers and those of its views, by number.
-        orders: per place when it comes in forward.
-        inside: per reader whether it lies in its producer's region.
-        kind: what its effects depend on beside its readings. Two tensors that agree in it have equal effects
-            for equal readings, whatever they are called.
+        orders: for each place, its position in forward.
+        inside: for each reader, whether it is in its producer's region.
+        kind: everything that its effects depend on besides its readings. Two tensors with the same kind have
+            equal effects for equal readings, whatever their names.
     """
 
     group: Group
@@ -141,14 +141,15 @@ class Batch:
     """Strategies ready to be simulated together.
 
     Args:
-        choices, options: per variable and per group the index of every strategy.
-        prices: :func:`~tensoropt.costs.prices.free_prices` to follow bytes and collectives only.
-        known: what was worked out before, of the same candidates and prices; filled here.
-        schedule: that of the candidates' graph and regions.
+        choices, options: for each variable and each group, the index that every strategy chose.
+        prices: :func:`~tensoropt.costs.prices.free_prices` to track only bytes and collectives.
+        known: results derived earlier for the same candidates and prices; this batch adds to it.
+        schedule: the step schedule of the candidates' graph and regions.
 
     Attributes:
-        tied: per shared parameter what its uses have in common; None of one with which they have nothing.
-        stacks: all owners, by kinds.
+        tied: for each shared parameter, what its uses have in common; None for one whose uses have nothing in
+            common.
+        stacks: all owners, by kind.
     """
 
     def __init__(
@@ -174,8 +175,8 @@ class Batch:
         self._choices = choices
         self.tied = {name: self._tied(name) for name in self.graph.shared}
         told = candidates, self.schedule, self._of_tensors, self.readings
-        # Made before the owners: how long a tensor's storage lives depends on who reads its views and gets
-        # its gradient.
+        # Created before the owners: the lifetime of a tensor's storage depends on who reads its views and
+        # gets its gradient.
         self._views, self._gradients = ViewAliases(*told), GradientAliases(*told)
         self._new_buffers = NewBuffers(*told)
         by_kind: dict[Hashable, list[Chosen]] = {}
@@ -186,7 +187,7 @@ class Batch:
         self.stacks = tuple(self._stack(kind, owners) for kind, owners in by_kind.items())
 
     def _chosen(self) -> Iterator[tuple[Hashable, Chosen]]:
-        """All owners, each with its kind."""
+        """Yield all owners, each with its kind."""
         for group in self.graph.groups:
             yield self._group(group)
         for plan in self._known.once("tensors", self._plans):
@@ -195,7 +196,7 @@ class Batch:
             yield self._parameter(name)
 
     def _stack(self, key: Hashable, owners: Sequence[Chosen]) -> Stack:
-        """The effects of all owners of a kind: worked out once per distinct choice of any of them."""
+        """Derive the effects of all owners of a kind, once per distinct choice of any of them."""
         kind = self._known.kind(key, self.mesh)
         columns = [np.concatenate(each) for each in zip(*(one.columns for one in owners), strict=True)]
         firsts, which = distinct(columns)
@@ -210,7 +211,8 @@ class Batch:
         )
 
     def part(self, rows: slice) -> Batch:
-        """Some of the strategies, to be simulated by themselves; its readings and owners are not cut."""
+        """Return some of the strategies, to be simulated by themselves; its readings and owners are not
+        cut."""
         part = copy(self)
         part.stacks = tuple(
             replace(stack, which=np.ascontiguousarray(stack.which[:, rows])) for stack in self.stacks
@@ -232,7 +234,7 @@ class Batch:
         return tuple(self._owner_of[where] for where in self._order)
 
     def owner(self, kind: str, name: str) -> Owner:
-        """The owner of a kind and name."""
+        """The owner with a kind and name."""
         return self._owner_of[kind, name]
 
     def _group(self, group: Group) -> tuple[Hashable, Chosen]:
@@ -252,7 +254,8 @@ class Batch:
 
         columns = [chosen, outlasting, *(self.stored[name].which for name in names)]
         columns += [column.which for _, column in turns]
-        # Without the group's name: equal layers share one kind. Of blocks at either end less is sent ahead.
+        # Without the group's name, so that equal layers share one kind. Less is sent ahead for the blocks at
+        # either end.
         neighbours = self.schedule.blocks.neighbours(group.name)
         told = tuple(self.tied[name] is not None for name in group.shared)
         kind = ("group", self.candidates.signature(group), joins, neighbours, told)
@@ -274,7 +277,7 @@ class Batch:
     def _plan(self, group: Group, name: str) -> _TensorPlan:
         readers, views = self.schedule.readers.get(name, ()), self._views.of(name)
         places = (*(Reader(one.name, name) for one in readers), *self._views.places(views))
-        # Where storages of gradients end has no part in forward's orders.
+        # The ends of gradient storages are not part of forward's orders.
         resolve = self.schedule.of_tensor(group.name, name, places, ())
         orders = _orders([resolve(reader(number, USED)) for number in range(len(places))])
         inside = tuple(self.readings.inside(group.name, one.name) for one in readers)
@@ -291,7 +294,7 @@ class Batch:
         return _TensorPlan(group, name, readers, views, places, orders, inside, kind)
 
     def _look(self, group: Group, name: str) -> Hashable:
-        """What TensorEffects asks of a tensor beside its readings."""
+        """The properties of a tensor, besides its readings, that TensorEffects depends on."""
         tensor = self.graph.atoms.graph.tensors[name]
         return (
             self.graph.atoms.atoms[name],
@@ -305,8 +308,9 @@ class Batch:
         )
 
     def _tensor(self, plan: _TensorPlan) -> Chosen:
-        """A tensor: its effects depend on how it is written, materialised and read, on who reads views of it,
-        on where its gradients lie, and of a buffer's new value on who needs the old one."""
+        """Describe a tensor: its effects depend on how it is written, materialised and read, on who reads
+        views of it, on the storage of its gradients, and, for a buffer's new value, on who needs the old
+        one."""
         group, name = plan.group, plan.name
         written, hub = self.readings.written(group.name, name), self.readings.hub(name)
         read = [self.readings.read(one.name, name) for one in plan.readers]
@@ -341,7 +345,7 @@ class Batch:
         tensor, stored = self.graph.atoms.graph.tensors[name], self.stored[name]
         first, last = self.schedule.users[name]
         shared, complete, tied = name in self.graph.shared, self._complete(name), self.tied.get(name)
-        # Gradients that are handed over were added up before.
+        # Gradients that are handed over were already added up.
         joins = np.full(self.count, first != last) if tied is None else tied.joins
         neighbours = self.schedule.blocks.neighbours(self.schedule.first_users[name])
         whole = Use(whole_layout(tensor, self.mesh), 0, neighbours=neighbours)
@@ -349,7 +353,7 @@ class Batch:
         def make(row: int) -> Effects:
             layout, arrived = stored.at(row), COMPLETE[complete[row]]
             own = self._of_groups.stored(name, layout, joins=bool(joins[row]), complete=arrived)
-            if not shared:  # a copy that stays gathered is its only group's
+            if not shared:  # a copy that stays gathered belongs to a single group
                 return own
             return joined([own, self._of_groups.unsharded(name, layout, whole)])
 
@@ -368,13 +372,14 @@ class Batch:
         return tied_parameter(name, self.stored[name], chosen, *told)
 
     def _complete(self, name: str) -> Indices:
-        """Per strategy which of ``COMPLETE`` is the moment after which a parameter's gradient is complete."""
+        """The number in ``COMPLETE`` of the moment after which a parameter's gradient is complete, per
+        strategy."""
         stored, user = self.stored[name], self.schedule.users[name][0]
         if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
             return np.zeros(self.count, dtype=np.int64)
         used = self.readings.used(user, name)
         firsts, which = distinct([stored.which, used.which])
-        # Of one with several users the first in forward completes it.
+        # If it has several users, the first one in forward completes it.
         neighbours = self.schedule.blocks.neighbours(user)
         pairs = ((stored.at(row), Use(used.at(row), 0, neighbours=neighbours)) for row in firsts.tolist())
         found = [COMPLETE.index(self._of_groups.complete(name, layout, use)) for layout, use in pairs]
@@ -382,7 +387,7 @@ class Batch:
 
 
 def _orders(positions: Sequence[int]) -> tuple[int, ...]:
-    """Per position its rank among all."""
+    """The rank of each position among all positions."""
     ranked = sorted(range(len(positions)), key=positions.__getitem__)
     found = [0] * len(ranked)
     for rank, place in enumerate(ranked):

@@ -1,17 +1,18 @@
-"""PyTorch's caching allocator of CUDA memory, without memory: what a sequence of requests reserves.
+"""PyTorch's caching allocator for CUDA memory, simulated without memory: what a sequence of requests
+reserves.
 
-Written after ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h`` (PyTorch 2.13), with
-the default settings and one stream. A request is rounded up to 512 bytes. Requests of up to 1 MiB and larger
-ones have a pool each; a pool gives its smallest free block that is large enough, the lowest of equals, and
-cuts off what is left over where that is worth it. Where no block fits:
+Written after ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h`` (PyTorch 2.13), for the
+default settings and one stream. A request is rounded up to 512 bytes. Requests of up to 1 MiB and larger ones
+have separate pools; a pool returns its smallest free block that is large enough, of equals the one with the
+lowest address, and cuts off the rest if that is worth it. If no block fits:
 
-- *native*: a segment is taken from the device, of 2 MiB for small requests, of 20 MiB for those below 10 MiB,
-  else of the request rounded up to 2 MiB. A segment is never joined with another one.
-- *expandable* (``expandable_segments:True``): a pool has one range of addresses, and takes pages where it is
-  used: of 2 MiB for small requests, of 20 MiB for others. What is free at the end of the pages grows.
+- *native*: a segment is allocated on the device, of 2 MiB for small requests, of 20 MiB for those below 10
+  MiB, otherwise of the request rounded up to 2 MiB. A segment is never joined with another one.
+- *expandable* (``expandable_segments:True``): a pool has one address range, and maps pages where it is used:
+  of 2 MiB for small requests, of 20 MiB for others. Free space at the end of the pages can grow.
 
-Blocks that are given back join their free neighbours. Nothing goes back to the device: PyTorch does that only
-where the device has no more memory.
+Freed blocks join their free neighbours. Nothing is returned to the device: PyTorch does that only if the
+device has no more memory.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 """``large_segment_size``, formerly ``kLargeBuffer``."""
 LEAST_OWN_SEGMENT_BYTES = 10 * MIB
-"""``kMinLargeAlloc``: from here on a request has a segment of its own size."""
+"""``kMinLargeAlloc``: from this size on, a request has a segment of its own size."""
 ROUNDED_SEGMENT_BYTES = 2 * MIB
 """``kRoundLarge``: such segments are multiples of it."""
 
 
 def rounded_bytes(size: int) -> int:
-    """A request as the allocator serves it (``round_size``)."""
+    """The size that the allocator serves for a request (``round_size``)."""
     return max(-(-size // LEAST_BYTES), 1) * LEAST_BYTES
 
 
 def segment_bytes(rounded: int) -> int:
-    """What is taken from the device for a rounded request that no block serves (``get_allocation_size``)."""
+    """Bytes allocated on the device for a rounded request that no block serves (``get_allocation_size``)."""
     if rounded <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if rounded < LEAST_OWN_SEGMENT_BYTES:
@@ -52,9 +53,9 @@ class Block:
     """A piece of a segment, used or free.
 
     Attributes:
-        size: bytes; of a used one what the request has taken.
-        requested: of a used one what was asked for.
-        mapped: it has memory, and not only addresses.
+        size: bytes; for a used block, those that the request occupies.
+        requested: for a used block, the requested bytes.
+        mapped: whether it has memory, rather than only addresses.
         before, behind: its neighbours in the segment.
     """
 
@@ -68,12 +69,12 @@ class Block:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The order of free blocks: by size, of equals by address."""
+        """The order of free blocks: by size, and of equals by address."""
         return self.size, self.address
 
 
 class _Pool:
-    """Free blocks for small requests, or for others; ``page`` bytes are mapped at once."""
+    """The free blocks for small requests, or for others; ``page`` bytes are mapped at once."""
 
     def __init__(self, *, small: bool):
         self.small = small
@@ -91,7 +92,7 @@ class _Pool:
         del self.blocks[block.key]
 
     def fitting(self, size: int) -> Block | None:
-        """The smallest free block of that many bytes; one that can grow counts with all it can grow to."""
+        """Smallest free block with that many bytes; one that can grow counts with all that it can grow to."""
         at = bisect_left(self.order, (size, -1))
         if at == len(self.order):
             return None
@@ -112,9 +113,9 @@ class AllocatorPeaks:
     """The most bytes at any time.
 
     Attributes:
-        requested: of what was asked for.
-        allocated: of used blocks: ``torch.cuda.max_memory_allocated``.
-        reserved: taken from the device: ``torch.cuda.max_memory_reserved``.
+        requested: the requested bytes.
+        allocated: the bytes of used blocks: ``torch.cuda.max_memory_allocated``.
+        reserved: the bytes taken from the device: ``torch.cuda.max_memory_reserved``.
     """
 
     requested: int
@@ -129,27 +130,27 @@ class CachingAllocator:
         expandable: with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
 
     Attributes:
-        requested, allocated, reserved: bytes now, as in :class:`AllocatorPeaks`.
+        requested, allocated, reserved: current bytes, as in :class:`AllocatorPeaks`.
     """
 
     ADDRESSES = 2**50
-    """Of an expandable segment: more than any device has."""
+    """The addresses of an expandable segment: more than any device has."""
 
     def __init__(self, *, expandable: bool = False):
         self.expandable = expandable
         self.requested = self.allocated = self.reserved = 0
         self._most_requested = self._most_allocated = 0
         self._small, self._large = _Pool(small=True), _Pool(small=False)
-        # Where the device puts a segment is not known: one behind the other, as on an empty device.
+        # The addresses of segments on a device are unknown: they follow one another, as on an empty device.
         self._next_address = 0
 
     @property
     def peaks(self) -> AllocatorPeaks:
-        """The most until now."""
+        """The peaks so far."""
         return AllocatorPeaks(self._most_requested, self._most_allocated, self.reserved)
 
     def allocate(self, size: int) -> Block:
-        """A block of at least so many bytes, more than none."""
+        """Return a block of at least ``size`` bytes, which must be above 0."""
         assert size > 0, "PyTorch asks its allocator for no memory for an empty tensor"
         rounded = rounded_bytes(size)
         pool = self._small if rounded <= SMALL_BYTES else self._large
@@ -169,7 +170,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back."""
+        """Free a block."""
         assert block.used, "a block can be given back only once"
         self.requested, self.allocated = self.requested - block.requested, self.allocated - block.size
         block.used, block.requested = False, 0
@@ -186,7 +187,7 @@ class CachingAllocator:
         return rest >= LEAST_BYTES if pool.small or self.expandable else rest > SMALL_BYTES
 
     def _cut(self, block: Block, size: int) -> None:
-        """Leave what is behind the first ``size`` bytes to the pool."""
+        """Return everything after the first ``size`` bytes to the pool."""
         rest = Block(block.pool, block.address + size, block.size - size)
         rest.before, rest.behind = block, block.behind
         if block.behind is not None:
@@ -202,7 +203,7 @@ class CachingAllocator:
         return block
 
     def _grown(self, pool: _Pool, size: int) -> Block:
-        """Memory at the end of the pool's pages, with what is free before it
+        """Memory at the end of the pool's pages, joined with the free space before it
         (``try_allocate_expandable_block``)."""
         if pool.unmapped is None:
             pool.unmapped = Block(pool, self._next_address, self.ADDRESSES, mapped=False)

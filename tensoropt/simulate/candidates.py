@@ -1,7 +1,7 @@
-"""Candidates: what can be chosen, by index. The configurations of cost tables, or the single ones of a
-strategy.
+"""Candidates: all possible choices, by index. They are the configurations of cost tables, or the single ones
+of one strategy.
 
-The simulator is given rows of indices into candidates, so that many strategies share what they have in
+The simulator receives rows of indices into candidates, so that many strategies share what they have in
 common.
 """
 
@@ -41,7 +41,7 @@ class Candidates(Protocol):
         ...
 
     def again(self, group: Group) -> Sequence[bool]:
-        """Per configuration whether the group is recomputed in backward."""
+        """Whether the group is recomputed in backward, per configuration."""
         ...
 
     def configurations(self, group: Group) -> Sequence[Configuration]: ...
@@ -51,7 +51,7 @@ class Candidates(Protocol):
     def works(self, group: Group) -> Sequence[Workload]: ...
 
     def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
-        """Stored layouts of the group's own parameters."""
+        """The stored layouts of the group's own parameters."""
         ...
 
     def hubs(self, name: str) -> Sequence[Layout]: ...
@@ -59,7 +59,7 @@ class Candidates(Protocol):
     def shared(self, name: str) -> Sequence[Layout]: ...
 
     def signature(self, group: Group) -> Hashable:
-        """Equal for groups with the same configurations, facts and works."""
+        """A key that is equal for groups with the same configurations, facts and works."""
         ...
 
 
@@ -87,7 +87,7 @@ class TableCandidates:
         return self._per_configuration(group, self.tables.templates[group.name].works)
 
     def _per_configuration(self, group: Group, values: Sequence[Value]) -> Sequence[Value]:
-        """What a template has once, for every configuration: once plain, once more recomputed."""
+        """Repeat a template's values for every configuration: once plain, and once more if recomputed."""
         return [values[i % len(values)] for i in range(len(self.again(group)))]
 
     def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
@@ -100,13 +100,13 @@ class TableCandidates:
         return self.tables.of[Variable.of_parameter(name)].layouts
 
     def signature(self, group: Group) -> Hashable:
-        # Of two groups of one template, only one may lie in a region and come recomputed, too.
+        # Of two groups with one template, possibly only one is in a region and also comes recomputed.
         return id(self.tables.templates[group.name]), len(self.again(group))
 
     def rows(
         self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]
     ) -> tuple[dict[str, Indices], dict[str, Indices]]:
-        """Points of the search, (choice, options) each, as one array per variable: (choices, options)."""
+        """The points of the search, (choice, options) each, as one array per variable: (choices, options)."""
         names = [v.key for v in self.tables.variables]
         groups = [g.name for g in self.graph.groups]
         choices = np.array([[c[n] for n in names] for c, _ in chosen], dtype=np.int64)
@@ -121,7 +121,7 @@ class StrategyCandidates:
     """One strategy as the only candidate; it need not be in any table.
 
     Args:
-        works, facts: per group name those of its configuration; works are made where they are not given.
+        works, facts: by group name, those of its configuration; works are created if they are not given.
     """
 
     def __init__(
@@ -156,12 +156,12 @@ class StrategyCandidates:
         return (self.strategy.stored[name],)
 
     def signature(self, group: Group) -> Hashable:
-        # No two groups count as alike: in one strategy layers that look alike may have different
+        # No two groups count as alike: in one strategy, layers that look alike may have different
         # configurations.
         return group.name
 
     def row(self) -> tuple[dict[str, Indices], dict[str, Indices]]:
-        """The one strategy as rows."""
+        """The strategy as rows."""
         zero = np.zeros(1, dtype=np.int64)
         names = [g.name for g in self.graph.groups]
         every = variables(names, self.graph.hubs, self.graph.shared)

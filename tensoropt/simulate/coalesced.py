@@ -1,5 +1,4 @@
-"""Collectives of several parameters: what is gathered ahead together, and what of gradients is scattered
-together."""
+"""Collectives of several parameters: parameters gathered ahead together, and gradients scattered together."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ class Coalesced:
     """One collective per strategy at one moment.
 
     Attributes:
-        at_once: it is waited for at once.
-        only: ``first`` or ``last``, the only micro-batch in which it is issued; "" of one that each of them
-            issues.
-        position: of the moment in the step schedule.
-        dtype: of what is sent.
-        bytes: (strategies,) of all parameters in it; 0 where a strategy has none.
-        members: (strategies,) how many parameters these are.
-        staying: (strategies,) bytes of those whose gradients stay where they are.
+        at_once: whether it is waited for at once.
+        only: ``first`` or ``last``, the only micro-batch in which it is issued; "" if every micro-batch
+            issues it.
+        position: the position of the moment in the step schedule.
+        dtype: the dtype of what is sent.
+        bytes: (strategies,) the bytes of all parameters in it; 0 if a strategy has none.
+        members: (strategies,) the number of these parameters.
+        staying: (strategies,) the bytes of those whose gradients stay where they are.
     """
 
     position: int
@@ -40,8 +39,8 @@ class Coalesced:
 
 
 def coalesced(batch: Batch) -> list[Coalesced]:
-    """All of a batch in the order in which they are issued: at one moment first what is waited for at once,
-    then gathers before scatters, and what every micro-batch sends before what one of them does."""
+    """All coalesced collectives of a batch in issue order: at one moment, first those that are waited for at
+    once, then gathers before scatters, and those of every micro-batch before those of a single one."""
     found: dict[_Key, tuple[Indices, ...]] = {}
     for stack in batch.stacks:
         for (place, kind, axes, dtype), cells in stack.kind.tables.beside.items():

@@ -1,13 +1,13 @@
-"""What a strategy sends in a step: kind, axes, bytes and how often. Recorded from the effects that are
-simulated.
+"""Collectives of a strategy in a step: kind, axes, bytes and count, derived from the effects simulated.
 
-Compared by ``verify`` with what the executor really issues; nothing here asks the executor.
+``verify`` compares them with what the executor really issues; nothing here queries the executor.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +23,13 @@ from tensoropt.types import Indices
 
 
 class Collective(NamedTuple):
-    """A collective, or a message, of one rank, predicted or as it was issued.
+    """A collective, or a message, of one rank, either predicted or actually issued.
 
     Attributes:
         kind: ``all_reduce``, ``all_gather``, ..., or ``send``.
-        axes: the mesh's own axes of its group, counted from 0; of a message the sender and the receiver.
-        bytes: of the reduced tensor, the gathered output, the scattered input, the exchanged input, or the
-            message.
+        axes: the mesh's own axes of its group, numbered from 0; for a message, the sender and the receiver.
+        bytes: those of the reduced tensor, the gathered output, the scattered input, the exchanged input, or
+            the message.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Collective(NamedTuple):
 
 
 def collectives(batch: Batch) -> list[Counter[Collective]]:
-    """Per strategy of a batch its collectives, with their counts in one step."""
+    """The collectives of each strategy of a batch, with their counts in one step."""
     times: dict[Collective, Indices] = {}
 
     def add(send: Send, count: Indices | int) -> None:
@@ -70,13 +70,30 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
     ]
 
 
+def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
+    """The bytes that leave a rank for its collectives, by the algorithms of
+    :mod:`tensoropt.costs.communication` where these are rings: all of them for a message and a broadcast; for
+    other collectives, those meant for the other ranks of its group, twice for a sum.
+
+    Args:
+        sizes: the sizes of the mesh's axes.
+    """
+    total = 0.0
+    for one, times in issued.items():
+        whole = one.kind in ("send", "broadcast")
+        ranks = 1 if whole else math.prod(sizes[axis] for axis in one.axes)
+        share = 1.0 if whole else (2.0 if one.kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
+        total += times * one.bytes * share
+    return total
+
+
 def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Counter[Collective]:
     """The collectives of one training step (or inference call) of a strategy, with their counts.
 
     Args:
-        facts: per group name the facts of its configuration (which gathered parameters backward needs).
+        facts: by group name, the facts of its configuration (which gathered parameters backward needs).
     """
     candidates = StrategyCandidates(strategy, facts)
-    # Which optimizer runs afterwards does not change what is sent.
+    # The optimizer that runs afterwards does not change what is sent.
     prices = free_prices(strategy.graph, strategy.mesh, "sgd")
     return collectives(Batch(candidates, *candidates.row(), prices))[0]

@@ -1,6 +1,7 @@
-"""Effects as arrays: of owners that look alike, what each choice does at each moment.
+"""Effects as arrays: for owners that look alike, the effects of each choice at each moment.
 
-The simulator reads the figures of many strategies off such a table at once, by the numbers of their choices.
+The simulator looks up the figures of many strategies in such a table at once, by the numbers of their
+choices.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ SOURCES = ("measured", "fitted", "data sheet")
 
 
 class Place(NamedTuple):
-    """A moment of an owner, or right after it."""
+    """A moment of an owner, or the point right after it."""
 
     when: When
     after: bool
 
 
 class Cells:
-    """One figure per number of effects; 0 of those that were given none."""
+    """One figure per effect number; 0 for numbers without a figure."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
@@ -32,7 +33,7 @@ class Cells:
         self._table: Floats = np.zeros(0)
 
     def add(self, number: int, value: float) -> None:
-        """Add to the figure of ``number``, the last one that was begun or a later one."""
+        """Add to the figure of ``number``, which is the last number that was begun or a later one."""
         if self._numbers and self._numbers[-1] == number:
             self._values[-1] += value
         else:
@@ -40,15 +41,15 @@ class Cells:
             self._values.append(value)
 
     def most(self, number: int, value: float) -> None:
-        """Raise the figure of ``number`` to ``value``; likewise."""
+        """Raise the figure of ``number`` to ``value``, with the same condition on ``number``."""
         if self._numbers and self._numbers[-1] == number:
             self._values[-1] = max(self._values[-1], value)
         else:
             self.add(number, value)
 
     def of(self, numbers: Indices, count: int) -> Floats:
-        """(k,) the figures of some numbers; ``count`` have been given so far."""
-        # Figures are only added of a new number, so that a table of as many is up to date.
+        """(k,) the figures of some numbers; ``count`` numbers have been assigned so far."""
+        # Figures are only added for a new number, so a table with that many numbers is up to date.
         if len(self._table) != count:
             self._table = np.zeros(count)
             self._table[self._numbers] = self._values
@@ -56,19 +57,20 @@ class Cells:
 
 
 class EffectTables:
-    """Effects of one kind of owners by number, as they are met.
+    """The effects of one kind of owners by number, in the order in which they occur.
 
     Attributes:
         kept, transient, workspace: bytes by place.
-        local, host: seconds on the device and of issuing to it, by place.
+        local, host: seconds on the device, and of issuing work to it, by place.
         sends: by place and axes: (seconds of all collectives, bytes of the largest, seconds of work that
-            begins with them).
-        beside: by place, kind, axes and dtype: bytes that are sent together with those of others, of how
-            many parameters, and how many of the bytes stay where they are.
-        kinds: by axes and kind of collective: 1 where it is sent.
-        lasting: per number the bytes that are there all through the step: (parameters, gradients, optimizer).
-        seconds: per number the seconds of a step by where they come from, as in ``SOURCES``.
-        shares: per number the gradient that is reduced with others, or None.
+            begins together with them).
+        beside: by place, kind, axes and dtype: the bytes that are sent together with those of others, the
+            number of parameters, and the bytes that stay where they are.
+        kinds: by axes and kind of collective: 1 if it is sent.
+        lasting: for each number, the bytes that are alive during the whole step: (parameters, gradients,
+            optimizer).
+        seconds: for each number, the seconds of a step by source, as in ``SOURCES``.
+        shares: for each number, the gradient that is reduced with others, or None.
     """
 
     def __init__(self, micro: int):
@@ -86,7 +88,7 @@ class EffectTables:
         self.shares: list[GradientShare | None] = []
 
     def add(self, choice: Effects) -> None:
-        """The effects of the next number."""
+        """Add the effects of the next number."""
         number, seconds, shared = self.count, [0.0] * len(SOURCES), None
         self.count += 1
         for e in choice.effects:
@@ -107,8 +109,8 @@ class EffectTables:
             for send in e.sends:
                 sends = self.sends.setdefault((place, send.axes), (Cells(), Cells(), Cells()))
                 sends[0].add(number, send.seconds)
-                # What a collective costs the work after it grows with its bytes and does not add up over
-                # several in a row.
+                # The slow-down that a collective causes in the following work grows with its bytes and does
+                # not add up over several in a row.
                 sends[1].most(number, send.bytes)
                 if e.beside_work_s:
                     sends[2].most(number, e.beside_work_s)

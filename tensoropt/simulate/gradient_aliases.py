@@ -1,10 +1,10 @@
-"""Who holds the storage of a gradient: the backward of a sum hands the gradient it gets to both operands,
-that of a concatenation hands on slices of it, and the storage lives until the last of them is used up.
+"""The holders of gradient storages. The backward of a sum passes its gradient to both operands, that of a
+concatenation passes slices of it, and the storage lives until the last of them is used up.
 
-Which gradients share one depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and for
-how long each keeps it on what is resharded, so both are looked up for each strategy. A shared storage counts
-with one tensor: the one whose gradient is handed on, or, where a backward makes gradients in one storage, the
-first of these. A gradient that is handed on to one tensor only just becomes that one's.
+Which gradients share a storage depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and
+how long each keeps it depends on what is resharded, so both are looked up for each strategy. A shared storage
+is counted with one tensor: the one whose gradient is passed on, or, if a backward makes several gradients in
+one storage, the first of these. A gradient that is passed on to a single tensor simply becomes that tensor's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tensoropt.types import Indices
 Flags = NDArray[np.bool_]
 Placed = Column[Reading] | Column[Layout]
 Relation = tuple[str, tuple[str, ...]]
-"""A result whose gradient these reads' gradients lie in; "" where they lie in a storage made for them."""
+"""A result in whose gradient the gradients of these reads lie; "" if they lie in a storage made for them."""
 
 
 class GradientAliases:
-    """The shared storages of gradients, of all strategies at once. Ends are positions in the step schedule;
-    -1 where there is nothing."""
+    """The shared storages of gradients, for all strategies at once. Ends are positions in the step schedule;
+    -1 if there is none."""
 
     def __init__(
         self, candidates: Candidates, schedule: StepSchedule, moves: MoveEffects, readings: Readings
@@ -44,8 +44,8 @@ class GradientAliases:
         self.writer = {name: group for group in self.graph.groups for name in group.writes}
         self._relations = self._all_relations()
         self._ends: dict[tuple[str, str, int], Indices] = {}
-        # The positions at which storages end: of (group, read) pairs, of results whose gradient is handed on,
-        # and of storages that a backward makes for several gradients at once.
+        # The positions at which storages end: those of (group, read) pairs, of results whose gradient is
+        # passed on, and of storages that a backward makes for several gradients at once.
         self._end_of: dict[tuple[str, str], Indices] = {}
         self._own_end: dict[str, Indices] = {}
         self._common: dict[str, list[tuple[int, Indices]]] = {}
@@ -53,13 +53,14 @@ class GradientAliases:
         self._found = False
 
     def outlasting(self, group: Group) -> Indices:
-        """Per strategy 1 where the gradient of something that a group writes outlasts its backward."""
+        """1 for each strategy in which the gradient of something that a group writes outlasts its
+        backward."""
         self._find()
         return self._outlasting.get(group.name, np.zeros(self.count, dtype=np.int64))
 
     def storages(self, group: Group, name: str) -> tuple[tuple[int, ...], Column[GradientStorage]]:
-        """(the ends of storages that a tensor's gradients share, by number; per strategy where the gradients
-        of the tensor, which ``group`` writes, lie)."""
+        """(the ends of storages that a tensor's gradients share, by number; for each strategy, the storage of
+        the gradients of the tensor, which ``group`` writes)."""
         self._find()
         readers = self.schedule.readers.get(name, ())
         shared = [self._end_of.get((reader.name, name)) for reader in readers]
@@ -95,11 +96,13 @@ class GradientAliases:
     # -- moves ------------------------------------------------------------------------------------
 
     def _sent_back(self, name: str, reader: Group) -> Flags:
-        """Per strategy whether a reader's gradient moves to where the tensor was found."""
+        """Whether a reader's gradient moves to the layout in which the reader found the tensor, per
+        strategy."""
         return self._moves_back(name, self._found_at(name), self.readings.read(reader.name, name))
 
     def _hub_left(self, name: str) -> Flags:
-        """Per strategy whether a gradient moves from where the tensor was found to its writer."""
+        """Whether a gradient moves from the layout in which readers found the tensor to its writer, per
+        strategy."""
         hub = self.readings.hub(name)
         if hub is None:
             return np.zeros(self.count, dtype=bool)
@@ -117,7 +120,7 @@ class GradientAliases:
     # -- relations --------------------------------------------------------------------------------
 
     def _all_relations(self) -> dict[str, dict[Relation, Flags]]:
-        """Per group its relations, by the tensors' names, and the strategies in which there are these."""
+        """The relations of each group, by the tensors' names, and the strategies in which they hold."""
         known = self.readings.known.once("relations", self._of_configurations)
         return {
             name: {relation: flags[self.choices[name]] for relation, flags in relations.items()}
@@ -125,7 +128,7 @@ class GradientAliases:
         }
 
     def _of_configurations(self) -> dict[str, dict[Relation, Flags]]:
-        """Per group its relations, and the configurations in which there are these."""
+        """The relations of each group, and the configurations in which they hold."""
         known: dict[Hashable, dict[Relation, Flags]] = {}
         found = {}
         for group in self.graph.groups:
@@ -142,15 +145,15 @@ class GradientAliases:
         return found
 
     def _by_configuration(self, group: Group) -> dict[Relation, Flags]:
-        """A group's relations by short names, and the configurations in which there are these."""
+        """A group's relations by short names, and the configurations in which they hold."""
         written = {group.short_names[name] for name in group.writes}
         looks = self.candidates.facts(group)
         found: dict[Relation, Flags] = {}
         for number, facts in enumerate(looks):
             members: dict[str, list[str]] = {}
             for read, of in facts.hands_on.items():
-                # Where the storage was made for several reads, the first of these stands for it
-                # (``hands_on``) and is a member itself.
+                # If the storage was made for several reads, the first of them represents it (``hands_on``)
+                # and is itself a member.
                 members.setdefault(of, [] if of in written else [of]).append(read)
             for of, reads in members.items():
                 relation = (of if of in written else "", tuple(reads))
@@ -160,11 +163,12 @@ class GradientAliases:
     # -- lives ------------------------------------------------------------------------------------
 
     def _find(self) -> None:
-        """Go through the groups as backward does: who gets a gradient comes after who gives it."""
+        """Visit the groups in backward order: a group that gets a gradient comes after the one that gives
+        it."""
         if self._found or not self._relations:
             return
         self._found = True
-        # Backward order is essential: _lies asks where the gradient comes from that a later group has handed
+        # Backward order is essential: _lies needs the origin of the gradient that a later group has passed
         # on.
         for group in reversed(self.graph.groups):
             incoming = {name: lies for name in group.writes if (lies := self._lies(name)) is not None}
@@ -172,18 +176,19 @@ class GradientAliases:
                 self._follow(group, incoming)
 
     def _lies(self, name: str) -> Indices | None:
-        """The end of the shared storage in which the gradient lies that comes to a tensor's writer."""
+        """The end of the shared storage that contains the gradient coming to a tensor's writer."""
         readers = self.schedule.readers.get(name, ())
-        # With several readers, or a result of the model, the gradient is a sum: a new tensor in a storage of
-        # its own.
+        # With several readers, or for a result of the model, the gradient is a sum: a new tensor in a
+        # separate storage.
         if len(readers) != 1 or (readers[0].name, name) not in self._end_of or leaves_model(self.graph, name):
             return None
-        # A gradient that was resharded on the way lies in a new storage; the handed-on one ends at the move.
+        # A gradient that was resharded on the way is in a new storage; the one that was passed on ends at the
+        # move.
         moved = self._sent_back(name, readers[0]) | self._hub_left(name)
         return np.where(moved, -1, self._end_of[readers[0].name, name])
 
     def _follow(self, group: Group, incoming: Mapping[str, Indices]) -> None:
-        """What becomes of the gradients that come to a group's backward, and of those it makes."""
+        """Follow the gradients that come to a group's backward, and those that it makes."""
         done = self.schedule.position("backward", "compute", group.name)
         outlasts = np.zeros(self.count, dtype=bool)
         for end in incoming.values():
@@ -191,8 +196,8 @@ class GradientAliases:
         for (of, members), active in self._relations.get(group.name, {}).items():
             lies = incoming.get(of, np.full(self.count, -1))
             ends = lies
-            # Handed on to a single tensor, the storage simply becomes that one's; only one with several
-            # members has an end of its own, that of the last of them.
+            # If it is passed on to a single tensor, the storage simply becomes that tensor's; only one with
+            # several members has a separate end, that of the last of them.
             if len(members) > 1:
                 size = self._elements(of) if of else 0
                 last = np.maximum.reduce([self._end(group, member, size) for member in members])
@@ -211,10 +216,11 @@ class GradientAliases:
         self._outlasting[group.name] = outlasts.astype(np.int64)
 
     def _end(self, group: Group, name: str, size: int) -> Indices:
-        """When a tensor that gets its gradient from a group lets go of its storage.
+        """The position at which a tensor that gets its gradient from a group releases the storage.
 
         Args:
-            size: elements of the tensor whose gradient the storage was made for; 0 where it was for several.
+            size: elements of the tensor whose gradient the storage was made for; 0 if it was made for
+                several.
         """
         at = group.name, name, size
         if at not in self._ends:
@@ -233,7 +239,7 @@ class GradientAliases:
             return np.where(sent_back, at, last)
         writer = self.writer[name]
         done = np.full(self.count, self.schedule.position("backward", "compute", writer.name))
-        if self._elements(name) != size:  # nobody lets go of a part of it
+        if self._elements(name) != size:  # nobody releases a part of it
             done += 1
         for (of, members), active in self._relations.get(writer.name, {}).items():
             if of == name:

@@ -1,9 +1,9 @@
-"""What forward puts into autograd's graph, node by node in the order of its making, and what each node sends.
+"""The nodes that forward adds to autograd's graph, in order of creation, and what each node sends.
 
-Operators are taken as the graph orders them, whatever their groups. Operand by operand, the first operator of
-a group that needs a tensor brings it to the group, right before itself; what the group has then is there for
-its other operators. Behind the operator its partial sum is resolved, and a result with several readers is put
-where they find it. Backward comes through the nodes in reverse (:mod:`tensoropt.simulate.issue_order`).
+Operators come in the order of the graph, whatever their groups. Operand by operand, the first operator of a
+group that needs a tensor brings it to the group, right before itself; the group's other operators then use
+the same tensor. After the operator its partial sum is resolved, and a result with several readers is put
+where they find it. Backward passes the nodes in reverse (:mod:`tensoropt.simulate.issue_order`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class GatherBack(NamedTuple):
     """A gather for an operator's backward.
 
     Attributes:
-        behind: how many of the operator's own gradients are delivered before: an operator of several layers
-            has a node of autograd's for each.
+        behind: the number of the operator's own gradients that are delivered before it: an operator with
+            several layers has one autograd node for each.
     """
 
     send: Send
@@ -56,17 +56,17 @@ class GatherBack(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class Node:
-    """An operator, a tensor's way from one layout to another, or the beginning of a block in forward.
+    """An operator, a tensor's move from one layout to another, or the beginning of a block in forward.
 
     Attributes:
-        sends: what it sends; of an operator what its own kernels do.
-        after: the nodes whose results it takes.
+        sends: what it sends; for an operator, what its own kernels send.
+        after: the nodes whose results it uses.
         region: the recomputed region that it runs in.
-        gathers_back: what its backward gathers before its kernels send, as autograd does not keep it.
-        delivers: the parameters to whose leaves, or copies, it brings a gradient, in order.
+        gathers_back: what its backward gathers before its kernels send, because autograd does not keep it.
+        delivers: the parameters to whose leaves, or copies, it delivers a gradient, in order.
         leaves_behind: the use whose gradient it hands over, to be scattered with others of the block.
         begins: the block that begins in forward.
-        begins_back: the block that begins as backward comes to this node.
+        begins_back: the block that begins when backward reaches this node.
         keeps: whether its backward needs more than the gradient.
     """
 
@@ -82,18 +82,18 @@ class Node:
 
 
 def forward_nodes(sends: StepSends) -> list[Node]:
-    """All nodes of a strategy's forward, in the order in which they run."""
+    """Return all nodes of a strategy's forward, in the order in which they run."""
     return list(_regions_together(_Forward(sends).nodes()))
 
 
 class _Forward:
-    """The nodes as lowering makes them; what was made and brought so far."""
+    """The nodes as lowering creates them, and what has been made and brought so far."""
 
     def __init__(self, sends: StepSends):
         self.sends, self.strategy, self.graph = sends, sends.strategy, sends.graph
         self.source = self.graph.atoms.graph
         self._inside = {group.name: sends.inside(group) for group in self.graph.groups}
-        # By operator the tensor whose gradient is reduced in its backward.
+        # The tensor whose gradient is reduced in an operator's backward, by operator.
         self._beside = {product.operator: name for name, (product, _) in self.strategy.reduced_beside.items()}
         self._nodes: list[Node] = []
         self._made: dict[str, Node] = {}
@@ -115,7 +115,7 @@ class _Forward:
     def _add(
         self, *, sends: Ways, after: Node | None = None, region: str | None = None, delivers: str = ""
     ) -> Node:
-        """A new node of a tensor on its way."""
+        """Add a node for a tensor on its way."""
         node = Node(sends=sends, after=() if after is None else (after,), region=region)
         if delivers:
             node.delivers = (delivers,)
@@ -131,13 +131,13 @@ class _Forward:
     def _operator(self, op: Operator, group: Group, region: str | None) -> None:
         configuration, blocks = self.strategy.configurations[group.name], self.strategy.blocks
         call = localise(configuration.placed(op.name, self.graph.atoms, self.strategy.mesh, None))
-        # As the rank's kernel takes them, which may be in another order than the graph's operator does.
+        # In the order of the rank's kernel, which may differ from that of the graph's operator.
         names = tuple(dict.fromkeys(iter_refs((call.args, tuple(call.kwargs.values())))))
         operands = [self._operand(name, group, region) for name in names]
         resolving, own = self._inside[group.name]
         ways = own[op.name].ways(INNER, INNER_AGAIN, INNER_BACK)
         if (read := self._beside.get(op.name)) is not None:
-            # The gradient of what it reads is reduced before its weight's is made.
+            # The gradient of its input is reduced before its weight's is computed.
             ways = ways._replace(back=(*ways.back, *self.sends.tensor(read).at(reader(0, USED_BACK))))
         node = Node(
             sends=ways,
@@ -161,7 +161,7 @@ class _Forward:
                 self._made[name] = self._add(sends=ways, after=self._made[name], region=region)
 
     def _gathered_back(self, op: Operator, group: Group, names: tuple[str, ...]) -> Iterator[GatherBack]:
-        """What backward of an operator gathers again, in the order in which it asks."""
+        """Yield what the backward of an operator gathers again, in the order in which it needs it."""
         order, made = self.sends.reads_back(group), self.sends.made_back(group)
         delivered = [made[name] for name in self._delivered(group, names) if name in made]
         for name in sorted(names, key=lambda name: order.get(name, sys.maxsize)):
@@ -169,8 +169,8 @@ class _Forward:
                 continue
             gathers = self.sends.use(use).at(GATHER_BACK)
             readers = [one.name for one in group.operators if name in one.inputs()]
-            # How often a group's backward asks for a parameter is known, not in which of its operators: each
-            # is given the same share, the first one what is left over.
+            # It is known how often a group's backward needs a parameter, but not in which of its operators:
+            # each gets the same share, and the first one gets the remainder.
             share = len(gathers) // len(readers)
             rest = len(gathers) - share * len(readers) if op.name == readers[0] else 0
             behind = sum(run < order.get(name, 0) for run in delivered)
@@ -186,7 +186,7 @@ class _Forward:
         return tuple(sorted(found, key=lambda name: order.get(name, sys.maxsize)))
 
     def _learns(self, op: Operator) -> bool:
-        """Whether backward comes to an operator."""
+        """Whether backward reaches an operator."""
         return any(self.source.tensors[name].requires_grad for name in op.outputs)
 
     def _keeps(self, op: Operator) -> bool:
@@ -198,7 +198,7 @@ class _Forward:
     # -- operands -----------------------------------------------------------------------------------
 
     def _operand(self, name: str, group: Group, region: str | None) -> Node | None:
-        """The node that gives an operand; None of what is there before the step."""
+        """The node that provides an operand; None for one that exists before the step."""
         kind = self.source.tensors[name].kind
         if kind == "activation" and name not in group.reads:
             return self._made[name]
@@ -228,7 +228,7 @@ class _Forward:
 
 
 def _regions_together(nodes: list[Node]) -> Iterator[Node]:
-    """The nodes with those of each recomputed region one after the other, behind all that any of them needs;
+    """Yield the nodes with those of each recomputed region together, after everything that any of them needs;
     otherwise in the given order."""
     members: dict[str, list[Node]] = {}
     for node in nodes:
@@ -240,7 +240,7 @@ def _regions_together(nodes: list[Node]) -> Iterator[Node]:
         return [node] if node.region is None else members[node.region]
 
     for node in nodes:
-        # Depth first with a list of its own: a graph's chains are longer than Python's recursion goes.
+        # Depth first with an explicit stack: a graph's chains are longer than Python's recursion allows.
         waiting = [unit(node)]
         while waiting:
             first = waiting[-1][0]

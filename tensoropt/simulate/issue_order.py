@@ -1,12 +1,12 @@
-"""The collectives of one step one by one, in the order in which a rank issues them.
+"""The individual collectives of one step, in the order in which a rank issues them.
 
-All ranks issue the same in the same order, or they would wait for each other for ever. Which order that is
-follows from the graph, the strategy and the way in which autograd goes back: it runs first what forward made
-last, whatever belongs to which group. A leaf takes its gradient as soon as that is complete, so that a bucket
-is reduced right behind the node that brings its last one. What autograd does not keep is made again by the
-first node that asks for it: a gathered parameter, or a whole recomputed region.
+All ranks issue the same collectives in the same order; otherwise they would wait for each other forever. The
+order follows from the graph, the strategy and the way in which autograd runs backward: it first runs what
+forward made last, whatever belongs to which group. A leaf takes its gradient as soon as that is complete, so
+a bucket is reduced right after the node that delivers its last gradient. Whatever autograd does not keep is
+made again by the first node that needs it: a gathered parameter, or a whole recomputed region.
 
-Nothing is asked of the executor: ``verify`` compares with what it really issues.
+Nothing here queries the executor: ``verify`` compares the result with what it really issues.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from tensoropt.simulate.step_sends import ParameterUse, Sends, StepSends
 
 
 def collectives_in_order(strategy: Strategy, facts: Mapping[str, Facts]) -> tuple[Collective, ...]:
-    """The collectives of one training step (or inference call) of a strategy in the order in which every rank
-    issues them; those that :func:`~tensoropt.simulate.collectives.predicted_collectives` counts.
+    """The collectives of one training step (or inference call) of a strategy, in the order in which every
+    rank issues them; they are those that :func:`~tensoropt.simulate.collectives.predicted_collectives`
+    counts.
 
     Args:
-        facts: per group name the facts of its configuration (which gathered parameters backward needs).
+        facts: by group name, the facts of its configuration (which gathered parameters backward needs).
     """
     step = _Step(strategy, facts)
     step.run()
@@ -52,10 +53,10 @@ def collectives_in_order(strategy: Strategy, facts: Mapping[str, Facts]) -> tupl
 
 
 class _Step:
-    """One step as it is gone through.
+    """One step while it is being traversed.
 
     Attributes:
-        issued: so far.
+        issued: the collectives issued so far.
     """
 
     def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
@@ -66,7 +67,7 @@ class _Step:
         self._buckets = _Buckets(self.sends)
 
     def run(self) -> None:
-        """Go through the whole step."""
+        """Traverse the whole step."""
         training, last = self.sends.prices.training, self.strategy.micro_batches - 1
         self._begin_step()
         for number in range(self.strategy.micro_batches):
@@ -78,23 +79,24 @@ class _Step:
             self._end_step()
 
     def issue(self, sends: Iterable[Send]) -> None:
-        """Collectives one by one."""
+        """Issue collectives one by one."""
         self.issued += [Collective(one.kind, one.axes, one.bytes) for one in sends]
 
     def issue_together(self, members: Iterable[Together]) -> None:
-        """One collective for all that goes among the same ranks in one type, in the order of the first."""
+        """Issue one collective for all members with the same ranks and type, in the order of the first
+        member."""
         sizes: Counter[tuple[str, tuple[int, ...], str]] = Counter()
         for one in members:
             sizes[one.send.kind, one.send.axes, one.dtype] += one.send.bytes
         self.issued += [Collective(kind, axes, size) for (kind, axes, _), size in sizes.items()]
 
     def issue_gathers(self, block: int, when: When) -> None:
-        """The gathers of what a block uses, ahead of it."""
+        """Issue the gathers of what a block uses, ahead of it."""
         uses = self.sends.ahead.get(block, ())
         self.issue_together(one for use in uses for one in self.sends.use(use).beside(when))
 
     def issue_copies(self, block: int, when: When) -> None:
-        """The gathers of the copies that a block uses, likewise."""
+        """Issue the gathers of the copies that a block uses, ahead of it."""
         names = self.sends.copies_of.get(block, ())
         self.issue_together(one for name in names for one in self.sends.copies[name].beside(when))
 
@@ -109,8 +111,9 @@ class _Step:
     # -- moments ------------------------------------------------------------------------------------
 
     def _begin_step(self) -> None:
-        # Copies that stay gathered are made as the step begins, so that whatever changed the shards is seen;
-        # the step schedule has those that come alone at the end of the step before, where as much is alive.
+        # Copies that stay gathered are made when the step begins, so that any change of the shards is seen;
+        # the step schedule has those that come alone at the end of the previous step, when the same amount is
+        # alive.
         for moments in self.sends.copies.values():
             self.issue(moments.at(GATHER_ONCE))
 
@@ -127,7 +130,7 @@ class _Step:
             self.issue(node.sends.forward)
 
     def _end_step(self) -> None:
-        """Gradients that were collected beside copies, and buckets that wait for these."""
+        """Issue the gradients that were collected with copies, and the buckets that wait for them."""
         for name, moments in self.sends.copies.items():
             if self.strategy.reduced_last(name) and name not in self.scatters_last:
                 self.issue(moments.at(REDUCE_LAST))
@@ -141,26 +144,26 @@ class _Backward:
     def __init__(self, step: _Step, buckets: _Buckets):
         self.step, self.sends, self.buckets = step, step.sends, buckets
         self.blocks = step.strategy.blocks
-        # Recomputed regions that have not run again.
+        # Recomputed regions that have not run a second time yet.
         self._regions: dict[str, list[Node]] = {}
         for node in step.nodes:
             if node.region is not None:
                 self._regions.setdefault(node.region, []).append(node)
-        # Per parameter how many gradients its leaf waits for.
+        # For each parameter, the number of gradients that its leaf waits for.
         self._missing = Counter(name for node in step.nodes for name in node.delivers)
-        # Per block what waits to be scattered; what was scattered, until it is waited for.
+        # For each block, what waits to be scattered; and what was scattered, until it is waited for.
         self._left: dict[int, dict[tuple[str, Layout], list[ParameterUse]]] = {}
         self._left_last: dict[int, list[str]] = {}
         self._scattered: list[str] = []
         self._scatters_last = step.scatters_last if buckets.complete else frozenset[str]()
 
     def run(self) -> None:
-        """Autograd runs what was made last first."""
+        """Run backward as autograd does: what was made last comes first."""
         for node in reversed(self.step.nodes):
             if node.begins_back is not None:
                 self._begin(node.begins_back)
             if node.keeps and node.region in self._regions:
-                # The whole region runs again, as one, when the first tensor is needed that it did not keep.
+                # The whole region runs again, as one, when the first tensor that it did not keep is needed.
                 for member in self._regions.pop(node.region):
                     self.step.issue(member.sends.again)
             self._node(node)
@@ -169,7 +172,7 @@ class _Backward:
         self._arrive()
 
     def _node(self, node: Node) -> None:
-        """What one node does: it gathers, its kernels send, and it passes gradients on."""
+        """Run one node: it gathers, its kernels send, and it passes gradients on."""
         delivered = 0
         for send, behind in node.gathers_back:
             self._deliver(node.delivers[delivered:behind])
@@ -181,7 +184,7 @@ class _Backward:
         self._deliver(node.delivers[delivered:])
 
     def _leave(self, use: ParameterUse) -> None:
-        """A gradient is handed over, and added to those of other uses that read the parameter alike."""
+        """Hand over a gradient, and add it to those of other uses that read the parameter in the same way."""
         key = use.parameter, self.sends.uses[use].layout
         self._left.setdefault(self.sends.last_block[key], {}).setdefault(key, []).append(use)
 
@@ -200,7 +203,7 @@ class _Backward:
     # -- blocks -------------------------------------------------------------------------------------
 
     def _begin(self, block: int) -> None:
-        """A block begins: what was scattered has arrived, the next block's parameters are gathered, and the
+        """Begin a block: what was scattered has arrived, the next block's parameters are gathered, and the
         gradients of the blocks that backward has left are scattered."""
         self._arrive()
         if block not in self.blocks.behind.values():
@@ -220,7 +223,8 @@ class _Backward:
             self._scatter_together([(name, self.sends.copies[name].beside(LAST_NEXT)) for name in names])
 
     def _scatter_together(self, gradients: Sequence[tuple[str, Sequence[Together]]]) -> None:
-        """Gradients of a block, each with its parameter; they arrive collective by collective."""
+        """Scatter the gradients of a block, each given with its parameter; they arrive collective by
+        collective."""
         arriving: dict[tuple[tuple[int, ...], str], list[str]] = {}
         for name, members in gradients:
             for one in members:
@@ -238,7 +242,7 @@ class _Buckets:
     """Gradients that are reduced together, as they arrive.
 
     Attributes:
-        complete: whether a gradient that arrives is complete: that of the last micro-batch.
+        complete: whether an arriving gradient is complete: so in the last micro-batch.
     """
 
     def __init__(self, sends: StepSends):
@@ -252,12 +256,12 @@ class _Buckets:
             self._parts.update((name, sends.arrivals(name)) for name in bucket.parameters)
             self._missing.append(len(bucket.parameters))
             size = bucket.elements * DTYPE_BYTES[bucket.dtype]
-            # What no rank sends is reduced by nobody.
+            # Gradients that no rank sends are in no reduction.
             if (send := sends.prices.send("all_reduce", bucket.axes, size)) is not None:
                 self._waiting[number] = send
 
     def arrived(self, name: str) -> Sends:
-        """What is reduced since a gradient is where its parameter is stored."""
+        """Record that a gradient is where its parameter is stored; return what is reduced as a result."""
         if not self.complete or name not in self._of:
             return ()
         self._parts[name] -= 1
@@ -268,6 +272,6 @@ class _Buckets:
         return (self._waiting.pop(number),) if not self._missing[number] and number in self._waiting else ()
 
     def rest(self) -> Iterator[Send]:
-        """What is reduced when no gradient comes any more: buckets that some never came to."""
+        """Yield what is reduced when no more gradients come: buckets that some gradients never reached."""
         yield from self._waiting.values()
         self._waiting.clear()

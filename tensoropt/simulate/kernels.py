@@ -1,10 +1,10 @@
-"""Loops over moments, owners and strategies that the simulator runs most of its time, compiled.
+"""Compiled loops over moments, owners and strategies, in which the simulator spends most of its time.
 
-Sums are made in the order in which numpy would make them, to the last bit: a strategy's figures do not depend
-on which others it is simulated with.
+Sums are computed in numpy's order, to the last bit: a strategy's figures do not depend on the other
+strategies in the simulation.
 
-Compiled loops do not look where arrays end: what is added by index is checked here first, as far as that does
-not take as long as the loop.
+Compiled loops do not check array bounds: indices used for additions are checked here first, as far as that
+does not take as long as the loop.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tensoropt.types import Floats, Indices
 
 
 def add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) -> None:
-    """Add ``table[which[owner]]`` to row ``positions[owner]`` of ``target`` (rows, strategies), owner after
-    owner.
+    """Add ``table[which[owner]]`` to row ``positions[owner]`` of ``target`` (rows, strategies), one owner
+    after another.
 
     Args:
-        positions: (owners,) rows; -1, that of an owner without such an effect, is the last one.
+        positions: (owners,) rows; -1, for an owner without such an effect, is the last row.
         table: (choices,) figures.
         which: (owners, strategies) numbers of choices.
     """
@@ -42,7 +42,7 @@ def _add_rows(target: Floats, positions: Indices, table: Floats, which: Indices)
 
 
 def add_all(target: Floats, table: Floats, which: Indices) -> None:
-    """Add ``table[which[owner]]`` to ``target`` (strategies, figures), owner after owner.
+    """Add ``table[which[owner]]`` to ``target`` (strategies, figures), one owner after another.
 
     Args:
         table: (choices, figures).
@@ -63,18 +63,18 @@ def _add_all(target: Floats, table: Floats, which: Indices) -> None:
 
 @njit(cache=True, nogil=True)
 def sum_up(rows: Floats) -> None:
-    """Make each of ``rows`` (moments, strategies) the sum of all until then."""
+    """Replace each of ``rows`` (moments, strategies) with the sum of all rows up to it."""
     for moment in range(1, rows.shape[0]):
         for n in range(rows.shape[1]):
             rows[moment, n] += rows[moment - 1, n]
 
 
 def peaks(kept: Floats, transient: Floats, workspace: Floats) -> Floats:
-    """(strategies, 2) what is kept and what else is there at the peak, the first of several.
+    """(strategies, 2) what is kept, and what else is alive, at the peak; the first of several peaks.
 
     Args:
         kept, transient: (moments, strategies) bytes that are alive.
-        workspace: (moments, strategies) bytes that are there at that moment only.
+        workspace: (moments, strategies) bytes that are alive only at that moment.
     """
     shapes = kept.shape, transient.shape, workspace.shape
     assert len(set(shapes)) == 1, f"bytes of several shapes: {shapes}"

@@ -1,4 +1,4 @@
-"""What is worked out of candidates once and kept for all their batches: numbers of equal values, effects."""
+"""Results derived once from candidates and kept for all their batches: numbers of equal values, effects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 class Numbering(Generic[Value]):
-    """Numbers equal values alike: ``values`` in the order in which they were first seen."""
+    """A numbering that gives equal values equal numbers; ``values`` are in the order of first occurrence."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -30,10 +30,10 @@ class Numbering(Generic[Value]):
 
 
 class Kind:
-    """Owners that look alike, such as one tensor of every layer: equal choices have equal effects.
+    """Owners that look alike, such as one tensor in every layer: equal choices have equal effects.
 
     Attributes:
-        effects: the distinct ones that were met, by number.
+        effects: the distinct effects so far, by number.
         tables: the same as arrays.
     """
 
@@ -44,20 +44,20 @@ class Kind:
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def positions(self, owners: Hashable) -> dict[When, Indices]:
-        """Per moment where in the step schedule each of some owners has it; to be filled by who asks.
+        """The positions of each moment in the step schedule, one per owner; the caller fills the mapping.
 
         Args:
-            owners: who they are, in their order. It is part of what is looked up, as a batch may have other
-                owners of the kind than the one before: a parameter's readers are alike or not by how it is
-                stored in the strategies of that batch.
+            owners: the owners, in order. They are part of the lookup key, because a batch may have other
+                owners of the kind than the previous one: whether a parameter's readers are alike depends on
+                how it is stored in the strategies of that batch.
         """
         return self._positions.setdefault(owners, {})
 
     def number(self, key: tuple[int, ...], make: Callable[[], Effects]) -> int:
-        """The number of the effects of a choice.
+        """The number of a choice's effects.
 
         Args:
-            key: all that they depend on beside the kind.
+            key: everything that they depend on besides the kind.
         """
         if key not in self._numbers:
             self._numbers[key] = len(self.effects)
@@ -67,7 +67,7 @@ class Kind:
 
 
 class Known:
-    """What batches of the same candidates, schedule and prices have in common; filled by them."""
+    """The results that batches of the same candidates, schedule and prices share; the batches fill it."""
 
     def __init__(self) -> None:
         self.readings: Numbering[Reading] = Numbering()
@@ -79,13 +79,13 @@ class Known:
         self._found: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns, called for the first of all batches only."""
+        """Return the result of ``make``, which is called for the first of all batches only."""
         if key not in self._found:
             self._found[key] = make()
         return self._found[key]
 
     def kind(self, key: Hashable, mesh: Sequence[int]) -> Kind:
-        """The kind of owners that agree in ``key``."""
+        """The kind of the owners that agree in ``key``."""
         if key not in self.kinds:
             self.kinds[key] = Kind(mesh[0])
         return self.kinds[key]

@@ -1,4 +1,4 @@
-"""The memory of one strategy's step, moment by moment: read off the recording of its simulation."""
+"""The memory of one strategy's step, moment by moment, taken from the recording of its simulation."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class MemoryPoint:
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Memory of one step on the rank with the largest shards."""
+    """The memory of one step on the rank with the largest shards."""
 
     points: tuple[MemoryPoint, ...]
 
     @property
     def peak(self) -> MemoryPoint:
-        """The point with the most bytes, the first of several."""
+        """The point with the most bytes; the first of several."""
         return max(self.points, key=lambda p: p.total)
 
 
 def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str) -> MemoryCurve:
-    """The memory curve of one strategy: a point for every moment at which something is computed or needed.
+    """The memory curve of one strategy: one point for every moment at which something is computed or needed.
 
     Args:
-        facts: per group name the facts of its configuration.
+        facts: by group name, the facts of its configuration.
     """
     candidates = StrategyCandidates(strategy, facts)
     batch = Batch(candidates, *candidates.row(), free_prices(strategy.graph, strategy.mesh, optimizer))

@@ -1,7 +1,7 @@
-"""When new values of buffers take the places of the old ones.
+"""The moments at which new values of buffers replace the old ones.
 
-A buffer's new value is there from its making on. Buffers are left out of what is counted, so that from the
-moment on in which the old value goes nothing is counted of the new one.
+A buffer's new value exists from the moment when it is made. Buffers are not counted, so from the moment when
+the old value is released, the new one is not counted either.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tensoropt.types import Flags, Indices
 
 @dataclass(frozen=True)
 class Taken:
-    """When a tensor takes the place of a buffer.
+    """The moment at which a tensor replaces a buffer.
 
     Attributes:
         ends: the positions of the backwards that may need the old value.
-        which: per strategy the number of the last of these that does; -1 where none does.
-        always: the moment, where it is the same in all strategies; None where it depends on ``which``.
-        never: it is no buffer's new value, or its memory is counted elsewhere.
+        which: for each strategy, the number of the last of these that does; -1 if none does.
+        always: the moment, if it is the same in all strategies; None if it depends on ``which``.
+        never: the tensor is not a buffer's new value, or its memory is counted elsewhere.
     """
 
     ends: tuple[int, ...]
@@ -39,7 +39,7 @@ class Taken:
     never: bool = False
 
     def until(self, row: int, first: int) -> When | None:
-        """The moment in one strategy; None for never.
+        """The moment in one strategy; None if it never happens.
 
         Args:
             first: the number of the first of ``ends`` among the tensor's.
@@ -51,7 +51,7 @@ class Taken:
 
 
 class NewBuffers:
-    """The new values of buffers, and who still needs the old ones."""
+    """The new values of buffers, and the groups that still need the old ones."""
 
     def __init__(
         self, candidates: Candidates, schedule: StepSchedule, moves: MoveEffects, readings: Readings
@@ -67,7 +67,7 @@ class NewBuffers:
         return any(group.anchor.target in (ARRIVE, DEPART) for group in self.graph.groups)
 
     def taken(self, name: str) -> Taken:
-        """When a tensor takes the place of a buffer."""
+        """The moment at which a tensor replaces a buffer."""
         none = np.full(self.readings.count, -1, dtype=np.int64)
         if name not in self._buffers or self._in_stage or not self.graph.atoms.graph.training:
             return Taken((), none, never=True)
@@ -80,8 +80,8 @@ class NewBuffers:
         return Taken(ends, none)
 
     def _keeping(self, buffer: str) -> Iterator[tuple[Group, Flags]]:
-        """The groups whose backward may need a buffer, each with the strategies in which it does: those that
-        read it, and those that read a view of it where it lies."""
+        """Yield the groups whose backward may need a buffer, each with the strategies in which it does: those
+        that read it, and those that read a view of it in place."""
         for group in self.graph.groups:
             if buffer not in group.free:
                 continue
@@ -94,7 +94,7 @@ class NewBuffers:
                     yield reader, view & kept & ~self._moved(group.name, name, reads)
 
     def _moved(self, maker: str, name: str, reads: Column) -> Flags:
-        """Per strategy whether a reader of a tensor has a copy of its own."""
+        """Whether a reader of a tensor has its own copy, per strategy."""
         hub, written = self.readings.hub(name), self.readings.written(maker, name)
         rows = range(self.readings.count)
         sources = [hub.at(row) if hub else written.at(row).layout for row in rows]

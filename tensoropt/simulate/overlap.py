@@ -1,4 +1,4 @@
-"""What runs beside what: the executor's asynchronous collectives, and the links they share."""
+"""Overlap: the executor's asynchronous collectives, and the links that they share."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def _axis_links(axes: Sequence[int]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How a device kind overlaps.
+    """The overlap behaviour of a device kind.
 
     Attributes:
-        beside: whether a collective that nobody waits for leaves the device free to compute. NCCL runs on a
-            stream of its own; gloo's threads run on the very cores that compute, so nothing is gained.
+        beside: whether a collective that nothing waits for leaves the device free to compute. NCCL runs on
+            its own stream; gloo's threads run on the same cores that compute, so nothing is gained.
         words: the assumption, for people.
         by_axes: the link levels that collectives over some mesh axes occupy.
-        slower: how much longer computing takes meanwhile, as a share.
+        slower: how much longer computing takes in the meantime, as a share.
     """
 
     beside: bool
@@ -31,8 +31,8 @@ class Overlap:
     slower: float = 0.0
 
     def links(self, axes: tuple[int, ...]) -> tuple[str, ...]:
-        """Names of what a collective over mesh ``axes`` occupies."""
-        # Without a cluster nothing is known of levels: each axis then has links of its own.
+        """The names of the links that a collective over mesh ``axes`` occupies."""
+        # Without a cluster nothing is known about levels: each axis then has its own links.
         return self.by_axes.get(axes) or _axis_links(axes)
 
 
@@ -40,10 +40,10 @@ BLOCKING = Overlap(False, "nothing overlaps")
 
 
 def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
-    """What the executor overlaps on this cluster's devices.
+    """The overlap of the executor on this cluster's devices.
 
     Args:
-        beside: whether anything runs beside computation (:func:`~tensoropt.costs.prices.runs_beside`).
+        beside: whether anything overlaps with computation (:func:`~tensoropt.costs.prices.runs_beside`).
     """
     by_axes = {
         # Queues are per level, not per axis: two axes inside one node send over the same wires.
@@ -66,8 +66,8 @@ def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
 
 
 def link_levels(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[str, ...]:
-    """Names of the link levels that groups along ``axes`` cross, outermost first."""
-    # Neighbours are enough: ranks of a group ascend, so that any level between two of them lies between
+    """The names of the link levels that groups along ``axes`` cross, outermost first."""
+    # Neighbours are sufficient: the ranks of a group ascend, so any level between two of them lies between
     # neighbours.
     crossed = {cluster.crossing_level(a, b).name for group in mesh.groups(axes) for a, b in pairwise(group)}
     return tuple(level.name for level in cluster.levels if level.name in crossed)

@@ -1,9 +1,9 @@
-"""Whose the bytes of a memory curve are: at every change of it the tensors that are alive, and until when.
+"""The owners of a memory curve's bytes: at every change of it, the tensors that are alive, and until when.
 
-The simulator adds up effects; here the same effects are taken apart again. An effect that takes memory begins
-a block, and one that gives back ends blocks of the same owner and kind, of equal size where there is one, so
-that at every moment the blocks add up to the bytes that the simulator counts. Nothing of this is done unless
-it is asked for.
+The simulator adds up effects; this module takes the same effects apart. An effect that takes memory begins a
+block, and one that gives memory back ends blocks of the same owner and kind, of equal size if there is one,
+so that at every moment the blocks add up to the bytes that the simulator counts. None of this is done unless
+it is requested.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.recording import OwnerRow
 
 PACKED = "gradients that are scattered together"
-"""What packs gradients belongs to no single operator."""
+"""The owner of packed gradients, which belong to no single operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Bytes of one owner that are alive at the positions from ``first`` up to ``end``, which is not among
-    them.
+    """Bytes of one owner that are alive at the positions from ``first`` up to, but not including, ``end``.
 
     Attributes:
         kind: ``kept``, ``transient`` or ``workspace``.
-        since, until: the moments that take and give it, in words.
+        since, until: the moments that allocate and free them, in words.
     """
 
     operator: str
@@ -45,11 +44,11 @@ class _Block:
 
 
 class StepOwners:
-    """Who owns what at every point of a recorded strategy's memory curve.
+    """The owners at every point of a recorded strategy's memory curve.
 
     Args:
-        batch: of one strategy.
-        recorder: was told all that happened in its step.
+        batch: a batch of one strategy.
+        recorder: the recorder that recorded its step.
     """
 
     def __init__(self, batch: Batch, recorder: StepRecorder):
@@ -68,10 +67,10 @@ class StepOwners:
         self._blocks += self._packed()
 
     def at(self, point: int) -> tuple[OwnerRow, ...]:
-        """The owners at one point of the curve, the most bytes first; together they are its height.
+        """Owners at one point of the curve, those with the most bytes first; together they give its height.
 
         Args:
-            point: counted as :meth:`StepRecorder.memory_at` does: 0 is before anything happens.
+            point: counted as in :meth:`StepRecorder.memory_at`: 0 is before anything happens.
         """
         if not 0 <= point <= len(self.recorder.curve):
             raise IndexError(f"there is no point {point} in a curve of {len(self.recorder.curve) + 1}")
@@ -84,7 +83,7 @@ class StepOwners:
         return tuple(sorted(rows, key=lambda row: -row.bytes))
 
     def _alive(self, kind: str, moment: int) -> Iterator[OwnerRow]:
-        """Rows of what is alive of a kind at a moment, counted through all micro-batches."""
+        """Yield the rows of one kind that are alive at a moment, counted through all micro-batches."""
         position = self._position(moment)
         for block in self._blocks:
             if block.kind != kind or not block.first <= position < block.end:
@@ -93,7 +92,7 @@ class StepOwners:
                 block.operator,
                 block.tensor,
                 block.what,
-                # A moment's workspace is of the curve's transient bytes.
+                # A moment's workspace is part of the curve's transient bytes.
                 "transient" if kind == "workspace" else kind,
                 block.bytes,
                 self._time_s(moment, position, block.first),
@@ -107,11 +106,12 @@ class StepOwners:
         return moment % self.last if moment < in_all else moment - in_all + self.last
 
     def _time_s(self, moment: int, position: int, other: int) -> float:
-        """When another position begins in the micro-batch of ``moment``; the step's end behind all."""
+        """The time at which another position begins in the micro-batch of ``moment``; the step's end comes
+        after all."""
         in_all, times = self.last * self.batch.mesh[0], self.recorder.moment_times
         if moment < in_all:
             begins = moment - position
-            # What the end of one micro-batch gives back is gone as the next one begins.
+            # What the end of one micro-batch gives back is gone when the next one begins.
             number = (
                 min(begins + other, begins + self.last) if begins + self.last < in_all else begins + other
             )
@@ -122,7 +122,7 @@ class StepOwners:
     # -- blocks -------------------------------------------------------------------------------------
 
     def _workspace(self, owner: Owner) -> list[_Block]:
-        """What one owner's moments need for themselves."""
+        """The workspace of one owner's moments."""
         done: list[_Block] = []
         for effect in owner.effects.at(0).effects:
             at = owner.position(effect.when) + effect.after
@@ -133,7 +133,7 @@ class StepOwners:
         return done
 
     def _changes(self, owner: Owner, kind: str) -> Iterator[_Block]:
-        """What begins and (of negative bytes) ends of one kind."""
+        """Yield the blocks of one kind that begin and (with negative bytes) end."""
         for effect in owner.effects.at(0).effects:
             size = effect.kept if kind == "kept" else effect.transient
             at = owner.position(effect.when) + effect.after
@@ -154,7 +154,7 @@ class StepOwners:
         return "new value of a buffer" if new and what == "activation" else what
 
     def _packed(self) -> Iterator[_Block]:
-        """Copies that are made of gradients to scatter them together, as the simulator lays them out."""
+        """Yield the copies made of gradients to scatter them together, as the simulator lays them out."""
         if not self.batch.prices.packs:
             return
         beginnings = self.batch.schedule.beginnings
@@ -174,7 +174,7 @@ class StepOwners:
             if beside:
                 until = self.batch.schedule.moments[arrived].words if arrived < self.count else words
                 yield replace(block, until=until)
-            # Of this and what the moment has otherwise the larger one counts.
+            # Of this and the moment's other memory, the larger counts.
             more = int(one.bytes[0]) - shards - beside - workspace.get(at, 0)
             if more > 0:
                 workspace[at] = workspace.get(at, 0) + more
@@ -182,14 +182,14 @@ class StepOwners:
 
 
 def _matched(changes: Sequence[_Block], tied: Sequence[Collection[str]]) -> list[_Block]:
-    """Blocks with their ends, from all changes of one kind in a step.
+    """Return blocks with their ends, given all changes of one kind in a step.
 
     Args:
         tied: the users of each parameter that has several.
     """
     done: list[_Block] = []
     alive: list[_Block] = []
-    # What ends at a moment was there before anything begins with it.
+    # What ends at a moment existed before anything begins at that moment.
     in_order = sorted(changes, key=lambda change: (change.first, change.bytes > 0))
     owed: list[_Block] = []
     for _, at_once in groupby(in_order, key=lambda change: change.first):
@@ -199,7 +199,8 @@ def _matched(changes: Sequence[_Block], tied: Sequence[Collection[str]]) -> list
             else:
                 owed, ended = _given_back([*owed, change], alive, None)
                 done += ended
-        # What is given back before it is taken is so at one moment; only then is it looked for with others.
+        # If memory is given back before it is taken, both happen at one moment; only then are other owners
+        # searched.
         for among in (None, tied):
             owed, ended = _given_back(owed, alive, among)
             done += ended
@@ -225,13 +226,13 @@ def _given_back(
 def _ended(
     alive: list[_Block], change: _Block, tied: Sequence[Collection[str]] | None
 ) -> tuple[_Block, ...] | None:
-    """The blocks that a change ends, taken from what is alive; None where nobody has as much for it.
+    """The blocks that a change ends, removed from those that are alive; None if no owner has enough for it.
 
-    An owner gives back what is its own: a block of the size, else the oldest first. Of a tied parameter one
-    user takes a copy or makes a gradient that another one gives back.
+    An owner gives back its own memory: a block of the size, otherwise the oldest first. For a tied parameter,
+    one user takes a copy or makes a gradient that another user gives back.
 
     Args:
-        tied: the users of each parameter that has several; None looks among the owner's own blocks alone.
+        tied: the users of each parameter that has several; None searches only the owner's own blocks.
     """
     own = [block for block in alive if (block.operator, block.tensor) == (change.operator, change.tensor)]
     rest = -change.bytes - _bytes(own)
@@ -255,7 +256,7 @@ def _bytes(blocks: Sequence[_Block]) -> int:
 
 
 def _end(alive: list[_Block], change: _Block) -> list[_Block]:
-    """Take from what is alive the bytes that a change gives back."""
+    """Remove from the live blocks the bytes that a change gives back."""
     size = -change.bytes
     same = next((block for block in alive if block.bytes == size), None)
     ending = [same] if same is not None else list(alive)
@@ -267,14 +268,14 @@ def _end(alive: list[_Block], change: _Block) -> list[_Block]:
         size -= part
         place = alive.index(block)
         alive.remove(block)
-        if part < block.bytes:  # what was one sum is given back in parts
+        if part < block.bytes:  # a single sum is given back in parts
             alive.insert(place, replace(block, bytes=block.bytes - part))
         done.append(replace(block, bytes=part, end=change.first, until=change.since))
     return done
 
 
 def _operator(batch: Batch, owner: Owner) -> str:
-    """The group of operators that an owner belongs to; of a parameter the first that uses it."""
+    """The group of operators that an owner belongs to; for a parameter, the first group that uses it."""
     if owner.kind == "group":
         return owner.name
     if owner.kind == "parameter":
@@ -284,7 +285,7 @@ def _operator(batch: Batch, owner: Owner) -> str:
 
 
 def _what(owner: Owner, effect: Effect, kind: str) -> str:
-    """What an owner's bytes are."""
+    """A description of an owner's bytes."""
     backward = effect.when.phase not in ("first", "forward", "again")
     if kind == "workspace":
         return "optimizer's temporaries" if effect.when.what == "step" else "workspace"
@@ -299,7 +300,7 @@ def _what(owner: Owner, effect: Effect, kind: str) -> str:
 
 
 def _lasting(batch: Batch, owner: Owner) -> Iterator[OwnerRow]:
-    """What is there all through the step."""
+    """Yield the memory that is alive during the whole step."""
     effects = owner.effects.at(0)
     words = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer state"}
     for kind, what in words.items():

@@ -1,4 +1,4 @@
-"""How each of many strategies sees the tensors: as groups write and read them, and as hubs hold them."""
+"""Views that many strategies have of the tensors: as groups write and read them, and as hubs hold them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LARGEST_CODE = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Value]):
-    """One value per strategy: distinct ``values``, and per strategy ``which`` of them it has."""
+    """One value per strategy: the distinct ``values``, and per strategy the index ``which`` of its value."""
 
     which: Indices
     values: list[Value]
@@ -37,8 +37,8 @@ class Column(Generic[Value]):
 
 
 def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """(a row of each distinct combination, per row the number of its combination)."""
-    # A mixed-radix code of the columns so far, made dense again where the next column's values could overflow
+    """(a row with each distinct combination; for each row, the number of its combination)."""
+    # A mixed-radix code of the columns so far, made dense again if the next column's values could overflow
     # it.
     firsts, code, size = np.zeros(1, dtype=np.int64), np.zeros(len(columns[0]), dtype=np.int64), 1
     for one in columns:
@@ -51,14 +51,14 @@ def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
 
 
 class Readings:
-    """The choices of many strategies, seen from the tensors.
+    """The choices of many strategies, from the tensors' point of view.
 
     Args:
-        choices, options: per variable and per group the index of every strategy.
-        product: of a group's configuration that reads a tensor, the product beside which the gradient may be
-            reduced.
-        known: of earlier batches of the same candidates. Equal readings and layouts have equal numbers in
-            all of them, which is what keeps the combinations of readers few.
+        choices, options: for each variable and each group, the index that every strategy chose.
+        product: for a group's configuration that reads a tensor, the product with which the gradient's
+            reduction may overlap.
+        known: that of earlier batches of the same candidates. Equal readings and layouts have equal numbers
+            in all of them, which keeps the combinations of readers few.
     """
 
     def __init__(
@@ -78,25 +78,25 @@ class Readings:
         self._seen: dict[tuple[str, str, bool], Column[Reading]] = {}
 
     def written(self, group: str, name: str) -> Column[Reading]:
-        """How a group leaves a tensor that it makes."""
+        """The way in which a group leaves a tensor that it makes."""
         return self._reading(group, name, writes=True)
 
     def read(self, group: str, name: str) -> Column[Reading]:
-        """How a group reads a tensor."""
+        """The way in which a group reads a tensor."""
         return self._reading(group, name, writes=False)
 
     def _reading(self, group_name: str, name: str, *, writes: bool) -> Column[Reading]:
         asked = group_name, name, writes
         if asked not in self._seen:
             group, known = self.graph.group_of[group_name], self.known
-            # Equal groups see their tensors alike, each by its own name.
+            # Equal groups see their tensors in the same way, each under its own name.
             key = ("reading", self.candidates.signature(group), group.short_names[name], writes)
             numbers = known.once(key, lambda: self._numbers(group, name, writes=writes))
             self._seen[asked] = Column(numbers[self.choices[group_name]], known.readings.values)
         return self._seen[asked]
 
     def _numbers(self, group: Group, name: str, *, writes: bool) -> Indices:
-        """Per configuration of a group the number of how it writes or reads a tensor."""
+        """The number of the way in which a group writes or reads a tensor, per configuration of the group."""
         short, candidates = group.short_names[name], self.candidates
         configurations, again = candidates.configurations(group), candidates.again(group)
         looks = zip(configurations, candidates.facts(group), again, strict=True)
@@ -126,10 +126,10 @@ class Readings:
         return np.array([self.known.readings.of(reading) for reading in found], dtype=np.int64)
 
     def keeps(self, group_name: str, buffer: str, view: str = "") -> np.ndarray:
-        """Per strategy whether a group's backward needs a buffer that it reads, or its second forward.
+        """Whether a group's backward, or its second forward, needs a buffer that it reads, per strategy.
 
         Args:
-            view: whether this result of it is a view of the buffer, instead.
+            view: if given, whether this result of the group is a view of the buffer, instead.
         """
         group, candidates = self.graph.group_of[group_name], self.candidates
         short, result = group.short_names[buffer], group.short_names[view] if view else ""
@@ -144,7 +144,7 @@ class Readings:
         return np.asarray(self.known.once(key, found)[self.choices[group_name]])
 
     def used(self, group_name: str, name: str) -> Column[Layout]:
-        """How a group uses a parameter."""
+        """The layout in which a group uses a parameter."""
         group, known = self.graph.group_of[group_name], self.known
         layouts = known.once(
             ("use", self.candidates.signature(group), group.short_names[name]),
@@ -156,7 +156,7 @@ class Readings:
         return Column(layouts[self.choices[group_name]], known.layouts.values)
 
     def hub(self, name: str) -> Column[Layout] | None:
-        """Where a tensor with several readers is materialised; None of others."""
+        """The placement in which a tensor with several readers is materialised; None for other tensors."""
         if name not in self.graph.hubs:
             return None
         return self._layouts(name, self.candidates.hubs, Variable.of_hub)
@@ -173,12 +173,12 @@ class Readings:
         return Column(numbered[self.choices[chosen]], known.layouts.values)
 
     def inside(self, producer: str, reader: str) -> bool:
-        """Whether a tensor is made and read in one region."""
+        """Whether a tensor is produced and read in the same region."""
         region = self._region_of.get(reader)
         return region is not None and region is self._region_of.get(producer)
 
     def stored(self) -> dict[str, Column[Layout]]:
-        """Per parameter how it is stored."""
+        """The stored layout of each parameter."""
         found: dict[str, Column[Layout]] = {}
         for group in self.graph.groups:
             if not group.parameters:

@@ -1,6 +1,6 @@
 """Recordings of a simulated step: rows of operators and reshardings, a timeline, a memory curve.
 
-All plain data, in bytes of one rank and seconds of one step.
+All of it is plain data, in bytes of one rank and seconds of one step.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from tensoropt.units import format_bytes, format_seconds
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
 ALLOCATOR = ("requested", "allocated", "reserved", "reserved_expandable")
-"""What is told of a replay of PyTorch's allocator: the most that was asked for, that blocks took, and that
-was taken from the device, without and with expandable segments; bytes."""
+"""The figures of a replay of PyTorch's allocator: the peaks of what was requested, what blocks occupied, and
+what was taken from the device, without and with expandable segments; in bytes."""
 COMPUTE = "compute"
 
 
 def allocator_words(peaks: Mapping[str, float]) -> str:
-    """What PyTorch's allocator takes for a step, in words."""
+    """The memory that PyTorch's allocator uses for a step, in words."""
     size = {name: format_bytes(number) for name, number in peaks.items()}
     return (
         f"{size['requested']} asked for, {size['allocated']} in blocks, {size['reserved']} reserved "
@@ -31,11 +31,11 @@ def allocator_words(peaks: Mapping[str, float]) -> str:
 class OperatorRow:
     """A group of operators; bytes of one rank, seconds of one step (all micro-batches).
 
-    ``transient_bytes`` is the larger of forward's and backward's own peak. ``copies_s`` is what copies and
-    additions take that bring tensors, gradients and parameters to where the group uses them;
-    ``communication_s`` the collectives that do so, and those of its kernels. None of them has what is
-    computed again. ``source``: of its compute seconds.
-    ``recomputed``: its forward runs twice, and what it keeps lives only while its region's backward runs.
+    ``transient_bytes`` is the larger of forward's and backward's own peak. ``copies_s`` is the time of copies
+    and additions that bring tensors, gradients and parameters to where the group uses them;
+    ``communication_s`` that of the collectives that do so, and of its kernels' collectives. None of them
+    includes recomputation. ``source`` is that of its compute seconds. ``recomputed``: its forward runs twice,
+    and what it keeps is alive only while its region's backward runs.
     """
 
     group: str
@@ -57,13 +57,14 @@ class OperatorRow:
 
     @property
     def compute_s(self) -> float:
-        """What the device works for it: operators and copies."""
+        """The device's time for the group: operators and copies."""
         return self.forward_s + self.backward_s + self.copies_s
 
 
 @dataclass(frozen=True)
 class EdgeRow:
-    """A resharding; ``bytes`` of one rank and ``seconds`` per step, forward and backward, copies included."""
+    """A resharding; ``bytes`` of one rank and ``seconds`` per step, forward and backward, including
+    copies."""
 
     tensor: str
     kind: str
@@ -79,8 +80,8 @@ class EdgeRow:
 @dataclass(frozen=True)
 class TimelineEvent:
     """Something that takes time. ``lane``: ``compute``, or ``link`` and the mesh axes of a collective; in a
-    placed plan ``device`` and its number, or ``link`` and what a message occupies. ``copies``: it brings
-    something to where it is used, and is no operator of the model."""
+    placed plan, ``device`` and its number, or ``link`` and the links that a message occupies. ``copies``: it
+    brings something to where it is used, and is not an operator of the model."""
 
     name: str
     lane: str
@@ -92,7 +93,7 @@ class TimelineEvent:
 
     @property
     def is_computing(self) -> bool:
-        """Whether a device computes, and no link is occupied."""
+        """Whether it is computation on a device, rather than use of a link."""
         return self.lane == COMPUTE or self.lane.startswith("device ")
 
 
@@ -115,16 +116,17 @@ class MemoryAt:
 
 @dataclass(frozen=True)
 class OwnerRow:
-    """Bytes that are alive at one moment of a step, and whose they are.
+    """Bytes that are alive at one moment of a step, and their owner.
 
     Attributes:
-        operator: the group of operators (of a pipeline the stage) that they belong to; "" of what belongs to
+        operator: the group of operators (in a pipeline, the stage) that they belong to; "" if they belong to
             none.
         tensor: the tensor, parameter or group.
         what: ``parameter``, ``activation``, ``gradient``, ``workspace``, ...
         kind: one of :data:`MEMORY_KINDS`.
-        since_s, until_s: seconds of the step at which they begin and cease to be alive; None of what stays.
-        since, until: what happens then, in words.
+        since_s, until_s: the seconds of the step at which they become alive and cease to be; None for memory
+            that stays.
+        since, until: what happens at these times, in words.
     """
 
     operator: str
@@ -139,12 +141,12 @@ class OwnerRow:
 
 
 Owned = tuple[str, str, str, str, float, int, int, str, str]
-"""(operator, tensor, what, kind, bytes, the first point of the curve with them, the first one behind it
-without them, since, until): an :class:`OwnerRow` as a placed or pipelined point carries it."""
+"""(operator, tensor, what, kind, bytes, the first point of the curve with them, the first later point without
+them, since, until): an :class:`OwnerRow` in the form that a placed or pipelined point stores."""
 
 
 class TwoQueues(Protocol):
-    """Seconds of a step on a device, and of its host."""
+    """An interface to the seconds of a step on a device, and on its host."""
 
     @property
     def compute_s(self) -> float: ...
@@ -160,18 +162,18 @@ class TwoQueues(Protocol):
 
 
 def is_host_bound(step: TwoQueues) -> bool:
-    """Whether issuing a step takes the host longer than the device takes to do it."""
-    # A place of a pipeline is idle while it waits for others, too.
+    """Whether issuing a step takes the host longer than the device takes to execute it."""
+    # A place of a pipeline is also idle while it waits for others.
     return bool(step.host_s and step.idle_s) and step.host_s > _busy_s(step)
 
 
 def _busy_s(step: TwoQueues) -> float:
-    """Seconds in which the device computes or waits for communication, as far as a plan file says them."""
+    """The seconds in which the device computes or waits for communication, as far as a plan file has them."""
     return step.compute_s + (step.exposed_s or 0.0)
 
 
 def host_words(step: TwoQueues) -> str:
-    """What issuing a step takes the host, and whether the device waits for it."""
+    """The host's time to issue a step, and whether the device waits for it, in words."""
     if is_host_bound(step):
         waits_s = min(step.idle_s, step.host_s - _busy_s(step))
         waits = f"host-bound: the device waits {format_seconds(waits_s)} of it"
@@ -181,8 +183,8 @@ def host_words(step: TwoQueues) -> str:
 
 @dataclass(frozen=True)
 class StepTime:
-    """``total_s = compute_s + exposed_s + idle_s``; ``hidden_s`` is communication beside something else,
-    ``host_s`` what issuing the step takes the host."""
+    """The time of a step: ``total_s = compute_s + exposed_s + idle_s``; ``hidden_s`` is communication that
+    overlaps with something else, ``host_s`` the host's time to issue the step."""
 
     total_s: float
     compute_s: float

@@ -1,4 +1,4 @@
-"""Reductions of gradients: buckets of shares that arrive one after the other in backward."""
+"""Reductions of gradients: buckets of shares that arrive one after another in backward."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tensoropt.types import Indices
 
 @dataclass(frozen=True)
 class Reductions:
-    """Reductions of gradients issued at one position of the step schedule.
+    """Reductions of gradients that are issued at one position of the step schedule.
 
     Attributes:
-        position: after which; with several micro-batches in the last one.
+        position: the position after which they are issued; with several micro-batches, in the last one.
         rows: the strategies that issue one here.
-        sends: the distinct ones.
-        which: per row its number in ``sends``.
+        sends: the distinct reductions.
+        which: for each row, the index of its reduction in ``sends``.
     """
 
     position: int
@@ -34,12 +34,13 @@ class Reductions:
 
 
 class _Arriving(NamedTuple):
-    """Parameters whose gradients are reduced with others in some strategy, as backward completes them.
+    """Parameters whose gradients are reduced with others in some strategy, in the order in which backward
+    completes them.
 
     Attributes:
         positions: (kinds of ``COMPLETE``, parameters) after which each one's gradient is complete.
-        shares: the distinct ones, and None.
-        which: (parameters, strategies) which of these each has.
+        shares: the distinct shares, and None.
+        which: (parameters, strategies) the index of each one's share.
     """
 
     positions: Indices
@@ -48,13 +49,13 @@ class _Arriving(NamedTuple):
 
 
 class Issued(NamedTuple):
-    """All reductions of a batch, per strategy in the order in which they are issued.
+    """All reductions of a batch; for each strategy, in the order in which they are issued.
 
     Attributes:
-        sends: the distinct ones.
-        which: (k,) which of these each is.
+        sends: the distinct reductions.
+        which: (k,) the index of each reduction in ``sends``.
         rows: (k,) the strategy of each, ascending.
-        positions: (k,) after which it is issued.
+        positions: (k,) the position after which each is issued.
     """
 
     sends: list[Send]
@@ -69,7 +70,7 @@ def reductions(batch: Batch) -> list[Reductions]:
     count = len(issued.rows)
     if not count:
         return []
-    # Several buckets may be complete at one position; the n-th ones of all strategies are issued together.
+    # Several buckets may be complete at one position; the n-th buckets of all strategies are issued together.
     begins = np.ones(count, dtype=bool)
     begins[1:] = (np.diff(issued.rows) > 0) | (np.diff(issued.positions) > 0)
     place = np.arange(count) - np.maximum.accumulate(np.where(begins, np.arange(count), 0))
@@ -109,7 +110,8 @@ def all_reductions(batch: Batch) -> Issued:
     assert arriving.positions.shape == (len(COMPLETE), which.shape[1]), "a moment of each kind per parameter"
     of_gradient, of_elements = of_share[which], elements[which]
     buckets = _bucket_numbers(of_gradient, of_elements * bytes_of[of_gradient], BUCKET_BYTES)
-    # Buckets of all strategies counted on: what belongs to one is added up under its number.
+    # Buckets of all strategies are numbered consecutively: the shares in a bucket are added up under its
+    # number.
     counts = buckets.max(axis=1, initial=-1) + 1
     begins = np.cumsum(counts) - counts
     rows, gradients = np.nonzero(buckets >= 0)
@@ -119,7 +121,7 @@ def all_reductions(batch: Batch) -> Issued:
     np.maximum.at(arrived, number, arriving.positions[complete[which[rows, gradients]], gradients])
     key_of[number] = of_gradient[rows, gradients]
     row_of = np.repeat(np.arange(len(counts)), counts)
-    # The sort is stable: buckets of one position stay in the order in which they are filled.
+    # The sort is stable: buckets at one position stay in the order in which they are filled.
     order = np.lexsort((arrived, row_of))
     distinct, sent = np.unique(np.stack([key_of, sizes])[:, order], axis=1, return_inverse=True)
     names, sends = list(keys), []
@@ -132,7 +134,7 @@ def all_reductions(batch: Batch) -> Issued:
 
 
 def _arriving(batch: Batch) -> _Arriving | None:
-    """The gradients that are reduced with others; None where none is."""
+    """The gradients that are reduced with others; None if there are none."""
     if not batch.prices.training:
         return None
     numbers: dict[GradientShare | None, int] = {None: 0}
@@ -147,7 +149,7 @@ def _arriving(batch: Batch) -> _Arriving | None:
     if not found:
         return None
     names = [name for name in arrival_order(batch.graph) if name in found]
-    # users[name][0] is the first user in forward, and so the last to give its part of the gradient.
+    # users[name][0] is the first user in forward, and therefore the last to give its part of the gradient.
     users, position = batch.schedule.users, batch.schedule.position
     firsts = [users[name][0] for name in names]
     left = (batch.schedule.of_group(first)(BACK_LEFT) for first in firsts)

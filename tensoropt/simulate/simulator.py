@@ -1,16 +1,16 @@
-"""The step simulator: many strategies stepped through the moments of a step at once, one array over them all.
+"""The step simulator: it steps many strategies at once through the moments of a step, with arrays over all of
+them.
 
-What overlaps is what the executor overlaps: resharding and gathering block, forward and backward; a bucket
-of gradients is reduced from the moment its last gradient is there, beside the rest of backward
-(:class:`~tensoropt.simulate.overlap.Overlap`); with several micro-batches in the last one's. What a linear
-operator gives back of what it read is reduced beside the product of its weight's gradient. Two collectives
-on one level of links queue. Before the optimizer everything is waited for. A collective to which ranks come
-from work takes longer than one that follows another, and so does the work after it.
+The overlap is that of the executor. Resharding and gathering block, forward and backward. From the moment its
+last gradient has arrived, a bucket of gradients is reduced during the rest of backward
+(:class:`~tensoropt.simulate.overlap.Overlap`); with several micro-batches, during the last one's. The
+gradient of a linear operator's input is reduced during the product for its weight's gradient. Two collectives
+on one level of links queue. Before the optimizer everything is waited for. A collective that ranks reach from
+work takes longer than one that follows another, and so does the work after it.
 
-Where a host issues work to a device of its own, both have a queue. Step follows step and nothing waits for
-the
-device in between, so that a step takes as long as the slower of the two: the host runs ahead through what
-takes the device longer, and the device catches up.
+If a host issues work to a separate device, both have a queue. Step follows step and nothing waits for the
+device in between, so a step takes as long as the slower of the two: the host runs ahead through what takes
+the device longer, and the device catches up.
 """
 
 from __future__ import annotations
@@ -34,27 +34,26 @@ from tensoropt.simulate.turns import turns
 from tensoropt.types import Flags, Floats
 
 CELLS = 2**22
-"""Figures laid out at once, one per moment and strategy: enough for numpy, few enough for memory (32 MiB in
-each of some ten arrays)."""
+"""The figures laid out at once, one per moment and strategy: enough for numpy, and few enough for memory (32
+MiB in each of about ten arrays)."""
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """Figures of one step per strategy; bytes and seconds of one rank.
+    """The figures of one step, for each strategy; bytes and seconds of one rank.
 
     Attributes:
-        memory: (n, 5) the peak of tensors by kind, as in
-            :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
-        terms: (n, 6) what a process takes beside tensors, and constants, as in
+        memory: (n, 5) the peak of tensors by kind, as in :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
+        terms: (n, 6) what a process uses in addition to tensors, and constants, as in
             :data:`~tensoropt.costs.process_memory.TERMS`.
-        total_s: the step; the slower of device and host.
+        total_s: the whole step; the slower of device and host.
         compute_s: device seconds: operators, copies, additions, optimizer.
         communication_s: seconds of all collectives.
-        exposed_s: of these, what the device waits for.
-        host_s: what issuing all of it takes the host; 0 where the host is the device.
-        idle_s: what the device waits for the host; ``total_s - compute_s - exposed_s``.
-        sources: (n, 3) seconds by where they come from, as in ``SOURCES``.
-        parts: of the device's seconds and of tensors, micro-batch by micro-batch.
+        exposed_s: the part of these for which the device waits.
+        host_s: the host's time to issue all of it; 0 if the host is the device.
+        idle_s: the device's waiting time for the host; ``total_s - compute_s - exposed_s``.
+        sources: (n, 3) seconds by source, as in ``SOURCES``.
+        parts: the device's seconds, and tensors, micro-batch by micro-batch.
     """
 
     memory: Floats
@@ -70,33 +69,33 @@ class StepMetrics:
 
     @property
     def memory_bytes(self) -> Floats:
-        """(n,) all of it: tensors and what a process takes beside them."""
+        """(n,) the total: tensors and what a process uses in addition to them."""
         return self.memory.sum(axis=1) + self.terms.sum(axis=1)
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """A step taken apart, as the stage of a pipeline runs it: forward and backward of single micro-batches.
+    """The parts of a step, as the stage of a pipeline runs it: forward and backward of single micro-batches.
 
-    Where a device waits for its host in the step, each part is longer by the same share.
+    If a device waits for its host in the step, each part is longer by the same share.
 
     Attributes:
-        forward_s, backward_s: (n, 3) of the first, of each one between, and of the last micro-batch; of a
-            step of fewer those of the last.
-        scattering_s: (n, 3) of a backward what it waits at its very end, when all is computed, for gradients
-            on their way to their shards.
-        end_s: (n,) from where the last backward is over to the end of the step.
-        reducing_s: (n,) of these, what is waited for buckets of gradients.
+        forward_s, backward_s: (n, 3) those of the first, of each one between, and of the last micro-batch; in
+            a step with fewer, those of the last.
+        scattering_s: (n, 3) the time that a backward waits at its very end, when everything is computed, for
+            gradients on their way to their shards.
+        end_s: (n,) the time from the end of the last backward to the end of the step.
+        reducing_s: (n,) the part of it spent waiting for buckets of gradients.
         lasting_bytes: (n,) parameters, gradients and optimizer state.
         between_bytes: (n,) what a micro-batch has alive from the end of its forward until its backward
             begins.
-        forward_bytes, backward_bytes: (n,) the most that one has alive in forward, and in backward, workspace
-            included.
-        given_back_bytes: (n,) of a stage the gradients of what another one gave it, when all are there; those
-            of several tensors may lie in one storage.
-        end_bytes: (n,) the most that is alive behind the last backward.
-        trailing_bytes: (n, 2) of a backward that is over what is alive of gradients until they have come to
-            their shards, of any micro-batch and of the last one.
+        forward_bytes, backward_bytes: (n,) the most that a micro-batch has alive in forward, and in backward,
+            including workspace.
+        given_back_bytes: (n,) for a stage, the gradients of what another stage gave it, when all exist; those
+            of several tensors may share one storage.
+        end_bytes: (n,) the most that is alive after the last backward.
+        trailing_bytes: (n, 2) after a backward is over, what is alive of gradients until they have come to
+            their shards, for any micro-batch and for the last one.
     """
 
     forward_s: Floats
@@ -120,21 +119,21 @@ class StepParts:
 
 @dataclass
 class _Sends:
-    """Collectives of one moment over one set of axes, or a bucket of gradients (in some strategies).
+    """The collectives of one moment over one set of axes, or a bucket of gradients (in some strategies).
 
     Attributes:
-        seconds: per strategy of all; with what they take longer after work, once that is known.
-        bytes: per strategy of the largest.
+        seconds: per strategy, the total; with their extra time after work, once that is known.
+        bytes: per strategy, those of the largest.
         sending: the strategies that have any.
-        bucket: gradients are reduced.
-        ahead: until the next block begins nobody waits for it.
-        kind: of one that is ahead.
-        only: the only micro-batch in which it is issued, ``first`` or ``last``; "" where each one does.
-        slowed: per strategy seconds that the work before has taken longer after earlier collectives; None
-            where that is 0 of all.
-        arriving: per strategy the part of ``seconds`` that comes from the work before.
-        beside_work: per strategy seconds of the moment's last work, which begins with them; None where there
-            is none.
+        bucket: whether gradients are reduced.
+        ahead: whether nothing waits for it until the next block begins.
+        kind: the kind of one that is ahead.
+        only: the only micro-batch in which it is issued, ``first`` or ``last``; "" if every one issues it.
+        slowed: per strategy, the extra seconds of the preceding work after earlier collectives; None if that
+            is 0 for all.
+        arriving: per strategy, the part of ``seconds`` that is due to the preceding work.
+        beside_work: per strategy, the seconds of the moment's last work, which begins together with them;
+            None if there is none.
     """
 
     axes: Axes | None
@@ -151,10 +150,10 @@ class _Sends:
 
 
 def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
-    """One step of every strategy of a batch.
+    """Simulate one step of every strategy of a batch.
 
     Args:
-        recorder: of a batch of one strategy: is told all that happens.
+        recorder: for a batch of one strategy, records everything that happens.
     """
     part = max(CELLS // max(len(batch.schedule.moments), 1), 1)
     if batch.count <= part:
@@ -166,28 +165,29 @@ def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
 
 
 def _joined(parts: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
-    """Figures of batches of strategies as those of one batch."""
+    """The figures of several batches of strategies, joined into those of one batch."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 class StepSimulator:
-    """The state of a simulation: where time and memory of every strategy stand.
+    """The state of a simulation: the current time and memory of every strategy.
 
-    What happens at the moments is laid out first, for all strategies at once. Bytes that are alive and
-    seconds of work are then sums along the moments. Only collectives are gone through one after the other:
-    when one starts depends on those before it.
+    What happens at the moments is laid out first, for all strategies at once. Live bytes and seconds of work
+    are then sums along the moments. Only collectives are processed one after another, because the start of
+    each depends on those before it.
     """
 
     def __init__(self, batch: Batch, recorder: StepRecorder | None = None):
         assert recorder is None or batch.count == 1, "one strategy can be recorded, many have only figures"
         self.batch, self.recorder = batch, recorder
         n, moments = batch.count, len(batch.schedule.moments)
-        # One position more than there are moments: an effect "after" the last one lies there, and is never
-        # reached.
+        # One position more than there are moments: an effect "after" the last one is placed there, and is
+        # never reached.
         self.kept, self.transient, self.workspace = (np.zeros((moments + 1, n)) for _ in range(3))
-        # Seconds of work at a moment lie in the row after its own, where the work until then is summed up.
+        # The seconds of work at a moment are in the row after its own, in which the work up to then is
+        # summed.
         self.work = np.zeros((moments + 2, n))
-        # Seconds of the host in which a moment's work is issued.
+        # The seconds in which the host issues a moment's work.
         self.host = np.zeros((moments + 1, n))
         self.issuing_buckets = np.zeros(n)
         self.sends: dict[int, dict[Axes, _Sends]] = {}
@@ -195,30 +195,32 @@ class StepSimulator:
         self.sources, self.lasting = np.zeros((n, len(SOURCES))), np.zeros((n, 3))
         for stack in batch.stacks:
             self._lay_out(stack)
-        # To its last bit no strategy's time may depend on when others send, so that work is summed up from
-        # the beginning of the step, and not from one collective to the next. Where time stands is
-        # ``worked + waited``, what of it is computing ``worked + slowed``. The first row is before all work.
+        # To the last bit, no strategy's time may depend on when others send, so work is summed from the
+        # beginning of the step, and not from one collective to the next. The current time is
+        # ``worked + waited``, of which ``worked + slowed`` is computing. The first row is before all work.
         sum_up(self.work)
         self.worked, self.waited, self.slowed = np.zeros(n), np.zeros(n), np.zeros(n)
         self.communication = np.zeros(n)
-        self.turns = np.zeros(n)  # what coming and going has cost
+        self.turns = np.zeros(n)  # the cost of transitions between work and collectives
         self.busy: dict[str, Floats] = {}
         self.issued: dict[int, list[_Sends]] = {}
         self.ahead: dict[int, list[_Sends]] = {}
         self.trailing = np.zeros((n, 2))
         self._lay_out_ahead()
-        # When all that was sent ahead has arrived; the moments at which that is waited for.
+        # The time at which everything sent ahead has arrived; the moments at which that is waited for.
         self.arrival = np.zeros(n)
-        # Seconds that collectives run on beside computation, since when, and what was computed by then.
+        # The remaining seconds of collectives that overlap with computation, since when, and what was
+        # computed by then.
         self.flying, self.since, self.since_computed = np.zeros(n), np.zeros(n), np.zeros(n)
-        self.beside_s = np.zeros(n)  # what computing took longer
-        # When the micro-batch that runs began, when its forward was over, and seconds of those that are over.
+        self.beside_s = np.zeros(n)  # the extra time of computing
+        # The time when the current micro-batch began, when its forward was over, and the seconds of those
+        # that are over.
         self.began, self.turned, self.scattering = np.zeros(n), np.zeros(n), np.zeros(n)
         self.micro_batches: list[tuple[Floats, Floats, Floats]] = []
         self.beginnings = frozenset(batch.schedule.beginnings if self.ahead and batch.overlap.beside else ())
 
     def _lay_out(self, stack: Stack) -> None:
-        """Put the effects of alike owners where they take place."""
+        """Place the effects of alike owners where they occur."""
         tables, used, which = stack.kind.tables, stack.used, stack.which
         of_step: tuple[tuple[Floats, Sequence[Sequence[float]]], ...] = (
             (self.lasting, tables.lasting),
@@ -235,7 +237,7 @@ class StepSimulator:
             (self.work[1:], tables.local),
             (self.host, tables.host),
         ):
-            # One order, whatever was met first: to the last bit sums depend on it.
+            # One fixed order, whatever came first: to the last bit, sums depend on it.
             for place, cells in sorted(by_place.items(), key=itemgetter(0)):
                 figures = cells.of(used, tables.count)
                 if figures.any():
@@ -262,12 +264,12 @@ class StepSimulator:
             beside_work = of_work if hides else None
             if axes in at:
                 of_seconds, of_bytes = at[axes].seconds + of_seconds, np.maximum(at[axes].bytes, of_bytes)
-                # A group has one product that anything is reduced beside.
+                # A group has only one product with which a reduction overlaps.
                 beside_work = at[axes].beside_work if beside_work is None else beside_work
             at[axes] = _Sends(axes, of_seconds, of_bytes, of_seconds > 0, beside_work=beside_work)
 
     def _lay_out_ahead(self) -> None:
-        """Collectives of several parameters, which are priced by what all of them send."""
+        """Lay out collectives of several parameters, which are priced by the total that they send."""
         costs, micro = self.batch.prices.communication, self.batch.mesh[0]
         beginnings = self.batch.schedule.beginnings
         for one in coalesced(self.batch):
@@ -284,7 +286,7 @@ class StepSimulator:
                 only=one.only,
             )
             self.ahead.setdefault(one.position, []).append(sends)
-            # Axes of collectives are counted without that of the micro-batches.
+            # The axes of collectives are numbered without that of the micro-batches.
             shards = one.bytes // prod(self.batch.mesh[axis + 1] for axis in one.axes)
             if one.kind == "reduce_scatter" and one.position == self.batch.schedule.last - 1:
                 copied = self.batch.prices.packs & (one.members > 1)
@@ -292,9 +294,9 @@ class StepSimulator:
                 self.trailing[:, 1] += alive
                 self.trailing[:, 0] += alive * (one.only != "last")
             if self.batch.prices.packs and one.kind == "reduce_scatter":
-                # Beside the gradients, of which one after the other is let go of, before there are shards.
-                # What the packed ones of this moment have before them is gone by then.
-                # Packed ones are under way beside gradients that stay, until the next block begins.
+                # In addition to the gradients, which are released one after another, before there are shards.
+                # Memory that the packed ones of this moment have before them is gone by then.
+                # Packed ones are under way while gradients that stay are alive, until the next block begins.
                 beside = np.where(one.members > 1, one.staying, 0)
                 packed = np.where(one.members > 1, one.bytes - shards - beside, 0)
                 self.workspace[one.position] = np.maximum(self.workspace[one.position], packed)
@@ -305,10 +307,10 @@ class StepSimulator:
             self.sources[:, SOURCES.index(costs.source(one.kind, one.axes))] += seconds * times
 
     def _lay_out_buckets(self, issue: Reductions) -> None:
-        """Buckets of gradients that are complete in some strategies."""
+        """Lay out the buckets of gradients that are complete in some strategies."""
         seconds = np.array([send.seconds for send in issue.sends])
         size = np.array([send.bytes for send in issue.sends], dtype=float)
-        # A position may issue buckets of several sets of axes; each set queues on links of its own.
+        # A position may issue buckets of several sets of axes; each set queues on its own links.
         for axes in dict.fromkeys(send.axes for send in issue.sends):
             over = np.array([send.axes == axes for send in issue.sends])[issue.which]
             rows, which = issue.rows[over], issue.which[over]
@@ -321,18 +323,19 @@ class StepSimulator:
         self.sources[issue.rows] += np.array(of_source)[issue.which]
 
     def simulate(self) -> StepMetrics:
-        """Go through all moments; once."""
+        """Go through all moments; call it only once."""
         batch, schedule = self.batch, self.batch.schedule
         micro, moments, memory = batch.mesh[0], len(schedule.moments), self._memory()
         for issue in reductions(batch):
             self._lay_out_buckets(issue)
         terms = self._terms()
         micro_batch, end = range(schedule.last), range(schedule.last, moments)
-        # All micro-batches but the first and the last are alike, and what one keeps it has given back at its
-        # end: one of them is stepped through. In the first, copies are gathered that serve the whole step; in
-        # the last, buckets come between its collectives.
+        # All micro-batches except the first and the last are alike, and each has freed by its end what it
+        # keeps, so only one of them is stepped through. In the first, copies are gathered that serve the
+        # whole step; in the last, buckets come between its collectives.
         if micro > 1:
-            # By itself also where no strategy makes copies: to the last bit none depends on what others do.
+            # Also separate if no strategy makes copies: to the last bit, no strategy depends on what others
+            # do.
             self._micro_batches(1, self._to_issue(first=True, last=False))
         if micro > 2:
             self._micro_batches(micro - 2, self._to_issue(first=False, last=False))
@@ -348,7 +351,7 @@ class StepSimulator:
         self._count_slower_work(over)
         self._note_micro_batch()
         backward_end = self.time
-        # What is reduced last completes buckets, and the optimizer's step waits for every one.
+        # A gradient that is reduced last completes buckets, and the optimizer's step waits for every bucket.
         step = max(schedule.position("optimizer", "step", ""), schedule.last)
         self._advance(range(schedule.last, step))
         self._count_slower_beside()
@@ -361,11 +364,11 @@ class StepSimulator:
         if self.recorder is not None:
             self.recorder.finish(float(self.time[0]))
             self.recorder.wait_for_host(float(self.time[0]))
-        # Transitions have no other source: where they were not measured they are 0.
+        # Transitions have no other source: if they were not measured, they are 0.
         self.sources[:, SOURCES.index("measured")] += self.turns
         self.sources[:, SOURCES.index("data sheet")] += self.beside_s
         device, compute = self.time, self.worked + self.slowed
-        # Clipped, as rounding may leave the difference a last bit outside of these bounds.
+        # Clipped, because rounding may leave the difference a last bit outside these bounds.
         exposed = np.clip(device - compute, 0.0, self.communication)
         host = self._host_seconds(micro)
         idle = np.maximum(host - device, 0.0)
@@ -387,7 +390,7 @@ class StepSimulator:
         )
 
     def _pass_micro_batch(self) -> None:
-        """Go through the forward and the backward of a micro-batch."""
+        """Go through the forward and the backward of one micro-batch."""
         schedule = self.batch.schedule
         self._advance(range(schedule.forward_end))
         self.turned = self.time
@@ -395,13 +398,14 @@ class StepSimulator:
             self._advance(range(schedule.forward_end, schedule.last))
 
     def _note_micro_batch(self) -> None:
-        """Note the seconds of the micro-batch that is over."""
+        """Record the seconds of the micro-batch that is over."""
         self.micro_batches.append((self.turned - self.began, self.time - self.turned, self.scattering))
 
     def _parts(self, end_s: Floats, reducing_s: Floats, host_bound: Floats) -> StepParts:
-        """The step taken apart; (n,) how often longer all takes where the device waits for the host."""
+        """The parts of the step; (n,) ``host_bound`` is the factor by which everything is longer if the
+        device waits for the host."""
         forward, backward, scattering = zip(*self.micro_batches, strict=True)
-        # Of a step of one or two micro-batches there is none between, and of one no first but the last.
+        # A step of one or two micro-batches has none between, and a step of one has no first, only the last.
         chosen = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[len(forward)]
         schedule, alive = self.batch.schedule, self.kept + self.transient
         end, last, count = schedule.forward_end, schedule.last, len(schedule.moments)
@@ -424,22 +428,22 @@ class StepSimulator:
         )
 
     def _host_seconds(self, micro: int) -> Floats:
-        """(n,) what issuing the step takes the host."""
+        """(n,) the host's time to issue the step."""
         if not self.host.any():
             return np.zeros(self.batch.count)
-        # Not numpy's sum, whose order of additions depends on how many strategies there are.
+        # Not numpy's sum, whose order of additions depends on the number of strategies.
         issued, before = self.host.copy(), self.batch.schedule.last - 1
         sum_up(issued)
         once = issued[-1] - issued[before] + self.issuing_buckets
         return issued[before] * micro + once
 
     def _nothing(self) -> _Sends:
-        """No collective, at a place where only the work until then is counted."""
+        """No collective, at a place where only the preceding work is counted."""
         none = np.zeros(self.batch.count)
         return _Sends(None, none, none, none.astype(bool))
 
     def _micro_batches(self, count: int, issued: dict[int, list[_Sends]]) -> None:
-        """Go through one of ``count`` micro-batches that are alike, which then have all been."""
+        """Go through one of ``count`` alike micro-batches, and count it for all of them."""
         micro_batch, over = range(self.batch.schedule.last), self._nothing()
         self.issued = issued
         begun = self._begin_micro_batch()
@@ -451,8 +455,8 @@ class StepSimulator:
         self._repeat(count, begun)
 
     def _to_issue(self, *, first: bool, last: bool) -> dict[int, list[_Sends]]:
-        """The collectives of every moment in order: those of every micro-batch and, of the ``first`` and of
-        the ``last`` one, their own and the buckets that are complete."""
+        """The collectives of every moment in order: those of every micro-batch and, for the ``first`` and the
+        ``last`` one, their own and the buckets that are complete."""
         issuing = {"", *(("first",) if first else ()), *(("last",) if last else ())}
         # One order for all strategies, whichever others they are simulated with.
         found = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
@@ -461,29 +465,29 @@ class StepSimulator:
         if last:
             for at, complete in self.buckets.items():
                 before = found.get(at, [])
-                # As a block begins gradients arrive, and complete buckets, before anything else is sent.
+                # When a block begins, gradients arrive and complete buckets before anything else is sent.
                 found[at] = [*complete, *before] if at in self.beginnings else [*before, *complete]
         return found
 
     def _issuing(self, positions: range) -> list[int]:
-        """Those of the moments at which there are collectives, at which they are waited for, or after which
-        buckets are complete."""
+        """The moments at which there are collectives, at which they are waited for, or after which buckets
+        are complete."""
         return sorted(at for at in self.beginnings.union(self.issued) if at in positions)
 
     def _issued(self, positions: range) -> Iterator[tuple[int, _Sends]]:
-        """The collectives of moments that follow one another, each with the number of moments whose work is
-        done by then."""
+        """Yield the collectives of successive moments, each with the number of moments whose work is done by
+        then."""
         for position in self._issuing(positions):
             for sends in self.issued.get(position, ()):
                 yield position + 1, sends
 
     def _count_turns(self, issued: Sequence[tuple[int, _Sends]]) -> None:
-        """Find what coming from work and going back to it takes.
+        """Determine the extra time of coming from work to collectives and going back to it.
 
         Args:
             issued: all collectives, in order, each with the number of moments whose work is done by then.
         """
-        # A bucket that is reduced beside the work is not part of what the ranks do one after the other.
+        # A bucket that is reduced during the work is not part of the sequence that ranks execute.
         issued = [(done, sends) for done, sends in issued if not self._beside(sends)]
         parts = [sends for _, sends in issued]
         arriving, leaving = turns(
@@ -503,20 +507,21 @@ class StepSimulator:
         return (sends.bucket or sends.ahead) and self.batch.overlap.beside
 
     def _memory(self) -> Floats:
-        """(n, 5) the peak by kind, the first of several; makes ``kept`` and ``transient`` what is alive."""
+        """(n, 5) the peak by kind, the first of several; turns ``kept`` and ``transient`` into live bytes."""
         if self.recorder is not None:
             self.changed = np.stack([self.kept[:, 0], self.transient[:, 0]], axis=1)
         for changes in (self.kept, self.transient):
             sum_up(changes)
-        # Transient at the peak includes the workspace, as in the recording.
+        # Transient bytes at the peak include the workspace, as in the recording.
         at_peak = peaks(self.kept[:-1], self.transient[:-1], self.workspace[:-1])
         return np.concatenate([self.lasting, at_peak], axis=1)
 
     def _terms(self) -> Floats:
-        """(n, 6) what a process takes beside tensors, with a communicator per set of axes it sends over."""
+        """(n, 6) what a process uses besides tensors, with one communicator per set of axes it sends over."""
         process, kinds = self.batch.prices.process, dict[Axes, dict[str, Flags]]()
         if process.counts_communicators and len(self.batch.mesh) > 1:
-            # That of all ranks is there in any case: a job begins and ends with a barrier, which is a sum.
+            # The communicator of all ranks exists in any case: a job begins and ends with a barrier, which is
+            # a sum.
             everyone = tuple(range(len(self.batch.mesh) - 1))
             none = np.zeros(self.batch.count, dtype=bool)
             kinds[everyone] = {"all_reduce": ~none}
@@ -540,37 +545,38 @@ class StepSimulator:
 
     @property
     def time(self) -> Floats:
-        """Seconds since the step began."""
+        """The seconds since the step began."""
         return self.worked + self.waited
 
     def _begin_micro_batch(self) -> tuple[Floats, ...]:
-        """What stands at the beginning of a micro-batch, for :meth:`_repeat`."""
+        """Return the state at the beginning of a micro-batch, for :meth:`_repeat`."""
         if self.recorder is not None:
             self.recorder.begin_micro_batch(float(self.time[0]))
         standing = self.waited, self.slowed, self.communication, self.turns, self.beside_s
         return tuple(figures.copy() for figures in standing)
 
     def _repeat(self, count: int, begun: tuple[Floats, ...]) -> None:
-        """``count`` micro-batches take as long as the one that is over, each; then the next one begins.
+        """Account for ``count`` micro-batches that each take as long as the one that is over; then the next
+        one begins.
 
         Args:
-            begun: what stood when that began.
+            begun: the state when that one began.
         """
         if self.recorder is not None:
             self.recorder.repeat(count, float(self.time[0] - begun[0][0]))
-        # Sources are not multiplied: EffectTables has counted them once per micro-batch already.
+        # Sources are not multiplied, because EffectTables has already counted them once per micro-batch.
         over = self.time, self.worked + self.slowed, self.communication, self.turns, self.beside_s
         self.waited, self.slowed, self.communication, self.turns, self.beside_s = (
             before + (after - before) * count for before, after in zip(begun, over, strict=True)
         )
-        # Work is summed up from the beginning of each micro-batch.
+        # Work is summed from the beginning of each micro-batch.
         self.worked = np.zeros(self.batch.count)
         self.since, self.since_computed = self.time, self.slowed
 
     def _advance(self, positions: range) -> None:
-        """Go through moments that follow one another."""
-        # At moments without collectives there is only work, which is summed up already; a recording has them
-        # all.
+        """Go through successive moments."""
+        # At moments without collectives there is only work, which is already summed; a recording has all
+        # moments.
         for position in positions if self.recorder is not None else self._issuing(positions):
             if self.recorder is not None:
                 self._record(self.recorder, position)
@@ -579,7 +585,7 @@ class StepSimulator:
                 self._arrive()
             for sends in self.issued.get(position, ()):
                 self._send(sends)
-            # As backward ends nothing follows that a collective could run beside.
+            # When backward ends, nothing follows with which a collective could overlap.
             if position in self.beginnings and position == self.batch.schedule.last - 1:
                 self._count_slower_beside()
                 computed = self.time
@@ -588,7 +594,7 @@ class StepSimulator:
         self.worked = self.work[positions.stop]
 
     def _arrive(self) -> None:
-        """Wait for what was sent ahead."""
+        """Wait for everything that was sent ahead."""
         self._count_slower_beside()
         if self.recorder is not None:
             self.recorder.wait_for_ahead()
@@ -596,12 +602,13 @@ class StepSimulator:
         self._pass()
 
     def _count_slower_beside(self, of: Flags | None = None) -> None:
-        """Count what computing took longer beside collectives until now.
+        """Count the extra time that computing has taken during collectives until now.
 
-        Beside seconds s of them, s / (1 + slower) of computing are done; all until now was counted as done.
+        In s seconds of overlap, s / (1 + slower) of computing are done; until now all of it was counted as
+        done.
 
         Args:
-            of: the strategies to count it of; all by default.
+            of: the strategies for which to count it; all by default.
         """
         slower = self.batch.overlap.slower
         if not slower or not self.flying.any():
@@ -617,8 +624,7 @@ class StepSimulator:
         self._pass(done)
 
     def _pass(self, of: Flags | None = None) -> None:
-        """Let what is under way run on until now, when all that it made longer is counted, or nothing was
-        computed.
+        """Let what is under way run on until now, once its slow-down is counted, or if nothing was computed.
 
         Args:
             of: the strategies in which it does; all by default.
@@ -631,12 +637,12 @@ class StepSimulator:
         self.since_computed = np.where(of, self.worked + self.slowed, self.since_computed)
 
     def _record(self, recorder: StepRecorder, position: int) -> None:
-        """Tell of a moment's memory and work."""
+        """Report a moment's memory and work to the recorder."""
         begun_s, done_s = float(self.time[0]), float(self.work[position + 1, 0] + self.waited[0])
         recorder.begin(self.batch.schedule.moments[position], begun_s, float(self.host[position, 0]))
         alive = float(self.kept[position, 0]), float(self.transient[position, 0])
         recorder.memory(begun_s, self.changed[position], float(self.workspace[position, 0]), alive)
-        # What a collective begins with is told by itself.
+        # The work that begins together with a collective is reported separately.
         beside = (s.beside_work for s in self.issued.get(position, ()) if s.beside_work is not None)
         for work in beside:
             if work[0] > 0.0:
@@ -646,7 +652,7 @@ class StepSimulator:
         recorder.work(begun_s, done_s)
 
     def _count_slower_work(self, sends: _Sends) -> None:
-        """Count what the last collectives have cost the work since."""
+        """Count the extra time that the last collectives have caused in the work since then."""
         if sends.slowed is None:
             return
         if self.recorder is not None:
@@ -657,14 +663,14 @@ class StepSimulator:
         self.turns += sends.slowed
 
     def _send(self, sends: _Sends) -> None:
-        """Collectives of a moment, or a bucket."""
+        """Send the collectives of a moment, or a bucket."""
         axes, seconds, sending = sends.axes or (), sends.seconds, sends.sending
-        # The work since the last collective is over now, so that what it suffered is counted.
+        # The work since the last collective is over now, so its slow-down is counted.
         self._count_slower_work(sends)
         if sends.arriving is not None:
             self.turns += sends.arriving
         self.communication += seconds
-        # The usual case: before any bucket is on a link nothing can queue.
+        # The usual case: before any bucket is on a link, nothing can queue.
         if not self.busy and not self._beside(sends) and sends.beside_work is None:
             self._tell(sends, float(self.waited[0] + self.worked[0]))
             self.waited += seconds
@@ -676,7 +682,7 @@ class StepSimulator:
             begun = sends.beside_work if sends.slowed is None else sends.beside_work + sends.slowed
             start = now - np.where(sending, begun, 0.0)
         for link in links:
-            # Only links that buckets use are followed. A blocking collective occupies them as well: a later
+            # Only links that buckets use are tracked. A blocking collective occupies them as well, so a later
             # bucket queues.
             if link in self.busy:
                 start = np.maximum(start, self.busy[link])
@@ -694,12 +700,12 @@ class StepSimulator:
         self.waited += np.where(sending, np.maximum(start - now + seconds - slower, 0.0), 0.0)
         self._pass(sending)
         for link in set(links) & set(self.busy):
-            # Not start + seconds, which may be a last bit more: a strategy would wait for itself, if another
+            # Not start + seconds, which may be a last bit more: a strategy would wait for itself if another
             # one's buckets are on these links.
             self.busy[link] = np.where(sending, self.time, self.busy[link])
 
     def _slower_beside_product(self, sends: _Sends, since: Floats) -> Floats:
-        """Count what a product takes longer beside collectives that began ``since`` seconds of it ago."""
+        """Count the extra time of a product while collectives run that began ``since`` seconds of it ago."""
         slower = self.batch.overlap.slower
         if sends.beside_work is None or not slower:
             return np.zeros(self.batch.count)

@@ -1,7 +1,9 @@
-"""The schedule of a step: what a rank does one after the other, the same list of moments for every strategy.
+"""The schedule of a step: the moments that a rank goes through, in order; the list is the same for every
+strategy.
 
-Forward in execution order, backward in reverse, then the optimizer; before a region's backward its forward
-``again``, for strategies that recompute it. A strategy fills each moment with work and bytes, or with none.
+Forward in execution order, backward in reverse, then the optimizer; before a region's backward comes its
+forward ``again``, for strategies that recompute it. A strategy fills each moment with work and bytes, or
+leaves it empty.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ Kind = Literal[
 class Moment(NamedTuple):
     """One moment of a step.
 
-    ``kind``: ``begin`` a block begins (of backward at last: none does any more); ``read`` a tensor is brought
-    to a reader (its gradient back); ``gather`` parameters come to their use; ``compute`` the operators run;
-    ``inner`` collectives inside the group; ``hub`` a tensor with several readers is put where they find it;
-    ``output`` a result is made whole; ``parameters`` gradients go to where parameters are stored; ``reduce``
-    they go there once, after the last micro-batch; ``step`` the optimizer; ``unshard`` sharded parameters are
-    gathered for the whole next step.
+    ``kind``: ``begin``: a block begins (at the end of backward: no further block does); ``read``: a tensor is
+    brought to a reader (its gradient back); ``gather``: parameters come to their use; ``compute``: the
+    operators run; ``inner``: collectives inside the group; ``hub``: a tensor with several readers is put
+    where they find it; ``output``: a result is made whole; ``parameters``: gradients go to where parameters
+    are stored; ``reduce``: they go there once, after the last micro-batch; ``step``: the optimizer;
+    ``unshard``: sharded parameters are gathered for the whole next step.
 
-    ``part``: forward, which part of the group's operators (:func:`parts_of`) runs or is read for.
+    ``part``: in forward, the part of the group's operators (:func:`parts_of`) that runs or is read for.
     """
 
     phase: Phase
@@ -45,7 +47,7 @@ class Moment(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The moment in words, as recordings and memory curves name it."""
+        """The moment in words, as in recordings and memory curves."""
         forward = self.phase != "backward"
         words = self._words(forward)
         return f"again: {words}" if self.phase == "again" else words
@@ -83,8 +85,8 @@ class Moment(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """Somebody who reads a tensor or a view of it: a group, or (``materialises``) the hub in which a view is
-    put for its own readers."""
+    """A reader of a tensor or of a view of it: a group, or (``materialises``) the hub in which a view is put
+    for its own readers."""
 
     group: str
     tensor: str
@@ -92,17 +94,17 @@ class Reader(NamedTuple):
 
 
 Resolver = Callable[[When], int]
-"""From the moment of an effect, as its owner names it, to its position in the schedule."""
+"""Maps the moment of an effect, as its owner names it, to its position in the schedule."""
 
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """All moments of a step in order; ``index`` finds them.
+    """All moments of a step in order; ``index`` looks them up.
 
     Attributes:
-        forward_end: how many belong to forward.
+        forward_end: the number of moments that belong to forward.
         last: the position after the last one of backward.
-        blocks: whose parameters are gathered together where they are gathered ahead.
+        blocks: the blocks whose parameters are gathered together if they are gathered ahead.
     """
 
     graph: GroupGraph
@@ -114,12 +116,13 @@ class StepSchedule:
 
     @cached_property
     def parts(self) -> Mapping[str, Parts]:
-        """Per group the parts of its forward."""
+        """The parts of each group's forward, by group name."""
         return {group.name: parts_of(group) for group in self.graph.groups}
 
     @cached_property
     def given_back(self) -> int:
-        """Where backward comes to the first of what another stage has made; -1 where nothing is."""
+        """The position at which backward reaches the first tensor that another stage has made; -1 if there is
+        none."""
         arrivals = (group.name for group in self.graph.groups if group.anchor.target == ARRIVE)
         return min((self.position("backward", "compute", name) for name in arrivals), default=-1)
 
@@ -138,19 +141,18 @@ class StepSchedule:
     # -- where owners' effects take place -----------------------------------------------------------
 
     def of_group(self, group: str) -> Resolver:
-        """Where a group's effects take place."""
+        """Return the resolver of a group's effects to positions."""
 
         def resolve(when: When) -> int:
             if when.what in ("before", "begin", "next", "left"):
                 return self._beginning(group, when)
-            # A KeyError for a moment that does not exist: an effect that is lost would be a figure that is
-            # too low.
+            # A KeyError for a moment that does not exist, because a lost effect would make a figure too low.
             return self.index[Moment(when.phase, cast(Kind, when.what), group, "", when.number)]
 
         return resolve
 
     def _beginning(self, group: str, when: When) -> int:
-        """Where the block of a group begins, or one before or behind it."""
+        """The position at which the block of a group begins, or the one before or behind it."""
         blocks = self.blocks
         block = blocks.of[group]
         if when.phase in ("first", "forward"):
@@ -172,7 +174,7 @@ class StepSchedule:
         return tuple(at for at, moment in enumerate(self.moments) if moment.kind == "begin")
 
     def of_parameter(self, name: str) -> Resolver:
-        """Where a parameter's effects take place."""
+        """Return the resolver of a parameter's effects to positions."""
         (first, last), copied_for = self.users[name], self.first_users[name]
 
         def resolve(when: When) -> int:
@@ -183,8 +185,8 @@ class StepSchedule:
                     return self.position("backward", "parameters", first if when == ARRIVED else last)
                 case "step":
                     return self.position("optimizer", "step", "")
-                # Stands for all buckets of a parameter; where each is issued is said by
-                # simulate/reductions.py.
+                # Stands for all buckets of a parameter; simulate/reductions.py determines where each is
+                # issued.
                 case "bucket":
                     return self.last
             return self.position("optimizer", cast(Kind, when.what), copied_for)
@@ -192,11 +194,11 @@ class StepSchedule:
         return resolve
 
     def of_tensor(self, producer: str, name: str, readers: Sequence[Reader], ends: Sequence[int]) -> Resolver:
-        """Where a tensor's effects take place.
+        """Return the resolver of a tensor's effects to positions.
 
         Args:
             readers: by number, those of its views after its own.
-            ends: by number, the positions at which storages of gradients are let go of.
+            ends: by number, the positions at which storages of gradients are freed.
         """
 
         def resolve(when: When) -> int:
@@ -225,7 +227,7 @@ class StepSchedule:
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Group, ...]]:
-        """Per activation the groups that read it, in execution order."""
+        """The groups that read each activation, in execution order."""
         found: dict[str, list[Group]] = {}
         for group in self.graph.groups:
             for name in group.reads:
@@ -234,8 +236,9 @@ class StepSchedule:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, str]]:
-        """Per parameter the first and the last group that gives it a gradient, which begins to come with the
-        last one's backward and is complete after the first one's; where none does, that uses it."""
+        """The first and the last group that give each parameter a gradient, which begins to arrive with the
+        last one's backward and is complete after the first one's; if no group does, the first and the last
+        that use it."""
         found: dict[str, tuple[str, str]] = {}
         for idle in (False, True):
             of_kind: dict[str, tuple[str, str]] = {}
@@ -248,7 +251,7 @@ class StepSchedule:
 
     @cached_property
     def first_users(self) -> Mapping[str, str]:
-        """Per parameter the first group that uses it, for which copies are made."""
+        """The first group that uses each parameter, for which copies are made."""
         names = (
             (n, group.name)
             for group in reversed(self.graph.groups)
@@ -258,7 +261,7 @@ class StepSchedule:
 
 
 def step_schedule(graph: GroupGraph, regions: Sequence[Region] = ()) -> StepSchedule:
-    """The schedule of a step (in inference, of a call) of this graph.
+    """Return the schedule of a step (in inference, of a call) of this graph.
 
     Args:
         regions: the blocks that some strategy recomputes.
@@ -279,14 +282,14 @@ def _forwards(graph: GroupGraph, blocks: Blocks | None) -> Iterator[Moment]:
         if group.name in begins:
             yield Moment("forward", "begin", group.name)
         yield from _forward(graph, group, "forward")
-    # New values of buffers are made whole one after the other, when all is computed.
+    # New values of buffers are made whole one after another, when everything is computed.
     makers = {name: group.name for group in graph.groups for name in group.writes}
     for name in graph.atoms.graph.mutations.values():
         yield Moment("forward", "output", makers[name], name)
 
 
 def _end(graph: GroupGraph) -> Iterator[Moment]:
-    """What is done once per step, however many micro-batches there are."""
+    """Yield the moments that occur once per step, however many micro-batches there are."""
     owners = [group.name for group in graph.groups if group.parameters or group.shared]
     for name in owners:
         yield Moment("optimizer", "reduce", name)
@@ -296,22 +299,22 @@ def _end(graph: GroupGraph) -> Iterator[Moment]:
 
 
 def _backwards(graph: GroupGraph, regions: Sequence[Region], blocks: Blocks) -> Iterator[Moment]:
-    """Backward; a region runs again when the first of its kept tensors would be needed.
+    """Yield the moments of backward; a region runs again when the first of its kept tensors would be needed.
 
-    Its last groups may need none (a residual sum's backward passes its gradient on).
+    Its last groups may need none (a residual sum's backward only passes its gradient on).
     """
     due = {}
     for region in regions:
         needy = [name for name in region.groups if needs_kept(graph, graph.group_of[name])]
         due[needy[-1] if needy else region.groups[0]] = region
     for group in reversed(graph.groups):
-        for made, name in reversed(tuple(_made(graph, group))):  # needs nothing that is kept
+        for made, name in reversed(tuple(_made(graph, group))):  # it needs nothing that is kept
             yield Moment("backward", made, group.name, name)
         if group.name in blocks.last:
             yield Moment("backward", "begin", group.name)
         if group.name in due:
-            # The whole region runs again, also the groups whose backward has passed: the executor recomputes
-            # it as one.
+            # The whole region runs again, including groups whose backward has passed, because the executor
+            # recomputes it as one.
             for name in due[group.name].groups:
                 yield from _forward(graph, graph.group_of[name], "again")
         yield from _backward(group)
@@ -331,7 +334,7 @@ def _forward(graph: GroupGraph, group: Group, phase: Literal["forward", "again"]
     for part in range(len(parts.starts)):
         for name in group.reads:
             # A tensor is resharded right before the first operator that reads it, so that its copy does not
-            # live through the parts before.
+            # live through earlier parts.
             if parts.first.get(name, 0) == part:
                 yield Moment(phase, "read", group.name, name)
         if part == 0:
@@ -347,7 +350,7 @@ def _forward(graph: GroupGraph, group: Group, phase: Literal["forward", "again"]
 def _backward(group: Group) -> Iterator[Moment]:
     for kind in ("gather", "compute", "inner"):
         yield Moment("backward", kind, group.name)
-    # Autograd takes what was made last first, and an operator's parameters are brought after what it reads.
+    # Autograd starts with what was made last, and an operator's parameters are brought after its inputs.
     yield Moment("backward", "parameters", group.name)
     for name in reversed(group.reads):
         yield Moment("backward", "read", group.name, name)

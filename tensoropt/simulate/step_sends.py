@@ -1,7 +1,7 @@
-"""What one strategy sends in a step, by who sends it: a use of a parameter, an operator, a tensor, a copy.
+"""The collectives of one strategy in a step, by sender: a use of a parameter, an operator, a tensor, a copy.
 
-The simulator takes effects by their moments, which belong to whole groups. The order in which collectives are
-issued depends on single operators and parameters, so that effects are asked for one by one.
+The simulator uses effects by their moments, which belong to whole groups. The order in which collectives are
+issued depends on single operators and parameters, so effects are derived one by one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ Sends = tuple[Send, ...]
 
 
 class ParameterUse(NamedTuple):
-    """A parameter and the name of a group that uses it."""
+    """A parameter, and the name of a group that uses it."""
 
     parameter: str
     group: str
 
 
 class Ways(NamedTuple):
-    """What somebody sends in forward, in the second forward of a recomputed region, and in backward."""
+    """The collectives of a sender in forward, in the second forward of a recomputed region, and in
+    backward."""
 
     forward: Sends = ()
     again: Sends = ()
@@ -41,7 +42,7 @@ class Ways(NamedTuple):
 
 
 class Moments:
-    """What effects of one owner send, by the moments as the owner names them."""
+    """The collectives of one owner's effects, by the moments as the owner names them."""
 
     def __init__(self, effects: Iterable[Effect] = ()):
         self._sends: dict[When, list[Send]] = {}
@@ -51,15 +52,15 @@ class Moments:
             self._beside.setdefault(effect.when, []).extend(effect.beside)
 
     def at(self, when: When) -> Sends:
-        """What the device waits for."""
+        """The collectives that the device waits for."""
         return tuple(self._sends.get(when, ()))
 
     def ways(self, forward: When, again: When, back: When) -> Ways:
-        """What the device waits for at three moments."""
+        """The collectives that the device waits for at three moments."""
         return Ways(self.at(forward), self.at(again), self.at(back))
 
     def beside(self, when: When) -> tuple[Together, ...]:
-        """What is put together with others of the same moment."""
+        """The parts that are combined with others of the same moment."""
         return tuple(self._beside.get(when, ()))
 
 
@@ -67,13 +68,13 @@ class StepSends:
     """The effects of one strategy, as far as they send.
 
     Args:
-        facts: per group name the facts of its configuration.
+        facts: by group name, the facts of its configuration.
     """
 
     def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
         self.strategy, self.graph = strategy, strategy.graph
         candidates = StrategyCandidates(strategy, facts)
-        # Which optimizer runs afterwards does not change what is sent.
+        # The optimizer that runs afterwards does not change what is sent.
         self.prices = free_prices(strategy.graph, strategy.mesh, "sgd")
         self.batch = Batch(candidates, *candidates.row(), self.prices)
         self._of_groups = GroupEffects(self.prices)
@@ -101,13 +102,13 @@ class StepSends:
         }
 
     def use(self, one: ParameterUse) -> Moments:
-        """What a use sends."""
+        """The collectives of a use."""
         if one not in self._used:
             self._used[one] = Moments(self.effects(one))
         return self._used[one]
 
     def effects(self, one: ParameterUse) -> tuple[Effect, ...]:
-        """All that a use does in a micro-batch."""
+        """All effects of a use in a micro-batch."""
         stored = self.strategy.stored[one.parameter]
         return self._of_groups.use(one.parameter, stored, self.uses[one]).effects
 
@@ -120,8 +121,8 @@ class StepSends:
         return moves or bool(back) or (way.back != way.source and self.delivers(one))
 
     def delivers(self, one: ParameterUse) -> bool:
-        """Whether the gradient of a parameter's use comes to a leaf: that whose gradient the optimizer reads,
-        or a copy that collects them until the last micro-batch."""
+        """Whether the gradient of a parameter's use comes to a leaf: the one whose gradient the optimizer
+        reads, or a copy that collects gradients until the last micro-batch."""
         return self._of_groups.gives(one.parameter, self.uses[one])
 
     def leaves_behind(self, one: ParameterUse) -> bool:
@@ -130,8 +131,8 @@ class StepSends:
 
     @cached_property
     def last_block(self) -> Mapping[tuple[str, Layout], int]:
-        """Per parameter, and how uses read it whose gradients are scattered together, the block of theirs
-        that backward comes to last."""
+        """The block that backward reaches last, for each parameter and each way of reading it, among the uses
+        whose gradients are scattered together."""
         found: dict[tuple[str, Layout], int] = {}
         for one, use in self.uses.items():
             if self.leaves_behind(one):
@@ -139,8 +140,8 @@ class StepSends:
         return found
 
     def arrivals(self, name: str) -> int:
-        """In how many parts a parameter's gradient comes to its shard: each sum that is scattered together,
-        and what comes by itself."""
+        """The number of parts in which a parameter's gradient comes to its shard: each sum that is scattered
+        together, and one for those that come by themselves."""
         by_itself = any(
             one.parameter == name and self.delivers(one) and not self.leaves_behind(one) for one in self.uses
         )
@@ -148,7 +149,7 @@ class StepSends:
 
     @cached_property
     def ahead(self) -> Mapping[int, tuple[ParameterUse, ...]]:
-        """Per block the uses that are gathered ahead for it, in the order of groups."""
+        """The uses that are gathered ahead for each block, in the order of groups."""
         found: dict[int, list[ParameterUse]] = {}
         for one, use in self.uses.items():
             if self._of_groups.goes_ahead(one.parameter, self.strategy.stored[one.parameter], use):
@@ -157,7 +158,8 @@ class StepSends:
 
     @cached_property
     def copies(self) -> Mapping[str, Moments]:
-        """What is sent for copies that stay gathered over the step, by parameter, in the order of groups."""
+        """The collectives for copies that stay gathered over the step, by parameter, in the order of
+        groups."""
         found = {}
         for one, use in self.uses.items():
             name = one.parameter
@@ -173,7 +175,7 @@ class StepSends:
 
     @cached_property
     def copies_of(self) -> Mapping[int, tuple[str, ...]]:
-        """Per block the parameters whose copies are made for it, together, in the order of groups."""
+        """The parameters whose copies are made together for each block, in the order of groups."""
         found: dict[int, list[str]] = {}
         for name in self.copies:
             block = self.strategy.unsharded[name].block
@@ -184,23 +186,24 @@ class StepSends:
     # -- groups -------------------------------------------------------------------------------------
 
     def inside(self, group: Group) -> tuple[Moments, Mapping[str, Moments]]:
-        """What a group sends for its resolved partial sum, and what each of its operators does."""
+        """The collectives of a group's resolved partial sum, and those of each of its operators."""
         choice = self._choices[group.name]
         found = [Moments(effects.effects) for effects in self._of_groups.inside(choice)]
         resolved = found.pop(0) if choice.configuration.resolved is not None else Moments()
         return resolved, {op.name: of_op for op, of_op in zip(group.operators, found, strict=True)}
 
     def reads_back(self, group: Group) -> Mapping[str, int]:
-        """By parameter when a group's backward asks for it first, among all that it asks for."""
+        """The order in which a group's backward first needs each parameter, among all that it needs."""
         return self._first_runs(group, [run.reads for run in self._choices[group.name].facts.backward_runs])
 
     def made_back(self, group: Group) -> Mapping[str, int]:
-        """By parameter when a group's backward has made its gradient, among all that it makes."""
+        """The order in which a group's backward has made each parameter's gradient, among all that it
+        makes."""
         return self._first_runs(group, [run.made for run in self._choices[group.name].facts.backward_runs])
 
     def _first_runs(self, group: Group, runs: Iterable[tuple[str, ...]]) -> Mapping[str, int]:
-        # A run begins with each parameter that is asked for, and with each gradient that was made: the first
-        # run that has a name tells the order.
+        # A run begins with each parameter that is needed, and with each gradient that was made: the first run
+        # that has a name gives the order.
         names = {short: name for name, short in group.short_names.items()}
         found: dict[str, int] = {}
         for number, run in enumerate(runs):
@@ -211,11 +214,11 @@ class StepSends:
     # -- tensors ------------------------------------------------------------------------------------
 
     def tensor(self, name: str) -> Moments:
-        """What is sent of an activation and of its gradient."""
+        """The collectives for an activation and for its gradient."""
         if name not in self._tensors:
             self._tensors[name] = Moments(self.batch.owner("tensor", name).effects.at(0).effects)
         return self._tensors[name]
 
     def reader(self, name: str, group: str) -> int:
-        """The number by which a tensor's effects know a group that reads it."""
+        """The number under which a tensor's effects refer to a group that reads it."""
         return [one.name for one in self.batch.schedule.readers[name]].index(group)

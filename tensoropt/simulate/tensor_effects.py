@@ -1,11 +1,10 @@
-"""What becomes of an activation in a step: made, materialised, copied for readers, kept, let go.
+"""The life of an activation in a step: it is made, materialised, copied for readers, kept, released.
 
 Its moves are the effects that the search's tables add up edge by edge
-(:class:`~tensoropt.costs.move_effects.MoveEffects`). For how long its storages live depends on all its
-readers together, which no table of pairs can tell; that is worked out here, once per distinct choice of them
-all.
+(:class:`~tensoropt.costs.move_effects.MoveEffects`). The lifetimes of its storages depend on all its readers
+together, which no table of pairs can express; they are derived here, once per distinct choice of all readers.
 
-A tensor is followed by its storage: an edge whose forward moves nothing gives its reader the very storage of
+A tensor is tracked by its storage: an edge whose forward moves nothing gives its reader the same storage as
 its source.
 """
 
@@ -50,23 +49,23 @@ from tensoropt.sharding.reshard.steps import Step
 from tensoropt.sharding.strategy import output_layout
 
 SOURCE = -1
-"""Stands for the tensor's own group, where a reader's number is asked for."""
+"""Stands for the tensor's own group in place of a reader's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageUser:
-    """Somebody who finds a storage.
+    """A user of a storage.
 
     Attributes:
-        number: among the tensor's readers and those of its views.
+        number: its number among the tensor's readers and those of its views.
         kept: its backward needs what it reads.
         again: it is recomputed.
         inside: what it reads is made in its region.
-        moved: it reads a copy of its own, made when it is read.
-        order: when it comes in forward, compared with other users.
-        stays: it is no group: the storage is let go of when forward is over.
-        through: of one that reads a view: the reader that made it, in whose copy the view lies where it has
-            one; :data:`SOURCE` where the tensor's own group made it.
+        moved: it reads its own copy, made when it is read.
+        order: its position in forward, compared with other users.
+        stays: it is not a group: the storage is released when forward is over.
+        through: for a reader of a view: the reader that made the view, whose copy contains the view if it has
+            one; :data:`SOURCE` if the tensor's own group made it.
     """
 
     number: int
@@ -94,16 +93,16 @@ _SECOND = _Pass(True, MADE_AGAIN, HUB_AGAIN, READ_AGAIN, USED_AGAIN)
 
 
 class GradientStorage(NamedTuple):
-    """Where the gradients of a tensor lie, and for how long (:mod:`tensoropt.simulate.gradient_aliases`).
+    """The storages of a tensor's gradients, and their lifetimes (:mod:`tensoropt.simulate.gradient_aliases`).
 
     Attributes:
-        elsewhere: per reader whether the gradient it gives lies in a storage that is counted elsewhere, or in
-            ``common``.
-        common: (reader whose gradient lies in one storage with others of its own making, number of the end at
-            which that is let go of).
-        end: number of the end at which the whole gradient's storage is let go of by those to whom the
-            tensor's group hands it on; -1 where nobody gets it.
-        outlasts: it is there all through its group's backward.
+        elsewhere: for each reader, whether the gradient that it gives lies in a storage that is counted
+            elsewhere, or in ``common``.
+        common: (reader whose gradient shares one storage with others that it makes, number of the end at
+            which that storage is released).
+        end: number of the end at which those to whom the tensor's group passes the whole gradient release its
+            storage; -1 if nobody gets it.
+        outlasts: it is alive during the whole backward of its group.
     """
 
     elsewhere: tuple[bool, ...] = ()
@@ -116,12 +115,12 @@ _ITS_OWN = GradientStorage()
 
 
 def _given_back(when: When, size: int) -> Effect:
-    """The effect of letting go of so many bytes; of an end of backward's as that is over."""
+    """The effect of releasing ``size`` bytes; for an end in backward, when that is over."""
     return Effect(when, after=when.phase == "backward" and when.what == "end", transient=-size)
 
 
 class TensorEffects(MoveEffects):
-    """Works out what becomes of activations on one mesh."""
+    """Derives the effects of activations on one mesh."""
 
     def __init__(self, prices: Prices):
         super().__init__(prices)
@@ -129,7 +128,7 @@ class TensorEffects(MoveEffects):
         self.products = products_beside(self.graph)
 
     def steps(self, name: str, source: Layout, target: Layout) -> Both:
-        # Layers repeat, and the same few moves are asked for by all that share a tensor.
+        # Layers repeat, and all tensors with the same moves share them.
         key = self.graph.atoms.atom_sizes(name), self.learns(name), source, target
         if key not in self._steps:
             self._steps[key] = super().steps(name, source, target)
@@ -147,15 +146,16 @@ class TensorEffects(MoveEffects):
         orders: Sequence[int] = (),
         needed: When | None = None,
     ) -> Effects:
-        """An activation: written so, found by its readers in its ``hub`` (or as written), read so.
+        """Return the effects of an activation that is written, found by its readers in its ``hub`` (or as
+        written), and read in these ways.
 
         Args:
-            inside: per reader whether it lies in its producer's region.
-            gradients: where its gradients lie.
-            view_users: who reads views of it.
-            orders: per reader when it comes in forward, compared with users of views.
-            needed: of a buffer's new value: until when the step needs the old one, whose place it takes then;
-                None where that is counted elsewhere.
+            inside: for each reader, whether it is in its producer's region.
+            gradients: the storages of its gradients.
+            view_users: the readers of its views.
+            orders: for each reader, its position in forward, compared with users of views.
+            needed: for a buffer's new value: until when the step needs the old value, which it then replaces;
+                None if that is counted elsewhere.
         """
         source = write.layout if hub is None else hub
         inside, orders = inside or [False] * len(reads), orders or range(len(reads))
@@ -188,14 +188,14 @@ class TensorEffects(MoveEffects):
         at: _Pass,
         needed: When | None = None,
     ) -> list[Effect]:
-        """A tensor in the first forward, or in the second one of recomputed regions.
+        """Return the effects of a tensor in the first forward, or in the second one of recomputed regions.
 
-        In the first a recomputed region keeps nothing but what enters it, as its source has it; in the
-        second it makes its inside again and keeps what backward needs. A tensor that lies in another one's
-        storage has none of its own before it moves.
+        In the first, a recomputed region keeps only its inputs, in their source's layout; in the second, it
+        makes its inside again and keeps what backward needs. A tensor that lies in another one's storage has
+        no storage of its own before it moves.
         """
         found: list[Effect] = []
-        # The second forward makes only what lies inside the region; views from outside are still there.
+        # The second forward makes only what is inside the region; views from outside still exist.
         view_users = [user for user in view_users if not at.again or (user.again and user.inside)]
         beside = [user for user in view_users if user.through == SOURCE]
         present = []
@@ -210,17 +210,18 @@ class TensorEffects(MoveEffects):
         # In the second forward only a recomputed group makes the tensor anew.
         if not (write.again or not at.again):
             return found
-        # Such a storage is counted elsewhere: with the tensor that it lies in, or with what the group keeps.
+        # Such a storage is counted elsewhere: with the tensor in which it lies, or with what the group keeps.
         keeps = bool(write.lies_in) or (write.kept and write.again == at.again)
         size = self.bytes(name, write.layout) if write.extent is None else write.extent
-        # The caller of the model holds its results until forward is over, and so it does what it was given.
+        # The caller of the model holds its results until forward is over, and likewise the inputs it was
+        # given.
         stays = not at.again and (leaves_model(self.graph, name) or not reads or write.given)
         moves = self.steps(name, write.layout, source)[0]
-        # One that is made whole when all is computed takes the buffer's place as that.
+        # If it is made whole when everything is computed, the whole tensor replaces the buffer.
         later = not at.again and self._whole_later(name, source)
         until = None if at.again or later else needed
         if moves:
-            # The original lives during the move; it is workspace where nobody counts it otherwise.
+            # The original is alive during the move; it is workspace if nothing else counts it.
             workspace = (0 if keeps or beside else size) + self.resharding_bytes(moves, name)
             found.append(self.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
             if beside and not keeps:
@@ -234,7 +235,7 @@ class TensorEffects(MoveEffects):
         return found
 
     def _made_whole(self, name: str, source: Layout, needed: When | None) -> list[Effect]:
-        """Memory of a buffer's new value that is not made whole."""
+        """The memory of a buffer's new value that is not made whole."""
         if not self._whole_later(name, source):
             return []
         whole = output_layout(source)
@@ -256,11 +257,11 @@ class TensorEffects(MoveEffects):
         of_its_views: Sequence[StorageUser],
         at: _Pass,
     ) -> list[Effect]:
-        """A reader's own copy: made for it, and kept where its backward needs it, or that of who reads a
-        view of it."""
+        """The effects of a reader's own copy: it is made for the reader, and kept if its backward, or that of
+        a reader of a view of it, needs it."""
         begin = reader(user.number, at.read)
         workspace = self.resharding_bytes(self.steps(name, source, layout)[0], name)
-        # Of its own copy the reader is a plain user: it has not moved from it, and the copy is made in its
+        # The reader is a plain user of its own copy: it has not moved from it, and the copy is made in its
         # region.
         own = replace(user, moved=False, inside=True)
         moved = self.moved(begin, name, source, layout, workspace_bytes=workspace)
@@ -278,12 +279,12 @@ class TensorEffects(MoveEffects):
         until: When | None = None,
         later: bool = False,
     ) -> list[Effect]:
-        """A storage that users find: alive until the last one, or kept from the first that needs it.
+        """Memory of a storage that has users: alive until the last one, or kept from the first that needs it.
 
         Args:
-            stays: nobody lets go of it before forward is over.
-            until: when it takes the place of a buffer, whoever else has it.
-            later: a buffer's new value is made of it when all is computed.
+            stays: nothing releases it before forward is over.
+            until: the moment when it replaces a buffer, whoever else has it.
+            later: a buffer's new value is made from it when everything is computed.
         """
         found = [Effect(begin, after=True, transient=size)]
         if until is not None:
@@ -301,7 +302,7 @@ class TensorEffects(MoveEffects):
         elif stays:
             found.append(Effect(FORWARD_END, transient=-size))
         elif users:
-            # Who reads a copy lets go of the original as soon as the copy is made.
+            # A reader of a copy releases the original as soon as the copy is made.
             last = reader(users[-1].number, at.read if users[-1].moved else at.used)
             found.append(Effect(last, after=True, transient=-size))
         else:  # the second forward's result, which nobody in the region reads
@@ -309,7 +310,8 @@ class TensorEffects(MoveEffects):
         return found
 
     def _keeps(self, user: StorageUser, at: _Pass) -> bool:
-        """Whether a storage is kept for somebody: what enters a region, and what backward needs as it is."""
+        """Whether a storage is kept for a user: as the input of a region, or because backward needs it
+        unchanged."""
         kept = user.kept and self.training
         # Inside a region that runs again nothing "enters": what backward needs of it is kept now.
         if at.again:
@@ -326,10 +328,11 @@ class TensorEffects(MoveEffects):
         inside: Sequence[bool],
         gradients: GradientStorage,
     ) -> list[Effect]:
-        """Readers' gradients go to where the tensor was found, add up there, and go to its writer.
+        """The effects in backward: readers' gradients go to where the tensor was found, are added up there,
+        and go to its writer.
 
-        Each sum is a new tensor, beside the two that are added: with any dispatch mode that watches, autograd
-        adds nothing in place.
+        Each sum is a new tensor, in addition to the two that are added: while any dispatch mode watches,
+        autograd adds nothing in place.
         """
         beside = self._reduced_beside(name, write, source, reads, inside)
         found, size, there = [], self.bytes(name, source), 0
@@ -338,11 +341,12 @@ class TensorEffects(MoveEffects):
             shared = self._gradient_bytes(name, reads[number])
             found.append(Effect(reader(number, USED_BACK), after=True, transient=shared))
             found.append(Effect(storage_end(end), transient=-shared))
-        # Backward meets the readers in reverse; the gradients that came so far wait as one sum, ``there``.
+        # Backward visits the readers in reverse; the gradients so far wait as one sum, ``there``.
         for number, read in reversed(tuple(enumerate(reads))):
             if beside and number == 0:
                 given = self.bytes(name, write.layout)
-                # What came of other readers is added in place, and goes with the node that adds it.
+                # The sum of other readers' gradients is added in place, and is released with the node that
+                # adds it.
                 found += [beside, Effect(beside.when, after=True, transient=given - there)]
                 there = given
                 continue
@@ -351,8 +355,8 @@ class TensorEffects(MoveEffects):
             found.append(Effect(reader(number, USED_BACK), after=True, transient=came))
             workspace = self.resharding_bytes(steps, name) if steps else 0
             if not first:
-                # The new sum beside its two operands: what came is alive already, and after a move in its new
-                # place.
+                # The new sum, in addition to its two operands: the incoming gradient is already alive, and
+                # after a move it is in its new place.
                 workspace = max(workspace, 2 * size - came if steps else size)
             back = reader(number, READ_BACK)
             if steps:
@@ -373,17 +377,17 @@ class TensorEffects(MoveEffects):
         if gradients.end >= 0:
             found.append(Effect(storage_end(gradients.end), transient=-there))
         else:
-            # From its group's backward on the gradient is one of what that backward has alive, and counted
-            # there; where it outlasts the backward, that peak leaves it out (``handed``), and it is counted
-            # to the end.
+            # From its group's backward on, the gradient is part of what that backward has alive, and is
+            # counted there; if it outlasts the backward, that peak leaves it out (``handed``), and it is
+            # counted until its end.
             found.append(Effect(GRADIENT, after=gradients.outlasts, transient=-there))
         return found
 
     def _reduced_beside(
         self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], inside: Sequence[bool]
     ) -> Effect | None:
-        """The reduction of the whole gradient beside the product in the first reader's backward; None where
-        it is reduced by itself, if at all (:mod:`tensoropt.sharding.beside_weights`)."""
+        """The reduction of the whole gradient during the product in the first reader's backward; None if it
+        is reduced separately, if at all (:mod:`tensoropt.sharding.beside_weights`)."""
         product = reads[0].product if name in self.products else None
         if product is None:
             return None
@@ -401,18 +405,19 @@ class TensorEffects(MoveEffects):
         return replace(moved, beside_work_s=product.seconds)
 
     def _beside_bytes(self, name: str, layout: Layout, steps: Sequence[Step], product: WeightProduct) -> int:
-        """Bytes of a reduction that are alive beside what its group's backward has alive in any case."""
+        """The bytes that a reduction has alive besides what its group's backward has alive in any case."""
         made, size = self.resharding_bytes(steps, name), self.bytes(name, layout)
         if steps[0].kind == "all_reduce":
-            # In place, once the gradient lies as the tensor does.
+            # In place, once the gradient has the tensor's layout.
             made, copied = (made, True) if name in self.orders else (0, False)
         else:
             copied = made > prod(steps[0].after) * self.tensors[name].element_bytes
         if copied:
-            # As the copy is made the weight's gradient is not there yet, and then the first one not any more.
+            # When the copy is made, the weight's gradient does not exist yet; when that exists, the copy's
+            # original no longer does.
             made -= min(size, product.bytes)
         return max(made - product.spare_bytes, 0)
 
     def _gradient_bytes(self, name: str, read: Reading) -> int:
-        """Of the storage in which the gradient that a reader gives lies."""
+        """The bytes of the storage that contains the gradient given by a reader."""
         return self.bytes(name, read.layout) if read.extent is None else read.extent

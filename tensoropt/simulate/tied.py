@@ -1,5 +1,5 @@
-"""Parameters that several groups use: what of their gathering, and of the sum of their gradients, falls to
-each, in many strategies at once."""
+"""Parameters that several groups use: the part of their gathering, and of the sum of their gradients, that
+falls to each use, in many strategies at once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class TiedParameter:
     """A parameter that several groups use, some of which gather it ahead or hand its gradient over.
 
     Attributes:
-        turns: per group and strategy what falls to its use.
-        joins: (strategies,) gradients of several uses come to the parameter by themselves, and are added up
-            there.
+        turns: for each group and strategy, what falls to its use.
+        joins: (strategies,) whether gradients of several uses come to the parameter by themselves, and are
+            added up there.
     """
 
     turns: Mapping[str, Column[Turn]]
@@ -43,12 +43,12 @@ def tied_parameter(
     effects: GroupEffects,
     known: Known,
 ) -> TiedParameter | None:
-    """What falls to the uses of a shared parameter; None where each of its uses is by itself in all
+    """The part that falls to each use of a shared parameter; None if each use is independent in all
     strategies.
 
     Args:
-        chosen: per group that uses it, in execution order, the index of its configuration.
-        choose: from such an index to what is chosen for the group.
+        chosen: for each group that uses it, in execution order, the index of its configuration.
+        choose: maps such an index to what is chosen for the group.
     """
     if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
         return None

@@ -1,11 +1,11 @@
-"""A schedule of tasks on devices and links: who runs when, and what is alive meanwhile.
+"""A schedule of tasks on devices and links: when each task runs, and what is alive meanwhile.
 
-The core of the simulator of placed plans, in which devices run different operators and send to each other. It
-knows nothing of models.
+This is the core of the simulator of placed plans, in which devices run different operators and send data to
+each other. It knows nothing about models.
 
 A task is ready when all its predecessors have ended. Ready tasks are taken in the order in which they became
-ready, ties in the order given, and start as soon as all their resources are free; nothing overtakes on a
-resource and nothing is interrupted. A plan's order on a device is said by predecessors.
+ready, ties in the given order, and start as soon as all their resources are free; nothing overtakes on a
+resource and nothing is interrupted. Predecessors express a plan's order on a device.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class Task:
     Attributes:
         name: for people.
         duration_s: at least 0.
-        resources: what it occupies from start to end: ``device 0``, ``link node``, ...; may be none.
+        resources: the resources that it occupies from start to end: ``device 0``, ``link node``, ...; may be
+            none.
         after: positions of its predecessors in the list of tasks.
-        allocates: taken when it starts.
-        frees: given back when it ends.
+        allocates: memory taken when it starts.
+        frees: memory given back when it ends.
         phase, group: for people: ``forward``, ``backward``, ...; the operators it belongs to.
     """
 
@@ -47,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A task with its place in time."""
+    """A task with its time."""
 
     task: Task
     start_s: float
@@ -63,9 +64,9 @@ class Timeline:
     """Scheduled tasks.
 
     Attributes:
-        events: in the order of the tasks given.
+        events: in the given order of the tasks.
         order: positions in the order in which they were started.
-        initial: what is alive before the first task.
+        initial: the memory that is alive before the first task.
     """
 
     events: tuple[Event, ...]
@@ -78,12 +79,12 @@ class Timeline:
         return max((e.end_s for e in self.events), default=0.0)
 
     def on(self, resource: str) -> tuple[Event, ...]:
-        """What a resource does, in time."""
+        """The events on a resource, in time order."""
         found = (self.events[i] for i in self.order)
         return tuple(e for e in found if resource in e.task.resources)
 
     def busy(self, resources: Iterable[str]) -> tuple[tuple[float, float], ...]:
-        """Spans (start, end) in which at least one of the resources works, joined where they touch."""
+        """The spans (start, end) in which at least one of the resources works, joined where they touch."""
         wanted = set(resources)
         return joined(
             (e.start_s, e.end_s)
@@ -92,19 +93,30 @@ class Timeline:
         )
 
     def memory(self, device: str) -> tuple[tuple[float, Mapping[str, float]], ...]:
-        """(time, bytes by kind) after every change on a device, in time; the first is the initial state.
+        """(time, bytes by kind) after every change on a device, in time order; the first is the initial
+        state.
 
-        What ends at a moment gives its memory back before anything that starts then takes some.
+        Memory that ends at a time is given back before anything that starts then takes some.
         """
         return tuple(self._curves.get(device, [(0.0, {})]))
 
+    def steps(self, device: str) -> list[list[tuple[str, float]]]:
+        """The (kind, bytes) of each point of a device's memory curve, negative for memory that is given back;
+        the first point is the initial state."""
+        found = [[(kind, size) for where, kind, size in self.initial if where == device]]
+        for _, holdings, sign in self._changes():
+            changed = [(kind, sign * size) for where, kind, size in holdings if size and where == device]
+            if changed:
+                found.append(changed)
+        return found
+
     def peak(self, device: str) -> tuple[float, Mapping[str, float]]:
-        """(time, bytes by kind) when most is alive; the first of several such moments."""
+        """(time, bytes by kind) when the most is alive; the first of several such times."""
         return max(self.memory(device), key=lambda point: sum(point[1].values()))
 
     @cached_property
     def _curves(self) -> dict[str, list[tuple[float, Mapping[str, float]]]]:
-        """Memory curves of all devices, in one pass."""
+        """The memory curves of all devices, in one pass."""
         now: dict[str, dict[str, float]] = {}
         for where, kind, size in self.initial:
             alive = now.setdefault(where, {})
@@ -126,19 +138,19 @@ class Timeline:
         found = []
         for position, i in enumerate(self.order):
             event = self.events[i]
-            # A task without duration must not free before it has taken, so it frees among the takings of its
-            # time, by the order in which tasks were started.
+            # A task without duration must not free before it has allocated, so its frees are sorted among the
+            # allocations of its time, by the order in which tasks were started.
             lasting = event.task.duration_s > 0
             found.append((event.start_s, 1, position, 0, event.task.allocates, 1))
             found.append((event.end_s, 0 if lasting else 1, position, 1, event.task.frees, -1))
-        # By time, then frees before takings, then the order of starts, then taking before freeing of one
-        # task.
+        # By time, then frees before allocations, then the order of starts, then the allocation before the
+        # free of one task.
         found.sort(key=lambda change: change[:4])
         return [(change[0], change[4], change[5]) for change in found]
 
 
 def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The union of spans as disjoint spans in time."""
+    """The union of spans, as disjoint spans in time order."""
     result: list[tuple[float, float]] = []
     for start, end in sorted(spans):
         if result and start <= result[-1][1]:
@@ -149,19 +161,19 @@ def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], .
 
 
 def length_s(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds of all spans together; those that overlap count twice (see :func:`joined`)."""
+    """The total seconds of all spans; overlapping ones count twice (see :func:`joined`)."""
     return sum(end - start for start, end in spans)
 
 
 def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline:
-    """Place tasks in time.
+    """Assign times to tasks.
 
     Raises:
-        PlanError: a duration is negative or no number, a predecessor does not exist, or tasks wait for each
-            other; names the tasks.
+        PlanError: a duration is negative or not a number, a predecessor does not exist, or tasks wait for
+            each other; the message names the tasks.
     """
     waiting, successors = _links(tasks)
-    # The heap orders by (time at which it became ready, position): ties as they were given.
+    # The heap orders by (time at which it became ready, position): ties keep the given order.
     ready = [(0.0, i) for i, count in enumerate(waiting) if not count]
     heapq.heapify(ready)
     earliest = [0.0] * len(tasks)
@@ -194,7 +206,7 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
 
 
 def _links(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
-    """(number of predecessors, successors) per task."""
+    """(number of predecessors, successors) of each task."""
     waiting: list[int] = []
     successors: list[list[int]] = [[] for _ in tasks]
     for i, task in enumerate(tasks):

@@ -1,9 +1,9 @@
-"""Who finds a storage under another name: readers of views.
+"""Users of a storage under another name: readers of views.
 
-A group that only takes a part of what it reads (one step of a sequence, one of three projections) gives a
-view: what its readers keep is the whole storage that it was cut from, or the copy that was brought to it.
-Which results are views depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and
-whether a reader of one finds it there on where it is put, so both are looked up for each strategy.
+A group that only takes a part of its input (one step of a sequence, one of three projections) gives a view:
+its readers then keep the whole storage from which it was cut, or the copy that was brought to it. Which
+results are views depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and whether a
+reader of one finds it there depends on where it is put, so both are looked up for each strategy.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tensoropt.types import Indices
 
 @dataclass(frozen=True)
 class ViewAlias:
-    """A tensor that in some configurations is a view of another one.
+    """A tensor that is a view of another tensor in some configurations.
 
     Attributes:
         maker: the group that writes it.
-        through: the other one's reader that makes it; :data:`SOURCE` where one group writes both.
-        of: the other one's short name in that group.
-        first: its own number among the tensor's readers, from which those of its readers count on.
-        leaves: it leaves the model.
+        through: the reader of the other tensor that makes it; :data:`SOURCE` if one group writes both.
+        of: the other tensor's short name in that group.
+        first: its own number among the tensor's readers, from which its readers are numbered onwards.
+        leaves: whether it leaves the model.
         inner: the views of it.
     """
 
@@ -44,14 +44,14 @@ class ViewAlias:
     inner: tuple[ViewAlias, ...]
 
     def with_inner(self) -> Iterator[ViewAlias]:
-        """The view, the views of it, and so on, depth first."""
+        """Yield the view, the views of it, and so on, depth first."""
         yield self
         for inner in self.inner:
             yield from inner.with_inner()
 
 
 class ViewAliases:
-    """The views of every tensor and who reads them."""
+    """The views of every tensor, and their readers."""
 
     def __init__(
         self, candidates: Candidates, schedule: StepSchedule, moves: MoveEffects, readings: Readings
@@ -61,30 +61,30 @@ class ViewAliases:
 
     @cached_property
     def _views(self) -> Mapping[str, Sequence[tuple[Group, str]]]:
-        """Per tensor the groups that make views of it, and these."""
+        """The groups that make views of each tensor, and the views."""
         return self.readings.known.once("views", self._all_views)
 
     def _all_views(self) -> dict[str, tuple[tuple[Group, str], ...]]:
         found: dict[str, dict[tuple[str, str], tuple[Group, str]]] = {}
         for group in self.candidates.graph.groups:
             names = {short: name for name, short in group.short_names.items()}
-            # Over all configurations: numbers of readers have to be the same for every strategy, so that one
-            # schedule and one set of columns serve all of them; users() leaves out what is no view in a
-            # strategy.
+            # Over all configurations, because readers must have the same numbers in every strategy, so that
+            # one schedule and one set of columns serve all of them; users() leaves out tensors that are not
+            # views in a strategy.
             pairs = {pair for facts in self.candidates.facts(group) for pair in facts.lies_in.items()}
             for view, of in sorted(pairs):
                 found.setdefault(names[of], {})[group.name, view] = group, names[view]
         return {name: tuple(views.values()) for name, views in found.items()}
 
     def of(self, name: str, first: int | None = None) -> tuple[ViewAlias, ...]:
-        """The views of a tensor; readers are counted from ``first``, or after those of its readers."""
+        """The views of a tensor; readers are numbered from ``first``, or after the tensor's own readers."""
         readers = [group.name for group in self.schedule.readers.get(name, ())]
         free, found = len(readers) if first is None else first, []
         for maker, view in self._views.get(name, ()):
             through = SOURCE if name in maker.writes else readers.index(maker.name)
             own = self.schedule.readers.get(view, ())
-            # Numbers go depth first: the view's own (for its hub), its readers, then those of the views of
-            # it. places() and users() count in the same order.
+            # Numbers go depth first: the view's own (for its hub), its readers, then those of its views.
+            # places() and users() count in the same order.
             inner = self.of(view, free + 1 + len(own))
             leaves = self.schedule.position("forward", "output", maker.name, view) >= 0
             made = ViewAlias(view, maker, through, maker.short_names[name], free, own, leaves, inner)
@@ -93,7 +93,7 @@ class ViewAliases:
         return tuple(found)
 
     def columns(self, views: Sequence[ViewAlias]) -> Iterator[Indices]:
-        """All that decides who reads the views, per strategy."""
+        """Yield everything that decides who reads the views, per strategy."""
         for one in (one for view in views for one in view.with_inner()):
             yield self.readings.written(one.maker.name, one.name).which
             for group in one.readers:
@@ -102,7 +102,8 @@ class ViewAliases:
                 yield hub.which
 
     def places(self, views: Sequence[ViewAlias]) -> Iterator[Reader]:
-        """Those who read views, in the order of their numbers; first of each view the hub it is put in."""
+        """Yield the readers of views, in the order of their numbers; for each view, the hub in which it is
+        put comes first."""
         for one in (one for view in views for one in view.with_inner()):
             yield Reader(one.maker.name, one.name, materialises=True)
             for group in one.readers:
@@ -111,11 +112,11 @@ class ViewAliases:
     def users(
         self, views: Sequence[ViewAlias], row: int, orders: Sequence[int], through: int | None = None
     ) -> Iterator[StorageUser]:
-        """Who reads the views in a strategy where these lie.
+        """Yield the readers of the views in a strategy, if the views lie in place there.
 
         Args:
-            orders: per number of a reader when it comes in forward.
-            through: of the views of a view: the reader of the outermost tensor.
+            orders: for each reader's number, its position in forward.
+            through: for the views of a view: the reader of the outermost tensor.
         """
         for one in views:
             writing = self.readings.written(one.maker.name, one.name).at(row)

@@ -13,7 +13,7 @@ from tensoropt.verify.places import Place
 from tensoropt.verify.predict import Prediction
 from tensoropt.verify.recorder import compare_collectives, compare_smaller, shown_axes
 from tensoropt.verify.reference import ModuleFindings
-from tensoropt.verify.tolerances import Differences
+from tensoropt.verify.tolerances import Differences, within_tolerance
 
 
 def answer_of(
@@ -151,8 +151,13 @@ def _module_data(module: ModuleFindings) -> dict[str, Any]:
     return {
         "loss_difference": module.differences.loss,
         "gradient_difference": module.differences.gradient,
+        "buffer_difference": module.differences.buffer,
         "ok": module.ok,
         "worst_gradient": module.worst_gradient,
+        "worst_buffer": module.worst_buffer,
+        "buffers_ok": within_tolerance(
+            Differences(buffer=module.differences.buffer), rounding=module.rounding
+        ),
         "compared_in": module.compared_in,
         "not_finite": dict(module.not_finite),
     }

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tensoropt.simulate.collectives import Collective
+from tensoropt.verify.on_copies import is_collective, run_on_copies
 
 # operator -> (kind, position of the argument that is counted)
 _COUNTED = {
@@ -42,6 +43,10 @@ _FUNCTIONAL = {
     "all_to_all_single": "all_to_all",
 }
 _SILENT = frozenset({"barrier", "monitored_barrier_", "wait_tensor"})
+
+
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
 
 
 def _nbytes(value: Any) -> int:
@@ -197,10 +202,11 @@ def between(one: Collective) -> str:
 class MemoryTracker(TorchDispatchMode):
     """Bytes of the tensors alive, counted by storage, and their peak.
 
-    Storages made while it is active are found automatically; existing ones are announced by :meth:`add`
-    (counted) or :meth:`exclude` (known but not counted: inputs, constants, buffers; if something replaces one
-    of them, such as a buffer's new value, only the increase in size counts). Scratch memory inside a kernel
-    and the process group's own buffers are not seen.
+    Storages made while it is active are found by themselves; what exists before is told by :meth:`add`
+    (counted) or :meth:`exclude` (known, not counted: inputs, constants, buffers; of what takes the place of
+    one of them, a buffer's new value, only what it is larger by). Scratch memory inside a kernel and the
+    process group's own buffers are not seen, nor what its threads still hold of collectives that are over
+    (:mod:`tensoropt.verify.on_copies`).
     """
 
     def __init__(self) -> None:
@@ -239,7 +245,8 @@ class MemoryTracker(TorchDispatchMode):
         return size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        run = run_on_copies if is_collective(func, args) else _run
+        result = run(func, args, kwargs or {})
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor) and not self._is_foreign(func, value):
                 self._see(value, counted=True)

@@ -6,8 +6,8 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.verify.differences import (
+    Worst,
     difference,
     largest_of,
     named_difference,
@@ -69,6 +70,8 @@ class Results:
         floor: the size below which gradients are ignored.
         rounding: what mixed precision alone changes; None without mixed precision.
         ran_on: the device that it ran on.
+        again: outputs of a second call.
+        stepped: buffers after it.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -78,6 +81,8 @@ class Results:
     floor: float = 0.0
     rounding: Differences | None = None
     ran_on: str = "cpu"
+    again: tuple[torch.Tensor, ...] = ()
+    stepped: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def not_finite(self) -> dict[str, int]:
@@ -192,12 +197,19 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
         unsplit_strategy(loaded.graph), loaded.values, runtime=Runtime((1,), seed=seed, device=device)
     )
     outputs, gradients = first_step(engine, moved)
+    # Another call: what the first one leaves behind, it finds.
+    with torch.set_grad_enabled(engine.training):
+        again = tuple(value.detach() for value in engine(*moved.inputs)[: len(outputs)])
+    stepped = {name: value.clone() for name, value in engine.buffers.items()}
     if floor is None:
         floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
     after, buffers = after_steps(engine, moved, floor)
-    results = (outputs, gradients, after, buffers)
-    outputs, gradients, after, buffers = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
-    found = Results(outputs, gradients, after, buffers, floor, ran_on=str(device))
+    results = (outputs, gradients, after, buffers, again, stepped)
+    results = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
+    outputs, gradients, after, buffers, again, stepped = results
+    found = Results(
+        outputs, gradients, after, buffers, floor, ran_on=str(device), again=again, stepped=stepped
+    )
     return replace(found, rounding=_rounding(loaded.spec, seed, found)) if narrow else found
 
 
@@ -226,13 +238,14 @@ class ModuleFindings:
     """The distance of the unsplit graph from the module it was captured from; picklable.
 
     Attributes:
-        differences: the differences of the loss (the outputs in inference) and, in training, of the
-            gradients.
-        not_finite: how many values of the unsplit graph are NaN or infinite, by what they belong to.
+        differences: of the loss (the outputs in inference), of buffers after two calls and, in training,
+            of the gradients.
+        not_finite: how many values of the unsplit graph are NaN or infinite, by what they are of.
         worst_gradient: the parameter whose gradient is furthest off, by its name in the model.
         rounding: for a model that computes in a narrow type inside, what that changes in the graph; otherwise
             None.
         compared_in: the precision that decided.
+        worst_buffer: the buffer that is furthest off after two calls, by its name in the model.
     """
 
     differences: Differences
@@ -240,6 +253,7 @@ class ModuleFindings:
     worst_gradient: str = ""
     rounding: Differences | None = None
     compared_in: str = "float32"
+    worst_buffer: str = ""
 
     @property
     def ok(self) -> bool:
@@ -271,12 +285,18 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
     own.to(device)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda v: v.to(device), (args, kwargs))
     if loaded.spec.mode == "inference":
-        with in_mode(own, "inference"), torch.no_grad(), seeded(model=own):
-            outputs = pytree.tree_leaves(own(*args, **kwargs))
-        tensors = [v for v in outputs if isinstance(v, torch.Tensor)]
-        return ModuleFindings(Differences(outputs_difference(ref.outputs, tensors)), ref.not_finite)
-    loss, gradients = _own_step(own, model, args, kwargs)
-    found = _compared(loaded, ref, loss, gradients, ref.floor)
+        calls = []
+        with in_mode(own, "inference"), torch.no_grad():
+            for _ in range(2):
+                with seeded(model=own):
+                    calls.append(pytree.tree_leaves(own(*args, **kwargs)))
+        first, second = ([v for v in call if isinstance(v, torch.Tensor)] for call in calls)
+        buffer = _worst_buffer(loaded, ref, own)
+        apart = max(outputs_difference(ref.outputs, first), outputs_difference(ref.again, second))
+        differences = Differences(apart, buffer=buffer.size)
+        return ModuleFindings(differences, ref.not_finite, worst_buffer=buffer.name)
+    losses, gradients = _own_step(own, model, args, kwargs)
+    found = _compared(loaded, ref, own, losses, gradients, ref.floor)
     if found.ok:
         return found
     wide = _unsplit_on(device, load_model(replace(loaded.spec, dtype="float64")), seed, ref.floor)
@@ -287,30 +307,37 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
         rounding = Differences(
             outputs_difference(ref.outputs, wide.outputs),
             named_difference(ref.gradients, wide.gradients, floor),
+            buffer=named_difference(ref.stepped, wide.stepped, GRADIENT_FLOOR),
         )
-        narrow = _compared(loaded, ref, loss, gradients, floor)
+        narrow = _compared(loaded, ref, own, losses, gradients, floor)
         return replace(narrow, rounding=rounding, compared_in=precision(loaded))
     return _in_double(loaded, wide, found)
 
 
 def _own_step(
     own: torch.nn.Module, model: torch.nn.Module, args: Any, kwargs: Any
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return (loss, gradients by name) of the module itself, in the modes that its user gave it."""
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """(losses of two calls, gradients of the first by name) of the module itself, in the modes that its user
+    gave it."""
     subject = model if isinstance(model, WithLoss) else WithLoss(model, None)
     # A layer that capture kept is not dropped here either.
-    with in_mode(own, "train"), valid_values(), seeded(model=own):
-        loss = subject(*args, **kwargs)
-        loss.backward()
+    with in_mode(own, "train"), valid_values():
+        with seeded(model=own):
+            loss = subject(*args, **kwargs)
+            loss.backward()
+        # Another call finds what the first one left behind.
+        with seeded(model=own):
+            losses = [loss.detach(), subject(*args, **kwargs).detach()]
     parameters = dict(own.named_parameters(remove_duplicate=False))
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    return loss.detach(), gradients
+    return losses, gradients
 
 
 def _compared(
     loaded: CapturedModel,
     ref: Results,
-    loss: torch.Tensor,
+    own: torch.nn.Module,
+    losses: Sequence[torch.Tensor],
     gradients: Mapping[str, torch.Tensor],
     floor: float,
 ) -> ModuleFindings:
@@ -322,8 +349,28 @@ def _compared(
             wanted = gradients.get(str(tensor.key), torch.zeros_like(found))
             apart[str(tensor.key)] = difference(found, wanted.to(found.device), floor=floor)
     most = worst(apart)
-    differences = Differences(outputs_difference(ref.outputs, [loss]), most.size)
-    return ModuleFindings(differences, ref.not_finite, most.name)
+    buffer = _worst_buffer(loaded, ref, own)
+    pairs = zip((ref.outputs, ref.again), losses, strict=True)
+    loss = max(outputs_difference(graph, [module]) for graph, module in pairs)
+    differences = Differences(loss, most.size, buffer=buffer.size)
+    return ModuleFindings(differences, ref.not_finite, most.name, worst_buffer=buffer.name)
+
+
+def _worst_buffer(loaded: CapturedModel, ref: Results, own: torch.nn.Module) -> Worst:
+    """The buffer of a module that is furthest from the graph's, both after two calls."""
+    name_of = {str(t.key): t.name for t in loaded.captured.graph.tensors.values() if t.name in ref.stepped}
+    before = dict(loaded.spec.build()[0].named_buffers()) if _has_others(own, name_of) else {}
+    apart: dict[str, float] = {}
+    for key, value in own.named_buffers():
+        # Of what the graph does not have a plan leaves the value that it has.
+        kept = ref.stepped[name_of[key]] if key in name_of else before.get(key)
+        if kept is not None:
+            apart[key] = difference(kept, value.to(kept.device), floor=GRADIENT_FLOOR)
+    return worst(apart)
+
+
+def _has_others(own: torch.nn.Module, known: Mapping[str, str]) -> bool:
+    return any(key not in known for key, _ in own.named_buffers())
 
 
 def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> ModuleFindings:
@@ -333,10 +380,10 @@ def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> 
     own = model.model if isinstance(model, WithLoss) else model
     args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
     try:
-        loss, gradients = _own_step(own.double(), model, args, kwargs)
+        losses, gradients = _own_step(own.double(), model, args, kwargs)
     except (RuntimeError, TypeError, ValueError):  # code that takes one precision only
         return single
-    found = replace(_compared(loaded, wide, loss, gradients, wide.floor), compared_in="float64")
+    found = replace(_compared(loaded, wide, own, losses, gradients, wide.floor), compared_in="float64")
     pairs = zip(found.differences.compared.values(), single.differences.compared.values(), strict=True)
     # Casts to float32 in the model's own code stay there, so that less shrinks than between two graphs.
     return found if found.ok and all(d <= MODULE_SHRUNK * s for d, s in pairs if s > 0) else single

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from samples_app import exploration, space
-from tensoropt_app.index import _curve as curve
 from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.state import View
 from tensoropt_app.views.detail import detail_of
@@ -21,6 +20,7 @@ from tensoropt_app.views.profile import devices_by_memory
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, Point
 from tensoropt.plan import load_exploration as load
+from tensoropt.plan.exploration_files import read_costs
 
 
 def test_the_ready_made_exploration_is_there_and_can_be_read() -> None:
@@ -192,7 +192,7 @@ def test_lists_and_tables_open_no_exploration(tmp_path: Path, monkeypatch: pytes
         "tensoropt_app.library.load_exploration", lambda folder: opened.append(folder) or load(folder)
     )
     read: list[Path] = []
-    monkeypatch.setattr("tensoropt_app.index._curve", lambda file: read.append(file) or curve(file))
+    monkeypatch.setattr("tensoropt_app.index.read_costs", lambda file: read.append(file) or read_costs(file))
     library = Library(tmp_path)
     for _ in range(3):
         choices(library)
@@ -208,7 +208,7 @@ def test_lists_and_tables_open_no_exploration(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_index_knows_what_the_files_say(tmp_path: Path) -> None:
-    """Read in part where a file is as we write it, as a whole where somebody wrote it anew."""
+    """Also where somebody wrote one anew."""
     found = exploration(spaces=[space((2, 4)), space((3,))])
     found.save(tmp_path / "a")
     found.save(tmp_path / "b")
@@ -219,7 +219,7 @@ def test_the_index_knows_what_the_files_say(tmp_path: Path) -> None:
     assert library.head_of(first) == library.head_of(second)
     assert library.head_of(first).kind == "H100-80GB"
     for entry in (first, second):
-        curve = library.curve_of(entry)
-        assert curve.memory.tolist() == [p.memory_bytes for p in found.points]
-        assert curve.time.tolist() == [p.time_s for p in found.points]
-        assert curve.devices.tolist() == [8] * 8
+        costs = library.costs_of(entry)
+        assert costs.memory.tolist() == [p.memory_bytes for p in found.points]
+        assert costs.time.tolist() == [p.time_s for p in found.points]
+        assert costs.devices.tolist() == [8] * 8

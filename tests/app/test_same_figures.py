@@ -9,23 +9,26 @@ from typing import Any
 
 import pytest
 from onnx_app import model_file
+from tensoropt_app.figures.frontier import frontier_figure
 from tensoropt_app.library import READY_MADE
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.operators import beside_rows, operator_rows
 from tensoropt_app.views.operators_table import table_rows
 from tensoropt_app.views.plan import step_bar
-from tensoropt_app.views.point import point_card
+from tensoropt_app.views.point import Fact, point_card
 from tensoropt_app.views.points_table import table_columns
 from tensoropt_app.views.why import parts, quick
 
 from tensoropt.cli.parser import main
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.export import write_frontier_csv
+from tensoropt.plan.figure_rows import points_data
 from tensoropt.plan.plan import load_plan
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
 from tensoropt.report.sheet import SheetOptions, decision_sheet
+from tensoropt.report.table import point_lines
 from tensoropt.units import format_bytes, format_seconds
 
 Found = tuple[Exploration, Path]
@@ -142,3 +145,30 @@ def test_what_takes_the_time_is_the_same(found: Found, capsys: pytest.CaptureFix
         bar = {segment.title: segment.share for segment in step_bar(data, index).segments}
         computing = sum(part["share"] for part in shown["parts"] if part["key"] == "computation")
         assert bar["compute"] == pytest.approx(computing, abs=1e-6)
+
+
+def test_what_a_rank_sends_is_said_everywhere(beside: Path, tmp_path: Path) -> None:
+    """On two cards half of what is gathered or scattered leaves each, and all of a sum."""
+    exploration = load_exploration(beside)
+    write_frontier_csv(exploration, tmp_path / "frontier.csv")
+    with (tmp_path / "frontier.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    data, view = FrontierData.of(exploration), View()
+    column = table_columns(data, view)["sent"]
+    traces = frontier_figure(data, view, "light")["data"]
+    told = {row: words for trace in traces for row, words, _ in trace.get("customdata", ())}
+    for row, point in enumerate(exploration.all_points):
+        own = [(kind, size * count) for kind, _, size, count in point.collectives]
+        if point.placed is None:
+            assert point.sent_bytes == sum(
+                size * (1.0 if kind == "all_reduce" else 0.5) for kind, size in own
+            )
+        words = format_bytes(point.sent_bytes)
+        assert float(column[row]) * data.units.memory.factor == pytest.approx(point.sent_bytes)
+        assert points_data(exploration, [row])[0]["sent_bytes"] == round(point.sent_bytes)
+        assert f"  sent: {words}" in point_lines(exploration, row)
+        assert Fact("sent", words) in point_card(data, view, row).facts
+        assert row not in told or f"<br>sent {words}" in told[row]
+        assert row >= len(written) or int(written[row]["sent_bytes"]) == round(point.sent_bytes)
+    assert len(told) > len(written) / 2
+    assert max(data.column("sent_bytes")) > 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from samples_app import exploration
 from tensoropt_app.library import Library
@@ -139,7 +139,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=60)
 @given(
     body=st.binary(max_size=60)
     | json_values.map(lambda v: json.dumps(v).encode())

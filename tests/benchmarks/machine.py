@@ -23,6 +23,7 @@ WRITTEN = (
     "notebooks/frontier.svg",
     "README.md",
     "tensoropt/README.md",
+    "tensoropt/cli/README.md",
     "tensoropt/costs/README.md",
     "tests/benchmarks/README.md",
 )

@@ -81,3 +81,18 @@ def test_what_was_drawn_is_told():
         assert not drew()
         random.random()
         assert drew()
+
+
+def test_the_note_names_the_models_line_not_numpys():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            order = np.random.permutation(4)
+            return self.layer(x[torch.as_tensor(order)]).square().mean()
+
+    (note,) = (n for n in capture(Mixed(), (X,)).graph.notes if "draws numbers" in n)
+    assert note.count(".py:") == 1
+    assert "test_draws.py" in note

@@ -110,6 +110,12 @@ def test_a_lost_gradient_is_refused_by_name():
     assert "not compared" in check_structure(graph, EagerStep(problem="no kernel"), "")[0]
 
 
+def test_what_the_graph_trains_beyond_the_model_is_noted():
+    _, _, graph = two_layers()
+    (note,) = check_structure(graph, EagerStep(frozenset({"2.weight", "2.bias"})), "")
+    assert note.startswith("the graph trains 0.bias, 0.weight, which")
+
+
 def test_rounding_that_a_model_amplifies_is_not_refused():
     """A product of large terms that cancel: rounding of a weight changes gradients by much."""
 

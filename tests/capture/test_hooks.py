@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.modules.module import register_module_full_backward_hook
@@ -104,3 +107,38 @@ def test_registering_works_again_afterwards():
         capture(built.model, built.args)
     built.model(*built.args).backward()
     assert built.model.first.weight.grad is not None
+
+
+class _Asks(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.layer, self.how = nn.Linear(4, 4), how
+
+    def forward(self, x):
+        if self.how == "retain":
+            h = self.layer(x)
+            h.retain_grad()
+            return h.square().mean()
+        with torch.autograd.graph.save_on_cpu():
+            return self.layer(x).tanh().square().mean()
+
+
+@pytest.mark.parametrize(("how", "said"), [("retain", "retain_grad"), ("offload", "save_on_cpu")])
+def test_what_forward_asks_of_backward_is_noted_with_its_line(how, said):
+    (note,) = capture(_Asks(how), (torch.randn(2, 4),)).graph.notes
+    assert re.search(rf"test_hooks\.py:\d+ .*{said}", note)
+    assert torch.Tensor.retain_grad.__name__ == "retain_grad"
+
+
+def test_a_models_own_checkpoints_are_not_noted_as_packing():
+    layer = nn.Linear(4, 4)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False).square().mean()
+
+    assert not [n for n in capture(Model(), (torch.randn(2, 4),)).graph.notes if "kept for backward" in n]

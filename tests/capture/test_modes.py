@@ -98,3 +98,37 @@ def test_inference_evaluates_everything():
         assert modes(model) == set()
     assert notes == ()
     assert modes(model) == {"", "layer", "norm", "drop"}
+
+
+def _scaled(module, x):
+    return x * 0.5 if module.training else x
+
+
+class Chosen(nn.Module):
+    """Depends on its mode in a method and in a function that forward calls."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.layer, self.how = nn.Linear(8, 8), how
+
+    def _mixed(self, x):
+        return x + 1 if self.training else x
+
+    def forward(self, x):
+        if self.how == "method":
+            return self._mixed(self.layer(x))
+        return self.layer(x)
+
+
+class ByFunction(Chosen):
+    def forward(self, x):
+        return _scaled(self, self.layer(x))
+
+
+def test_what_forward_calls_may_depend_on_the_mode():
+    for layer, said in ((Chosen("method"), True), (ByFunction(""), True), (nn.Linear(8, 8), False)):
+        model = nn.Sequential(layer, nn.BatchNorm1d(8))
+        layer.eval()
+        _, notes = trained(model)
+        assert bool(notes) is said
+        assert not said or "held in eval mode, as the model has them: 0" in notes[0]

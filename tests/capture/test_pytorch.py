@@ -182,6 +182,25 @@ def test_batch_norm_updates_its_buffers():
         assert graph.tensors[after].shape == graph.tensors[before].shape
 
 
+def test_statistics_that_a_second_call_of_a_norm_reads_have_no_gradient():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.norm = nn.Linear(8, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            first, second = self.norm(self.layer(x)), self.norm(self.layer(-x))
+            return (first * second).mean() + (first - self.norm.running_mean).square().mean()
+
+    graph = capture(Twice(), (X,)).graph
+    norms = [op for op in graph.operators if op.target.startswith("aten._native_batch_norm")]
+    assert len(norms) == 2
+    for op in norms:
+        result, *statistics = (graph.tensors[name].requires_grad for name in op.outputs)
+        assert result
+        assert not any(statistics)
+
+
 def test_batch_norm_in_inference_changes_nothing():
     graph = capture(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), (X,), mode="inference").graph
     assert not graph.mutations

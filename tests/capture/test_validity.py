@@ -106,3 +106,40 @@ def test_a_causal_mask_of_a_transformer_is_used_as_it_is():
     found = rebuild(captured.graph, model)(*args)
     torch.testing.assert_close(found, model(*args))
     assert any("whether a mask is causal" in note for note in captured.graph.notes)
+
+
+class Dropping(torch.nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.a, self.b, self.draw = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), draw
+
+    def forward(self, x):
+        x = self.a(x)
+        if self.draw():
+            x = self.b(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("draw", "taken"),
+    [
+        (lambda: torch.rand(1) < 0.3, False),
+        (lambda: torch.rand(()).item() < 0.3, False),
+        (lambda: torch.rand(1).item() <= 0.7, True),
+        (lambda: 0.3 < torch.rand(1).item(), True),  # noqa: SIM300
+        (lambda: torch.rand(1).item() >= 0.7, False),
+    ],
+)
+def test_a_layer_is_dropped_alike_however_its_number_is_read(draw, taken):
+    graph = capture(Dropping(draw), (torch.ones(4, 4),)).graph
+    assert any("test_validity.py" in note and "takes the likelier branch" in note for note in graph.notes)
+    used = [
+        t.key for t in graph.parameters if t.key == "b.weight" and "b.weight" not in " ".join(graph.notes)
+    ]
+    assert bool(used) is taken
+
+
+@pytest.mark.parametrize("use", [lambda d: d * 2 < 1, lambda d: int(d) == 0, lambda d: torch.ones(1) * d < 2])
+def test_a_number_that_was_drawn_may_only_be_compared(use):
+    with pytest.raises(CaptureError, match=r"test_validity\.py:\d+ .*makes a number of a tensor's value"):
+        capture(Dropping(lambda: use(torch.rand(()).item())), (torch.ones(4, 4),))

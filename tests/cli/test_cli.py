@@ -196,9 +196,9 @@ def test_explore_answers_machines(run: Any, explored: Path) -> None:
 
 
 def test_choose_by_memory_time_and_knee(run: Any, explored: Path) -> None:
-    points = json.loads((explored / "exploration.json").read_text())["points"]
+    count = json.loads((explored / "exploration.json").read_text())["points"]
     code, out, _ = run("choose", "out", "--memory", "4GiB", "--out", "fast.json", "--json")
-    assert (code, json.loads(out)["point"]) == (0, len(points))
+    assert (code, json.loads(out)["point"]) == (0, count)
     assert json.loads(Path("fast.json").read_text()) == json.loads(out)["plan"]
     code, out, _ = run("choose", "out", "--time", "10s", "--json")
     assert (code, json.loads(out)["point"], json.loads(out)["out"]) == (0, 1, None)
@@ -207,7 +207,7 @@ def test_choose_by_memory_time_and_knee(run: Any, explored: Path) -> None:
     assert "per device" in out
     code, out, _ = run("choose", "out", "--point", "1", "--json")
     assert (code, json.loads(out)["point"]) == (0, 1)
-    refused(run("choose", "out", "--point", "0"), f"has points 1 to {len(points)}")
+    refused(run("choose", "out", "--point", "0"), f"has points 1 to {count}")
     refused(run("choose", "out", "--point", "1", "--devices", "2"), "name its folder")
 
 
@@ -691,7 +691,7 @@ def test_another_question_about_a_zoo_model_needs_no_capture(run, place, monkeyp
     assert code == 0
     assert "capture" in first
     with monkeypatch.context() as patch:
-        patch.setattr("tensoropt.cli.question.build_model", None)
+        patch.setattr("tensoropt.plan.question.load_model", None)
         code, _, other = run(*asked, "--epsilon", "0.0005")
         assert code == 0
         assert "the operator graph is one that was kept" in other

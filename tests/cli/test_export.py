@@ -42,7 +42,7 @@ def test_plans_of_other_planners_have_the_numbers_behind_the_frontiers(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = load_exploration("out")
-    replace(found, others=(replace(found.points[0], planner="zero"),)).save("more")
+    replace(found, others=(found.points[0].changed(planner="zero"),)).save("more")
     assert main(["choose", "more", "--point", "5", "--out", "plan.json"]) == 0
     assert load_plan("plan.json").planner == "zero"
     capsys.readouterr()

@@ -16,6 +16,7 @@ from tensoropt.capture import capture
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.prices import Prices
+from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import CostTables, make_templates
 from tensoropt.graph import OperatorGraph
 from tensoropt.plan.problem import Problem, prepare
@@ -222,10 +223,13 @@ def tables_of(
     arrays: TableArrays | None = None,
     *,
     beside: bool = False,
+    restriction: Restriction = FREE,
 ) -> CostTables:
     """Cost tables at toy prices."""
     training = prepared.graph.atoms.graph.training
-    templates = make_templates(prepared.graph, mesh, prepared.micro, lambda w: facts_of(w, training))
+    templates = make_templates(
+        prepared.graph, mesh, prepared.micro, lambda w: facts_of(w, training), restriction
+    )
     overheads = Overheads(copy_s_per_byte=1 / copy, again_s=AGAIN_S)
     costs = ToyCompute(), ToyCommunication()
     prices = Prices(prepared.graph, mesh, *costs, optimizer, overheads, beside=beside)

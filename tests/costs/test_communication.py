@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.cluster import Cluster, Level, Link, Mesh, device_kind, load_cluster
@@ -160,7 +160,6 @@ def test_messages_between_two_ranks():
     assert model.pair_source(0, 1) == "data sheet"
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(["local:4", "dgx-h100x2", "tensoropt-paper", "netsplit-paper", "rtx-4090x2"]),
     st.sampled_from(COLLECTIVES),

@@ -35,6 +35,7 @@ README = ROOT / "README.md"
 PAGES = (
     README,
     ROOT / "tensoropt" / "README.md",
+    ROOT / "tensoropt" / "cli" / "README.md",
     ROOT / "tensoropt" / "costs" / "README.md",
     ROOT / "tests" / "benchmarks" / "README.md",
 )

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from tensoropt.plan.settings import settings_fields
 from tests.benchmarks.fidelity.report import PAPER
 from tests.docs.figures import Filled, lookup, newest, result, table
 from tests.docs.pages import ROOT
@@ -100,6 +101,19 @@ def layers() -> str:
     contracts = settings["tool"]["importlinter"]["contracts"]
     [found] = [contract["layers"] for contract in contracts if contract["id"] == "layers"]
     return "\n".join(["```text", "tensoropt_app", *found, "```"])
+
+
+def settings() -> str:
+    """A row for each setting, as it stands at its field."""
+    found = []
+    for setting in settings_fields():
+        verbs = "`explore`" if setting.name == "memory_bytes" else "`explore`, `compare`"
+        values = f"{', '.join(setting.choices)}. " if setting.choices else ""
+        found.append([verbs, f"`--{setting.flag}`", setting.text(setting.default), f"{values}{setting.help}"])
+    return "\n".join(
+        f"| {' | '.join(row)} |"
+        for row in (["verbs", "option", "default", "what it says"], ["---"] * 4, *found)
+    )
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -219,6 +233,8 @@ PARTS: dict[str, Callable[[], str]] = {
     ),
     # tensoropt/README.md
     "layers": layers,
+    # tensoropt/cli/README.md
+    "settings": settings,
     # tensoropt/costs/README.md
     "memory-on-fake-ranks": partial(
         rows,

@@ -141,6 +141,72 @@ def test_what_is_followed_or_not_read() -> None:
     assert original_shape(model[0].weight) == (4, 4)
 
 
+class Settings:
+    scale = 1.0
+
+    def __init__(self) -> None:
+        self.rate, self.unread, self.use_cache, self.sizes = 0.5, 3, True, [1, 2]
+
+
+def _doubled(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return x * module.factor  # type: ignore[operator]
+
+
+class Configured(nn.Module):
+    """Reads a config, its class, and what a function reads of it."""
+
+    power: float = 2.0
+    unread = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.config, self.factor = nn.Linear(4, 4), Settings(), 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = _doubled(self, self.layer(x)) * self.config.rate * sum(self.config.sizes)
+        y = y if self.config.use_cache else y * 1.0
+        return (y.abs() ** self.power).sum()
+
+
+def set_class(model: Any) -> None:
+    type(model).power = 3.0
+
+
+def configured() -> Any:
+    model = Configured()
+    captured = capture(model, (X,))
+    strategy = unsplit_strategy(group_operators(refine_graph(captured.graph)))
+    return parallelize(model, strategy, (X,), as_measured=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m: setattr(m.config, "rate", 0.25), "config.rate is 0.25 now, but was 0.5"),
+        (lambda m: m.config.sizes.append(3), r"config.sizes is \[1, 2, 3\] now, but was \[1, 2\]"),
+        (lambda m: setattr(m, "config", Settings()), "config is another Settings than when the model was"),
+        (lambda m: setattr(m, "power", 1.0), r"power is 1.0 now, but was 2.0 \(an attribute of Configured\)"),
+        (set_class, r"power is 3.0 now, but was 2.0 \(an attribute of Configured\)"),
+        (lambda m: setattr(m, "factor", 1.0), "factor is 1.0 now, but was 2.0"),
+    ],
+)
+def test_what_forward_reads_of_configs_and_classes(change: Any, says: str) -> None:
+    model = configured()
+    model(X)
+    try:
+        change(model)
+        with pytest.raises(PlanError, match=says):
+            model(X)
+    finally:
+        Configured.power = 2.0
+
+
+def test_what_forward_does_not_read_of_them() -> None:
+    model = configured()
+    model.config.unread, model.unread, model.config.use_cache, model.config.new = 4, 6, False, 1
+    model(X)
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_modules_that_stay_in_evaluation(training: bool) -> None:
     """Also where the model as a whole was in evaluation when it was parallelized."""

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from tensoropt.engine.models import load_model
@@ -368,6 +369,95 @@ def _penalised(mesh: Mesh, seed: int, how: str) -> tuple[float, float]:
         if p.numel() and (not is_pipeline(mesh) or p.shape == parameters[n].shape)
     ]
     return max(abs(a - b) for a, b in zip(*losses, strict=True)), max(far, default=0.0)
+
+
+Parameters = list[nn.Parameter]
+READ: dict[str, Callable[[Parameters, list[torch.Tensor]], torch.Tensor]] = {
+    "squares": lambda ps, _: sum(p.pow(2).sum() for p in ps),  # type: ignore[misc]
+    "absolute": lambda ps, _: sum(p.abs().sum() for p in ps),  # type: ignore[misc]
+    "norms": lambda ps, _: torch.stack([p.norm() for p in ps]).sum(),
+    "means": lambda ps, _: sum(p.square().mean() for p in ps),  # type: ignore[misc]
+    "norm of all": lambda ps, _: sum(p.square().sum() for p in ps).sqrt(),  # type: ignore[union-attr]
+    "vector": lambda ps, _: torch.nn.utils.parameters_to_vector(ps).norm(),
+    "many norms": lambda ps, _: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(ps))),
+    "proximal": lambda ps, kept: sum((p - q).pow(2).sum() for p, q in zip(ps, kept, strict=True)),  # type: ignore[misc]
+    "distance": lambda ps, kept: sum(  # type: ignore[misc]
+        nn.functional.mse_loss(p, q) for p, q in zip(ps, kept, strict=True)
+    ),
+}
+"""Penalties that scripts compute of parameters, and of copies of them."""
+
+
+def read_penalties(rank: int, world: int, mesh: Mesh, seed: int) -> dict[str, float]:
+    """How far what each rank reads of a step with a penalty is from the plain model's step."""
+    found = {}
+    for what, penalty in READ.items():
+        read: list[list[float]] = []
+        for plain in (False, True):
+            model, args, kwargs = build("mlp") if plain else parallel("mlp", mesh, seed)
+            kept = [p.detach().clone() * 0.9 for p in model.parameters()]
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            own = []
+            for _ in range(2):
+                optimizer.zero_grad()
+                apart = penalty(list(model.parameters()), kept)
+                loss = model(*args, **kwargs) + 0.1 * apart
+                loss.backward()
+                norm = clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                own += [loss.item(), float(apart), float(f"{loss:.6f}"), float(norm)]
+            with torch.no_grad():
+                own += [p.norm().item() for p in model.parameters()]
+            read.append(own)
+        found[what] = max(abs(a - b) for a, b in zip(*read, strict=True))
+    return found
+
+
+def refused_penalties(rank: int, world: int, mesh: Mesh) -> list[str]:
+    """What is said of penalties that a rank with parts of parameters cannot compute."""
+    model, _, _ = parallel("mlp", mesh)
+    weight, bias = model.first.weight, model.second.bias
+    return [
+        refusal(lambda: (weight @ weight.T).square().sum()),
+        refusal(lambda: weight.max()),
+        refusal(lambda: weight.softmax(-1)),
+        refusal(lambda: weight.sum(0)),
+        refusal(lambda: weight.norm(float("inf"))),
+        refusal(lambda: weight * torch.ones(len(bias) + 77, 1)),
+    ]
+
+
+def written(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> tuple[list[str], bool]:
+    """What warnings say as a state dict is written by torch.save, and whether it is read again as it was."""
+    model, _, _ = parallel(name, mesh, seed)
+    state, file = model.state_dict(), io.BytesIO()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.save({"model": state, "step": 3}, file)
+    file.seek(0)
+    read = torch.load(file, weights_only=not any(isinstance(v, DTensor) for v in state.values()))["model"]
+    said = [str(w.message) for w in caught if "model.state_dict()" in str(w.message)]
+    return said, list(read) == list(state) and read._metadata == state._metadata
+
+
+def alone(rank: int, world: int, mesh: Mesh, what: str) -> str:
+    """What rank 0 is told that does something alone which takes all ranks, while the other goes on."""
+    model, args, kwargs = parallel("moving_average" if what == "buffers" else "mlp", mesh, 5)
+    model(*args, **kwargs)
+    parameter = next(model.parameters())
+    said = ""
+    if rank == 0:
+        if what in ("state", "buffers"):
+            said = refusal(model.state_dict)
+        elif what == "norm":
+            said = refusal(lambda: parameter.norm().item())
+        else:
+            said = refusal(lambda: parameter.detach().square().sum().item())
+    else:
+        model._tensoropt.together.went_on()
+    # Both are where they were, or the next collective would meet another.
+    dist.barrier()
+    return said
 
 
 # -- shapes and checkpoints ----------------------------------------------------------------------------------

@@ -186,6 +186,48 @@ def test_a_penalty_beside_the_loss(ranks: RankPool, mesh: Any, seed: int) -> Non
         assert all(far < 1e-5 for far in found.values()), found
 
 
+@pytest.mark.parametrize(
+    ("mesh", "seed"),
+    [
+        ((1, 2), 5),
+        (("placed", 1), 5),
+        (("1f1b", 2, 2), 3),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (((2, 2), 14), ((1, 2), 14))),
+    ],
+    ids=str,
+)
+def test_what_is_read_with_a_penalty_is_what_one_process_reads(ranks: RankPool, mesh: Any, seed: int) -> None:
+    """On every rank: losses, the penalty itself, formatted ones, clipped norms, norms of parameters."""
+    for found in ranks.run(jobs.read_penalties, mesh, seed):
+        assert all(far < 1e-4 for far in found.values()), found
+
+
+@pytest.mark.parametrize("mesh", [("placed", 1), ("1f1b", 2, 2)], ids=str)
+def test_a_penalty_that_parts_of_parameters_cannot_give(ranks: RankPool, mesh: Any) -> None:
+    for said in ranks.run(jobs.refused_penalties, mesh):
+        assert all("first.weight" in line for line in said)
+        assert "the script computes T of first.weight, of which ranks have parts" in said[0]
+        assert "is combined with a tensor of shape" in said[5]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "what", "says"),
+    [
+        (("placed", 1), "state", "in model.state_dict(), which under this plan sends parts"),
+        (("gpipe", 1, 2), "buffers", "in model.state_dict(), which under this plan sends parts"),
+        (("placed", 1), "norm", "in a sum or norm of parameters"),
+        ((1, 2), "norm", "in a sum or norm of parameters"),
+        ((1, 2), "sum", "in reading a sum or norm of parameters"),
+    ],
+    ids=str,
+)
+def test_one_rank_alone_is_told_what_takes_all(ranks: RankPool, mesh: Any, what: str, says: str) -> None:
+    """It would wait for good."""
+    first, *_ = ranks.run(jobs.alone, mesh, what, timeout_s=60.0)
+    assert "rank 1 has gone on to the next call of the model while rank 0 waits for it" in first
+    assert says in first
+
+
 FUSED = ("transformer", (1, 2), 7)
 """A plan that stores a fused projection split on heads."""
 
@@ -222,3 +264,20 @@ def test_whole_state_dicts_by_pytorch(ranks: RankPool) -> None:
 def test_one_rank_may_ask_for_its_state_dict(ranks: RankPool) -> None:
     sizes = ranks.run(jobs.state_of_one_rank, *FUSED, timeout_s=60.0)
     assert sizes[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "seed", "lacks"),
+    [
+        ("mlp", ("1f1b", 2, 2), 3, "parameters, which lie on other ranks"),
+        (*FUSED, "lacks parts of"),
+        ("mlp", ("placed", 1), 3, ""),
+    ],
+)
+def test_a_state_dict_that_lacks_parts_says_so_when_it_is_written(
+    ranks: RankPool, name: str, mesh: Any, seed: int, lacks: str
+) -> None:
+    for said, alike in ranks.run(jobs.written, name, mesh, seed):
+        assert alike
+        assert len(said) == bool(lacks)
+        assert all(lacks in line for line in said)

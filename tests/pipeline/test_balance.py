@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -59,7 +59,6 @@ def stacked(blocks: int, *, stem: bool, head: bool) -> Cutter:
 
 
 @given(st.sampled_from([1, 3, 5]), st.integers(2, 8), st.booleans(), st.booleans())
-@settings(max_examples=60)
 def test_blocks_are_dealt_to_stages_whatever_the_model_begins_and_ends_with(blocks, stages, stem, head):
     """Cuts that a pipeline can have, or a refusal, also of a bare stack of blocks."""
     cutter = stacked(blocks, stem=stem, head=head)

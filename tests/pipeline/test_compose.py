@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.pipeline import compose as module
@@ -61,7 +61,6 @@ def problems(draw: st.DrawFn) -> tuple[Offers, int]:
 
 
 @given(problems())
-@settings(max_examples=200, deadline=None)
 def test_it_finds_what_all_compositions_have(problem: tuple[Offers, int]) -> None:
     offers, micro_batches = problem
     found = [(one.memory_bytes, one.time_s) for one in compose(offers, micro_batches)]

@@ -74,6 +74,16 @@ def test_what_it_sends_is_what_the_fullest_rank_sends(explored: Exploration) -> 
     assert sends[("broadcast", 4)] == 1
 
 
+def test_the_most_that_a_rank_sends_is_of_all_ranks(found: PipelineEvaluation, explored: Exploration) -> None:
+    # Of two ranks or places each sends all of a sum, and half of what is gathered or scattered.
+    half = ("all_gather", "reduce_scatter", "all_to_all")
+    sent = [
+        sum(one.bytes * count / (2 if one.kind in half else 1) for one, count in found.sent_by(rank).items())
+        for rank in range(4)
+    ]
+    assert explored.points[0].sent_bytes == max(sent) > min(sent)
+
+
 def test_its_plan_is_the_pipeline(found: PipelineEvaluation, explored: Exploration) -> None:
     plan = explored.plan(0)
     assert pipelined_strategy(plan, problem(four).graph) == found.strategy
@@ -87,7 +97,7 @@ def test_its_plan_is_the_pipeline(found: PipelineEvaluation, explored: Explorati
 def test_points_that_differ_in_their_schedule_are_told_apart(explored: Exploration) -> None:
     first, second = explored.points
     assert first.identity != second.identity
-    assert first.identity == replace(first, time_s=3.0).identity
+    assert first.identity == first.changed(time_s=3.0).identity
 
 
 def test_it_survives_saving(explored: Exploration, tmp_path: Path) -> None:
@@ -124,7 +134,7 @@ def test_its_places_take_what_the_headline_says(found: PipelineEvaluation, explo
     assert "on the busiest device" in told.headline()
     # Saved before the loads of places were kept.
     record = {name: value for name, value in (point.pipeline or {}).items() if name != "loads"}
-    assert detail(replace(explored, points=(replace(point, pipeline=record),)), 0).places == ()
+    assert detail(replace(explored, points=(point.changed(pipeline=record),)), 0).places == ()
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -148,7 +158,7 @@ def test_its_parts_are_what_the_busiest_place_computes(
     assert parts["linear layers.* (2 ×)"] == pytest.approx(2 * 4 * (1 + 2))
     # Saved before operators of pipelines were kept.
     record = {name: value for name, value in (point.pipeline or {}).items() if name != "computed"}
-    old = detail(replace(explored, points=(replace(point, pipeline=record),)), 0)
+    old = detail(replace(explored, points=(point.changed(pipeline=record),)), 0)
     assert "most of all linear" not in old.headline()
     assert sum(part.seconds for part in old.parts) == pytest.approx(point.time_s)
 
@@ -167,7 +177,7 @@ def test_its_timeline_ends_with_the_step(explored: Exploration, schedule: str) -
 
 
 def test_a_place_that_waits_for_its_host_is_said_to(explored: Exploration) -> None:
-    slow = replace(explored.points[0], host_s=1000.0, idle_s=900.0)
+    slow = explored.points[0].changed(host_s=1000.0, idle_s=900.0)
     assert "idle, or waiting for the host" in detail(replace(explored, points=(slow,)), 0).headline()
 
 

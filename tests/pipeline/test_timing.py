@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.pipeline.schedules import SCHEDULES, place_actions
@@ -90,7 +90,6 @@ some = st.floats(0.0, 10.0)
 stage = st.builds(like, some, some, send_s=some, send_back_s=some, sync_s=some)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_schedule_is_shorter_than_its_work(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(SCHEDULES)))

@@ -28,8 +28,9 @@ def explored() -> Exploration:
     graph = question.placing()
     half = Placement.in_order([2 * i // graph.problem.size for i in range(graph.problem.size)], 2)
     found = simulated_answer(question, "by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
-    other = replace(found.point, planner="somebody else", memory_bytes=1.0, time_s=1e9)
-    return replace(question.base, points=(other, *frontier("gpt2")), others=(found.point, other))
+    point = found.whole()
+    other = point.changed(planner="somebody else", memory_bytes=1.0, time_s=1e9)
+    return replace(question.base, points=(other, *frontier("gpt2")), others=(point, other))
 
 
 def test_it_survives_saving(explored, tmp_path):
@@ -53,6 +54,9 @@ def test_its_figures_are_the_simulators(explored):
     assert point.exposed_s + point.hidden_s == pytest.approx(point.communication_s)
     assert sum(count for *_, count in point.collectives) == len(simulated.transfers)
     assert sum(point.sources.values()) == pytest.approx(1.0)
+    sizes = simulated.problem.tensors
+    out = [sum(sizes[t].bytes for t, source, *_ in simulated.transfers if source == d) for d in (0, 1)]
+    assert point.sent_bytes == max(out) > 0
 
 
 def test_its_figures_are_those_of_all_micro_batches():
@@ -62,7 +66,7 @@ def test_its_figures_are_those_of_all_micro_batches():
         graph = question.placing(count)
         size = graph.problem.size
         half = Placement.in_order([2 * i // size for i in range(size)], 2)
-        points[count] = simulated_answer(question, "by hand", graph, PlacedAnswer(half)).point
+        points[count] = simulated_answer(question, "by hand", graph, PlacedAnswer(half)).whole()
         plan = question.base.plan_of(points[count])
         assert plan.micro_batches == count
         strategy = placed_strategy(Plan.model_validate_json(plan.to_json()), question.prepared.graph)

@@ -59,7 +59,7 @@ def point(memory: float, time_s: float, where: int, **changes: object) -> Point:
         "exact": True,
         "gap": 0.0,
     }
-    return Point(**{**fields, **changes})  # type: ignore[arg-type]
+    return Point.of(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def small_exploration() -> Exploration:

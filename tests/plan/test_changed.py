@@ -26,7 +26,7 @@ def test_a_fingerprint_survives_saving_and_follows_what_matters(tmp_path: Path) 
     found.save(tmp_path)
     assert fingerprint(load_exploration(tmp_path)) == fingerprint(found)
     assert len(fingerprint(found)) == 16
-    points = (*found.points[:-1], replace(found.points[-1], time_s=found.points[-1].time_s * (1 + 1e-12)))
+    points = (*found.points[:-1], found.points[-1].changed(time_s=found.points[-1].time_s * (1 + 1e-12)))
     others = [
         replace(found, settings={**found.settings, "dtype": "bfloat16"}),
         replace(found, cluster={"name": "other"}),
@@ -43,12 +43,12 @@ def test_planners_alone_differ_where_the_search_found_the_same() -> None:
     assert only_planners_differ(found, found)
     last = found.points[-1]
     # A planner's plan that beats a point takes its place.
-    better = replace(last, planner="zero", time_s=last.time_s * 0.9)
+    better = last.changed(planner="zero", time_s=last.time_s * 0.9)
     beside = replace(found, points=(*found.points[:-1], better), others=(better,))
     assert only_planners_differ(found, beside)
     assert only_planners_differ(beside, found)
     # The costs of another day.
-    slower = replace(found, points=(*found.points[:-1], replace(last, time_s=last.time_s * 1.01)))
+    slower = replace(found, points=(*found.points[:-1], last.changed(time_s=last.time_s * 1.01)))
     assert not only_planners_differ(found, slower)
     assert not only_planners_differ(slower, found)
     assert not only_planners_differ(found, replace(found, points=found.points[:-1]))

@@ -26,7 +26,7 @@ def row(planner: str, **changes: object) -> dict[str, object]:
 def found() -> Exploration:
     """Two planners: one has a plan among the points, one only beaten ones. What was written down is wrong."""
     base = small_exploration()
-    own = replace(base.points[2], planner="zero")
+    own = base.points[2].changed(planner="zero")
     others = (point(30 * MIB, 0.3, 0, planner="dpos"), point(11 * MIB, 0.5, 0, planner="zero"), own)
     rows = (row(FRONTIER, notes=["zero is faster within this memory: 1 s"]), row("zero"), row("dpos"))
     return replace(base, points=(*base.points[:2], own, base.points[3]), others=others, comparison=rows)

@@ -41,7 +41,7 @@ def test_saved_and_loaded_explorations_make_the_same_plans(found: Exploration, t
 def test_saving_twice_gives_the_same_bytes(found: Exploration, tmp_path: Path) -> None:
     for name in ("a", "b"):
         found.save(tmp_path / name)
-    for name in ("exploration.json", "frontier.csv"):
+    for name in ("exploration.json", "strategies.json.gz", "frontier.csv"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
@@ -138,6 +138,8 @@ def test_an_interrupted_write_leaves_nothing_behind(
         (lambda d: (d / "exploration.json").write_text("{"), "is damaged"),
         (lambda d: (d / "points.npz").unlink(), "is damaged"),
         (lambda d: (d / "points.npz").write_bytes(b"no archive"), "is damaged"),
+        (lambda d: (d / "strategies.json.gz").unlink(), "is damaged"),
+        (lambda d: (d / "strategies.json.gz").write_bytes(b"no archive"), "is damaged"),
         (lambda d: (d / "exploration.json").write_text('{"schema": "other"}'), "schema 'other'"),
     ],
 )
@@ -161,5 +163,5 @@ def test_an_exploration_of_another_version_is_refused(found: Exploration, tmp_pa
     file = tmp_path / "exploration.json"
     data = json.loads(file.read_text())
     file.write_text(json.dumps(data | {"schema": "tensoropt.exploration/1"}))
-    with pytest.raises(TensorOptError, match=r"schema 'tensoropt.exploration/1', not '.*/2'; explore again"):
+    with pytest.raises(TensorOptError, match=r"schema 'tensoropt.exploration/1', not '.*/3'; explore again"):
         load_exploration(tmp_path)

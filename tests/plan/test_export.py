@@ -97,9 +97,9 @@ def test_no_two_columns_change_places(tmp_path: Path) -> None:
         small_exploration(),
         spaces=(space((2, 4), 3), space((3, 2), 5)),
         points=(
-            replace(point(2e6, 0.9, 0), **unlike(1)),
-            replace(point(3e6, 0.8, 1), **unlike(2)),
-            replace(point(4e6, 0.7, 0), **unlike(3) | {"sources": {"data sheet": 1.0}}),
+            point(2e6, 0.9, 0).changed(**unlike(1)),
+            point(3e6, 0.8, 1).changed(**unlike(2)),
+            point(4e6, 0.7, 0).changed(**unlike(3) | {"sources": {"data sheet": 1.0}}),
         ),
     )
     rows = written(exploration, tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ import pytest
 
 from tensoropt.pipeline.schedules import SCHEDULES as KNOWN
 from tensoropt.plan.export import FIXED_COLUMNS, write_frontier_csv
+from tensoropt.plan.figure_rows import points_data
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.plan_names import DATA, OTHER, SCHEDULES, TENSOR, WHOLE, plan_names, what_it_does
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
-from tensoropt.report.table import point_lines, points_data
+from tensoropt.report.table import point_lines
 from tests.plan.explorations import point, small_exploration
 
 COLUMNS, DOWN = ["rows", "out_features"], ["rows", "in_features"]
@@ -106,7 +106,7 @@ def test_pipelines_say_their_parts_and_their_schedule() -> None:
     record = {"operators": {"up": {}}, "recomputed": ["h.0"],
               "pipeline": {"schedule": "1f1b", "stages": [stage] * 4}}  # fmt: skip
     of = Space(MeshInfo(shape=(4, 8), names=("stage", "gpu")), 8, {}, {}, {}, {})
-    made: Point = replace(point(1.0, 1.0, 0, choice=(), options=()), pipeline=record)
+    made: Point = point(1.0, 1.0, 0, choice=(), options=(), pipeline=record)
     assert plan_names([made], [of]) == ("DP 8 · ZeRO-1 · 1 block recomputed · 8 micro-batches · PP 4 1F1B",)
     record["pipeline"] = {"schedule": "interleaved_1f1b", "stages": [stage] * 8}
     assert plan_names([made], [of])[0].endswith("PP 4 interleaved 1F1B (8 stages)")

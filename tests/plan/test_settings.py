@@ -5,37 +5,85 @@ from __future__ import annotations
 import json
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.constraints import constraints_of
-from tensoropt.plan.settings import Chosen, Settings, settings_of
+from tensoropt.plan.settings import Setting, Settings, settings_fields, settings_of
 
 PINS = {"pin": [{"operators": "a*", "axes": {"gpu": "batch"}}]}
 
 
 def test_one_by_one_and_whole_are_the_same() -> None:
-    chosen = Chosen(optimizer="sgd", micro_batches=[1, 2], epsilon=0.0)
+    chosen = {"optimizer": "sgd", "micro_batches": [1, 2], "epsilon": 0.0}
     whole = Settings(optimizer="sgd", micro_batches=(1, 2), epsilon=0.0)
     assert settings_of(None, chosen) == whole
-    assert settings_of(whole, Chosen()) is whole
-    assert settings_of(None, Chosen()) == Settings()
+    assert settings_of(whole, {}) is whole
+    assert settings_of(None, {}) == Settings()
 
 
-def test_chosen_names_the_fields_of_settings() -> None:
-    assert list(Chosen.__annotations__) == list(Settings.__dataclass_fields__)
+def test_settings_are_written_in_the_order_that_saved_explorations_have() -> None:
+    written = json.dumps(Settings(epsilon=0, memory_bytes=2**33).to_dict())
+    assert written == (
+        '{"mode": "train", "optimizer": "adam", "micro_batches": "auto", "memory_bytes": 8589934592, '
+        '"epsilon": 0, "max_points": null, "dtype": "float32", "recompute": "auto", "overlap": "default", '
+        '"constraints": null, "measure": "all", "process_memory": false, "pipelines": "auto", '
+        '"placements": "auto"}'
+    )
+
+
+def test_settings_of_a_later_version_are_refused_with_a_sentence() -> None:
+    with pytest.raises(TensorOptError, match=r"'wisdom' is no setting.*later version; explore again"):
+        Settings.from_dict({**Settings().to_dict(), "wisdom": 3})
+    assert Settings.from_dict({"mode": "inference"}) == Settings(mode="inference")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"dtype": "int3"}, "unknown dtype 'int3'; use float32 or bfloat16"),
+        ({"pipelines": "some"}, "unknown pipelines 'some'; use auto, always or never"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'; use sgd, momentum, adam, adam_fused"),
+        ({"max_points": 1}, "max_points 1 leaves no frontier; use at least 2"),
+        ({"max_points": "few"}, "max_points 'few' cannot be used: Input should be a valid integer"),
+        ({"micro_batches": []}, "no micro-batch count to search; use at least one, or 'auto'"),
+        ({"micro_batches": [2, 0]}, "micro-batch counts [2, 0] must be at least 1"),
+    ],
+)
+def test_what_means_nothing_is_said_with_what_does(chosen: dict[str, Any], said: str) -> None:
+    with pytest.raises(TensorOptError) as error:
+        Settings(**chosen)
+    assert str(error.value).startswith(said)
+
+
+VALUES = {
+    "micro_batches": (1, 4), "memory_bytes": 24.0 * 2**30, "epsilon": 0.005, "max_points": 24,
+    "constraints": None, "process_memory": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", list(settings_fields()), ids=lambda setting: setting.name)
+def test_what_is_written_is_read_again(setting: Setting) -> None:
+    for value in setting.choices or (VALUES[setting.name],):
+        assert setting.from_form(setting.in_form(value)) == value
+        if value is not None and not isinstance(value, bool):
+            assert setting.read(setting.write(value)) == value
+    assert setting.from_form(" ") == setting.default
+    assert setting.help
+    assert setting.option(setting.default) == []
 
 
 @pytest.mark.parametrize("name", ["epsilon", "memory_bytes"])
 def test_what_is_given_twice_is_named(name: str) -> None:
     with pytest.raises(TensorOptError, match=rf"{name} is given twice, as {name}= and in settings="):
-        settings_of(Settings(), {name: 0.5})  # type: ignore[misc]
+        settings_of(Settings(), {name: 0.5})
 
 
 def test_what_is_no_setting_is_refused_as_python_does() -> None:
     with pytest.raises(TypeError, match="'epsilom' is no setting; there are mode, optimizer"):
-        settings_of(None, {"epsilom": 0.5})  # type: ignore[typeddict-unknown-key]
+        settings_of(None, {"epsilom": 0.5})
 
 
 def test_settings_are_frozen_and_checked() -> None:

@@ -43,14 +43,29 @@ def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
 def test_a_plan_of_another_exploration_is_refused(tmp_path: Path) -> None:
     EXPLORATION.save(tmp_path)
     plan = EXPLORATION.plan(0)
-    odd = plan.model_copy(update={"predicted": plan.predicted.model_copy(update={"time_s": 9.0})})
+    odd = plan.model_copy(update={"recomputed": ("h.0",)})
     with pytest.raises(TensorOptError, match="not a point of the exploration"):
         save_verified(tmp_path, odd, answer())
     assert not (tmp_path / FILE).exists()
 
 
+def test_a_point_is_known_whatever_is_predicted_of_it(tmp_path: Path) -> None:
+    """A plan that was costed again is the same plan."""
+    EXPLORATION.save(tmp_path)
+    plan = EXPLORATION.plan(1)
+    costed = plan.predicted.model_copy(update={"time_s": 9.0})
+    found = save_verified(tmp_path, plan.model_copy(update={"predicted": costed}), answer())
+    assert found.is_of(EXPLORATION, 1)
+
+
+def test_results_of_an_earlier_version_name_no_plan_and_are_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"schema": "tensoropt.verified/1", "plans": []}')
+    with pytest.raises(TensorOptError, match=r"verified/1' and not .* verify again"):
+        load_verified(tmp_path)
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": "odd"}', '{"schema": "tensoropt.verified/1", "plans": [3]}']
+    "text", ["", "{", "[]", '{"schema": "odd"}', '{"schema": "tensoropt.verified/2", "plans": [3]}']
 )
 def test_a_damaged_file_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)

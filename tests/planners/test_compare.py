@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.planners.compare import asked, compare
+from tensoropt.planners.results import SimulatedPoint
 from tests.planners.problems import frontier, small
 
 TWO = ("two layers", ((2,),), (1,))
@@ -29,13 +30,13 @@ class Finds:
         kept = [pair for pair in self.pairs if limit is None or pair[0] <= limit]
         if not kept:
             raise InfeasibleError(f"{self.name} finds no plan")
-        return [(made(self.name, *pair), ()) for pair in kept]
+        return [SimulatedPoint(made(self.name, *pair), ()) for pair in kept]
 
 
 def made(planner: str, memory: float, time_s: float):
     (like, *_) = frontier(*TWO)
     choice = (int(memory), int(time_s))
-    return replace(like, planner=planner, memory_bytes=memory, time_s=time_s, choice=choice)
+    return like.changed(planner=planner, memory_bytes=memory, time_s=time_s, choice=choice)
 
 
 def rows_of(entries, tracked, limits=(None,)):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tensoropt
@@ -53,7 +53,6 @@ def test_a_line_is_found_exactly(alpha, slope):
     assert residual < 1e-5
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(1e-7, 10.0), min_size=len(QUICK_SIZES), max_size=len(QUICK_SIZES)))
 def test_any_times_give_a_finite_rising_prediction(seconds):
     segments, residual = fit_segments(QUICK_SIZES, seconds)

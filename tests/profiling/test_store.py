@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.errors import MeasurementError
@@ -51,7 +51,6 @@ json_values = st.recursive(
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     data=st.dictionaries(texts, st.dictionaries(texts, json_values, max_size=3), max_size=8),
     kind=st.sampled_from(KINDS),

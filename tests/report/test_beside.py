@@ -121,13 +121,13 @@ def test_results_of_verify_are_taken_for_their_own_point_only():
     point = exploration.all_points[0]
     space = exploration.spaces[point.space]
     figures = point.tensor_bytes, point.time_s, 60.0, 12.5, 0.0, 0.0
-    one = Verified(space.mesh.label, space.micro_batches, *figures, True, "2 CPU ranks")
+    one = Verified(exploration.keys[0], space.mesh.label, space.micro_batches, *figures, True, "2 CPU ranks")
     found = of(Observation("results of verify", verified=(one,)))
     assert [f.measured for f in found.figures] == [60.0, 12.5, None, None, None]
     assert "checked on 2 CPU ranks" in found.notes
     assert "12.5 s" in "\n".join(found.lines())
     with pytest.raises(TensorOptError, match="none of the 1 verified plans in the file is point 1"):
-        of(Observation("results of verify", verified=(replace(one, mesh="other"),)))
+        of(Observation("results of verify", verified=(replace(one, key="other"),)))
 
 
 def test_a_thinned_curve_keeps_its_extremes():

@@ -124,7 +124,7 @@ def test_of_a_pipeline_all_of_its_micro_batches_divide_the_batch(gpus: Any) -> N
         micro_batches=batch,
         mesh=found.spaces[0].mesh.model_copy(update={"shape": (batch, 1), "names": ("stage", "gpu")}),
     )
-    one = replace(found.points[0], pipeline={"pipeline": {}}, space=0, choice=(), options=())
+    one = found.points[0].changed(pipeline={"pipeline": {}}, space=0, choice=(), options=())
     pipelined = on(found, points=(one,), spaces=(space,))
     (change,) = [c for c in changes(pipelined, 0) if c.key.startswith("micro-batches")]
     assert change.refusal.startswith(f"{2 * batch} micro-batches do not divide the batch of {batch}")

@@ -102,7 +102,9 @@ def test_names_from_elsewhere_are_text() -> None:
         comparison=({"planner": HOSTILE, "limit_bytes": None, "memory_bytes": None, "time_s": None,
                      "points": 0, "notes": [HOSTILE], "search_s": 0.0, "gap": None},),
     )  # fmt: skip
-    verified = Verified("1x2", 1, 12 * MIB, 0.2, None, None, None, None, False, HOSTILE, HOSTILE)
+    verified = Verified(
+        hostile.keys[1], "1x2", 1, 12 * MIB, 0.2, None, None, None, None, False, HOSTILE, HOSTILE
+    )
     text = decision_sheet(
         hostile, 1, SheetOptions(folder=HOSTILE, tariff=Tariff(2.0, currency=HOSTILE), verified=[verified])
     )
@@ -142,8 +144,8 @@ def test_what_was_run_is_told() -> None:
     found = small()
     plan = found.points[1]
     one = Verified(
-        found.spaces[plan.space].mesh.label, found.spaces[plan.space].micro_batches, plan.tensor_bytes,
-        plan.time_s, plan.tensor_bytes * 1.1, 0.25, 1e-7, 1e-7, True, "2 GPUs",
+        found.keys[1], found.spaces[plan.space].mesh.label, found.spaces[plan.space].micro_batches,
+        plan.tensor_bytes, plan.time_s, plan.tensor_bytes * 1.1, 0.25, 1e-7, 1e-7, True, "2 GPUs",
     )  # fmt: skip
     told = page(found, verified=[one]).text
     assert "250 ms measured (200 ms predicted, +25 %)" in told
@@ -161,7 +163,7 @@ def test_the_chosen_point_is_marked_in_the_picture() -> None:
         text = decision_sheet(small(), index)
         assert len(re.findall(r'<circle [^>]*r="9"', text)) == 1
         assert re.search(r"chosen[^<]*: \d+ MiB, \d+ ms</text>", text)
-    beside = replace(small().points[0], planner="zero", memory_bytes=99 * MIB, choice=(0, 0, 0, 0))
+    beside = small().points[0].changed(planner="zero", memory_bytes=99 * MIB, choice=(0, 0, 0, 0))
     assert "chosen: 99 MiB" in decision_sheet(small(others=(beside,)), 4)
 
 

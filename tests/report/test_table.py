@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tensoropt.plan.figure_rows import points_data
 from tensoropt.plan.frontier_picture import frontier_svg, ticks
 from tensoropt.plan.frontier_table import frontier_text, shown_points, split_words
-from tensoropt.report.table import point_lines, points_data, summary_lines, timing_words
+from tensoropt.report.table import point_lines, summary_lines, timing_words
 from tests.plan.explorations import MIB, point, small_exploration
 
 

@@ -95,7 +95,7 @@ def test_without_saved_costs_it_says_what_is_missing() -> None:
 
 def test_a_plan_that_is_no_point_of_the_frontier() -> None:
     found = unrecorded()
-    other = replace(found.points[0], planner="zero", memory_bytes=5 * MIB, time_s=0.6, choice=(0, 0, 0, 0))
+    other = found.points[0].changed(planner="zero", memory_bytes=5 * MIB, time_s=0.6, choice=(0, 0, 0, 0))
     told = looked_up(replace(found, others=(other,)), 4)
     assert told.title == "zero 1 of 1"
     assert told.unchanged_s is None  # nothing of the frontier fits
@@ -106,7 +106,7 @@ def test_a_plan_that_is_no_point_of_the_frontier() -> None:
 def test_a_plan_of_several_devices_is_bounded_by_its_busiest() -> None:
     found = unrecorded()
     carried = {"placed": {"splits": []}, "operators": {}, "rows": [], "events": [], "curve": []}
-    point = replace(found.points[0], placed=carried, compute_s=0.1)
+    point = found.points[0].changed(placed=carried, compute_s=0.1)
     told = why_point(replace(found, points=(point,)), 0)
     assert told.bounds[1].key == "waiting:none"
     assert told.bounds[1].time_s == 0.1

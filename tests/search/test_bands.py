@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.search import CostGraph, track_frontier
@@ -63,7 +63,6 @@ def check(case, **options):
     return found, truth
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([2.0, 9.0, 15.0, 30.0]), st.sampled_from(METHODS))
 def test_every_point_is_as_precise_as_its_own_size(seed, span, method):
     found, _ = check(Mixed(seed, span), method=method)

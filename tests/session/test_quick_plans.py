@@ -15,24 +15,41 @@ from tensoropt import zoo
 from tensoropt.api import _evaluated, _model_info, _prepared, compare, explore, recost
 from tensoropt.cluster import load_cluster
 from tensoropt.execute import parallelize
+from tensoropt.placement.points import placed_record
 from tensoropt.plan import load_plan
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.model_source import load_model
 from tensoropt.plan.point import SAME, Point
 from tensoropt.plan.settings import Settings
+from tensoropt.planners import results
 from tensoropt.planners.compare import asked
-from tensoropt.planners.quick import MOST_OPERATORS, MOST_PAIRS, PIPELINED, PLACED, SHARDED, placed_refusal
+from tensoropt.planners.quick import (
+    FEW_GROUPS,
+    FEW_PLACED,
+    FEW_SHARDED,
+    MOST_OPERATORS,
+    MOST_PAIRS,
+    PIPELINED,
+    PLACED,
+    SHARDED,
+    placed_refusal,
+    quick_planners,
+)
 from tensoropt.planners.registry import ENTRIES
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.session import evaluation
 from tensoropt.session.comparing import with_planners
 from tensoropt.session.searched import search
 from tensoropt.session.session import Session
+from tests.situations import branching
 
-QUICK = (*SHARDED, *PLACED, *PIPELINED)
+QUICK = quick_planners(1)
+ALL_PLACED = (*PLACED, *FEW_PLACED)
 SLOW = ("flexflow", "pesto", "netsplit", "netsplit_published")
 """Planners that take more than a few seconds for a model of the zoo at laptop size."""
 LAPTOP = [e.name for e in zoo.list_models() if e.size == "laptop"]
+ALL_BUT_SLOW = [name for name in ENTRIES if name not in SLOW]
+BRANCHING = [name for name in vars(branching) if name.startswith("build")]
 CLUSTERS = ("dgx-a100", "dgx-a100[2]", "local:2")
 
 
@@ -108,13 +125,13 @@ def test_placed_plans_of_a_branching_model_are_points(found: Exploration, store:
 
 def test_notes_say_what_was_tried_and_what_came_in(found: Exploration, store: ProfileStore) -> None:
     (note,) = [n for n in found.report["notes"] if n.startswith("published planners beside the search")]
-    assert all(name in note for name in (*SHARDED, *PLACED))
+    assert all(name in note for name in QUICK)
     counted = {name: sum(p.planner == name for p in found.points) for name in found.report["tried"]}
     assert {name: row["merged"] for name, row in found.report["tried"].items()} == counted
     assert all(f"{n} of {name}" in note for name, n in counted.items() if n)
     never = explored(store, placements="never")
     assert "placed plans were not tried: --placements never" in never.report["notes"]
-    assert not set(PLACED) & set(never.report["tried"])
+    assert not set(ALL_PLACED) & set(never.report["tried"])
 
 
 def test_they_are_chosen_exported_saved_and_loaded(found: Exploration, tmp_path: Path) -> None:
@@ -167,6 +184,24 @@ def test_recosting_and_comparing_keep_them(found: Exploration, store: ProfileSto
     assert (row["points"], row["time_s"], row["gap"]) == (len(beside.points), last.time_s, 0.0)
 
 
+def test_only_what_comes_in_is_recorded(
+    found: Exploration, store: ProfileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose the memory is at each moment takes as long to find out as the simulation, for plans of which most
+    are not among the points."""
+    made = []
+
+    def recorded(*args: Any) -> dict[str, Any]:
+        made.append(args)
+        return placed_record(*args)
+
+    monkeypatch.setattr(results, "placed_record", recorded)
+    again = explored(store)
+    simulated = sum(row["points"] for name, row in again.report["tried"].items() if name in ALL_PLACED)
+    assert 0 < len(made) == len(placed(again)) < simulated
+    assert again.points == found.points
+
+
 # -- what may not ---------------------------------------------------------------------------------
 
 
@@ -203,6 +238,12 @@ def test_a_budget_is_kept_by_what_comes_in(found: Exploration, store: ProfileSto
     assert within.choose(memory_bytes=budget).predicted.memory_bytes <= budget
 
 
+def test_of_many_operators_fewer_planners_are_quick() -> None:
+    assert set(quick_planners(FEW_GROUPS)) == {*SHARDED, *FEW_SHARDED, *ALL_PLACED, *PIPELINED}
+    assert quick_planners(FEW_GROUPS + 1) == (*SHARDED, *PLACED)
+    assert set(quick_planners(FEW_GROUPS)) <= set(ENTRIES)
+
+
 def test_on_one_device_and_on_very_many_nothing_is_placed() -> None:
     assert placed_refusal("auto", 100, 1) == "there is one device"
     assert placed_refusal("never", 100, 2) == "--placements never"
@@ -214,7 +255,7 @@ def test_on_one_device_and_on_very_many_nothing_is_placed() -> None:
 
 def test_inference(store: ProfileStore) -> None:
     exploration = explored(store, mode="inference", micro_batches="auto")
-    assert set(exploration.report["tried"]) == {*SHARDED, *PLACED}
+    assert set(exploration.report["tried"]) == {*SHARDED, *FEW_SHARDED, *ALL_PLACED}
     assert all(p.memory[1] == p.memory[2] == 0 for p in exploration.points)
 
 
@@ -245,12 +286,12 @@ def test_where_not_all_points_are_shown_a_plan_that_comes_in_stays(
     assert not beating(exploration.points, exploration.others)
 
 
-def check_no_planner_beats_a_point(name: str, cluster: str, planners: Sequence[str], store: Any) -> None:
+def check_no_planner_beats_a_point(source: str, cluster: str, planners: Sequence[str], store: Any) -> None:
     """Explore a model once, and ask planners on the very tables that it was explored on."""
-    loaded = load_model(f"zoo:{name}", device="cpu" if cluster.startswith("local") else "meta", seed=0)
+    loaded = load_model(source, device="cpu" if cluster.startswith("local") else "meta", seed=0)
     session = Session(load_cluster(cluster), Settings(measure="never"), store)
-    captured, problem = _prepared(session, loaded.model, loaded.args, loaded.kwargs, None)
-    info = _model_info(session, captured, loaded.args, loaded.kwargs, f"zoo:{name}", 0)
+    captured, problem = _prepared(session, loaded, None)
+    info = _model_info(session, captured, loaded)
     searched = search(session, problem)
     found = _evaluated(session, searched, info)
     beside = with_planners(session, searched, found, asked(planners), (None,))
@@ -260,11 +301,25 @@ def check_no_planner_beats_a_point(name: str, cluster: str, planners: Sequence[s
 
 @pytest.mark.parametrize(("name", "cluster"), [("gnmt-tiny", "dgx-a100[2]"), ("lenet", "local:2")])
 def test_no_planner_beats_a_point(name: str, cluster: str, store: ProfileStore) -> None:
-    check_no_planner_beats_a_point(name, cluster, QUICK, store)
+    check_no_planner_beats_a_point(f"zoo:{name}", cluster, QUICK, store)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("name", LAPTOP)
 def test_no_planner_beats_a_point_of_the_zoo(name: str, cluster: str, store: ProfileStore) -> None:
-    check_no_planner_beats_a_point(name, cluster, [n for n in ENTRIES if n not in SLOW], store)
+    check_no_planner_beats_a_point(f"zoo:{name}", cluster, ALL_BUT_SLOW, store)
+
+
+@pytest.mark.parametrize(
+    ("build", "cluster"),
+    [
+        pytest.param(build, cluster, marks=() if cluster == "dgx-a100[2]" else pytest.mark.slow)
+        for build in BRANCHING
+        for cluster in ("dgx-a100[2]", "dgx-a100[4]", "local:2")
+    ],
+)
+def test_no_planner_beats_a_point_of_a_model_with_branches(
+    build: str, cluster: str, store: ProfileStore
+) -> None:
+    check_no_planner_beats_a_point(f"{branching.__file__}:{build}", cluster, ALL_BUT_SLOW, store)

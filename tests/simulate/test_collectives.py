@@ -17,7 +17,7 @@ from tensoropt.profiling.workload import workload
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.collectives import Collective, predicted_collectives
+from tensoropt.simulate.collectives import Collective, predicted_collectives, sent_bytes
 from tests.costs.models import facts_of, problem, three, two_layers
 
 FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"
@@ -174,3 +174,14 @@ def test_buckets_follow_backward():
     }
     (bucket,) = gradient_buckets(strategy_from_dict(data, prepared.graph))
     assert bucket.parameters == (SECOND, FIRST)
+
+
+def test_what_leaves_a_rank_is_what_its_group_does_not_have():
+    issued = {
+        Collective("all_reduce", (1,), 400): 2,  # twice three quarters of it, twice
+        Collective("all_gather", (0,), 100): 1,
+        Collective("reduce_scatter", (0, 1), 80): 3,
+        Collective("send", (0, 5), 7): 4,
+    }
+    assert sent_bytes(issued, (2, 4)) == 2 * 2 * 300 + 50 + 3 * 70 + 4 * 7
+    assert sent_bytes({}, (2, 4)) == 0.0

@@ -177,6 +177,13 @@ def test_no_schedule_breaks_a_rule(tasks):
         assert all(size >= 0 for _, kinds in curve for size in kinds.values())
         assert sum(curve[-1][1].values()) == 0
         assert [t for t, _ in curve] == sorted(t for t, _ in curve)
+        alive: dict[str, float] = {}
+        steps = timeline.steps(device)
+        assert len(steps) == len(curve)
+        for changes, (_, kinds) in zip(steps, curve, strict=True):
+            for kind, size in changes:
+                alive[kind] = alive.get(kind, 0.0) + size
+            assert alive == kinds
         assert length_s(timeline.busy([device])) <= total
 
 

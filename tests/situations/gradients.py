@@ -601,3 +601,81 @@ class Dropped(nn.Module):
 def build_python_random():
     """A frontier of one draw, with a note that names the line."""
     return Dropped(), _inputs()
+
+
+def _hook_on_node(x):
+    x = x * 1
+    if x.grad_fn is not None:
+        x.grad_fn.register_hook(lambda inner, outer: tuple(g * 0.5 for g in inner))
+    return x
+
+
+def _pre_hook_on_node(x):
+    x = torch.tanh(x)
+    node = torch.autograd.graph.get_gradient_edge(x).node
+    node.register_prehook(lambda outer: tuple(g * 0.5 for g in outer))
+    return x
+
+
+def _hook_on_inner_node(x):
+    x = torch.tanh(x * 2)
+    x.grad_fn.next_functions[0][0].register_hook(lambda inner, outer: None)
+    return x
+
+
+def _rounded(value):
+    return value.to(torch.bfloat16)
+
+
+def _saved(x):
+    with torch.autograd.graph.saved_tensors_hooks(_rounded, lambda value: value.float()):
+        return torch.tanh(x)
+
+
+def _module_hook_inside(layer):
+    def forward(x):
+        layer.register_full_backward_hook(lambda module, inner, outer: (inner[0] * 0.1,))
+        return layer(x)
+
+    return forward
+
+
+def build_hook_on_node():
+    """Refused: the hook would be lost."""
+    return Middle(Calls(_hook_on_node)), _inputs()
+
+
+def build_pre_hook_on_node():
+    """Refused: the hook would be lost."""
+    return Middle(Calls(_pre_hook_on_node)), _inputs()
+
+
+def build_hook_on_inner_node():
+    """Refused: the hook would be lost."""
+    return Middle(Calls(_hook_on_inner_node)), _inputs()
+
+
+def build_saved_tensor_hook():
+    """Refused: what it rounds would be exact."""
+    return Middle(Calls(_saved)), _inputs()
+
+
+def build_module_hook_inside():
+    """Refused: the hook would be lost."""
+    return Middle(Calls(_module_hook_inside(nn.Identity()))), _inputs()
+
+
+def build_kept_on_the_host():
+    """A frontier: what is kept where changes no value, and the plan says what is kept."""
+
+    def forward(x):
+        with torch.autograd.graph.save_on_cpu():
+            return torch.tanh(x) if x.grad_fn is None or x.grad_fn.name() else x
+
+    return Middle(Calls(forward)), _inputs()
+
+
+_ON_NODE = r"forward registers, at .*gradients\.py:\d+, the (pre-)?hook of the gradient of \w+ \(grad_fn\)"
+build_hook_on_node.refused = build_pre_hook_on_node.refused = build_hook_on_inner_node.refused = _ON_NODE
+build_saved_tensor_hook.refused = r"forward has, at .*gradients\.py:\d+, the saved-tensor hook _rounded"
+build_module_hook_inside.refused = r"forward registers, at .*gradients\.py:\d+, the backward hook"

@@ -311,3 +311,34 @@ def build_fused_projections() -> Built:
     """A frontier: a fused projection of cross attention, a part of which reads another sequence."""
     torch.manual_seed(0)
     return CrossAttention(), (torch.randn(4, 4, WIDTH), torch.randn(4, 4, WIDTH))
+
+
+class NormedTwice(nn.Module):
+    """A siamese encoder with norms, whose statistics the first branch changes before the second does."""
+
+    def __init__(self, norm: type[nn.Module], layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv1d(4, 4, 3, padding=1) for _ in range(layers))
+        self.norms = nn.ModuleList(
+            norm(4, affine=True, track_running_stats=True, momentum=0.3) for _ in range(layers)
+        )
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = torch.relu(norm(layer(x)))
+        return x.mean(-1)
+
+    def forward(self, one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+        a, b = self.encode(one), self.encode(two)
+        held = self.norms[0].running_mean
+        return F.mse_loss(a, b.detach()) + F.mse_loss(b, a.detach()) + (a - held).abs().mean()
+
+
+def build_siamese_with_batch_norms() -> Built:
+    """A frontier: each norm is applied twice, and its statistics are read once more."""
+    return NormedTwice(nn.BatchNorm1d), (torch.randn(8, 4, 6), torch.randn(8, 4, 6))
+
+
+def build_siamese_with_instance_norms() -> Built:
+    """A frontier: the same with norms of single samples."""
+    return NormedTwice(nn.InstanceNorm1d), (torch.randn(8, 4, 6), torch.randn(8, 4, 6))

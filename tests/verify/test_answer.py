@@ -114,6 +114,15 @@ def test_a_graph_unlike_its_module_is_said_in_words() -> None:
     assert last.endswith("1 of 1 plans agree with the graph")
 
 
+def test_a_buffer_unlike_the_modules_is_named() -> None:
+    module = ModuleFindings(Differences(1e-7, 1e-6, buffer=0.5), {}, "body.weight", worst_buffer="norm.steps")
+    data = answer_of([executable()], [PREDICTED], [RIGHT], Place("cpu", "run here"), module)
+    assert not data["ok"]
+    text = verify_text(data)
+    assert "buffers after two calls by 5.0e-01" in text
+    assert "the buffer norm.steps has another value after two calls" in text.splitlines()[-1]
+
+
 def test_rounding_of_narrow_parts_is_no_difference() -> None:
     """A difference of a model that computes in bfloat16 inside, beside what bfloat16 changes in its graph."""
     apart = Differences(1e-3, 2e-2)

@@ -65,6 +65,66 @@ def _all_training(model):
     return open_()
 
 
+COUNTING = """
+import torch
+from torch import nn
+
+
+class Counting(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.a, self.norm, self.what, self.calls, self.found = nn.Linear(8, 8), nn.BatchNorm1d(8), what, 0, []
+        self.register_buffer("seen", torch.zeros(8))
+        self.register_buffer("unread", torch.ones(3))
+
+    def forward(self, x):
+        h = self.norm(self.a(x))
+        self.calls += 1
+        with torch.no_grad():
+            if self.what == "every other call" and self.calls % 2 == 0:
+                self.seen += 1
+            if self.what == "list":
+                self.found.append(h.mean() + 1)
+                self.seen += sum(self.found)
+            if self.what == "kept":
+                self.seen += h.mean(0)
+        scale = self.calls if self.what == "loss" else 1
+        return h.square().sum(1).mean() * scale + 0 * self.seen.sum()
+
+
+def of(what):
+    def build():
+        torch.manual_seed(0)
+        return Counting(what), (torch.randn(16, 8),)
+    return build
+
+
+every_other, in_list, kept, of_loss = map(of, ("every other call", "list", "kept", "loss"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "ok", "buffer"),
+    [
+        ("every_other", False, "seen"),
+        ("in_list", False, "seen"),
+        ("kept", True, None),
+        ("of_loss", False, None),
+    ],
+)
+def test_state_that_python_keeps_is_seen(tmp_path, name, ok, buffer):
+    """The graph computes the first call again and again: another call shows it in buffers and in the loss."""
+    file = tmp_path / "counting.py"
+    file.write_text(COUNTING)
+    module = found(f"{file}:{name}")
+    assert module.ok is ok
+    if buffer:
+        assert module.worst_buffer == buffer
+        assert module.differences.buffer > 1e-2
+    else:
+        assert module.differences.buffer < 1e-5
+
+
 def test_autocast_inside_is_judged_by_what_bfloat16_changes(tmp_path):
     file = tmp_path / "autocast.py"
     file.write_text(AUTOCAST)

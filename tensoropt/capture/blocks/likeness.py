@@ -1,4 +1,4 @@
-"""Which modules of a model are alike: what is known of them before any of their code runs."""
+"""Which modules of a model are alike, as far as that is known before any of their code runs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from torch import nn
 
 Likeness = tuple[Any, ...]
-"""Equal for modules alike."""
+"""A value that is equal for modules that are alike."""
 Place = tuple[str, str]
 """The path of a submodule in its block, and the name of an attribute."""
 
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-"""Values that are all there is to know of them."""
+"""The types of values that are fully described by their type and text."""
 _STORED = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What there is to know of a tensor without its values."""
+    """All that is known of a tensor without its values."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -33,22 +33,22 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
-        """The layout of ``tensor``."""
+        """Return the layout of ``tensor``."""
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         return cls(shape, stride, tensor.dtype, tensor.device, tensor.requires_grad)
 
     def empty(self) -> torch.Tensor:
-        """A tensor of this layout, in memory of its own."""
+        """Return a new tensor with this layout and its own memory."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A module that others are like.
+    """A module that is like others.
 
     Attributes:
-        simple: numbers, flags and names that it holds, which may differ between modules alike.
-        objects: other objects that it holds, a model's config for one; modules alike hold the same ones.
+        simple: numbers, flags and names that it holds, which may differ between alike modules.
+        objects: other objects that it holds, such as a model's config; alike modules hold the same ones.
     """
 
     module: nn.Module
@@ -57,16 +57,16 @@ class Block:
     objects: Sequence[Any]
 
     def state(self) -> Any:
-        """What its code may change beside tensors; equal before and after a call that changes nothing."""
+        """The state that a module's code may change besides tensors, compared before and after a call."""
         now = _block(self.module)
         return now.likeness, repr(now.simple), [_shallow(value) for value in self.objects]
 
 
 def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[Block]:
-    """The outermost modules that another one is like.
+    """The outermost modules that are like another module.
 
     Args:
-        apart: likenesses that are passed over; modules inside such ones may be found.
+        apart: likenesses that are skipped; modules inside such modules may be returned.
     """
     blocks = {m: _block(m) for m in model.modules() if m is not model and _may_stand_for_others(m)}
     alike: dict[Likeness, int] = {}
@@ -87,7 +87,7 @@ def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[B
 
 
 def differing_places(blocks: Sequence[Block]) -> dict[Likeness, set[Place]]:
-    """Per likeness the numbers, flags and names in which its modules differ."""
+    """The places of numbers, flags and names that differ between modules of one likeness, by likeness."""
     first: dict[Likeness, Block] = {}
     found: dict[Likeness, set[Place]] = {}
     for block in blocks:
@@ -98,12 +98,12 @@ def differing_places(blocks: Sequence[Block]) -> dict[Likeness, set[Place]]:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Equal and of one type: 1, 1.0 and True are different things to a model's code."""
+    """Whether two values are equal and of one type: 1, 1.0 and True are different to a model's code."""
     return repr(one) == repr(other)
 
 
 def stored_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters and buffers by all their names, in an order that is equal for modules alike."""
+    """Parameters and buffers under all their names, in an order that is equal for alike modules."""
     return [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -111,7 +111,7 @@ def stored_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _may_stand_for_others(module: nn.Module) -> bool:
-    """Whether a module has code of its own around others, and keeps no statistics of what it has seen."""
+    """Whether a module has its own code around other modules, and keeps no statistics of its inputs."""
     if next(module.children(), None) is None or type(module).forward is nn.Module.forward:
         return False
     norms = (m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
@@ -130,7 +130,7 @@ def _block(module: nn.Module) -> Block:
             if tensor is None:
                 known.append((name, None))
             else:
-                # Numbered, so that a tensor under two names is told from two tensors.
+                # Numbered, so that one tensor under two names can be distinguished from two tensors.
                 number = numbers.setdefault(id(tensor), len(numbers))
                 known.append((name, type(tensor), number, Layout.of(tensor)))
         for name, value in vars(part).items():
@@ -151,10 +151,11 @@ def _is_simple(value: Any) -> bool:
 
 
 def _identity(value: Any, paths: Mapping[int, str], objects: list[Any]) -> Any:
-    """What a value is known by: a module of the block by its place, most other objects by themselves.
+    """A value that identifies another: the path for a module of the block, the object itself for most other
+    objects.
 
     Args:
-        objects: objects known by themselves are added to it.
+        objects: receives the objects that are identified by themselves.
     """
 
     def known(inner: Any) -> Any:
@@ -177,7 +178,7 @@ def _identity(value: Any, paths: Mapping[int, str], objects: list[Any]) -> Any:
 
 
 def _shallow(value: Any) -> Any:
-    """What an object holds, its own objects by themselves."""
+    """The attributes that an object holds, with nested objects represented by their identity."""
     if isinstance(value, nn.Module):
         return None
     found = getattr(value, "__dict__", {})

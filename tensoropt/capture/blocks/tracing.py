@@ -1,4 +1,4 @@
-"""A model's code runs, and its blocks are traced once or stand as one operator each."""
+"""Run a model's code, tracing each of its blocks once or replacing it with one operator."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ LIBRARY.define("enter(Tensor[] tensors, int call) -> Tensor[]")
 LIBRARY.define("leave(Tensor[] tensors, int call) -> Tensor[]")
 LIBRARY.define("repeat(Tensor[] tensors, int call, int traced) -> Tensor[]")
 OPS = torch.ops.tensoropt_blocks
-"""``enter`` and ``leave`` hand on what goes into a traced block and what comes out of it; ``repeat`` stands
-for all of a block whose like was traced in the call ``traced``."""
+"""``enter`` and ``leave`` pass on the inputs and outputs of a traced block; ``repeat`` stands for a whole
+block whose like was traced in the call ``traced``."""
 
 
 class Unlike(Exception):  # noqa: N818 - never reaches a user; it says what is to be traced one by one
-    """The trace of one block cannot stand for its like.
+    """One block's trace cannot stand for blocks that are like it.
 
     Attributes:
-        likeness: of the modules that are to be traced one by one.
+        likeness: that of the modules which have to be traced one by one.
     """
 
     def __init__(self, likeness: Likeness, why: str):
@@ -47,17 +47,17 @@ class Unlike(Exception):  # noqa: N818 - never reaches a user; it says what is t
 
 @dataclass
 class Traced:
-    """A call of a block that was traced.
+    """A traced call of a block.
 
     Attributes:
-        number: of the call among all calls of blocks.
-        call: what another call must be equal in.
-        reads: the numbers, flags and names read, of those in which modules alike differ.
-        outputs: per output where it comes from: ``("input", i)``, ``("made", i)`` or ``("value", v)``.
+        number: the number of this call among all calls of blocks.
+        call: the properties in which another call must be equal.
+        reads: the numbers, flags and names that it read, among those in which alike modules differ.
+        outputs: the origin of each output: ``("input", i)``, ``("made", i)`` or ``("value", v)``.
         spec: pytree of the outputs.
-        made: layouts of the tensors made.
-        confirms: the call of its like that was traced before; both have to compute the same.
-        confirmed: whether another one was traced that has to.
+        made: layouts of the tensors that it made.
+        confirms: an earlier traced call of an alike block, which must compute the same.
+        confirmed: whether another call was traced that must compute the same.
     """
 
     number: int
@@ -77,7 +77,7 @@ class Traced:
         return all(same_value(self.block.simple[place], block.simple[place]) for place in self.reads)
 
     def returned(self, inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Any:
-        """What the block returns, from the call's inputs and the tensors that it made."""
+        """Return the block's outputs, given the call's inputs and the tensors that it made."""
         of = {"input": inputs, "made": made}
         leaves = [value if kind == "value" else of[kind][value] for kind, value in self.outputs]
         return pytree.tree_unflatten(leaves, self.spec)
@@ -85,7 +85,7 @@ class Traced:
 
 @dataclass
 class _Run:
-    """The calls of blocks in one run of the model's code; an export runs it more than once."""
+    """The calls of blocks in one run of the model's code; an export runs the code more than once."""
 
     called: list[Block] = field(default_factory=list)
     traced: list[Traced] = field(default_factory=list)
@@ -95,14 +95,14 @@ class Blocks:
     """The blocks of a model while it is exported.
 
     Args:
-        model: what is exported.
+        model: the exported model.
         apart: likenesses of modules that are traced one by one.
     """
 
     def __init__(self, model: nn.Module, apart: Container[Likeness] = ()):
         self.model = model
         blocks = repeated_blocks(model, apart)
-        # By the dict of their attributes: export wraps modules in proxies, which share it.
+        # Keyed by their attribute dicts: export wraps modules in proxies, which share them.
         self._of_attributes = {id(vars(block.module)): block for block in blocks}
         self._differing = differing_places(blocks)
         self._inside = False
@@ -110,7 +110,7 @@ class Blocks:
 
     @property
     def called(self) -> Sequence[Block]:
-        """The block of each call, by the call's number."""
+        """The blocks of all calls, indexed by the call's number."""
         return self._run.called
 
     @property
@@ -120,7 +120,7 @@ class Blocks:
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """While open, the model's code traces modules alike once; raises :class:`Unlike` through it."""
+        """While open, alike modules in the model's code are traced once; may raise :class:`Unlike`."""
         global _active
         before, _active = _active, self
         try:
@@ -148,7 +148,7 @@ class Blocks:
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             block = self._of_attributes.get(id(vars(module)))
             leaves, spec = pytree.tree_flatten((args, kwargs))
-            # Other objects (caches) may be changed by a block.
+            # A block may change other objects (caches).
             if self._inside or block is None or not _all_known(leaves):
                 return forward(module, *args, **kwargs)
             tensors = list({id(t): t for t in leaves if isinstance(t, torch.Tensor)}.values())
@@ -164,7 +164,8 @@ class Blocks:
             arguments = pytree.tree_unflatten([inner.get(id(leaf), leaf) for leaf in leaves], spec)
             traced, made = self._trace(functools.partial(forward, module), block, call, entered, arguments)
             if like is not None:
-                # What blocks count outside of them (a global, a tensor's version) shows in the second one.
+                # Anything that blocks count outside themselves (a global, a tensor's version) shows in the
+                # second trace.
                 traced.confirms, like.confirmed = like, True
                 if (traced.outputs, traced.spec, traced.made) != (like.outputs, like.spec, like.made):
                     raise Unlike(block.likeness, "returns something else the second time")
@@ -180,7 +181,7 @@ class Blocks:
         entered: Sequence[torch.Tensor],
         arguments: tuple[Any, Any],
     ) -> tuple[Traced, list[torch.Tensor]]:
-        """(the last call as it was traced, the tensors it made)."""
+        """(the last call as it was traced, the tensors that it made)."""
         versions = [t._version for t in entered]
         state, given = block.state(), pytree.tree_flatten(arguments)
         self._inside = True
@@ -237,7 +238,7 @@ def _all_known(leaves: Sequence[Any]) -> bool:
 
 
 def _same(one: tuple[list[Any], pytree.TreeSpec], other: tuple[list[Any], pytree.TreeSpec]) -> bool:
-    """Whether arguments hold what they held: a list that was handed in may have grown."""
+    """Whether arguments still hold what they held before: a list that was passed in may have grown."""
     return one[1] == other[1] and all(a is b for a, b in zip(one[0], other[0], strict=True))
 
 
@@ -249,7 +250,7 @@ def _call(leaves: Sequence[Any], spec: pytree.TreeSpec, tensors: Sequence[torch.
 
 
 def _check_memory(block: Block, made: Sequence[torch.Tensor] | Any, entered: Sequence[torch.Tensor]) -> None:
-    """What a block makes lies in memory of its own: changing a view changes what it is a view of."""
+    """Require that tensors made by a block have their own memory, since changing a view changes its base."""
     stored = (*block.module.parameters(), *block.module.buffers())
     taken = {t.untyped_storage()._cdata for t in (*entered, *stored)}
     for tensor in made:
@@ -266,7 +267,7 @@ class _Seen:
 
 @contextlib.contextmanager
 def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
-    """Which of these attributes a block reads, and which attributes it sets, while the context is open."""
+    """While open, record which of these attributes a block reads, and which attributes it sets."""
     seen = _Seen()
     parts = dict(block.module.named_modules(remove_duplicate=False))
     own = {id(vars(part)) for part in parts.values()}
@@ -279,7 +280,7 @@ def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
                 place = watched.get((id(object.__getattribute__(module, "__dict__")), name))
                 if place is not None:
                     seen.read.add(place)
-            # nn.Module looks for parameters there; other code, as vars() does, may read anything.
+            # nn.Module looks up parameters there; other code, such as vars(), may read anything.
             elif name == "__dict__" and not _called_by_torch():
                 own_id = id(object.__getattribute__(module, "__dict__"))
                 seen.read |= {place for (holder, _), place in watched.items() if holder == own_id}
@@ -304,14 +305,14 @@ def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
 
 
 def _called_by_torch() -> bool:
-    """Whether the code that reads an attribute is PyTorch's own, or this module's."""
+    """Whether the code that reads an attribute belongs to PyTorch or to this module."""
     reader = sys._getframe(2).f_globals.get("__name__", "")
     return reader == __name__ or reader.split(".")[0] == "torch"
 
 
 @contextlib.contextmanager
 def attribute_of(cls: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute of a class, while the context is open."""
+    """Set an attribute of a class while the context is open."""
     own = name in vars(cls)
     before = vars(cls).get(name)
     setattr(cls, name, value)

@@ -1,4 +1,4 @@
-"""The nodes of traced blocks, written out wherever their like was called."""
+"""Write out the nodes of traced blocks wherever a block like them was called."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tensoropt.capture.blocks.tracing import OPS, Blocks, Traced, Unlike
 
 
 def write_out(blocks: Blocks, exported: torch.export.ExportedProgram) -> None:
-    """Put the nodes of a block in place of every operator that stands for one.
+    """Replace every operator that stands for a block with the block's nodes.
 
     Args:
-        exported: functional and decomposed; its graph is changed in place.
+        exported: a functional and decomposed program, whose graph is changed in place.
 
     Raises:
-        Unlike: the trace of a block does not stand for its like.
+        Unlike: a block's trace does not stand for a block that is like it.
     """
     graph = exported.graph
     stored = _Stored.of(blocks.model, exported)
@@ -52,12 +52,12 @@ def write_out(blocks: Blocks, exported: torch.export.ExportedProgram) -> None:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Which placeholder holds what a model stores.
+    """The placeholders that hold what a model stores.
 
     Attributes:
         name_of: names of parameters and buffers, by placeholder.
-        changed: names of buffers that the program changes.
-        node_of: placeholders by the identity of the tensor in the model; of tied ones export takes one.
+        changed: names of the buffers that the program changes.
+        node_of: placeholders by the identity of the model's tensor; of tied tensors, export takes one.
     """
 
     name_of: Mapping[fx.Node, str]
@@ -78,19 +78,19 @@ class _Stored:
         return cls({node: name for name, node in nodes.items()}, changed, node_of)
 
     def counterparts(self, module: nn.Module, other: nn.Module) -> dict[fx.Node, fx.Node]:
-        """Per placeholder of what ``module`` stores that of the same of ``other``."""
+        """Map the placeholders of ``module``'s stored tensors to those of the same tensors of ``other``."""
         pairs = zip(stored_tensors(module), stored_tensors(other), strict=True)
         return {self.node_of[id(a)]: self.node_of[id(b)] for (_, a), (_, b) in pairs if id(a) in self.node_of}
 
 
 class _Body:
-    """What a traced block computes.
+    """The computation of a traced block.
 
     Attributes:
-        nodes: those that what comes out depends on, in the order of execution.
+        nodes: the nodes that its outputs depend on, in execution order.
 
     Raises:
-        Unlike: it depends on more than it is given and stores, or more depends on it than what comes out.
+        Unlike: it depends on more than its inputs and stored tensors, or more depends on it than its outputs.
     """
 
     def __init__(self, traced: Traced, enter: fx.Node | None, leave: fx.Node, stored: _Stored):
@@ -121,11 +121,11 @@ class _Body:
                 raise Unlike(likeness, f"{one.name} is read outside it")
 
     def computes_as(self, other: _Body, stored: _Stored) -> bool:
-        """Whether the nodes are those of another body, on what this one's module stores."""
+        """Whether the nodes equal those of another body, applied to this body's stored tensors."""
         if len(self.nodes) != len(other.nodes):
             return False
         own = dict(zip(other.nodes, self.nodes, strict=True))
-        # What goes in comes in the same order; of what is not read there is no node.
+        # Inputs come in the same order; an input that is not read has no node.
         given = {_arguments(node)[1]: node for node in self.given}
         own |= {node: given[_arguments(node)[1]] for node in other.given if _arguments(node)[1] in given}
         own |= stored.counterparts(other.traced.block.module, self.traced.block.module)
@@ -143,7 +143,7 @@ class _Body:
     def copied(
         self, repeat: fx.Node, stored: _Stored, module: nn.Module, paths: Mapping[int, str]
     ) -> list[fx.Node]:
-        """Copy the nodes in front of ``repeat`` as ``module`` runs them; gives what comes out."""
+        """Copy the nodes in front of ``repeat`` as ``module`` runs them; return the outputs."""
         counterparts = stored.counterparts(self.traced.block.module, module)
         new = {node: _arguments(repeat)[0][_arguments(node)[1]] for node in self.given}
         before, after = paths[id(self.traced.block.module)], paths[id(module)]
@@ -159,7 +159,7 @@ class _Body:
 
 
 def _exchange(marker: fx.Node, values: Sequence[fx.Node]) -> None:
-    """Put other nodes in the places of a marker's results."""
+    """Replace a marker's results with other nodes."""
     for result in list(marker.users):
         assert result.target is operator.getitem
         result.replace_all_uses_with(values[_arguments(result)[1]])
@@ -173,7 +173,7 @@ def _arguments(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _stack(node: fx.Node, before: str, after: str) -> dict[str, Any]:
-    """The modules that a node is called in, with one module's path for another's."""
+    """The module stack of a node, with one module's path replaced by another's."""
 
     def path(old: str) -> str:
         return after + old.removeprefix(before) if old == before or old.startswith(before + ".") else old

@@ -1,4 +1,5 @@
-"""ONNX file -> ``fx.GraphModule`` of PyTorch calls, trainable, on the same path as any other model."""
+"""The import of an ONNX file as an ``fx.GraphModule`` of PyTorch calls, trainable, on the same path as any
+other model."""
 
 from tensoropt.errors import import_extra
 

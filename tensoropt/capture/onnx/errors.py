@@ -1,4 +1,4 @@
-"""What an ONNX file can be refused for."""
+"""The errors with which an ONNX file is refused."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class OnnxError(CaptureError):
 
 
 class DataDependentError(OnnxError):
-    """A node whose shapes depend on the values of an input: such a graph has no fixed cost."""
+    """A node whose shapes depend on the values of an input: a graph with such a node has no fixed cost."""

@@ -1,7 +1,8 @@
-"""One pass over a file's nodes: each is handed to its converter, and what cannot be imported is collected.
+"""One pass over a file's nodes: each is passed to its converter, and everything that cannot be imported is
+collected.
 
-A node that fails does not stop it; what depends on it is skipped. The error at the end therefore
-names everything that stands in the way, not the first thing.
+A node that fails does not stop the pass; nodes that depend on it are skipped. The error at the end therefore
+names every obstacle, not just the first one.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ _LISTED = 12
 
 
 class _Failed:
-    """Stands for what a node that cannot be imported would have made."""
+    """A placeholder for the result of a node that cannot be imported."""
 
 
 class Importer:
     """Converts the graph of one file.
 
     Args:
-        model: checked and inlined.
-        reader: of its tensors.
-        device: ``meta`` keeps the weights' shapes only.
-        batch: (the file's batch size, the one asked for), if a fixed one was replaced.
+        model: the model, checked and inlined.
+        reader: the reader of the model's tensors.
+        device: ``meta`` keeps only the weights' shapes.
+        batch: (the file's batch size, the requested one), if a fixed one was replaced.
         types: ONNX element types of tensors by name, as far as they are known.
 
     Attributes:
-        made: shapes of what the nodes made.
+        made: shapes of the nodes' results.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Importer:
         batch: tuple[int, int] | None = None,
         types: Mapping[str, int] | None = None,
     ):
-        # ONNX types beside PyTorch's: four-bit types have none of their own there.
+        # ONNX types are stored with PyTorch's, because PyTorch has no four-bit types.
         self.types = {t.name: t.data_type for t in model.graph.initializer} | dict(types or {})
         self.model, self.reader, self.device, self.batch = model, reader, device, batch
         self.builder = Builder(device)
@@ -67,7 +68,7 @@ class Importer:
     # -- one graph --------------------------------------------------------------------------------
 
     def convert(self, inputs: Mapping[str, Value], outputs: Sequence[str]) -> list[Value]:
-        """Convert what the named tensors depend on; gives them.
+        """Convert everything that the named tensors depend on; return these tensors.
 
         Raises:
             OnnxError: lists every unsupported operator with its nodes, and every other obstacle.
@@ -100,14 +101,15 @@ class Importer:
         stored: Mapping[str, onnx.TensorProto],
         outputs: Iterable[str],
     ) -> None:
-        """Run nodes into ``env``."""
+        """Run nodes and store their results in ``env``."""
         outputs = list(outputs)
         needed = ordered(nodes, env.keys() | stored.keys(), outputs)
-        # Optional outputs that nothing reads are not asked of converters, some of which cannot give them.
+        # Optional outputs that nothing reads are not requested from converters, some of which cannot provide
+        # them.
         live = {name for node in needed for name in reads(node)} | set(outputs)
         for node in needed:
             self._nodes_run += 1
-            # The file's nodes were counted by the reader; a loop runs its body again and again.
+            # The reader counted the file's nodes; a loop runs its body repeatedly.
             if self._nodes_run > MAX_NODES:
                 raise OnnxError(f"it takes more than {MAX_NODES} nodes once its loops are unrolled")
             results = self._node(node, env, stored, live)
@@ -115,7 +117,7 @@ class Importer:
                 if name:
                     env[name] = result
                     # Names inside a definition of the standard are not the file's, and shape inference knows
-                    # nothing of them.
+                    # nothing about them.
                     if isinstance(result, Value) and not self._inside_function:
                         self.made[name] = result.shape
 
@@ -125,20 +127,21 @@ class Importer:
                 env[name] = self._stored(stored[name], env, stored)
             except OnnxError as error:
                 self.problems.append(str(error))
-                # In the place of a value, so that what depends on it is skipped and the pass goes on.
+                # In place of a value, so that nodes that depend on it are skipped and the pass goes on.
                 env[name] = _Failed()
         return env[name]
 
     def _stored(
         self, tensor: onnx.TensorProto, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]
     ) -> Traced:
-        """A constant of the file: a parameter if it is a weight. Exporters write the table that a model
-        embeds and projects with twice, once transposed; it stays one parameter here.
+        """A constant of the file: a parameter if it is a weight. Exporters write the table with which a model
+        both embeds and projects twice, once transposed; it stays one parameter here.
         """
         shape, dtype = self.reader.shape_and_dtype(tensor)
         weight = tensor.name in self.weights and dtype.is_floating_point
         tables = self._tables.get(shape[::-1], ()) if weight and len(shape) == 2 else ()
-        # Large weights of a model on the meta device are never read, so that files beside it cost nothing.
+        # The large weights of a model on the meta device are never read, so the files next to it cost
+        # nothing.
         if weight and self.device == "meta" and torch.Size(shape).numel() > INSPECTED_ELEMENTS and not tables:
             return self.builder.parameter(tensor.name, torch.empty(shape, dtype=dtype, device="meta"))
         data = self.reader.read(tensor)
@@ -152,7 +155,7 @@ class Importer:
 
     def _parameter(self, name: str, data: torch.Tensor) -> Traced:
         """A weight. An exporter that computed it may have repeated it (a class token for each image of the
-        batch, one row of a table for each position): what trains is one of the repetitions.
+        batch, one row of a table for each position): the trained parameter is one of the repetitions.
         """
         once = self.weights.once(name, data)
         if once.shape == data.shape:
@@ -182,7 +185,7 @@ class Importer:
         operands = [self._lookup(name, env, stored) if name else None for name in node.input]
         if any(isinstance(v, _Failed) for v in operands):
             return [_Failed() for _ in node.output]
-        # A subgraph inside the node notes its problems itself: their number tells whether it had any.
+        # A subgraph inside the node records its own problems: their number shows whether there were any.
         problems = len(self.problems), len(self.unsupported)
         self.builder.module_name = node.name
         try:
@@ -205,7 +208,7 @@ class Importer:
         return [_Failed() for _ in node.output]
 
     def _leaf(self, node: onnx.NodeProto, index: int, result: Any) -> Any:
-        """A constant that a node makes and that is used as a weight becomes a parameter."""
+        """Turn a constant that a node makes into a parameter if it is used as a weight."""
         name = node.output[index] if index < len(node.output) else ""
         if (
             name not in self.weights
@@ -216,7 +219,7 @@ class Importer:
             return result
         if not self.weights.holds(name, result.data):
             return result
-        # A clone: folding may have given a view of another constant.
+        # A clone, because folding may have returned a view of another constant.
         return self._parameter(name, result.data.clone())
 
     def _call(
@@ -230,7 +233,7 @@ class Importer:
     ) -> Call:
         def run(graph: onnx.GraphProto, values: Sequence[Any]) -> list[Any]:
             inner = dict(env)
-            # A subgraph sees the names of the graphs around it, initializers included, which are read when
+            # A subgraph sees the names of the enclosing graphs, including initializers, which are read when
             # they are needed.
             for name in _captured(graph):
                 if name in stored:
@@ -260,9 +263,9 @@ class Importer:
     def _function(
         self, body: onnx.FunctionProto, node: onnx.NodeProto, operands: Sequence[Any]
     ) -> tuple[Any, ...]:
-        """An operator that the standard defines through others, evaluated as its definition."""
+        """An operator that the standard defines in terms of others, evaluated by its definition."""
         env = {name: v for name, v in zip(body.input, operands, strict=False) if v is not None}
-        # A definition is written in an opset of its own, which may be older than the file's.
+        # A definition is written in its own opset, which may be older than the file's.
         opsets, self.opsets = self.opsets, self.opsets | {o.domain: o.version for o in body.opset_import}
         wanted = [inner for inner, name in zip(body.output, node.output, strict=False) if name]
         nodes = list(body.node)
@@ -309,7 +312,7 @@ class Importer:
 
 
 def _embedding_tables(graph: onnx.GraphProto) -> dict[tuple[int, ...], list[onnx.TensorProto]]:
-    """The matrices that are gathered from, by shape."""
+    """The matrices that rows are gathered from, by shape."""
     gathered = {n.input[0] for n in graph.node if n.op_type == "Gather" and n.input}
     found: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
     for tensor in graph.initializer:
@@ -319,7 +322,7 @@ def _embedding_tables(graph: onnx.GraphProto) -> dict[tuple[int, ...], list[onnx
 
 
 def _captured(graph: onnx.GraphProto) -> list[str]:
-    """Names that a subgraph may take from outside."""
+    """The names that a subgraph may take from outside."""
     holder = onnx.NodeProto()
     attribute = holder.attribute.add()
     attribute.g.CopyFrom(graph)
@@ -332,6 +335,6 @@ def _some(names: Sequence[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's text, or its type's name where it has none."""
+    """The first line of an error's text, or its type's name if it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""What ONNX's own inference says of a file's tensors: element types, and shapes to hold the import against.
+"""ONNX's own inference for a file's tensors: element types, and shapes with which the import is compared.
 
-The import finds shapes by running, also where inference has to give up (shape arithmetic of exporters,
-data-dependent operators); inference is an independent second opinion. Where both know a size and differ, the
+The import determines shapes by running, even where inference has to give up (exporters' shape arithmetic,
+data-dependent operators); inference is an independent second opinion. If both know a size and differ, the
 file contradicts itself or a converter is wrong, and the import is refused.
 """
 
@@ -17,24 +17,25 @@ from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.capture.onnx.signature import Input
 
 SMALL_ELEMENTS = 256
-"""Constants up to this size are shown to inference with their values: shapes, axes, paddings."""
+"""The largest constants that inference sees with their values: shapes, axes, paddings."""
 MAX_BYTES = 2**26
-"""Of the nodes; a file whose attributes alone are larger is not inferred a second time."""
+"""The most bytes of the nodes; a file whose attributes alone are larger is not inferred a second time."""
 Shape = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class Inferred:
-    """What is known of tensors by name: ONNX element types, and shapes with None for unknown sizes."""
+    """The inferred facts about tensors, by name: ONNX element types, and shapes with None for unknown
+    sizes."""
 
     types: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, Shape] = field(default_factory=dict)
 
     def check(self, made: Mapping[str, tuple[int, ...]]) -> None:
-        """Compare with the shapes that came out.
+        """Compare the inferred shapes with those of the import.
 
         Raises:
-            OnnxError: names the first tensor that has another shape.
+            OnnxError: names the first tensor whose shape differs.
         """
         for name, shape in made.items():
             known = self.shapes.get(name)
@@ -52,13 +53,13 @@ def _agree(known: Shape, shape: Sequence[int]) -> bool:
 
 
 def infer(model: onnx.ModelProto, inputs: Sequence[Input]) -> Inferred:
-    """Run ``onnx.shape_inference`` with the sizes of the inputs bound; nothing where it cannot run."""
+    """Run ``onnx.shape_inference`` with the inputs' sizes bound; returns an empty result if it cannot run."""
     if sum(node.ByteSize() for node in model.graph.node) > MAX_BYTES:
         return Inferred()
     try:
-        # With data propagation, as exporters compute shapes in the graph.
+        # With data propagation, because exporters compute shapes in the graph.
         done = onnx.shape_inference.infer_shapes(_skeleton(model, inputs), data_prop=True)
-    except Exception:  # a second opinion; what is wrong with the file the import says itself
+    except Exception:  # only a second opinion: the import itself reports what is wrong with the file
         return Inferred()
     values = [*done.graph.input, *done.graph.value_info, *done.graph.output]
     tensors = {v.name: v.type.tensor_type for v in values if v.type.HasField("tensor_type")}
@@ -74,7 +75,7 @@ def _sizes(shape: onnx.TensorShapeProto) -> Iterator[int | None]:
 
 
 def _skeleton(model: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
-    """The model without its large constants and without the shapes that the file itself claims."""
+    """The model without its large constants and without the shapes that the file itself declares."""
     graph, bound = model.graph, {i.name: i.shape for i in inputs}
     bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     bare.graph.name = graph.name
@@ -84,13 +85,13 @@ def _skeleton(model: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProt
             kind = value.type.tensor_type.elem_type
             bare.graph.input.append(_described(value.name, kind, bound[value.name]))
     for tensor in graph.initializer:
-        # 16 bytes an element: 8 for its value, and an allowance for name and dims, which is an assumption.
+        # 16 bytes per element: 8 for its value, and an allowance for name and dims, which is an assumption.
         if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() < 16 * SMALL_ELEMENTS:
             bare.graph.initializer.append(tensor)
         else:
             bare.graph.input.append(_described(tensor.name, tensor.data_type, tensor.dims))
     for value in graph.output:
-        # By name alone: the file's claims about shapes are what is to be checked.
+        # By name only: the shapes that the file declares are what is to be checked.
         bare.graph.output.add(name=value.name)
     return bare
 

@@ -1,4 +1,4 @@
-"""From a path (or a model in memory) to a module and example inputs."""
+"""Load a module and example inputs from a path (or a model in memory)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tensoropt.capture.onnx.values import Traced, Value
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A file as PyTorch runs it.
+    """An imported file, as PyTorch runs it.
 
     Attributes:
         module: takes the file's inputs in their order; returns its output, or a tuple of several. Weights are
-            parameters, other constants buffers, under the file's names as far as Python allows.
-        inputs: the inputs it takes, sizes bound.
-        outputs: the file's names of what it returns.
+            parameters, other constants are buffers, under the file's names as far as Python allows.
+        inputs: the inputs that it takes, with their sizes bound.
+        outputs: the file's names for the returned tensors.
         names: the file's name of each parameter and buffer -> its key in ``module.state_dict()``.
-        notes: what a person should know: the loss that was added, batch norms that keep their statistics.
+        notes: information for people: the loss that was added, batch norms that keep their statistics.
     """
 
     module: fx.GraphModule
@@ -43,7 +43,7 @@ class ImportedModel:
     notes: tuple[str, ...]
 
     def example(self, seed: int = 0, device: str = "cpu") -> tuple[torch.Tensor, ...]:
-        """Inputs the model accepts: whole numbers index the table they are used on."""
+        """Inputs that the model accepts: whole numbers stay within the table that they index."""
         generator = torch.Generator().manual_seed(seed)
         return tuple(i.example(generator, device) for i in self.inputs)
 
@@ -56,7 +56,7 @@ def load_onnx(
     loss: str | None = None,
     device: str = "cpu",
 ) -> fx.GraphModule:
-    """The module of :func:`import_onnx`, ready to run and to train."""
+    """Return the module of :func:`import_onnx`, ready to run and to train."""
     return import_onnx(path, dims, outputs=outputs, loss=loss, device=device).module
 
 
@@ -71,12 +71,13 @@ def import_onnx(
     """Import an ONNX file as an ``fx.GraphModule`` of PyTorch calls.
 
     Args:
-        source: a file; external data is read from its folder only. Or a model in memory.
-        dims: sizes of dims the file leaves open, by name (``batch``) or as ``input[position]``, which also
-            replaces a fixed size.
-        outputs: tensors of the file to return instead of its own outputs; what they do not depend on is left
-            out.
-        loss: ``auto`` or a name of :data:`LOSSES` makes the module return a scalar loss; None the outputs.
+        source: a file, whose external data is read from its folder only, or a model in memory.
+        dims: sizes of dims that the file leaves open, by name (``batch``) or as ``input[position]``, which
+            also replaces a fixed size.
+        outputs: tensors of the file to return instead of its own outputs; anything that they do not depend on
+            is left out.
+        loss: ``auto`` or a name in :data:`LOSSES` makes the module return a scalar loss; None makes it return
+            the outputs.
         device: ``meta`` keeps only the shapes of large weights.
 
     Raises:
@@ -91,7 +92,7 @@ def import_onnx(
         raise type(error)(
             text if text.startswith(("there is no file", name)) else f"{name}: {text}"
         ) from None
-    except Exception as error:  # what a file may hold in the wrong place has no end
+    except Exception as error:  # there is no end to what a file may hold in the wrong place
         raise OnnxError(f"{name} is malformed ({type(error).__name__}: {first_line(error)})") from error
 
 
@@ -110,8 +111,8 @@ def _import(
     names = [i.name for i in inputs]
     if len(set(names)) != len(names):
         raise OnnxError("it has two inputs of one name")
-    # A file whose fixed batch was replaced has the old one in constants of its shape arithmetic, so that
-    # inference would contradict the import.
+    # A file whose fixed batch was replaced has the old one in constants of its shape arithmetic, so inference
+    # would contradict the import.
     inferred = infer(model, inputs) if batch is None else Inferred()
     importer = Importer(model, TensorReader(folder), device=device, batch=batch, types=inferred.types)
     values: dict[str, Traced] = {i.name: importer.builder.input(i.name, i.shape, i.dtype) for i in inputs}
@@ -120,7 +121,7 @@ def _import(
         raise OnnxError("it has no outputs")
     results = importer.convert(values, wanted)
     inferred.check(importer.made)
-    # After the pass, which finds out which tables an input indexes.
+    # After the pass, which determines the tables that an input indexes.
     inputs = [replace(i, below=importer.builder.bounds.get(values[i.name].node)) for i in inputs]
     notes = list(importer.notes)
     frozen = sum(n.op_type == "BatchNormalization" for n in graph.node)

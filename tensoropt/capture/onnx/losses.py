@@ -1,4 +1,4 @@
-"""A loss for files that have none: a file says what a model computes, training needs what it should."""
+"""Losses for files that have none: a file says what a model computes, but training needs a target."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def _mse(builder: Builder, results: Sequence[Traced], names: Sequence[str]) -> M
 
 
 def _cross_entropy(builder: Builder, results: Sequence[Traced], names: Sequence[str]) -> Made:
-    """Classes are the last dim of 2 or 3 dims, and the second of images."""
+    """Cross entropy; classes are the last dim of a tensor with 2 or 3 dims, and the second dim of images."""
     value = _targets(results)[0]
     if value.ndim < 2:
         raise OnnxError(f"a cross entropy needs an output of at least 2 dims; it has {list(value.shape)}")
-    # `(batch, classes)` and `(batch, sequence, classes)` end in classes; images have them in front of their
-    # sides.
+    # `(batch, classes)` and `(batch, sequence, classes)` end in classes; images have them in front of the
+    # spatial dims.
     dim = 1 if value.ndim > 3 else value.ndim - 1
     classes = value.shape[dim]
     shape = tuple(s for d, s in enumerate(value.shape) if d != dim)
@@ -71,17 +71,17 @@ LOSSES: dict[str, Callable[[Builder, Sequence[Traced], Sequence[str]], Made]] = 
     "mean": _mean,
     "mse": _mse,
 }
-"""By name: what ``--loss`` takes."""
+"""The losses by the name that ``--loss`` takes."""
 
 
 def with_loss(
     builder: Builder, name: str, results: Sequence[Traced], outputs: Sequence[str]
 ) -> tuple[list[Traced], list[Input], str]:
-    """(the loss alone, inputs it needs, a sentence that says what it is).
+    """(the loss alone, the inputs that it needs, a sentence that describes it).
 
     Args:
-        name: of :data:`LOSSES`, or ``auto``: an output that is a scalar called ``loss``; else cross entropy
-            where an output is called ``logits``; else the squared error, which has a gradient for any output.
+        name: a name in :data:`LOSSES`, or ``auto``: a scalar output called ``loss``; else cross entropy if an
+            output is called ``logits``; else the squared error, which has a gradient for any output.
     """
     if name == "auto":
         for value, output in zip(results, outputs, strict=True):

@@ -1,7 +1,8 @@
-"""File -> a checked ``ModelProto``: decoded, its functions inlined, nodes in order, every name made once.
+"""Read a file into a checked ``ModelProto``: decoded, its functions inlined, nodes in order, every name
+defined once.
 
-Nothing of a file is executed or trusted: sizes, counts and nesting are bounded before anything is built, and
-the first thing that is wrong is an :class:`OnnxError`.
+Nothing in a file is executed or trusted: sizes, counts and nesting are bounded before anything is built, and
+the first error is raised as an :class:`OnnxError`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.units import format_bytes
 
 MIN_OPSET, MAX_OPSET = 7, 28
-"""Below 7 broadcasting was an attribute of its own; above, operators may mean what nobody here has read."""
+"""Below 7, broadcasting was a separate attribute; above the maximum, operators may have meanings that are not
+covered here."""
 MAX_NODES = 500_000
-"""After inlining. The largest exported language models have some tens of thousands."""
+"""The most nodes after inlining. The largest exported language models have some tens of thousands."""
 MAX_FILE_BYTES = 2**31
-"""Protobuf's own limit; larger models keep their weights in files beside the model."""
+"""Protobuf's own limit; larger models store their weights in files next to the model."""
 MAX_NESTING = 16
-"""Of subgraphs (If in If) and of function calls."""
+"""The deepest nesting of subgraphs (If in If) and of function calls."""
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -52,7 +54,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def checked(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its own functions inlined, if all counts and names are sound."""
+    """Return the model with its own functions inlined, if all counts and names are valid."""
     opsets = opsets_of(model)
     if not MIN_OPSET <= opsets.get("", MIN_OPSET) <= MAX_OPSET:
         raise OnnxError(
@@ -70,12 +72,12 @@ def checked(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def opsets_of(model: onnx.ModelProto) -> dict[str, int]:
-    """Version by domain; the standard domain is the empty string."""
+    """The opset version by domain; the standard domain is the empty string."""
     return {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs among a node's attributes: branches, bodies of loops."""
+    """The graphs among a node's attributes: branches and loop bodies."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -84,7 +86,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 def _count(model: onnx.ModelProto) -> None:
     """Refuse more nodes than a real model has, counted as if all function calls were inlined."""
-    # Counted before inlining: functions that call each other twice each double with every level.
+    # Counted before inlining, because functions that each call another one twice double with every level.
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     known: dict[tuple[str, str, str], int] = {}
 
@@ -109,15 +111,15 @@ def _count(model: onnx.ModelProto) -> None:
 
 
 def ordered(nodes: Sequence[onnx.NodeProto], given: set[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:
-    """The nodes that ``wanted`` depends on, each after those it reads.
+    """The nodes that ``wanted`` depends on, each after the nodes that it reads.
 
     Args:
-        nodes: of one graph.
-        given: names that exist before: inputs, initializers, what an outer graph made.
+        nodes: the nodes of one graph.
+        given: names that exist before: inputs, initializers, tensors made by an outer graph.
         wanted: names of outputs.
 
     Raises:
-        OnnxError: a name is made twice or by nobody, or nodes depend on each other in a circle.
+        OnnxError: a name is defined twice or not at all, or nodes depend on each other in a cycle.
     """
     maker: dict[str, onnx.NodeProto] = {}
     for node in nodes:
@@ -145,7 +147,7 @@ def _visit(
     state: dict[int, int],
     order: list[onnx.NodeProto],
 ) -> None:
-    """Depth first, without recursion: a chain of nodes may be longer than Python's stack."""
+    """Visit depth first, without recursion: a chain of nodes may be longer than Python's stack."""
     stack: list[tuple[onnx.NodeProto, Iterator[str]]] = []
 
     def enter(node: onnx.NodeProto) -> None:
@@ -185,7 +187,7 @@ def _is_ordered(nodes: Sequence[onnx.NodeProto], given: set[str]) -> bool:
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """Names a node reads, those that its subgraphs take from outside included."""
+    """The names that a node reads, including those that its subgraphs take from outside."""
     names = [name for name in node.input if name]
     for graph in subgraphs(node):
         inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
@@ -197,6 +199,6 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 
 def label(node: onnx.NodeProto) -> str:
-    """A node as a person finds it in a viewer."""
+    """A node's label, by which a person can find it in a viewer."""
     name = node.name or (node.output[0] if node.output else "")
     return f"{node.domain + '.' if node.domain else ''}{node.op_type} '{name}'"

@@ -1,4 +1,4 @@
-"""One converter per ONNX operator, by domain, name and the opset from which it holds."""
+"""A registry with one converter per ONNX operator, by domain, name and the opset from which it applies."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Call:
 
     Attributes:
         op: the operator's name.
-        name: of the node, for messages.
-        opset: version of the operator's domain that the file is written in.
-        operands: one per input; None where an optional input is left out.
-        attributes: plain Python values; tensors as ``torch.Tensor``, subgraphs as they are.
+        name: the node's name, for messages.
+        opset: the version of the operator's domain in which the file is written.
+        operands: one per input; None if an optional input is left out.
+        attributes: plain Python values; tensors as ``torch.Tensor``, subgraphs unchanged.
         wanted: for each output, whether anything reads it.
-        types: the ONNX element type of each input; 0 where it is not known.
-        batch: (the file's batch size, the one asked for instead), if a fixed one was overridden.
-        run: evaluates a subgraph with values for its inputs; gives its outputs.
+        types: the ONNX element type of each input; 0 if it is not known.
+        batch: (the file's batch size, the one requested instead), if a fixed one was overridden.
+        run: evaluates a subgraph with values for its inputs; returns its outputs.
     """
 
     op: str
@@ -53,15 +53,15 @@ class Call:
         return value
 
     def optional(self, index: int) -> Traced:
-        """The operand at a position, None where it is left out."""
+        """The operand at a position; None if it is left out."""
         return self.operands[index] if index < len(self.operands) else None
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute of the node, or ``default`` where the file has none."""
+        """An attribute of the node, or ``default`` if the file has none."""
         return self.attributes.get(name, default)
 
     def type_of(self, index: int) -> int:
-        """The ONNX element type of an input; 0 where it is not known."""
+        """The ONNX element type of an input; 0 if it is not known."""
         return self.types[index] if index < len(self.types) else 0
 
     def wants(self, index: int) -> bool:
@@ -83,26 +83,26 @@ class Call:
         return value.data
 
     def ints(self, index: int, what: str = "") -> list[int]:
-        """A constant operand as a list of whole numbers."""
+        """A constant operand, as a list of whole numbers."""
         return [int(v) for v in self.known(index, what).reshape(-1).tolist()]
 
     def ints_or(self, index: int, default: Any, what: str = "") -> Any:
-        """A constant operand as whole numbers; ``default`` where it is left out."""
+        """A constant operand as whole numbers; ``default`` if it is left out."""
         return default if self.optional(index) is None else self.ints(index, what)
 
     def scalar(self, index: int, default: Any = None, what: str = "") -> Any:
-        """A constant operand of one element as a Python number; ``default`` where it is left out."""
+        """A constant operand with one element as a Python number; ``default`` if it is left out."""
         if self.optional(index) is None:
             return default
         return self.known(index, what).reshape(()).item()
 
     def dim(self, name: str = "axis", default: int = 0, *, of: int | None = None) -> int:
-        """An attribute that names a dim of operand 0 (or of a tensor with ``of`` dims), made positive."""
+        """An attribute that names a dim of operand 0 (or of a tensor with ``of`` dims), made non-negative."""
         return positive(int(self.attribute(name, default)), self[0].ndim if of is None else of)
 
 
 def positive(dim: int, dims: int) -> int:
-    """A dim counted from the front.
+    """The number of a dim, counted from the front.
 
     Raises:
         OnnxError: there is no such dim.
@@ -123,7 +123,7 @@ def converter(*names: str, since: int = 1, domain: str = "") -> Callable[[Conver
         for name in names:
             versions = _CONVERTERS.setdefault((domain, name), [])
             versions.append((since, function))
-            # The newest first, so that the first one that holds at an opset is the right one.
+            # Newest first, so that the first one that applies at an opset is the right one.
             versions.sort(key=lambda entry: entry[0], reverse=True)
         return function
 
@@ -131,7 +131,7 @@ def converter(*names: str, since: int = 1, domain: str = "") -> Callable[[Conver
 
 
 def find_converter(domain: str, name: str, opset: int) -> Converter | None:
-    """The converter that holds at an opset, or None."""
+    """The converter that applies at an opset, or None."""
     for since, function in _CONVERTERS.get((domain, name), ()):
         if since <= opset:
             return function
@@ -139,5 +139,5 @@ def find_converter(domain: str, name: str, opset: int) -> Converter | None:
 
 
 def supported() -> list[str]:
-    """Names of all operators with a converter, those of other domains as ``domain.Name``."""
+    """The names of all operators with a converter; those of other domains as ``domain.Name``."""
     return sorted(f"{domain}.{name}".lstrip(".") for domain, name in _CONVERTERS)

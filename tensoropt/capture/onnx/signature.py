@@ -1,4 +1,4 @@
-"""Inputs of a file: sizes that are bound from outside, and example values that the graph accepts."""
+"""The inputs of a file: sizes that are bound from outside, and example values that the graph accepts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_INPUT_BYTES = 2**36
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a file with all its sizes bound.
+    """One input of a file, with all its sizes bound.
 
     Attributes:
         below: for whole numbers, the size of the table that they index; None if they index none.
@@ -30,7 +30,8 @@ class Input:
     below: int | None = None
 
     def example(self, generator: torch.Generator, device: str) -> torch.Tensor:
-        """Normal numbers; whole numbers within the table they index, otherwise ones (a mask)."""
+        """Normally distributed numbers; whole numbers within the table that they index, otherwise ones (a
+        mask)."""
         if device == "meta":
             return torch.empty(self.shape, dtype=self.dtype, device="meta")
         if self.dtype.is_floating_point:
@@ -43,15 +44,15 @@ class Input:
 def bind_inputs(
     graph: onnx.GraphProto, dims: Mapping[str, int]
 ) -> tuple[list[Input], tuple[int, int] | None]:
-    """The inputs with all sizes bound, and (old, new) batch size if a fixed one was replaced.
+    """The inputs with all sizes bound, and the (old, new) batch size if a fixed one was replaced.
 
     Args:
-        graph: its inputs that are no initializers are those of the model.
-        dims: size by the file's name of a dim (``batch``), or by input and position (``x[0]``), which also
+        graph: the graph; its inputs that are not initializers are the model's inputs.
+        dims: sizes by the file's name of a dim (``batch``), or by input and position (``x[0]``), which also
             replaces a fixed size.
 
     Raises:
-        OnnxError: a dim is left without a size, or a given name is no dim of the file; names all of them.
+        OnnxError: a dim has no size, or a given name is not a dim of the file; the message names all of them.
     """
     stored = {t.name for t in graph.initializer}
     # Old files list their initializers among the inputs.
@@ -78,7 +79,7 @@ def bind_inputs(
             size = dims.get(handle, dims.get(symbol))
             if size is not None:
                 used.update({handle, symbol} & dims.keys())
-                # Dim 0 is taken for the batch: converters then repair constants that repeat the old size.
+                # Dim 0 is assumed to be the batch: converters then repair constants that repeat the old size.
                 if fixed is not None and fixed != size and index == 0:
                     replaced = (fixed, size)
             elif fixed is None:
@@ -119,7 +120,7 @@ def _quoted(name: str) -> str:
 
 
 def _likely(name: str) -> int:
-    """A size to show in an example."""
+    """A likely size, to show in an example."""
     lowered = name.lower()
     if "seq" in lowered or "len" in lowered:
         return 128

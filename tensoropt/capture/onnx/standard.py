@@ -1,4 +1,4 @@
-"""Operators that the ONNX standard defines as a function of others: their definitions."""
+"""The definitions of operators that the ONNX standard defines in terms of others."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import onnx
 def standard_function(
     node: onnx.NodeProto, domain: str, opset: int, graph: onnx.GraphProto
 ) -> onnx.FunctionProto | None:
-    """The definition of a node's operator with the node's attributes put in, or None if it has none.
+    """The definition of a node's operator with the node's attributes substituted; None if it has none.
 
-    A definition that depends on the operands' types is not used here: those operators have converters.
+    A definition that depends on the operands' types is not used here, because those operators have
+    converters.
     """
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, domain)
@@ -30,7 +31,7 @@ def standard_function(
 def _bind(
     node: onnx.NodeProto, given: dict[str, onnx.AttributeProto], defaults: dict[str, onnx.AttributeProto]
 ) -> None:
-    """Replace references to the function's attributes by their values; drop those without one."""
+    """Replace references to the function's attributes with their values; drop those without a value."""
     kept = []
     for attribute in node.attribute:
         if not attribute.ref_attr_name:

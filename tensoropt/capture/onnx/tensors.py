@@ -1,7 +1,8 @@
-"""``TensorProto`` -> ``torch.Tensor``: sizes are checked against the bytes there are before any are read.
+"""Read ``TensorProto`` as ``torch.Tensor``; sizes are checked against the available bytes before any are
+read.
 
-External data is read from files beside the model only: a path that leads out of the model's folder,
-through ``..`` or a link, is refused.
+External data is read only from files next to the model: a path that leads out of the model's folder, through
+``..`` or a link, is refused.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ DTYPES: dict[Any, torch.dtype] = {
 
 @dataclass(frozen=True)
 class Narrow:
-    """An element type that PyTorch has no arithmetic for, and how it lies in memory here.
+    """An element type for which PyTorch has no arithmetic, and its representation in memory here.
 
     Attributes:
-        bits: of one element in the file, where several share a byte.
-        dtype: the PyTorch type that has all its values.
-        bounds: its range, for whole numbers, which ``dtype`` does not have.
-        rounding: the dtype that rounds as it does, for floats of eight bits.
+        bits: bits per element in the file, if several elements share a byte.
+        dtype: the PyTorch type that can represent all its values.
+        bounds: its range, for whole numbers, if ``dtype`` has another one.
+        rounding: the dtype that rounds in the same way, for floats of eight bits.
     """
 
     bits: int
@@ -67,7 +68,7 @@ _NARROW = {
     "FLOAT8E8M0": Narrow(8, torch.float32),
 }
 NARROW: dict[int, Narrow] = {_T.DataType.Value(n): t for n, t in _NARROW.items() if hasattr(_T, n)}
-"""By ONNX's number of the type; older packages do not have all of them."""
+"""The narrow types by ONNX's number of the type; older packages lack some of them."""
 _TYPED_FIELDS: dict[Any, tuple[str, int]] = {
     _T.FLOAT: ("float_data", 1),
     _T.DOUBLE: ("double_data", 1),
@@ -83,7 +84,7 @@ def torch_dtype(code: int, what: str) -> torch.dtype:
     """The PyTorch dtype that holds an ONNX element type.
 
     Raises:
-        OnnxError: it has none (strings).
+        OnnxError: there is none (strings).
     """
     dtype = NARROW[code].dtype if code in NARROW else DTYPES.get(code)
     if dtype is None:
@@ -94,13 +95,13 @@ def torch_dtype(code: int, what: str) -> torch.dtype:
 
 
 def rounded(x: Any, code: int, saturate: bool) -> Any:
-    """``x``, a tensor or a traced one, as floats of a few bits, held in float32.
+    """``x``, a real or traced tensor, rounded to floats of a few bits and held in float32.
 
     Args:
-        saturate: what is too large becomes the largest number, instead of infinity or NaN.
+        saturate: values that are too large become the largest number, instead of infinity or NaN.
 
     Raises:
-        OnnxError: nothing here rounds as that type does.
+        OnnxError: nothing here rounds in the way of that type.
     """
     x, narrow = x.to(torch.float32), NARROW[code]
     if narrow.rounding is not None:
@@ -108,7 +109,7 @@ def rounded(x: Any, code: int, saturate: bool) -> Any:
         return (torch.clamp(x, -most, most) if saturate else x).to(narrow.rounding).to(torch.float32)
     if narrow.bits != 4:
         raise OnnxError(f"conversion to {_T.DataType.Name(code)} cannot be imported")  # type: ignore[arg-type]
-    # Steps of 1/2 below 2, of 1 below 4, of 2 up to 6, the largest; ties go to even ones.
+    # Steps of 1/2 below 2, of 1 below 4, of 2 up to 6, the largest; ties go to even.
     size = torch.nan_to_num(torch.clamp(torch.abs(x), max=6.0), nan=0.0)
     step = torch.where(torch.lt(size, 2.0), 0.5, torch.where(torch.lt(size, 4.0), 1.0, 2.0))
     return torch.copysign(torch.round(size / step) * step, x)
@@ -126,14 +127,15 @@ class TensorReader:
     """Reads the tensors of one file.
 
     Args:
-        folder: of the model file; external data is read from inside it only. None for models from memory.
+        folder: the model file's folder, the only one that external data is read from. None for models in
+            memory.
     """
 
     def __init__(self, folder: Path | None):
         self.folder = folder
 
     def shape_and_dtype(self, tensor: onnx.TensorProto) -> tuple[tuple[int, ...], torch.dtype]:
-        """What a tensor is, checked against the size of its data without reading it."""
+        """The shape and dtype of a tensor, checked against the size of its data without reading it."""
         what = f"tensor '{tensor.name}'"
         shape, dtype = dims_of(tensor), torch_dtype(tensor.data_type, what)
         if len(shape) > 64:
@@ -156,7 +158,7 @@ class TensorReader:
         else:
             field, per_element = _TYPED_FIELDS.get(tensor.data_type, ("int32_data", 1))
             count = len(getattr(tensor, field))
-            # Complex numbers take two entries each; narrow ones share one, as they share a byte.
+            # Complex numbers take two entries each; narrow ones share one, just as they share a byte.
             needed = expected if tensor.data_type in NARROW else elements * per_element
             if count != needed:
                 raise OnnxError(
@@ -166,10 +168,11 @@ class TensorReader:
         return shape, dtype
 
     def read(self, tensor: onnx.TensorProto) -> torch.Tensor:
-        """The tensor's data.
+        """Return the tensor's data.
 
         Raises:
-            OnnxError: it has fewer or more bytes than its shape says, an unknown type, or lies elsewhere.
+            OnnxError: it has fewer or more bytes than its shape requires, an unknown type, or its data is
+                elsewhere.
         """
         shape, dtype = self.shape_and_dtype(tensor)
         if tensor.data_location == _T.EXTERNAL:
@@ -188,7 +191,7 @@ class TensorReader:
         return _from_bytes(onnx.numpy_helper.to_array(tensor).tobytes(), dtype, shape)
 
     def _external(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
-        """(file, offset, bytes) of external data, checked."""
+        """The (file, offset, bytes) of external data, checked."""
         what = f"the external data of tensor '{tensor.name}'"
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
@@ -200,7 +203,7 @@ class TensorReader:
             )
         folder = self.folder.resolve()
         try:
-            # Resolved before it is compared with the folder: a link may lead out where the text of the path
+            # Resolved before it is compared with the folder: a link may lead out even if the text of the path
             # does not.
             path = (folder / location).resolve(strict=True)
         except (OSError, RuntimeError):
@@ -232,7 +235,7 @@ def _stored_bytes(code: int, dtype: torch.dtype, elements: int) -> int:
 
 
 def _narrow(tensor: onnx.TensorProto, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Values that share bytes, or that NumPy has no type for, as the package itself reads them."""
+    """Values that share bytes, or for which NumPy has no type, read by the package itself."""
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
     array = onnx.numpy_helper.to_array(tensor)
@@ -243,13 +246,13 @@ def _from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torc
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
     raw = np.frombuffer(data, dtype=np.uint8)
-    # A copy: what `frombuffer` gives is read-only memory of the file's bytes.
+    # A copy, because `frombuffer` returns read-only memory of the file's bytes.
     owned = torch.from_numpy(raw.copy())
     return owned.view(dtype).reshape(shape) if dtype != torch.bool else owned.bool().reshape(shape)
 
 
 def attribute_value(attribute: onnx.AttributeProto, reader: TensorReader) -> Any:
-    """A node's attribute as plain Python; tensors as ``torch.Tensor``, graphs as they are."""
+    """A node's attribute as plain Python; tensors as ``torch.Tensor``, graphs unchanged."""
     kind = attribute.type
     if kind == onnx.AttributeProto.TENSOR:
         return reader.read(attribute.t)

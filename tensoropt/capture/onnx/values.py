@@ -1,8 +1,8 @@
-"""Tensors while a file is imported: constants carry their data, everything else an fx node.
+"""Tensors while a file is imported: constants carry their data, all others an fx node.
 
 Converters are plain PyTorch code over :class:`Value`. A call whose operands are all known is computed at
 once, which folds the shape arithmetic of exported files; any other call becomes an fx node, and is run on the
-meta device for its shape.
+meta device to determine its shape.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.units import format_bytes
 
 FOLDED_BYTES = 2**31
-"""What folding may allocate in total. A file of a few bytes can ask for terabytes (ConstantOfShape, Tile)."""
+"""The bytes that folding may allocate in total. A file of a few bytes can ask for terabytes (ConstantOfShape,
+Tile)."""
 
 
 WIDE_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
-"""PyTorch stores and moves these, and has arithmetic for few of them."""
+"""Types that PyTorch stores and moves, but for which it has little arithmetic."""
 TRIED_ELEMENTS = 2**22
-"""Of one call on them that is tried out at import."""
+"""The most elements of a call on these types that is tried at import."""
 
 
 Traced = Any
-"""How converters see a :class:`Value`: to them, and to PyTorch's own functions, it is a tensor."""
+"""Static type of a :class:`Value` in converters: to them, and to PyTorch's own functions, it is a tensor."""
 
 
 class Value:
@@ -39,8 +40,8 @@ class Value:
 
     Attributes:
         meta: its shape and dtype, as a meta tensor.
-        data: what it holds, if that is known at import.
-        hint: the file's name for it, kept where it becomes a buffer of the module.
+        data: its content, if that is known at import.
+        hint: the file's name for it, which is kept if it becomes a buffer of the module.
     """
 
     __slots__ = ("builder", "data", "hint", "meta", "node")
@@ -57,27 +58,27 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its sizes, as whole numbers."""
+        """The sizes, as whole numbers."""
         return tuple(self.meta.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its element type."""
+        """The element type."""
         return self.meta.dtype
 
     @property
     def ndim(self) -> int:
-        """How many dims it has."""
+        """The number of dims."""
         return self.meta.dim()
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return self.meta.numel()
 
     @property
     def floating(self) -> bool:
-        """Whether its elements are floating-point numbers."""
+        """Whether the elements are floating-point numbers."""
         return self.meta.is_floating_point()
 
     @classmethod
@@ -108,30 +109,30 @@ class Value:
     __rmul__ = __mul__
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Value:
-        """``tensor.name(*args)``, for what PyTorch offers as a method only."""
+        """Call ``tensor.name(*args)``, for anything that PyTorch offers only as a method."""
         return self.builder.method(name, self, *args, **kwargs)
 
     def to(self, dtype: torch.dtype) -> Value:
-        """It in another element type; itself where that is its own."""
+        """The value in another element type; itself if it already has that type."""
         return self if dtype == self.dtype else self.method("to", dtype)
 
     def reshape(self, *shape: int) -> Value:
-        """It in another shape; itself where that is its own."""
+        """The value in another shape; itself if it already has that shape."""
         return self if shape == self.shape else self.builder.call(torch.reshape, self, tuple(shape))
 
     def permute(self, *dims: int) -> Value:
-        """It with its dims in another order; itself where that is their own."""
+        """The value with its dims reordered; itself if they already have that order."""
         return self if dims == tuple(range(self.ndim)) else self.builder.call(torch.permute, self, dims)
 
 
 class Builder:
-    """Collects the calls of a module: an fx graph, and its parameters and buffers under the file's names.
+    """A collector of a module's calls: an fx graph, and its parameters and buffers under the file's names.
 
     Attributes:
-        device: of the module's tensors; what is folded is computed on the CPU.
+        device: the device of the module's tensors; folded values are computed on the CPU.
         keys: the file's name of each parameter and buffer -> its key in the module.
-        bounds: for inputs of whole numbers that index a table, the size of the smallest one.
-        module_name: of the file's node that is being converted.
+        bounds: for inputs of whole numbers that index a table, the size of the smallest table.
+        module_name: the name of the file's node that is being converted.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -151,40 +152,40 @@ class Builder:
         return Value(self, torch.empty_like(data, device="meta"), data, hint=hint)
 
     def constant(self, data: Any, dtype: torch.dtype | None = None) -> Traced:
-        """A known value of a number, a list or a tensor."""
+        """A known value made from a number, a list or a tensor."""
         return self.known(torch.as_tensor(data, dtype=dtype))
 
     def input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
-        """A placeholder of the module, called after the file's name of it."""
+        """A placeholder of the module, named after the file's input."""
         node = self.graph.placeholder(identifier(name))
         return Value(self, torch.empty(shape, dtype=dtype, device="meta"), node=node, hint=name)
 
     def late_input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
-        """An input found necessary after the others: the last of them."""
+        """An additional input that turned out to be necessary; it comes last."""
         last = [node for node in self.graph.nodes if node.op == "placeholder"][-1:]
         with self.graph.inserting_after(*last) if last else self.graph.inserting_before(None):
             return self.input(name, shape, dtype)
 
     def bound(self, value: Traced, size: int) -> None:
-        """Note that a value indexes a table: so does the input it was cast or reshaped from."""
+        """Record that a value indexes a table, and so does the input from which it was cast or reshaped."""
         node = value.node
         while node is not None and node.op != "placeholder":
             sources = node.all_input_nodes
             live = [s for s in sources if s.op != "get_attr"]
-            # Back through calls with a single live operand: a cast, a reshape, a clamp. Beyond a call of two,
-            # nothing says which of them is bounded.
+            # Back through calls with a single live operand: a cast, a reshape, a clamp. Beyond a call with
+            # two, nothing shows which of them is bounded.
             node = live[0] if len({*live}) == 1 else None
         if node is not None:
             self.bounds[node] = min(size, self.bounds.get(node, size))
 
     def parameter(self, name: str, data: torch.Tensor) -> Traced:
-        """A parameter of the module. Its data is not known to converters, so that nothing folds it."""
+        """A parameter of the module. Converters do not know its data, so nothing folds it."""
         key = self._register(name, torch.nn.Parameter(data))
         node = self.graph.get_attr(key)
         return Value(self, torch.empty_like(data, device="meta"), node=node, hint=name)
 
     def _register(self, name: str, tensor: torch.Tensor) -> str:
-        """Store under the file's dotted name, made fit for a module and unique; gives the key."""
+        """Store a tensor under the file's dotted name, made valid for a module and unique; return the key."""
         parts = [re.sub(r"\W", "_", part) or "_" for part in name.split(".")]
         key, number = ".".join(parts), 1
         while not self._is_free(key):
@@ -195,7 +196,8 @@ class Builder:
         return key
 
     def _is_free(self, key: str) -> bool:
-        """Neither taken nor a submodule, and no tensor or attribute of a module stands on the way."""
+        """Whether a key is neither used nor a submodule, and no module's tensor or attribute is in its
+        way."""
         module = self.root
         *path, last = key.split(".")
         for part in path:
@@ -207,15 +209,15 @@ class Builder:
     # -- calls ------------------------------------------------------------------------------------
 
     def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """``func(*args, **kwargs)``: at once if every operand is known, otherwise as a node."""
+        """Compute ``func(*args, **kwargs)`` at once if every operand is known, otherwise add it as a node."""
         return self._record("call_function", func, func, args, kwargs)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """``args[0].name(*args[1:])`` as :meth:`call` makes it."""
+        """Make the call ``args[0].name(*args[1:])`` in the same way as :meth:`call`."""
         return self._record("call_method", name, getattr(torch.Tensor, name), args, kwargs)
 
     def node_call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Like :meth:`call`, but never computed at import: what draws random numbers."""
+        """Like :meth:`call`, but never computed at import: for calls that draw random numbers."""
         return self._record("call_function", func, func, args, kwargs, fold=False)
 
     def _record(
@@ -229,11 +231,11 @@ class Builder:
         fold: bool = True,
     ) -> Any:
         operands = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Value)]
-        # For calls that make tensors themselves, whose operands do not say where.
+        # For calls that create tensors, whose operands do not determine the device.
         with torch.device("meta"):
             meta = self._run(func, args, kwargs, lambda v: v.meta)
         if fold and all(v.data is not None for v in operands):
-            # Before it is computed: the meta result says how much it will take.
+            # Before it is computed: the meta result shows how much memory it will take.
             self._allow(meta, operands)
             try:
                 data = self._run(func, args, kwargs, lambda v: v.data)
@@ -256,7 +258,7 @@ class Builder:
     def _try_unsigned(
         self, func: Callable[..., Any], args: Any, kwargs: Any, meta: Any, operands: list[Value]
     ) -> None:
-        """Run the call on ones: shapes alone do not tell that PyTorch has no arithmetic for a type."""
+        """Run the call on ones, since shapes alone do not show that PyTorch has no arithmetic for a type."""
         tensors = [v.meta for v in operands] + [m for m in pytree.tree_leaves(meta) if hasattr(m, "numel")]
         if sum(t.numel() for t in tensors) > TRIED_ELEMENTS:
             raise _no_kernel(func, operands)
@@ -273,10 +275,10 @@ class Builder:
                 self.reserve(result.untyped_storage().nbytes())
 
     def reserve(self, count_bytes: int) -> None:
-        """Count what folding is about to allocate.
+        """Count the bytes that folding is about to allocate.
 
         Raises:
-            OnnxError: more than :data:`FOLDED_BYTES` in all.
+            OnnxError: the total exceeds :data:`FOLDED_BYTES`.
         """
         self._folded_bytes += count_bytes
         if self._folded_bytes > FOLDED_BYTES:
@@ -297,7 +299,7 @@ class Builder:
         return tuple(parts)
 
     def node(self, value: Value) -> fx.Node:
-        """The fx node of a value; a constant becomes a buffer when something live first reads it."""
+        """The fx node of a value; a constant becomes a buffer when a live call first reads it."""
         if value.node is None:
             assert value.data is not None
             hint = value.hint or f"constant_{len(self._taken)}"

@@ -1,10 +1,11 @@
-"""Which constants of a file are weights, and therefore parameters that train.
+"""The constants of a file that are weights, and therefore trainable parameters.
 
-Files of PyTorch's newer exporter say it of what they took over unchanged. Of anything else, what tells is
-where a float constant of more than one element is used. Positions that hold a weight by the operator's
-meaning (a convolution's kernel, a matrix, an embedding's table, a norm's scale) make it one, as does being
-added to, multiplied with or put beside something. Statistics of a batch norm, masks, positions, sizes,
-clipping bounds, and what is subtracted or divided by (image normalisation) do not train and become buffers.
+Files of PyTorch's newer exporter declare this for constants that they copied unchanged. For all others, the
+use of a float constant with more than one element decides. A constant is a weight if it is in a position that
+holds a weight by the operator's meaning (a convolution's kernel, a matrix, an embedding's table, a norm's
+scale), or if it is added to, multiplied with or concatenated with something. Statistics of a batch norm,
+masks, positions, sizes, clipping bounds, and constants that are subtracted or divided by (image
+normalisation) do not train and become buffers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "SkipSimplifiedLayerNormalization": (2, 3),
 }
 _COMBINED = frozenset({"Add", "Concat", "Mul", "Sum"})
-"""Calls whose operands may be a weight and may as well be a mask or a grid of positions: values decide."""
+"""Calls whose operands may be a weight, but may also be a mask or a grid of positions: their values
+decide."""
 _PASSED_ON = frozenset(
     {
         "Cast",
@@ -64,16 +66,16 @@ _PASSED_ON = frozenset(
         "Unsqueeze",
     }
 )
-"""Calls through which a weight stays one: files transpose and reshape their weights before use."""
+"""Calls through which a weight stays a weight: files transpose and reshape their weights before use."""
 _GENERATED = "ConstantOfShape"
 INSPECTED_ELEMENTS = 2**22
-"""A constant of more elements is a weight whatever its values: they need not be read."""
+"""A constant with more elements is a weight whatever its values, so they need not be read."""
 MASK_VALUE = -50.0
-"""A constant that is 0 or below this everywhere is an attention mask."""
+"""A constant whose values are all 0 or below this is an attention mask."""
 
 
 DECLARED = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""Where PyTorch's exporter keeps whether a tensor was a parameter, a buffer or a constant of the module."""
+"""The key under which PyTorch's exporter records whether a tensor was a parameter, a buffer or a constant."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,11 @@ class Weights:
     """The constants of a graph that may train, by name.
 
     Attributes:
-        declared: the exporter calls them parameters.
-        placed: used where an operator has a weight.
-        combined: only added, multiplied or concatenated.
-        says: whether the file calls any constant a parameter. The exporter computed those it does not.
+        declared: constants that the exporter calls parameters.
+        placed: constants used in a position where an operator takes a weight.
+        combined: constants that are only added, multiplied or concatenated.
+        says: whether the file calls any constant a parameter. Constants that it does not were computed by the
+            exporter.
     """
 
     declared: frozenset[str]
@@ -105,14 +108,15 @@ class Weights:
             return False
         if data.is_meta or data.numel() > INSPECTED_ELEMENTS:
             return True
-        # No weight is infinite or NaN; a mask with -inf is.
+        # No weight is infinite or NaN, but a mask with -inf is.
         if not torch.isfinite(data).all() or _is_mask(data):
             return False
         return name in self.placed or not self._is_computed(data)
 
     def once(self, name: str, data: torch.Tensor) -> torch.Tensor:
-        """A weight without its repetitions: size 1 along each dim in which all slices are equal. One value
-        everywhere is no repetition but a fresh weight, and a parameter is what the exporter says.
+        """A weight without its repetitions: size 1 along each dim in which all slices are equal. A single
+        value everywhere is a fresh weight rather than a repetition, and what the exporter calls a parameter
+        is one.
         """
         fresh = data.is_meta or data.numel() > INSPECTED_ELEMENTS or data.dim() < 2
         if fresh or name in self.declared or bool((data == data.flatten()[0]).all()):
@@ -124,8 +128,9 @@ class Weights:
         return data
 
     def _is_computed(self, data: torch.Tensor) -> bool:
-        """Whole numbers beyond 0 and 1 are positions; so are those too in a file that names its parameters.
-        A fresh norm's ones and a fresh bias's zeros are weights.
+        """Whether a constant was computed: whole numbers beyond 0 and 1 are positions, and in a file that
+        names its parameters so are those too. The ones of a fresh norm and the zeros of a fresh bias are
+        weights.
         """
         if not torch.equal(data, data.round()):
             return False
@@ -135,7 +140,7 @@ class Weights:
 def find_weights(graph: onnx.GraphProto) -> Weights:
     """The float initializers, and constants made by nodes, that are used as weights.
 
-    Sizes and values are looked at later, by :meth:`Weights.holds`.
+    Sizes and values are examined later, by :meth:`Weights.holds`.
     """
     uses: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in _all_nodes(graph):
@@ -177,9 +182,9 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
 
 
 def _use(name: str, uses: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> bool | None:
-    """Whether a constant is used where an operator has a weight; False if only combined, None if neither.
+    """Whether a constant is used where an operator takes a weight; False if only combined, None if neither.
 
-    It is followed through the calls that pass it on.
+    The use is followed through the calls that pass the constant on.
     """
     todo, seen, combined = [name], {name}, False
     while todo:
@@ -187,7 +192,7 @@ def _use(name: str, uses: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> boo
             if position in _WEIGHT_INPUTS.get(node.op_type, ()):
                 return True
             combined = combined or node.op_type in _COMBINED
-            # Operand 0 is what is passed on; the others are shapes and axes.
+            # Operand 0 is the one that is passed on; the others are shapes and axes.
             if node.op_type in _PASSED_ON and position == 0:
                 todo += [out for out in node.output if out not in seen]
                 seen.update(node.output)

@@ -1,1 +1,1 @@
-"""One module per family of operators; each says all of its operators in ``SPECS``."""
+"""The operator families, one module each; each module describes all of its operators in ``SPECS``."""

@@ -1,4 +1,5 @@
-"""Scaled dot-product attention: batch and heads split; sequences stay whole, but for some of the queries'."""
+"""Scaled dot-product attention: batch and heads split; sequences stay whole, except some queries'
+sequences."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ from tensoropt.ops.spec import CostClass, FlopCount, OpSpec, Precision
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 MATH_FORM = "kernels.attention_with_dropout"
-"""The kernel that attention with dropout becomes."""
+"""The kernel that replaces attention with dropout."""
 
 
 def attention(b: Builder) -> None:
     """``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
 
-    The queries' sequence splits where no causal flag ties it to absolute positions and any mask is
-    an operand that can be cut alike. Grouped-query attention (``enable_gqa``) splits the key/value
-    heads, for query head ``h`` reads key head ``h // group``, or the queries' heads of every group.
+    The queries' sequence splits if no causal flag ties it to absolute positions and any mask is an operand
+    that can be cut in the same way. Grouped-query attention (``enable_gqa``) splits the key/value heads,
+    because query head ``h`` reads key head ``h // group``, or the query heads of every group.
     """
     q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
     causal, gqa = b.arg(5, "is_causal", False), b.op.kwargs.get("enable_gqa", False)
@@ -38,7 +39,7 @@ def attention(b: Builder) -> None:
     if group > 1 and not gqa and heads > 1:
         raise Opaque(b.op.name)
     if group > 1 and heads == 1:
-        # One key/value head for all queries broadcasts: the query heads alone split.
+        # One key/value head for all queries broadcasts: only the query heads split.
         heads, group = group, 1
     h = b.loop("heads", heads)
     q_heads: Loops = (h, b.loop("group", group)) if group > 1 else h
@@ -55,21 +56,21 @@ def attention(b: Builder) -> None:
 
 
 def local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Attention's own kernel, except with dropout: then the math form with a counter-based mask."""
+    """The operator's own call, except with dropout: then the math form with a counter-based mask."""
     p = shard.argument(4, "dropout_p", 0.0)
     if p == 0.0:
         return call
     tensors = shard.atoms.graph.tensors
     keys = tensors[shard.op.inputs()[1]].shape[-2]
     output = shard.space.writes[0]
-    # Weights are [..., heads, queries, keys]: the output's atoms without its last dim, then the keys.
+    # Weights are [..., heads, queries, keys]: the output's atoms without its last dim, followed by the keys.
     last = shard.atoms.atoms[output.tensor][-1]
     pieces = pieces_of(shard, output)
     kept = pieces[: len(pieces) - len(last)]
     stride = prod(size for dim in shard.atoms.atoms[output.tensor][-1:] for size in dim)
     weights = (*((n, s // stride * keys, step, axes) for n, s, step, axes in kept), (keys, 1, keys, ()))
     mask = shard.argument(3, "attn_mask", None)
-    # `enable_gqa` is left out: the kernel sees the number of heads and repeats keys itself.
+    # `enable_gqa` is left out: the kernel sees the number of heads and repeats the keys itself.
     args = (*call.args[:3], mask, p, shard.argument(5, "is_causal", False), shard.op.kwargs.get("scale"))
     return LocalCall(MATH_FORM, args, {}, call.name, (weights,))
 
@@ -93,7 +94,7 @@ def attention_with_dropout(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]
-        # Query head `h` reads key head `h // group`, so neighbours share one.
+        # Query head `h` reads key head `h // group`, so neighbouring query heads share one.
         k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
     scores = (q * scale) @ k.transpose(-2, -1)
     if is_causal:
@@ -105,7 +106,7 @@ def attention_with_dropout(
 
 
 def evaluated_attention(op: Operator, call: LocalCall) -> LocalCall:
-    """Attention without dropout."""
+    """The call of attention without dropout."""
     mask = op.args[3] if len(op.args) > 3 else op.kwargs.get("attn_mask")
     causal = op.args[5] if len(op.args) > 5 else op.kwargs.get("is_causal", False)
     kwargs = {k: v for k, v in op.kwargs.items() if k in ("scale", "enable_gqa")}
@@ -123,14 +124,14 @@ def _backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> in
 
 
 def _skipping(count: FlopCount, position: int) -> FlopCount:
-    """The count for a kernel that skips what a causal mask hides.
+    """The FLOP count of a kernel that skips what a causal mask hides.
 
-    Flash attention leaves out the blocks of the scores above the diagonal, which is "around half of the
-    blocks" and a 1.7 to 1.8 times shorter run (Dao, FlashAttention-2, arXiv 2307.08691, section 3.1.2); the
-    efficient kernel, cuDNN's and that of CPUs (``num_keys`` in ``FlashAttentionKernel.cpp``) do likewise.
+    Flash attention skips the blocks of the scores above the diagonal, which is "around half of the blocks"
+    and makes it 1.7 to 1.8 times faster (Dao, FlashAttention-2, arXiv 2307.08691, section 3.1.2); the
+    efficient kernel, cuDNN's and the one for CPUs (``num_keys`` in ``FlashAttentionKernel.cpp``) do the same.
 
     Args:
-        position: of ``is_causal`` among the arguments, counted from 0.
+        position: the position of ``is_causal`` among the arguments, counted from 0.
     """
 
     def counted(*args: Any, **kwargs: Any) -> int:
@@ -139,12 +140,12 @@ def _skipping(count: FlopCount, position: int) -> FlopCount:
         queries, keys = (t.shape[-2] for t in (args[position_of_queries], args[position_of_queries + 1]))
         if not causal:
             return full
-        # Query ``i`` sees ``i + 1`` keys, as far as there are so many.
+        # Query ``i`` sees ``i + 1`` keys, if there are that many.
         growing = min(queries, keys)
         seen = growing * (growing + 1) // 2 + (queries - growing) * keys
         return full * seen // (queries * keys)
 
-    # Backward's first argument is the gradient of the result.
+    # The first argument of backward is the gradient of the result.
     position_of_queries = 1 if count is _backward_flops else 0
     return counted
 
@@ -157,7 +158,7 @@ SPECS = (
         kernels={MATH_FORM: attention_with_dropout},
         cost_class=CostClass.ATTENTION,
         precision=Precision.NARROW,
-        # PyTorch counts the kernels of GPUs only, and as if a causal mask hid nothing.
+        # PyTorch counts only the kernels of GPUs, and counts them as if a causal mask hid nothing.
         flops={
             "aten::_scaled_dot_product_flash_attention": _skipping(_flops, 4),
             "aten::_scaled_dot_product_flash_attention_backward": _skipping(_backward_flops, 11),

@@ -1,4 +1,4 @@
-"""Convolutions and transposed convolutions; on a shard they have a share of the groups."""
+"""Convolutions and transposed convolutions; each shard has its share of the groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensoropt.ops.spec import CostClass, OpSpec, Precision
 
 
 def convolution(b: Builder) -> None:
-    """Batch, output and (without groups) input channels; windows keep spatial dims whole."""
+    """Batch, output and (without groups) input channels split; windows keep spatial dims whole."""
     x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
     groups = b.arg(6, "groups", 1)
     shape, weight = b.tensor(x).shape, b.tensor(w).shape
@@ -38,7 +38,7 @@ def convolution(b: Builder) -> None:
 
 
 def transposed_convolution(b: Builder) -> None:
-    """As :func:`convolution`, with weights ``[in, out / groups, window...]``."""
+    """Like :func:`convolution`, with weights ``[in, out / groups, window...]``."""
     x, w, bias, groups = b.arg(0), b.arg(1), b.arg(2, "bias"), b.arg(6, "groups", 1)
     shape, weight = b.tensor(x).shape, b.tensor(w).shape
     window: list[Loops] = [None] * (len(weight) - 2)
@@ -62,12 +62,12 @@ def transposed_convolution(b: Builder) -> None:
 
 
 def local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """With this rank's share of the groups."""
+    """The same convolution with this rank's share of the groups."""
     return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "dilation"))
 
 
 def local_transposed_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """With this rank's share of the groups."""
+    """The same transposed convolution with this rank's share of the groups."""
     return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "output_padding"))
 
 
@@ -79,7 +79,7 @@ def _fewer_groups(shard: OperatorShard, call: LocalCall, position: int, names: t
     groups = shard.argument(position, "groups", 1) // prod(shard.mesh[a] for a in axes)
     space = len(shard.atoms.graph.tensors[shard.op.inputs()[1]].shape) - 2
     defaults: dict[str, Any] = {"bias": None, "stride": [1] * space, "dilation": [1] * space}
-    # All by position: some were given by keyword, some left at their default, and `groups` comes behind them.
+    # All by position: some were given by keyword, some left at their default, and `groups` comes after them.
     middle = [shard.argument(2 + i, n, defaults.get(n, [0] * space)) for i, n in enumerate(names)]
     return replace(call, args=(*call.args[:2], *middle, groups, *call.args[position + 1 :]), kwargs={})
 

@@ -1,4 +1,4 @@
-"""Embeddings and bags of them: the vocabulary is a contracted loop."""
+"""Embeddings and embedding bags: the vocabulary is a contracted loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def embedding(b: Builder) -> None:
     w, index = b.arg(0), b.arg(1)
     vocabulary, hidden = b.tensor(w).shape
     rows = b.loops(b.tensor(index).shape)
-    # Vocabularies are often odd numbers (GPT-2: 50,257), so that uneven cuts are allowed.
+    # Vocabulary sizes are often odd numbers (GPT-2: 50,257), so uneven cuts are allowed.
     v = b.loop("vocabulary", vocabulary, uneven=True)
     h = b.loop("hidden", hidden)
     b.read(w, [v, h])
@@ -37,13 +37,13 @@ def embedding(b: Builder) -> None:
 def embedding_bag(b: Builder) -> None:
     """``y[bag, h] = sum w[index, h]`` over the items of a bag (or their mean or maximum).
 
-    The vocabulary is a contracted loop except of maxima. Bags split where constant offsets say that all are
-    equally long: where a bag lies among the items must not depend on values.
+    The vocabulary is a contracted loop, except for maxima. Bags split if constant offsets show that all have
+    equal length, because the position of a bag among the items must not depend on values.
     """
     w, index, offsets = b.arg(0), b.arg(1), b.arg(2)
     by_frequency, mode, factors, last = b.arg(3), b.arg(4), b.arg(6), b.arg(7)
     if any(name in b.graph.consumers or name in b.graph.outputs for name in b.op.outputs[1:]):
-        raise Opaque(b.op.name)  # positions within the whole batch
+        raise Opaque(b.op.name)  # positions are relative to the whole batch
     vocabulary, hidden = b.tensor(w).shape
     bags, items = b.output().shape[0], b.tensor(index).shape[0]
     alike = not last and _count_by(b, offsets, items // max(bags, 1)) and items % max(bags, 1) == 0
@@ -61,7 +61,7 @@ def embedding_bag(b: Builder) -> None:
 
 
 def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
-    """Whether offsets are known, and those of bags of this length."""
+    """Whether the offsets are known, and are those of bags of this length."""
     value = b.graph.constants.get(offsets.name)
     if value is None or value.is_meta:
         return False
@@ -70,7 +70,7 @@ def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
 
 
 def local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Where the vocabulary is split, a kernel that knows which rows this rank has."""
+    """If the vocabulary is split, a call of the kernel that knows which rows this rank has."""
     axes = shard.split(shard.loop_named("vocabulary"))
     if not axes:
         return call
@@ -80,7 +80,8 @@ def local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Where bags or the vocabulary are split, a kernel that makes offsets and indices this shard's."""
+    """If bags or the vocabulary are split, a call of the kernel that makes offsets and indices relative to
+    the shard."""
     axes, bags = shard.split(shard.loop_named("vocabulary")), shard.split(shard.loop_named("bag"))
     if not axes and not bags:
         return call
@@ -99,18 +100,19 @@ def vocabulary_embedding(
     padding_idx: int = -1,
     *_: Any,
 ) -> torch.Tensor:
-    """Rows of this rank's vocabulary shard, zeros for the others: a partial sum.
+    """The rows in this rank's vocabulary shard, and zeros for the others: a partial sum.
 
     Args:
-        axes, step: the shard holds the rows from ``coordinate(axes) * step`` on.
+        axes, step: the shard holds the rows starting at ``coordinate(axes) * step``.
         weight: ``[local vocabulary, hidden]``.
         index: any integer shape.
     """
     start = context.coordinate(axes) * step
-    # Rows of other ranks are looked up as the nearest of ours, then zeroed: no size depends on values.
+    # Rows of other ranks are looked up as the nearest of ours, then zeroed, so that no size depends on
+    # values.
     local = index - start
     inside = (local >= 0) & (local < weight.shape[0])
-    # The padding row gets no gradient on the rank that has it; to the others it is unknown.
+    # The padding row gets no gradient on the rank that has it; the others do not know it.
     padding = padding_idx - start if 0 <= padding_idx - start < weight.shape[0] else None
     rows = F.embedding(local.clamp(0, max(weight.shape[0] - 1, 0)), weight, padding_idx=padding)
     return rows * inside.unsqueeze(-1)
@@ -135,11 +137,11 @@ def embedding_bag_kernel(
     vocabulary split over ``axes`` (sums and means are then partial sums).
 
     Args:
-        axes, step: the shard holds the rows from ``coordinate(axes) * step`` on.
-        factors: per item what its row is multiplied with.
+        axes, step: the shard holds the rows starting at ``coordinate(axes) * step``.
+        factors: per item, the factor that its row is multiplied with.
     """
     bag = torch.ops.aten.embedding_bag.padding_idx
-    offsets = offsets - offsets[0]  # of the whole batch, made relative to the first bag of the shard
+    offsets = offsets - offsets[0]  # those of the whole batch, made relative to the first bag of the shard
     if not axes:
         options = (scale_grad_by_freq, mode, sparse, factors, include_last_offset, padding_idx)
         return bag(weight, index, offsets, *options)
@@ -150,10 +152,10 @@ def embedding_bag_kernel(
     inside = counted * ((local >= 0) & (local < weight.shape[0]))
     rows = local.clamp(0, max(weight.shape[0] - 1, 0))
     inside = inside if factors is None else inside * factors
-    # A sum whose weights leave other ranks' rows, and padding, out.
+    # A sum whose weights exclude other ranks' rows and padding.
     total, *others = bag(weight, rows, offsets, False, 0, False, inside, include_last_offset, None)
     if mode == _MEAN_OF_BAG:
-        # A mean divides by the items of the whole bag: the same sum over a table of one.
+        # A mean divides by the number of items in the whole bag: the same sum over a table of ones.
         ones = counted.new_ones(1, 1)
         sizes = bag(
             ones, torch.zeros_like(index), offsets, False, 0, False, counted, include_last_offset, None
@@ -167,7 +169,7 @@ def _rows(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int,
 
 
 def _rows_of_one_bag(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Offsets must rise; those of one bag do."""
+    """Limits of the offsets, which must ascend; those of a single bag do."""
     yield from _rows(args, shape)
     yield args[2].name, (0, 1)
 

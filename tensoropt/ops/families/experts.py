@@ -1,4 +1,4 @@
-"""Mixtures of experts: products with one weight matrix per group of rows, and the counts that make groups."""
+"""Mixtures of experts: products with one weight matrix per group of rows, and the counts that form groups."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples
 
 
 def grouped_mm(b: Builder) -> None:
-    """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``, rows sorted by expert, ``offs[e]`` the end of expert ``e``.
+    """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows are sorted by expert, ``offs[e]`` is the end of expert
+    ``e``.
 
-    Splits over rows, output and input features (Megatron's pair inside every expert), and over experts:
-    a sum of which every rank has the rows of its own experts, zeros elsewhere.
+    It splits over rows, over output and input features (Megatron's pair inside every expert), and over
+    experts: a sum to which every rank contributes the rows of its own experts, with zeros elsewhere.
     """
     x, w, offs = b.arg(0), b.arg(1), b.arg(2, "offs")
     left, right = b.tensor(x).shape, b.tensor(w).shape
@@ -28,13 +29,13 @@ def grouped_mm(b: Builder) -> None:
     e, n = b.loop("experts", right[0]), b.loop("out_features", right[2])
     b.read(x, [r, k])
     b.read(w, [e, k, n])
-    # Whole on every rank: where an expert's rows begin depends on all experts before it.
+    # Whole on every rank, because the start of an expert's rows depends on all experts before it.
     b.read(offs, [None])
     b.write([r, n])
 
 
 def histogram(b: Builder) -> None:
-    """Counts of a part of the values add up; the bins stay whole."""
+    """The counts of parts of the values add up; the bins stay whole."""
     if len(b.op.inputs()) > 1 or len(b.output().shape) != 1:
         raise Opaque(b.op.name)
     # Equal bounds stand for the least and the largest value, which a part of the values does not know.
@@ -45,7 +46,8 @@ def histogram(b: Builder) -> None:
 
 
 def local_grouped_mm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Offsets count rows of the whole batch and all experts; the kernel finds this rank's."""
+    """A call of the kernel that selects this rank's rows, because offsets count rows of the whole batch and
+    all experts."""
     rows, experts = shard.split(shard.loop_named("rows")), shard.split(shard.loop_named("experts"))
     if not rows and not experts:
         return call
@@ -64,7 +66,7 @@ def grouped_mm_kernel(
     weight: torch.Tensor,
     offs: torch.Tensor,
 ) -> torch.Tensor:
-    """Grouped matrix product of some of the rows with some of the experts.
+    """The grouped matrix product of some of the rows with some of the experts.
 
     Args:
         target: the operator that multiplies.
@@ -72,21 +74,21 @@ def grouped_mm_kernel(
         expert_axes: the axes that split the experts; ``weight`` holds this rank's.
         x: ``[rows, in]``, globally sorted by expert.
         weight: ``[experts, in, out]``.
-        offs: ``[all experts]``, where each expert's rows end, globally.
+        offs: ``[all experts]``, the global end of each expert's rows.
 
     Returns:
-        ``[rows, out]``: zeros for rows of other ranks' experts. Sizes do not depend on values, so it runs
-        on fake tensors too: the rank's rows are rolled to the front and back.
+        ``[rows, out]``, with zeros for rows of other ranks' experts. Sizes do not depend on values, so it
+        runs on fake tensors too: the rank's rows are rolled to the front and back.
     """
     product = resolve_overload(target)
     rows, experts = x.shape[0], weight.shape[0]
-    # Where this rank's experts begin and end among this rank's rows.
+    # The start and end of this rank's experts among this rank's rows.
     first = context.coordinate(expert_axes) * experts
     ends = torch.cat([offs.new_zeros(1), offs])[first : first + experts + 1]
     ends = (ends - context.coordinate(row_axes) * rows).clamp(0, rows)
     if not expert_axes:
         return product(x, weight, ends[1:])
-    # The product takes its rows from the front: ours are rolled there, and their results back.
+    # The product takes its rows from the front: ours are rolled there, and their results are rolled back.
     index = torch.arange(rows, device=x.device)
     front, back = (index + ends[0]) % rows, (index - ends[0]) % rows
     mine = product(x.index_select(0, front), weight, ends[1:] - ends[0])

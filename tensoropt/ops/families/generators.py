@@ -1,6 +1,7 @@
-"""Random numbers: every element is a hash of its global index, so that every dim splits.
+"""Random numbers: every element is a hash of its global index, so every dim can split.
 
-Replicas then draw alike, shards differ, and the unsplit model draws the same numbers.
+Replicas therefore draw the same numbers, shards draw different ones, and the unsplit model draws the same
+numbers.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from tensoropt.ops.spec import OpSpec, Samples
 
 
 def random(b: Builder) -> None:
-    """Every dim splits: an element depends on its global index only."""
+    """Every dim splits, because an element depends only on its global index."""
     b.write(b.loops(b.output().shape))
 
 
 def random_like(b: Builder) -> None:
-    """In the shape of the operand, whose values do not count."""
+    """The result has the shape of the operand, whose values do not matter."""
     loops = b.loops(b.output().shape)
     b.read(b.arg(0), loops)
     b.write(loops)
 
 
 def bernoulli(b: Builder) -> None:
-    """Every dim splits, with its chances."""
+    """Every dim splits, together with that of the probabilities."""
     loops = b.loops(b.output().shape)
     b.read(b.arg(0), loops)
     b.write(loops)
 
 
 def dropout(b: Builder) -> None:
-    """The mask depends on the global index only, so dropout is linear in its operand."""
+    """The mask depends only on the global index, so dropout is linear in its operand."""
     broadcast(b)
     b.linear = True
 
@@ -54,7 +55,7 @@ def dropout(b: Builder) -> None:
 
 
 def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ()) -> tuple[Any, ...]:
-    """Per atom of an output (and of whole trailing dims): local size, global stride, step, axes."""
+    """The (local size, global stride, step, axes) of each atom of an output (and of whole trailing dims)."""
     atoms = [size for dim in shard.atoms.atoms[operand.tensor] for size in dim]
     layout = shard.layout(operand, written=True)
     sizes = [*atoms, *extra]
@@ -74,23 +75,24 @@ def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ())
 
 
 def local_dropout(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Dropout whose mask is a hash of the global index, on one device as well: the runs then agree."""
+    """A call of dropout with a mask hashed from the global index, on one device as well, so that the runs
+    agree."""
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.dropout", call.args[:2], {}, call.name, (pieces,))
 
 
 def local_random(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Numbers of the operator's distribution, hashed from the global index."""
+    """A call that draws numbers of the operator's distribution, hashed from the global index."""
     kind, offset, scale = _distribution(shard)
     output = shard.space.writes[0]
     dtype = TorchLiteral(shard.atoms.graph.tensors[output.tensor].dtype)
-    like = tuple(Ref(name) for name in shard.op.inputs())  # brought here, so that what is priced is sent
+    like = tuple(Ref(name) for name in shard.op.inputs())  # passed on, so that the priced move takes place
     args = (kind, shard.write_shape(), dtype, offset, scale, *like)
     return LocalCall("kernels.random", args, {}, call.name, (pieces_of(shard, output),))
 
 
 def _distribution(shard: OperatorShard) -> tuple[str, float, float]:
-    """(kind, offset, scale) of what the operator draws."""
+    """The (kind, offset, scale) of the numbers that the operator draws."""
     packet, args = shard.op.target.split(".", 1)[1], shard.op.args
     if packet == "uniform.default":
         low, high = shard.argument(1, "from", 0.0), shard.argument(2, "to", 1.0)
@@ -106,7 +108,7 @@ def _distribution(shard: OperatorShard) -> tuple[str, float, float]:
 
 
 def local_bernoulli(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Zeros and ones, hashed from the global index."""
+    """A call that draws zeros and ones, hashed from the global index."""
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.bernoulli", call.args, {}, call.name, (pieces,))
 
@@ -115,7 +117,7 @@ def local_bernoulli(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _signed(value: int) -> int:
-    # PyTorch has int64 only; its products wrap around like those of uint64.
+    # PyTorch has only int64; its products wrap around like those of uint64.
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -123,7 +125,7 @@ _GOLDEN, _MIX = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9)
 """The increment (the golden ratio) and the first mixing multiplier of SplitMix64 (Steele, Lea and Flood, Fast
 Splittable Pseudorandom Number Generators, OOPSLA 2014)."""
 _STEP = _signed(0xD6E8FEB86659FD93)
-"""Sets the steps' streams apart. Any odd number with its bits well spread would do."""
+"""The factor that separates the streams of the steps. Any odd number with well-spread bits would do."""
 
 
 def _key(seed: int, name: str) -> int:
@@ -141,36 +143,36 @@ def keep_mask(
     pieces: tuple[tuple[int, int, int, tuple[int, ...]], ...],
     device: torch.device,
 ) -> torch.Tensor:
-    """Counter-based dropout mask: a hash of (seed, operator, step, global index).
+    """A counter-based dropout mask: a hash of (seed, operator, step, global index).
 
     Args:
-        p: probability of dropping.
+        p: the probability of dropping.
         shape: local shape of the result.
-        pieces: per atom (local size, global stride, shard step, axes): element ``i`` of this atom has
-            the global index ``(coordinate(axes) * step + i) * stride``.
+        pieces: (local size, global stride, shard step, axes) per atom: element ``i`` of the atom has the
+            global index ``(coordinate(axes) * step + i) * stride``.
 
     Returns:
-        bool tensor, True where the element is kept. Replicas agree, shards of one tensor differ, and
-        the unsplit run gives the same mask.
+        A bool tensor, True where the element is kept. Replicas agree, shards of one tensor differ, and the
+        unsplit run gives the same mask.
     """
     state = _hashed(context, name, pieces, device)
-    # 24 bits are what a float32 holds exactly, so that p and the hash are compared without rounding.
+    # 24 bits are what a float32 holds exactly, so p and the hash are compared without rounding.
     return (state.bitwise_and_(0xFFFFFF) >= int(p * (1 << 24))).reshape(shape)
 
 
 def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device) -> torch.Tensor:
-    """int64 hash of (seed, operator, step, global index) of every element, one dim per piece."""
+    """The int64 hash of (seed, operator, step, global index) of every element, with one dim per piece."""
     # One dim per atom: the global index is a sum of one-dimensional ranges, which broadcast to it.
     index = torch.zeros((), dtype=torch.int64, device=device)
     for position, (size, stride, step, axes) in enumerate(pieces):
         start = context.coordinate(axes) * step if axes else 0
         values = (torch.arange(size, dtype=torch.int64, device=device) + start) * stride
         index = index + values.view((size,) + (1,) * (len(pieces) - 1 - position))
-    # The step counts as a number that a compiler may leave open, so that it compiles once for all steps.
+    # The step is a number that a compiler may leave symbolic, so that it compiles once for all steps.
     moment = torch.full((), context.step, dtype=torch.int64, device=device).mul_(_STEP)
     state = index.mul(_GOLDEN).add_(_key(context.seed, name)).add_(moment)
-    # One mixing round where SplitMix64 has two, for fewer passes over the mask: that dropout needs no better
-    # numbers is an assumption.
+    # One mixing round where SplitMix64 has two, for fewer passes over the mask; it is an assumption that
+    # dropout needs no better numbers.
     state.bitwise_xor_(state >> 29).mul_(_MIX)
     return state.bitwise_xor_(state >> 32)
 
@@ -189,17 +191,17 @@ def random_kernel(
     """``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) from a hash of the global index:
     replicas agree, shards differ.
 
-    ``randn`` is Box and Muller's transform of two uniform numbers.
+    ``randn`` is the Box-Muller transform of two uniform numbers.
     """
     device = context.device
 
     def uniform(stream: str) -> torch.Tensor:
-        # The half keeps it off 0 and 1, where the logarithms below are infinite or zero.
+        # The half keeps it away from 0 and 1, where the logarithms below are infinite or zero.
         return (_hashed(context, stream, pieces, device).bitwise_and_(0xFFFFFF).double() + 0.5) / (1 << 24)
 
     value = uniform(name)
     if kind == "randn":
-        # A stream of its own for the angle: it must not depend on the radius.
+        # A separate stream for the angle, which must not depend on the radius.
         value = (-2.0 * value.log()).sqrt() * (2.0 * torch.pi * uniform(f"{name}/angle")).cos()
     elif kind == "exponential":
         value = -value.log()
@@ -211,11 +213,11 @@ _SEEDING = threading.Lock()
 
 
 def seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: Any) -> Any:
-    """An operator that draws random numbers itself, on all ranks from one seed: it is kept whole, and
+    """Run an operator that draws random numbers itself, from one seed on all ranks: it is kept whole, and
     every rank must draw what the unsplit model draws."""
     function = resolve_overload(target)
-    # PyTorch's generator is the process's: threads that stand for ranks must not seed it between each other.
-    # Seeding seeds all GPUs as well; what this one's script draws next must not depend on it.
+    # PyTorch's generator belongs to the process: threads that stand for ranks must not seed it between each
+    # other's draws. Seeding also seeds all GPUs; this must not affect what the script draws next on its GPU.
     on_gpu = context.device.type == "cuda" and torch.cuda.is_initialized()
     with _SEEDING, torch.random.fork_rng(devices=[context.device] if on_gpu else []), context.device:
         torch.manual_seed((_key(context.seed, name) + context.step * _STEP) & ((1 << 63) - 1))
@@ -225,7 +227,8 @@ def seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: 
 def bernoulli_kernel(
     context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float | None = None, *_: Any
 ) -> torch.Tensor:
-    """1 with probability ``p`` (``x`` itself without one), as :func:`keep_mask` decides; no gradient."""
+    """1 with probability ``p`` (or ``x`` itself if ``p`` is None), as decided by :func:`keep_mask`; no
+    gradient."""
     if p is not None:
         return keep_mask(context, name, 1.0 - p, tuple(x.shape), pieces, x.device).to(x.dtype)
     state = _hashed(context, name, pieces, x.device).bitwise_and_(0xFFFFFF).reshape(x.shape)
@@ -248,7 +251,7 @@ class _MaskedScale(torch.autograd.Function):
 def dropout_kernel(
     context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float, *_: Any
 ) -> torch.Tensor:
-    """Dropout with :func:`keep_mask`."""
+    """Dropout with the mask of :func:`keep_mask`."""
     if p == 0.0:
         return x
     mask = keep_mask(context, name, p, tuple(x.shape), pieces, x.device)
@@ -256,7 +259,7 @@ def dropout_kernel(
 
 
 def evaluated_dropout(op: Operator, call: LocalCall) -> LocalCall:
-    """Its operand."""
+    """The call that returns the operand."""
     return LocalCall("aten.alias.default", call.args[:1], {}, call.name)
 
 

@@ -1,4 +1,4 @@
-"""Reads at indices: advanced indexing and gathers. What is looked up stays whole, the looking up splits."""
+"""Reads at indices (advanced indexing and gathers): the dims looked up stay whole, the indices split."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tensoropt.ops.spec import CostClass, OpSpec, Samples, Shape
 
 
 def index_positions(b: Builder) -> list[int]:
-    """Dims of the source that ``aten.index.Tensor`` looks up."""
+    """The dims of the source that ``aten.index.Tensor`` looks up."""
     return [i for i, index in enumerate(b.arg(1)) if isinstance(index, Ref)]
 
 
 def counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
-    """The dim along which a constant index counts ``0 .. size - 1``, the same along all other dims."""
+    """The dim along which a constant index counts ``0 .. size - 1``, with no change along any other dim."""
     value = b.graph.constants.get(tensor.name)
     if value is None or value.is_meta or tensor.dtype == "bool" or size == 1:
         return None
-    # Constants are kept at broadcast-reduced shape: a counting index varies along one dim only.
+    # Constants are stored at broadcast-reduced shape: a counting index varies along one dim only.
     varying = [dim for dim, length in enumerate(value.shape) if length > 1]
     counted = len(varying) == 1 and value.numel() == size and value.flatten().tolist() == list(range(size))
     return varying[0] if counted else None
 
 
 def index(b: Builder) -> None:
-    """``y = x[i, j, :]``: dims that are looked up stay whole, index dims and the others are loops.
+    """``y = x[i, j, :]``: dims that are looked up stay whole, index dims and all others are loops.
 
-    An index that counts (``hidden[arange(batch), last]``) keeps its row together with the result's: a
-    loop of its own, for which ``local`` makes the shard's positions relative.
+    An index that counts (``hidden[arange(batch), last]``) ties its row to the result's: a separate loop, for
+    which ``local`` makes the shard's positions relative.
     """
     source, positions = b.tensor(b.arg(0)), index_positions(b)
     indices = {p: b.tensor(b.arg(1)[p]) for p in positions}
@@ -42,7 +42,7 @@ def index(b: Builder) -> None:
         raise Opaque(b.op.name)
     rank = max(len(t.shape) for t in indices.values())
     adjacent = positions == list(range(positions[0], positions[-1] + 1))
-    # NumPy's rule: the looked-up dims stand where they stood if they are neighbours, else in front.
+    # NumPy's rule: the looked-up dims keep their position if they are neighbours, otherwise they come first.
     at = positions[0] if adjacent else 0
     shape = b.output().shape[at : at + rank]
     loops = [b.loop(f"index{i}", size) for i, size in enumerate(shape)]
@@ -66,7 +66,7 @@ def index(b: Builder) -> None:
 
 
 def gather(b: Builder) -> None:
-    """Other dims split together; what is looked up stays whole, the looking up splits."""
+    """Other dims split together; the looked-up dim stays whole, the index splits."""
     where = 2 if "gather" in b.op.target else 1
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(where)).shape
     dim = b.arg(3 - where, "dim")
@@ -84,7 +84,7 @@ def gather(b: Builder) -> None:
 
 
 def index_select(b: Builder) -> None:
-    """Dims split except the one that is looked up; the looking up splits."""
+    """All dims split except the one that is looked up; the index splits."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % len(shape)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
@@ -95,7 +95,7 @@ def index_select(b: Builder) -> None:
 
 
 def local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Indices that count along a split loop are made relative to the shard."""
+    """A call that makes indices which count along a split loop relative to the shard."""
     source = shard.space.reads[0]
     refs = {p: value.name for p, value in enumerate(shard.op.args[1]) if isinstance(value, Ref)}
     counting = tuple(p for p in refs if shard.split(source.dims[p]))
@@ -108,19 +108,19 @@ def index_relative(
     context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
 ) -> torch.Tensor:
     """``x[indices]``; indices at ``counting`` count along a split dim and become relative to the shard."""
-    # An index that counts begins with the shard's own offset.
+    # A counting index begins with the shard's own offset.
     local = [i - i.flatten()[0] if p in counting else i for p, i in enumerate(indices)]
     return torch.ops.aten.index.Tensor(x, local)
 
 
 def along_a_dim(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Limits of ``(tensor, dim, index, ...)``."""
+    """The index limits of ``(tensor, dim, index, ...)``."""
     size = shape(args[0])
     yield args[2].name, (0, size[args[1] % len(size)] if size else 1)
 
 
 def along_dims(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Limits of ``(tensor, [index of each dim, or None], ...)``."""
+    """The index limits of ``(tensor, [index of each dim, or None], ...)``."""
     for dim, index in enumerate(args[1]):
         if isinstance(index, Ref):
             yield index.name, (0, shape(args[0])[dim])

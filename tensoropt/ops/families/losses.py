@@ -1,4 +1,4 @@
-"""Losses: rows are summed, classes may be split, and a mean divides by what counts in the whole batch."""
+"""Losses: rows are summed, classes may be split, and a mean divides by the count of the whole batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensoropt.ops.overloads import resolve_overload
 from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples, Shape
 
 _REDUCTIONS = ("none", "mean", "sum")
-"""``at::Reduction`` by number."""
+"""The names of ``at::Reduction``, by number."""
 MEAN = 1
 REDUCTION = {
     "aten.binary_cross_entropy.default": 3,
@@ -29,14 +29,14 @@ REDUCTION = {
 } | dict.fromkeys(
     (f"aten.{name}_loss.default" for name in ("mse", "l1", "smooth_l1", "huber", "soft_margin")), 2
 ) | {"aten.kl_div.default": 2}  # fmt: skip
-"""Losses of single elements -> position of their reduction (0 none, 1 mean, 2 sum)."""
+"""Losses of single elements, mapped to the position of their reduction (0 none, 1 mean, 2 sum)."""
 
 
 # -- index spaces ---------------------------------------------------------------------------------
 
 
 def cross_entropy(b: Builder) -> None:
-    """Rows are summed (over the true mass for a mean); the classes may be split (the kernel does it)."""
+    """Rows are summed (over the true mass for a mean); the classes may be split (the kernel handles it)."""
     logits, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
     reduction = b.arg(3, "reduction", 1)
     shape, labels_shape = b.tensor(logits).shape, b.tensor(target).shape
@@ -44,7 +44,7 @@ def cross_entropy(b: Builder) -> None:
         raise Opaque(b.op.name)
     rows = [b.loop(f"d{i}", s) for i, s in enumerate(shape) if i != 1]
     if shape == labels_shape:
-        # Targets are chances: a row needs all of its classes.
+        # Targets are probabilities: a row needs all of its classes.
         b.read(logits, [rows[0], None, *rows[1:]])
         b.read(target, [rows[0], None, *rows[1:]])
         b.write([] if reduction else rows)
@@ -56,7 +56,7 @@ def cross_entropy(b: Builder) -> None:
 
 
 def nll_loss(b: Builder) -> None:
-    """Rows are summed; a row looks one of its classes up, which stay whole."""
+    """Rows are summed; a row looks up one of its classes, which stay whole."""
     inputs, target = b.arg(0), b.arg(1)
     shape = b.tensor(inputs).shape
     if len(shape) == 1:
@@ -86,7 +86,7 @@ def elementwise_loss(b: Builder) -> None:
 
 
 def local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A mean divides its part of the sum by the number of all elements."""
+    """A call that divides a mean's part of the sum by the number of all elements."""
     position = REDUCTION[shard.op.target]
     if shard.argument(position, "reduction", 1) != 1 or not shard.split(list(shard.space.reads[0].loops)):
         return call
@@ -95,7 +95,8 @@ def local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
-    """A mean as the sum over ``count`` of all ranks; the reduction is the argument at ``position``."""
+    """A mean as a sum divided by the ``count`` of all ranks; the reduction is the argument at
+    ``position``."""
     args = [*call.args[:position], *[None] * (position - len(call.args)), 2, *call.args[position + 1 :]]
     function: Any = resolve_overload(call.function)
     arguments = function._schema.arguments
@@ -114,21 +115,21 @@ def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
 
 
 def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[InnerCollective, ...]:
-    """Counting targets, or adding up their weights, for a mean; with micro-batches every rank does that
-    beforehand for the whole batch."""
-    # An axis of micro-batches among them: the engine has counted all of it before the step
+    """The collective that counts targets, or adds up their weights, for a mean; with micro-batches, every
+    rank does this beforehand for the whole batch."""
+    # If one of the axes is that of micro-batches, the engine has counted everything before the step
     # (engine/counts.py).
     if shard.argument(3, "reduction", MEAN) != MEAN or not axes or MICRO_AXIS in axes:
         return ()
     weight = shard.argument(2, "weight", None)
-    # A count is one int64, a weighted sum one number of the weights' type.
+    # A count is one int64, a weighted sum is one number of the weights' type.
     size = 8 if weight is None else shard.atoms.graph.tensors[weight.name].element_bytes
     return (InnerCollective("all_reduce", axes, size, count=True),)
 
 
 def local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Rows: a part of the sum over the true count. Classes: two reductions of a value per row (the maximum;
-    the sum of exponentials with the target's logit)."""
+    """A call whose rows give a part of the sum over the true count. Split classes need two reductions of one
+    value per row (the maximum; the sum of exponentials together with the target's logit)."""
     logits = shard.space.reads[0]
     classes = shard.loop_named("classes")
     class_axes = shard.split(classes)
@@ -137,7 +138,7 @@ def local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
         return call
     target = shard.atoms.graph.tensors[shard.space.reads[1].tensor]
     if target.dtype in FLOATING:
-        # Targets are chances: none is ignored, so that the count is known.
+        # Targets are probabilities: none is ignored, so the count is known.
         rows = target.elements // target.shape[1]
         return _summed(call, 3, rows) if shard.argument(3, "reduction", MEAN) == MEAN else call
     tensor = shard.atoms.graph.tensors[logits.tensor]
@@ -156,7 +157,7 @@ def local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def local_nll_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A part of the sum over the true count."""
+    """A call that gives a part of the sum over the true count."""
     row_axes = shard.split(list(shard.space.reads[1].loops))
     if not row_axes:
         return call
@@ -169,16 +170,16 @@ def local_nll_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 def is_mean(op: Operator) -> bool:
     """Whether a cross entropy or negative log likelihood is a mean over its targets."""
-    # Position 3 in both; 1 is `at::Reduction::Mean`, and the default.
+    # Position 3 in both; 1 is `at::Reduction::Mean`, the default.
     return bool((op.args[3] if len(op.args) > 3 else op.kwargs.get("reduction", 1)) == 1)
 
 
 def target_mass(target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
-    """What a mean over these targets divides by: how many are not ignored, or the sum of their weights."""
+    """Divisor of a mean over these targets: the number of those not ignored, or the sum of their weights."""
     counted = target != ignore_index
     if weight is None:
         return counted.sum()
-    # An ignored target (-100) is no index: class 0 is looked up in its place and does not count.
+    # An ignored target (-100) is not an index: class 0 is looked up in its place and does not count.
     return (weight[target.where(counted, 0)] * counted).sum()
 
 
@@ -197,12 +198,12 @@ def _over_whole_batch(
 
 
 class _SplitCrossEntropy(torch.autograd.Function):
-    """Cross entropy of every row, of logits ``[rows, classes, ...]`` whose classes are split over ``axes``.
+    """Cross entropy of every row, for logits ``[rows, classes, ...]`` whose classes are split over ``axes``.
 
     A row's loss is ``mass * logsumexp(x) - sum_c share_c x_c``: ``share`` is how the target, smoothed and
-    weighted, spreads over the classes, ``mass`` its sum, which every rank knows. Three reductions of one
-    value per row: the maximum; the sum of exponentials and the shared logits together. Backward needs none:
-    ``mass * softmax - share``.
+    weighted, is distributed over the classes, and ``mass`` is its sum, which every rank knows. It takes three
+    reductions of one value per row: the maximum; then the sum of exponentials and the shared logits together.
+    Backward needs none: ``mass * softmax - share``.
     """
 
     @staticmethod
@@ -225,7 +226,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         start = context.coordinate(axes) * step
         valid = target != ignore_index
         inside = (target >= start) & (target < start + local)
-        # Targets of other ranks look up any row of this one's; `inside` zeroes what they find.
+        # Targets of other ranks look up any row of this one; `inside` zeroes the results.
         position = (target - start).clamp(0, local - 1).unsqueeze(1)
         on_target: Any = 1.0 - smoothing
         if weight is not None:
@@ -240,8 +241,8 @@ class _SplitCrossEntropy(torch.autograd.Function):
             shared = shared + (shifted * everywhere).sum(1)
             if weight is not None:
                 mass = on_target + weight.sum() * (smoothing / classes)
-        weights = shifted.exp_()  # in place, as there are as many as logits
-        # Both sums in one collective, which is one wait less.
+        weights = shifted.exp_()  # in place, because there are as many as logits
+        # Both sums in one collective, which saves one wait.
         both = context.all_reduce(torch.stack([weights.sum(1), shared]), axes)
         losses = (mass * both[0].log() - both[1]) * valid
         ctx.save_for_backward(weights.div_(both[0].unsqueeze(1)), position, inside * on_target, valid)
@@ -252,7 +253,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         softmax, position, on_target, valid = ctx.saved_tensors
         mass = ctx.mass.unsqueeze(1) if isinstance(ctx.mass, torch.Tensor) else ctx.mass
-        # No collective: the sums of forward are kept inside the softmax.
+        # No collective: the softmax contains the sums of forward.
         result = softmax * mass
         result.scatter_add_(1, position, -on_target.to(result.dtype).unsqueeze(1))
         if ctx.everywhere is not None:
@@ -274,13 +275,14 @@ def cross_entropy_kernel(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Cross entropy of a shard: rows split over ``row_axes``, classes over ``class_axes``.
+    """The cross entropy of a shard: rows split over ``row_axes``, classes over ``class_axes``.
 
     Args:
-        step, classes: the shard holds the classes from ``coordinate(class_axes) * step`` on, of ``classes``.
+        step, classes: the shard holds the classes starting at ``coordinate(class_axes) * step``, out of
+            ``classes``.
         logits: ``[rows, local classes, ...]``.
-        target: class of each row.
-        weight: of all classes, whole.
+        target: the class of each row.
+        weight: the weights of all classes, whole.
     """
     if class_axes:
         losses = _SplitCrossEntropy.apply(
@@ -307,7 +309,7 @@ def nll_loss_kernel(
     reduction: int = MEAN,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """Negative log likelihood of a shard of the rows."""
+    """The negative log likelihood of a shard of the rows."""
     kind = "none" if _REDUCTIONS[reduction] == "none" else "sum"
     summed = F.nll_loss(inputs, target, weight, ignore_index=ignore_index, reduction=kind)
     if reduction != MEAN:
@@ -319,20 +321,20 @@ def nll_loss_kernel(
 
 
 def _classes(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Classes are dim 1 of the scores, or all there is."""
+    """The limits of the targets: classes are dim 1 of the scores, or the only dim."""
     yield args[1].name, (0, shape(args[0])[:2][-1])
 
 
 def _ignore_some(
     op: Operator, graph: OperatorGraph, values: dict[str, torch.Tensor], generator: torch.Generator
 ) -> None:
-    """Some targets are ignored, unequally over the rows: a mean of one shard alone must show."""
+    """Make some targets ignored, unevenly over the rows, so a mean of one shard alone is visibly wrong."""
     (name,) = iter_refs(op.args[1])
     if graph.tensors[name].dtype in FLOATING:
         return
     ignored = op.args[4] if len(op.args) > 4 else op.kwargs.get("ignore_index", -100)
     target = values[name]
-    # From none of the first rows to most of the last: shards then have clearly different counts.
+    # From none of the first rows to most of the last, so that shards have clearly different counts.
     ramp = torch.linspace(0.0, 0.7, max(target.numel(), 1)).view(target.shape)
     values[name] = target.masked_fill(torch.rand(target.shape, generator=generator) < ramp, ignored)
 

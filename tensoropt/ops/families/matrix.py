@@ -56,7 +56,7 @@ def bmm(b: Builder) -> None:
 
 
 def baddbmm(b: Builder) -> None:
-    """As :func:`bmm`, with what is added outside the contraction."""
+    """Like :func:`bmm`, with the added term outside the contraction."""
     added, x, y = b.arg(0), b.arg(1), b.arg(2)
     batch, m, k = b.loops(b.tensor(x).shape)
     n = b.loop("n", b.tensor(y).shape[2])
@@ -68,7 +68,7 @@ def baddbmm(b: Builder) -> None:
 
 
 def matmul(b: Builder) -> None:
-    """Batched product with broadcasting; vectors as ``torch.matmul`` treats them."""
+    """A batched product with broadcasting; vectors are treated as in ``torch.matmul``."""
     x, y = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
     left, right = (x if len(x) > 1 else (1, *x)), (y if len(y) > 1 else (*y, 1))
     rank = max(len(left), len(right)) - 2
@@ -85,7 +85,7 @@ def matmul(b: Builder) -> None:
 
 
 def einsum(b: Builder) -> None:
-    """The equation is the index space."""
+    """The equation gives the index space."""
     equation, tensors = b.arg(0).replace(" ", ""), b.arg(1)
     if "..." in equation or "->" not in equation or len(tensors) > 2:
         raise Opaque(b.op.name)

@@ -1,4 +1,4 @@
-"""Norms: normalised dims stay whole; a batch norm takes the statistics of the whole batch."""
+"""Norms: normalised dims stay whole; a batch norm uses the statistics of the whole batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def layer_norm(b: Builder) -> None:
 
 
 def weight_norm(b: Builder) -> None:
-    """``w = g v / |v|``, a norm for every index of one dim: that dim splits."""
+    """``w = g v / |v|``, one norm for every index of one dim: that dim splits."""
     shape, dim = b.tensor(b.arg(0)).shape, b.arg(2, "dim", 0) % len(b.tensor(b.arg(0)).shape)
     labels: list[Loops] = [b.loop(f"d{i}", s, splittable=i == dim) for i, s in enumerate(shape)]
     b.read(b.arg(0), labels)
@@ -49,7 +49,8 @@ def group_norm(b: Builder) -> None:
 
 
 def instance_norm(b: Builder) -> None:
-    """Every image and channel has statistics of its own, unless running ones are kept."""
+    """Batch and channels split, because every image and channel has its own statistics, unless running ones
+    are kept."""
     shape = b.tensor(b.arg(0)).shape
     if b.arg(3) is not None or b.arg(4) is not None:
         raise Opaque(b.op.name)
@@ -90,20 +91,20 @@ def batch_norm_inference(b: Builder) -> None:
 
 
 def local_group_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """The same norm of this rank's share of the groups."""
+    """A call of the same norm on this rank's share of the groups."""
     groups = call.args[1] // prod(shard.mesh[a] for a in shard.split(shard.loop_named("groups")))
     return replace(call, args=(call.args[0], groups, *call.args[2:]))
 
 
 def local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A kernel that reduces sums and squares over the batch's ranks, and in backward both sums of gradients
-    at once. Micro-batches lie apart in time and are left out."""
+    """A call of a kernel that reduces sums and squares over the batch's ranks, and in backward both gradient
+    sums at once. Micro-batches run at different times and are left out."""
     axes = tuple(a for a in shard.split(shard.loop_named("batch")) if a != MICRO_AXIS)
     if not axes:
         return call
     x = shard.atoms.graph.tensors[shard.op.inputs()[0]]
     count = x.elements // x.shape[1]
-    # Statistics are sent in float32 at least, as the kernel takes them.
+    # Statistics are sent in at least float32, in which the kernel computes them.
     channels = shard.read_shape(0)[1] * max(x.element_bytes, DTYPE_BYTES["float32"])
     collectives = (
         InnerCollective("all_reduce", axes, channels),
@@ -114,7 +115,7 @@ def local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
-    """Batch norm with its running statistics."""
+    """The call of batch norm with its running statistics."""
     return LocalCall(op.target, (*op.args[:5], False, *op.args[6:]), op.kwargs, call.name)
 
 
@@ -122,7 +123,8 @@ def evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
 
 
 class _SyncBatchNorm(torch.autograd.Function):
-    """Batch norm over a batch split over ``axes``: statistics of the whole batch, forward and backward.
+    """Batch norm over a batch split over ``axes``: it uses statistics of the whole batch, forward and
+    backward.
 
     Statistics and their sums are float32 for narrower inputs, as in PyTorch's own kernels.
     """
@@ -141,7 +143,8 @@ class _SyncBatchNorm(torch.autograd.Function):
         dims = [d for d in range(x.dim()) if d != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
         wide = torch.promote_types(x.dtype, torch.float32)
-        # Mean first, then squares of what is left: the sum of squares minus the square of sums cancels.
+        # First the mean, then the squares of the deviations, because the sum of squares minus the square of
+        # sums cancels.
         sums = context.all_reduce(x.sum(dims, dtype=wide), axes)
         mean = sums / count
         centred = x - mean.view(shape)
@@ -155,7 +158,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         ctx.save_for_backward(normalised, weight, inverse)
         ctx.context, ctx.axes, ctx.count, ctx.has_bias = context, axes, count, bias is not None
         ctx.mark_non_differentiable(mean, inverse, var)
-        # A saved tensor that is also the output would be changed by an in-place operator behind it.
+        # An in-place operator that follows would change a saved tensor that is also the output.
         return y.clone() if y is normalised else y, mean, inverse, var
 
     @staticmethod
@@ -164,7 +167,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         dims = [d for d in range(grad.dim()) if d != 1]
         shape = [1, -1] + [1] * (grad.dim() - 2)
         wide = inverse.dtype
-        # The gradients of bias and weight of this rank's rows; every row's gradient needs their totals.
+        # The gradients of bias and weight from this rank's rows; every row's gradient needs their totals.
         local = torch.stack([grad.sum(dims, dtype=wide), (grad * normalised).sum(dims, dtype=wide)])
         total = ctx.context.all_reduce(local, ctx.axes) / ctx.count
         scale = inverse if weight is None else inverse * weight
@@ -172,7 +175,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         return (
             gx.to(grad.dtype),
             None if weight is None else local[1],
-            # This rank's part: parameters' gradients are summed by the layout, as everywhere.
+            # This rank's part: the layout sums the parameters' gradients, as everywhere.
             local[0] if ctx.has_bias else None,
             None,
             None,
@@ -198,10 +201,10 @@ def sync_batch_norm(
     """``_native_batch_norm_legit_functional`` over a split batch.
 
     Returns:
-        output, mean, inverse standard deviation, new running mean, new running variance.
+        The output, mean, inverse standard deviation, new running mean, new running variance.
     """
     y, mean, inverse, var = _SyncBatchNorm.apply(x, weight, bias, context, axes, count, eps)
-    # As PyTorch does it: running variances are unbiased, the batch's own is not.
+    # As in PyTorch: running variances are unbiased, the batch's own is not.
     unbiased = var * (count / max(count - 1, 1))
     new_mean = running_mean * (1 - momentum) + mean * momentum
     new_var = running_var * (1 - momentum) + unbiased * momentum

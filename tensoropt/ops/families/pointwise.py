@@ -35,11 +35,11 @@ _POSITIVE = """
     remainder.Tensor floor_divide.default fmod.Scalar addcdiv.default atanh.default floor_divide.Scalar
     fmod.Tensor
 """
-"""Well defined, or smooth, for positive operands only."""
+"""Operators that are well defined, or smooth, only for positive operands."""
 _WIDE = """
     exp.default expm1.default tan.default asin.default sinh.default cosh.default
 """
-"""Computed in float32 under mixed precision: they widen the relative error of their operand."""
+"""Operators computed in float32 under mixed precision, since they amplify their operand's relative error."""
 _POSITIVE_AND_WIDE = """
     acos.default log.default log1p.default log2.default rsqrt.default pow.Tensor_Scalar pow.Scalar
     pow.Tensor_Tensor pow.Tensor_Scalar_out log10.default
@@ -63,9 +63,10 @@ def _names(block: str) -> tuple[str, ...]:
 
 
 def broadcast(b: Builder) -> None:
-    """One loop per output dim; an operand's dims align from the right."""
+    """One loop per output dim; the dims of an operand align from the right."""
     shape = b.output().shape
-    # Uneven is allowed: it holds only where all of the dim's tensors allow it (`_uneven_dims` in atoms.py).
+    # Uneven cuts are allowed, but only apply if all tensors of the dim allow them (`_uneven_dims` in
+    # atoms.py).
     loops = [b.loop(f"d{i}", size, uneven=True) for i, size in enumerate(shape)]
     for name in dict.fromkeys(iter_refs((b.op.args, tuple(b.op.kwargs.values())))):
         rank = len(b.graph.tensors[name].shape)
@@ -75,9 +76,9 @@ def broadcast(b: Builder) -> None:
 
 
 def pointwise(b: Builder) -> None:
-    """Element-wise, and linear only where it scales by a number."""
+    """Element-wise; linear only if it scales by a number."""
     broadcast(b)
-    # Multiplying by a number is linear; multiplying two activations is not linear in both jointly.
+    # Multiplying by a number is linear; the product of two activations is not linear in both jointly.
     scalar = len(b.op.args) > 1 and isinstance(b.op.args[1], (int, float))
     b.linear = b.op.target in _SCALING and scalar
 
@@ -91,15 +92,15 @@ def linear_pointwise(b: Builder) -> None:
 def addition(b: Builder) -> None:
     """A sum of two operands is linear in both jointly."""
     broadcast(b)
-    # x + number is affine: a partial sum plus the number on every rank would count it many times.
+    # x + number is affine: a partial sum plus the number on every rank would count the number several times.
     b.linear = all(isinstance(a, Ref) for a in b.op.args[:2])
 
 
 def cast(b: Builder) -> None:
-    """A cast is linear where it loses no digits."""
+    """A cast is linear if it loses no digits."""
     broadcast(b)
     source = b.tensor(b.arg(0))
-    # A cast to a narrower type rounds, and rounding partial sums is not rounding the sum.
+    # A cast to a narrower type rounds, and the sum of rounded partial sums is not the rounded sum.
     b.linear = source.element_bytes <= b.output().element_bytes and source.dtype.startswith(
         ("float", "bfloat")
     )

@@ -9,7 +9,7 @@ from tensoropt.ops.spec import CostClass, OpSpec
 def pooling(b: Builder) -> None:
     """Batch and channels split; windows keep spatial dims whole."""
     shape = b.tensor(b.arg(0)).shape
-    # The name says how many dims a window has; the rest in front is batch and channels, or channels alone.
+    # The name says how many dims a window has; the dims in front are batch and channels, or channels alone.
     spatial = next((d for d in (1, 3) if f"{d}d." in b.op.target), 2)
     lead = len(shape) - spatial
     if lead < 1 or b.output().shape[:lead] != shape[:lead]:

@@ -1,4 +1,4 @@
-"""Operators that make another tensor of the same elements: concatenations, copies, padding, windows."""
+"""Operators that rearrange the elements of a tensor: concatenations, copies, padding, windows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cat(b: Builder) -> None:
     result = list(labels)
     if len(set(pieces)) == 1 and pieces[0] > 1:
         inner = b.loop(f"d{dim}", pieces[0])
-        # A slice of the result's dim has elements of some pieces only, while every rank has a part of each:
+        # A slice of the result's dim has elements of only some pieces, whereas every rank has a part of each:
         # the inner loop splits, the pieces do not.
         result[dim] = (b.loop("piece", len(pieces), splittable=False), inner)
         labels[dim] = inner
@@ -33,7 +33,7 @@ def cat(b: Builder) -> None:
 
 
 def stack(b: Builder) -> None:
-    """A new dim, which nothing splits, beside the operands' own."""
+    """A new dim, which is never split, in addition to the operands' own dims."""
     rank = len(b.output().shape)
     dim = b.arg(1, "dim", 0) % rank
     result: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(b.output().shape)]
@@ -45,7 +45,7 @@ def stack(b: Builder) -> None:
 
 
 def repeat(b: Builder) -> None:
-    """Copies become the outer atom of a dim, which nothing splits."""
+    """Copies become the outer atom of a dim, which is never split."""
     shape, counts = b.tensor(b.arg(0)).shape, b.arg(1)
     offset = len(counts) - len(shape)
     reads: list[Loops] = []
@@ -61,9 +61,9 @@ def repeat(b: Builder) -> None:
 
 
 def moved_within_dims(b: Builder) -> None:
-    """Dims whose elements move or grow stay whole; the others pass through."""
+    """Dims in which elements move or whose size changes stay whole; the others pass through."""
     before = b.tensor(b.arg(0)).shape
-    amounts = b.arg(1)  # padding from the last dim on; one dim may lose what it gains
+    amounts = b.arg(1)  # padding starts from the last dim; one dim may lose what it gains
     touched = {len(before) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
     if b.op.target in ("aten.roll.default", "aten.flip.default"):
         dims = b.arg(2, "dims", []) if "roll" in b.op.target else b.arg(1)
@@ -77,7 +77,7 @@ def moved_within_dims(b: Builder) -> None:
 
 
 def diff(b: Builder) -> None:
-    """Neighbours along one dim, with what is put before and after it."""
+    """Neighbours along one dim, with the values prepended and appended to it."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(2, "dim", -1) % len(shape)
     labels: list[Loops] = [None if i == dim else b.loop(f"d{i}", s) for i, s in enumerate(shape)]
@@ -90,7 +90,7 @@ def diff(b: Builder) -> None:
 def repeat_interleave(b: Builder) -> None:
     """Every element of a dim becomes several neighbours: an inner loop that is never split.
 
-    Without a dim it is those of all dims, one behind the other.
+    Without a dim, it repeats the elements of all dims, flattened in order.
     """
     shape, count, dim = b.tensor(b.arg(0)).shape, b.arg(1), b.arg(2, "dim")
     if not isinstance(count, int):
@@ -108,7 +108,7 @@ def repeat_interleave(b: Builder) -> None:
 
 
 def gated(b: Builder) -> None:
-    """One half of a dim times the sigmoid of the other: the half is the inner loop."""
+    """One half of a dim times the sigmoid of the other half: the position within a half is the inner loop."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", -1) % len(shape)
     halves, inner = b.loop("half", 2, splittable=False), b.loop(f"d{dim}", shape[dim] // 2)
@@ -131,7 +131,8 @@ def windows(b: Builder) -> None:
 
 
 def columns(b: Builder) -> None:
-    """Windows of an image as columns, ``[n, c, h, w] <-> [n, c * window, places]``: all but places split."""
+    """Windows of an image as columns, ``[n, c, h, w] <-> [n, c * window, places]``: all dims but places
+    split."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
     image, cols = (before, after) if "im2col" in b.op.target else (after, before)
     if len(image) != 4 or len(cols) != 3:
@@ -146,7 +147,7 @@ def columns(b: Builder) -> None:
 
 
 def triangle(b: Builder) -> None:
-    """Leading dims split; where an element lies in its matrix decides what becomes of it."""
+    """Leading dims split; the result for an element depends on its position in its matrix."""
     shape = b.tensor(b.arg(0)).shape
     labels: list[Loops] = [b.loop(f"d{i}", s) if i < len(shape) - 2 else None for i, s in enumerate(shape)]
     b.read(b.arg(0), labels)
@@ -155,7 +156,7 @@ def triangle(b: Builder) -> None:
 
 
 def local_repeat_interleave(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """How much comes out follows from what goes in; a size given beside it is the whole tensor's."""
+    """The output size follows from the input; a size passed with the call is that of the whole tensor."""
     return replace(call, kwargs={k: v for k, v in call.kwargs.items() if k != "output_size"})
 
 

@@ -1,4 +1,5 @@
-"""Recurrent layers that are one call: only the batch splits (the hidden state feeds all of itself)."""
+"""Recurrent layers that are one call: only the batch splits, because the hidden state feeds back into all of
+itself."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def recurrent(b: Builder) -> None:
     states = b.arg(1) if isinstance(b.arg(1), (list, tuple)) else [b.arg(1)]
     dropout, train, batch_first = b.arg(5), b.arg(6), b.arg(8)
     shape = b.tensor(b.arg(0)).shape
-    # Dropout between layers is inside the call, where no counter reaches.
+    # Dropout between layers happens inside the call, where no counter-based mask can be used.
     if len(shape) != 3 or (dropout and train):
         raise Opaque(b.op.name)
     n = b.loop("batch", shape[0 if batch_first else 1])
@@ -37,7 +38,8 @@ def _drops_between_layers(op: Operator) -> bool:
 
 
 def _layer_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
-    """One layer and direction: every step multiplies its input and its state with all gates' weights."""
+    """The FLOP of one layer and direction: every step multiplies its input and its state with all gates'
+    weights."""
     return 2 * int(x[0]) * int(x[1]) * (int(w[0]) * int(w[1]) + int(h[0]) * int(h[1]))
 
 

@@ -1,4 +1,5 @@
-"""Reductions: a sum's dim is a contracted loop; extremes, orders, norms and distances keep it whole."""
+"""Reductions: the dim of a sum is a contracted loop; extremes, orderings, norms and distances keep it
+whole."""
 
 from __future__ import annotations
 
@@ -43,11 +44,11 @@ def dim_sum(b: Builder) -> None:
 
 
 _ORDERING = {"aten.topk.default": 2, "aten.sort.default": 1, "aten.sort.stable": 2}
-"""Position of the dim among the arguments."""
+"""The position of the dim among the arguments."""
 
 
 def dim_reduction(b: Builder) -> None:
-    """The dim that is reduced or ordered stays whole: its parts do not add up."""
+    """The dim that is reduced or ordered stays whole, because results of its parts do not add up."""
     if b.op.target in _ORDERING:
         shape = b.tensor(b.arg(0)).shape
         dim = b.arg(_ORDERING[b.op.target], "dim", -1) % len(shape)
@@ -60,17 +61,17 @@ def dim_reduction(b: Builder) -> None:
 
 
 def vector_norm(b: Builder) -> None:
-    """Dims that are left split: roots of parts do not add up."""
+    """The dims that are not reduced split; the roots of parts do not add up."""
     _reduced(b, b.arg(2, "dim"), b.arg(3, "keepdim", False), contracted=False)
 
 
 def variance(b: Builder) -> None:
-    """Dims that are left split: every value needs its mean."""
+    """The dims that are not reduced split; every value needs its mean."""
     _reduced(b, b.arg(1, "dim"), b.arg(3, "keepdim", b.op.kwargs.get("keepdim", False)), contracted=False)
 
 
 def cosine_similarity(b: Builder) -> None:
-    """Dims other than the one that is compared split."""
+    """All dims split except the one that is compared."""
     shape = b.tensor(b.arg(0)).shape
     if b.tensor(b.arg(1)).shape != shape:
         raise Opaque(b.op.name)
@@ -98,14 +99,14 @@ def _reduced_loops(shard: OperatorShard) -> list[int]:
 
 
 def local_mean(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A part of the sum, divided by the number of all elements."""
+    """A call that gives a part of the sum, divided by the number of all elements."""
     if not shard.split(_reduced_loops(shard)):
         return call
     graph = shard.atoms.graph
     count = graph.tensors[shard.op.inputs()[0]].elements // max(
         graph.tensors[shard.op.outputs[0]].elements, 1
     )
-    # The sum that takes the mean's arguments as they are.
+    # The sum that takes the mean's arguments unchanged.
     total = "aten.sum.default" if shard.op.target == "aten.mean.default" else "aten.sum.dim_IntList"
     return replace(call, function="kernels.mean_as_sum", static=(total, count))
 

@@ -1,4 +1,5 @@
-"""What runs along a dim that it keeps: softmax, cumulative sums, Fourier transforms. That dim stays whole."""
+"""Operators along a dim that they keep (softmax, cumulative sums, Fourier transforms); that dim stays
+whole."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from tensoropt.ops.spec import CostClass, OpSpec, Precision
 
 
 def along_one_dim(b: Builder) -> None:
-    """Dims split except the one that it runs along."""
+    """All dims split except the one along which the operator runs."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % len(shape)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]

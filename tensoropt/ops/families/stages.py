@@ -1,9 +1,9 @@
-"""Where a pipeline's stages begin and end: tensors that arrive from one stage and depart for the next.
+"""The ends of a pipeline's stages: operators for tensors that arrive from one stage and depart for the next.
 
 Both are operators of a stage's graph, so that the placement in which a tensor crosses is chosen, priced and
-lowered as that of any other. They compute nothing: what arrives is given to the lowered graph, and what
-departs is one of its results. What their kernels keep for backward is what a stage keeps of a micro-batch
-meanwhile: what it gave, and of what it was given what its operators need.
+lowered like that of any other tensor. They compute nothing: a tensor that arrives is passed to the lowered
+graph, and one that departs is one of its results. What their kernels keep for backward is what a stage keeps
+of a micro-batch in the meantime: the tensors it sent, and those received tensors that its operators need.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tensoropt.ops.context import ShardContext
 from tensoropt.ops.spec import OpSpec
 
 ARRIVE, DEPART = "tensoropt.arrive.default", "tensoropt.depart.default"
-"""Targets: of what another stage has made, and of what the next stage needs."""
+"""The targets of a tensor that another stage has made, and of one that the next stage needs."""
 
 
 class _Arrive(torch.autograd.Function):
@@ -34,8 +34,8 @@ class _Arrive(torch.autograd.Function):
 class _Depart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        whole = value.contiguous()  # messages are
-        # The same memory, but no view: schedules that take a backward apart detach results in place.
+        whole = value.contiguous()  # as messages are
+        # The same memory, but not a view: schedules that split a backward detach results in place.
         found: torch.Tensor = whole.new_empty(0).set_(whole)  # type: ignore[call-overload]
         ctx.save_for_backward(found)
         return found
@@ -46,20 +46,20 @@ class _Depart(torch.autograd.Function):
 
 
 def arrive(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """A place for what is received, there as long as operators need it."""
+    """The received tensor, which stays alive as long as operators need it."""
     found: torch.Tensor = _Arrive.apply(value)
     return found
 
 
 def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """What is sent, kept until its gradient comes; a result of its own also where a stage only passes it
-    on."""
+    """The tensor that is sent, kept until its gradient arrives; a separate result even if a stage only passes
+    it on."""
     found: torch.Tensor = _Depart.apply(value)
     return found
 
 
 def passed(b: Builder) -> None:
-    """Every dim is a loop of its own."""
+    """Every dim is a separate loop."""
     loops = b.loops(b.output().shape)
     b.read(b.arg(0), loops)
     b.write(loops)

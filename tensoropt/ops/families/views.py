@@ -1,4 +1,4 @@
-"""Views: reshapes, permutations, slices. They say anew how a tensor lies, and most launch nothing."""
+"""Views (reshapes, permutations, slices): they redescribe a tensor's layout, and most launch nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensoropt.ops.spec import OpSpec
 
 
 def refine(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...] | None:
-    """Common refinement of two factorisations of one number, or None when there is none.
+    """The common refinement of two factorisations of one number, or None if there is none.
 
     >>> refine((12,), (3, 4)), refine((2, 6), (4, 3)), refine((4, 6), (6, 4))
     ((3, 4), (2, 2, 3), None)
@@ -32,11 +32,11 @@ def refine(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Smallest runs of dims with equal products; dims of size 1 are left out."""
+    """The smallest runs of dims with equal products; dims of size 1 are left out."""
     left = [i for i, size in enumerate(before) if size != 1]
     right = [i for i, size in enumerate(after) if size != 1]
     blocks: list[tuple[list[int], list[int]]] = []
-    # Two runs over both shapes: whichever product is behind takes its next dim.
+    # Two pointers over both shapes: the shape whose product is behind takes its next dim.
     while left and right:
         a, c = [left.pop(0)], [right.pop(0)]
         while (pa := prod(before[i] for i in a)) != (pc := prod(after[i] for i in c)):
@@ -56,7 +56,7 @@ def reshape(b: Builder) -> None:
     writes: list[Loops] = [None] * len(after)
     b.linear = b.cheap = True
     if 0 in before:
-        return  # dims of nothing have no factorisation
+        return  # empty dims have no factorisation
     for left, right in _blocks(before, after):
         factors = refine([before[i] for i in left], [after[i] for i in right])
         if factors is None:
@@ -75,7 +75,7 @@ def reshape(b: Builder) -> None:
 
 
 def permute(b: Builder) -> None:
-    """The loops of the operand in another order."""
+    """The loops of the operand, reordered."""
     shape = b.tensor(b.arg(0)).shape
     order = list(range(len(shape)))
     if b.op.target == "aten.permute.default":
@@ -105,7 +105,7 @@ def expand(b: Builder) -> None:
 
 
 def _tile_dim(b: Builder, dim: int, pieces: Sequence[int]) -> tuple[list[Loops], list[Loops]]:
-    """Labels before and after cutting ``dim`` into equal pieces (the tile index is never split)."""
+    """The labels before and after cutting ``dim`` into equal pieces (the piece index is never split)."""
     shape = b.tensor(b.arg(0)).shape
     labels: list[Loops] = [b.loop(f"d{i}", s, uneven=True) if i != dim else None for i, s in enumerate(shape)]
     piece = pieces[0]
@@ -119,7 +119,7 @@ def _tile_dim(b: Builder, dim: int, pieces: Sequence[int]) -> tuple[list[Loops],
 
 
 def split(b: Builder) -> None:
-    """Equal pieces are the outer atom of the dim; unequal pieces keep it whole."""
+    """Equal pieces become the outer atom of the dim; unequal pieces keep it whole."""
     rank = len(b.tensor(b.arg(0)).shape)
     dim = b.arg(2, "dim", 0) % rank
     pieces = [b.output(i).shape[dim] for i in range(len(b.op.outputs))]
@@ -131,7 +131,8 @@ def split(b: Builder) -> None:
 
 
 def slice_(b: Builder) -> None:
-    """A slice that is one of equal tiles keeps the inner atom; any other keeps the dim whole."""
+    """A slice that is one of several equal tiles keeps the inner atom; any other slice keeps the dim
+    whole."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", 0) % len(shape)
     length, start, step = b.output().shape[dim], b.arg(2, "start", 0) or 0, b.arg(4, "step", 1)
@@ -150,16 +151,16 @@ def slice_(b: Builder) -> None:
 
 
 def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
-    """Whether other slices of the same tensor use the same tiles (then the tile is an atom)."""
+    """Whether other slices of the same tensor use the same tiles (in which case the tile is an atom)."""
     name = b.arg(0).name
     siblings = [op for op in b.graph.consumers[name] if op.target == "aten.slice.Tensor"]
     same = [op for op in siblings if b.graph.tensors[op.outputs[0]].shape[dim] == length]
-    # For a single slice a tile would only be one more boundary that all other views have to agree with.
+    # For a single slice, a tile would only be one more boundary that all other views have to agree with.
     return len(same) > 1
 
 
 def select(b: Builder) -> None:
-    """One index of a dim, which stays whole; the others pass through."""
+    """One index of a dim, which stays whole; the other dims pass through."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % len(shape)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
@@ -169,7 +170,7 @@ def select(b: Builder) -> None:
 
 
 def unbind(b: Builder) -> None:
-    """All indices of a dim, each as a result of its own."""
+    """All indices of a dim, each as a separate result."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", 0) % len(shape)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
@@ -180,7 +181,7 @@ def unbind(b: Builder) -> None:
 
 
 def view_as_real(b: Builder) -> None:
-    """A complex number becomes a pair, innermost."""
+    """A complex number becomes a pair, which is the innermost dim."""
     loops = b.loops(b.tensor(b.arg(0)).shape)
     b.read(b.arg(0), loops)
     b.write([*loops, None])
@@ -188,18 +189,18 @@ def view_as_real(b: Builder) -> None:
 
 
 def local_reshape(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """To the local shape; a view of a shard may have to copy, which ``reshape`` does."""
+    """A reshape to the local shape; a view of a shard may have to copy, which ``reshape`` does."""
     shape = list(shard.write_shape())
     return LocalCall("aten.reshape.default", (call.args[0], shape), {}, call.name)
 
 
 def local_expand(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """To the local shape."""
+    """An expansion to the local shape."""
     return replace(call, args=(call.args[0], list(shard.write_shape())), kwargs={})
 
 
 def local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Into the local sizes of the pieces."""
+    """A split into the local sizes of the pieces."""
     shape = shard.read_shape(0)
     dim = shard.argument(2, "dim", 0) % len(shape)
     sizes = [shard.write_shape(i)[dim] for i in range(len(shard.op.outputs))]
@@ -207,7 +208,7 @@ def local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def local_slice(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """The same share of every tile: start and end shrink with the dim."""
+    """A slice with the same share of every tile: start and end shrink with the dim."""
     whole = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape
     dim = shard.argument(1, "dim", 0) % len(whole)
     local = shard.read_shape(0)[dim]
@@ -215,7 +216,7 @@ def local_slice(shard: OperatorShard, call: LocalCall) -> LocalCall:
         return call
     start = shard.argument(2, "start", 0) or 0
     start = start + whole[dim] if start < 0 else start
-    # Exact: a dim that is sliced is split inside its tiles only, so that start and dim shrink alike.
+    # Exact: a sliced dim is split only inside its tiles, so start and dim shrink in the same proportion.
     start = start * local // whole[dim]
     end = start + shard.write_shape()[dim]
     return replace(call, args=(call.args[0], dim, start, end, 1), kwargs={})

@@ -1,4 +1,4 @@
-"""Writes at indices and into slices: scatter, index_add, index_put and their like."""
+"""Writes at indices and into slices: scatter, index_add, index_put and similar operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensoropt.ops.spec import CostClass, OpSpec, Samples
 
 
 def scatter(b: Builder) -> None:
-    """Dims other than the written one split where the index covers them; additions add up."""
+    """Dims other than the written one split if the index covers them; additions add up."""
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(2)).shape
     if not shape or len(index) != len(shape):
         raise Opaque(b.op.name)
@@ -32,7 +32,7 @@ def scatter(b: Builder) -> None:
 
 
 def index_add(b: Builder) -> None:
-    """``y = x; y[index[i]] += source[i]``: every part of the rows adds its own."""
+    """``y = x; y[index[i]] += source[i]``: every part of the rows adds its own values."""
     shape = b.tensor(b.arg(0)).shape
     if not shape or not b.tensor(b.arg(2)).shape:
         raise Opaque(b.op.name)
@@ -46,7 +46,7 @@ def index_add(b: Builder) -> None:
 
 
 def index_fill(b: Builder) -> None:
-    """Dims split except the one that is written."""
+    """All dims split except the one that is written."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % max(len(shape), 1)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
@@ -55,7 +55,7 @@ def index_fill(b: Builder) -> None:
 
 
 def index_put(b: Builder) -> None:
-    """``y = x; y[i, j, :] = values`` (or ``+=``): written dims stay whole, rows that add up split."""
+    """``y = x; y[i, j, :] = values`` (or ``+=``): written dims stay whole, rows that are added up split."""
     source, indices = b.tensor(b.arg(0)), b.arg(1)
     positions = [i for i, index in enumerate(indices) if isinstance(index, Ref)]
     tensors = [b.tensor(indices[p]) for p in positions]
@@ -74,13 +74,13 @@ def index_put(b: Builder) -> None:
     given = b.tensor(b.arg(2)).shape
     if adds and given != (*(s for i, s in enumerate(source.shape) if i < positions[0]), *sizes,
                           *source.shape[positions[-1] + 1 :]):  # fmt: skip
-        raise Opaque(b.op.name)  # values that are repeated would count once per part
+        raise Opaque(b.op.name)  # repeated values would count once per part
     b.read(b.arg(2), values[len(values) - len(given) :])
     b.write(labels)
 
 
 def scatter_into_slice(b: Builder) -> None:
-    """The written dim stays whole; base and source are added up, each where it is seen."""
+    """The written dim stays whole; base and source are added up, each where it is visible."""
     shape = b.tensor(b.arg(0)).shape
     narrow = b.op.target == "aten.slice_scatter.default"
     dim = b.arg(2, "dim", 0) % len(shape)

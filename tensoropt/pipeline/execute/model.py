@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -14,6 +15,8 @@ from torch.distributed.tensor import DTensor
 from tensoropt.capture import Capture
 from tensoropt.engine.parameters import as_dtensor
 from tensoropt.engine.spread import spread
+from tensoropt.engine.spread_values import spread_value
+from tensoropt.engine.strided import own_placements
 from tensoropt.engine.uncompiled_model import UncompiledModel
 from tensoropt.ops.layouts import REPLICATE
 from tensoropt.pipeline.execute.engine import PipelinedEngine
@@ -55,12 +58,27 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         return self.names[key] in self.engine.shards.leaves
 
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        return local
+        if self.together is None:
+            return local
+        tensor = self.source.tensors[name]
+        copies = self._copies(name) if name in self.engine.shards.leaves else 1
+        cut = functools.partial(self._part, name)
+        return spread_value(local, self.together, copies, str(tensor.key), tensor.shape, cut)
+
+    def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a tensor that is laid out like a parameter, in its own type."""
+        if name not in self.engine.shards.leaves:
+            return self._absent(name).to(whole.dtype)
+        return self.engine.shards.shard(name, whole).to(whole.dtype)
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        return spread(local, self._copies(name))
+
+    def _copies(self, name: str) -> int:
+        """How many ranks have the same part of a parameter of a stage here."""
         stages = len(self.strategy.holders(name))
         mesh = self.engine.runtime.mesh
-        return spread(local, stages * prod(mesh[axis] for axis in self.engine.shards.replica_axes(name)))
+        return stages * prod(mesh[axis] for axis in self.engine.shards.replica_axes(name))
 
     def local(self, name: str) -> torch.Tensor:
         leaves = self.engine.shards.leaves
@@ -105,6 +123,17 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         return next(stage for stage in self.engine.stages.values() if name in stage.shards.leaves)
 
     # -- state dicts ------------------------------------------------------------------------------
+
+    def gathers_state(self) -> bool:
+        if self.source.mutations:
+            return True
+        own = (key for key in self.shapes if self.has_local(key))
+        return self.place_mesh is not None and any(not self._has_own_shape(key) for key in own)
+
+    def _has_own_shape(self, key: str) -> bool:
+        stage, name = self._stage_of(self.names[key]), self.names[key]
+        strategy = stage.strategy
+        return own_placements(strategy.atoms(name), strategy.stored[name], stage.runtime.mesh) is not None
 
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a parameter of its stages as a part of the whole one, in the model's

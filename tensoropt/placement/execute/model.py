@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tensoropt.capture import Capture
 from tensoropt.engine.spread import spread
+from tensoropt.engine.spread_values import spread_value
 from tensoropt.engine.uncompiled_model import UncompiledModel
 from tensoropt.errors import PlanError
 from tensoropt.placement.execute.engine import PlacedEngine
@@ -67,7 +69,19 @@ class PlacedModel(UncompiledModel[PlacedEngine]):
     # -- parameters -------------------------------------------------------------------------------
 
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        return local
+        if self.together is None:
+            return local
+        # One that no operator reads is on every rank.
+        copies = 1 if name in self.engine.shards.device else self.together.world
+        tensor = self.source.tensors[name]
+        cut = functools.partial(self._part, name)
+        return spread_value(local, self.together, copies, str(tensor.key), tensor.shape, cut)
+
+    def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a tensor that is laid out like a parameter, in its own type."""
+        if name not in self.engine.shards.leaves:
+            return self._absent(name).to(whole.dtype)
+        return self.engine.shards.shard(name, whole).to(whole.dtype)
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
         return local if self.mesh is None else spread(local)
@@ -90,6 +104,9 @@ class PlacedModel(UncompiledModel[PlacedEngine]):
         return ""  # a parameter is whole where it is, and empty elsewhere
 
     # -- state dicts ------------------------------------------------------------------------------
+
+    def gathers_state(self) -> bool:
+        return self.mesh is not None
 
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
         """Return, on every rank, the value that the owner of a parameter has in its place; all ranks must

@@ -84,6 +84,8 @@ class _Recursion:
         """Return the choice with the least communication for everything chosen so far; among equals the least
         memory."""
         kept = {name: np.flatnonzero(mask) for name, mask in allowed.items()}
+        if not all(map(len, kept.values())):
+            raise ImpossibleError("an operator's split of earlier axes goes with none of this one")
         nodes: dict[str, np.ndarray] = {}
         for v in self.tables.variables:
             memory = np.array([float(m.min()) for m in v.memory])
@@ -108,28 +110,29 @@ ties."""
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Select one strategy per space among those with the most axes: the finest recursion there is.
+    """One strategy per space among those with the most axes that have one: the finest recursion there is.
 
     Raises:
         UnsuitableError: the graph is not reducible, or nothing can be split.
     """
-    most = max(len(space.names.mesh.shape) for space in task.spaces)
-    found = []
-    for number, space in enumerate(task.spaces):
-        if len(space.names.mesh.shape) != most:
-            continue
-        try:
-            choice, options, notes = _Recursion(space).partition()
-        except IrreducibleError as error:
-            raise UnsuitableError(
-                f"tofu coarsens a graph into a chain, but {len(error.remaining)} nodes of this one stay too "
-                f"entangled to be decided together ({', '.join(error.remaining[:3])}, ...); use the frontier "
-                "or ilp"
-            ) from None
-        # No axis of this mesh divides the model's sizes; another mesh may fit.
-        except ImpossibleError:
-            continue
-        found.append(Selection(number, choice, options, notes))
-    if not found:
-        raise UnsuitableError("tofu splits every tensor, and no mesh here divides this model's sizes")
-    return found
+    for axes in sorted({len(space.names.mesh.shape) for space in task.spaces}, reverse=True):
+        found = []
+        for number, space in enumerate(task.spaces):
+            if len(space.names.mesh.shape) != axes:
+                continue
+            try:
+                choice, options, notes = _Recursion(space).partition()
+            except IrreducibleError as error:
+                raise UnsuitableError(
+                    f"tofu coarsens a graph into a chain, but {len(error.remaining)} nodes of this one stay "
+                    f"too entangled to be decided together ({', '.join(error.remaining[:3])}, ...); use the "
+                    "frontier or ilp"
+                ) from None
+            # Nothing of this mesh divides the model's sizes, or it was searched with a part of its splits
+            # alone; another may do.
+            except ImpossibleError:
+                continue
+            found.append(Selection(number, choice, options, notes))
+        if found:
+            return found
+    raise UnsuitableError("tofu splits every tensor, and no mesh here divides this model's sizes")

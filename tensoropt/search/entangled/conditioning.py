@@ -1,10 +1,10 @@
-"""Our method where operators have to be fixed: bound, then search around one assignment after another.
+"""Our method if operators have to be fixed: bound, then search around one assignment after another.
 
-The relaxation (``fixing.py``, ``multipliers.py``) bounds, and rules out configurations, after which the
-search is often exact. For strategies the graph is cut finely, so that one assignment of the fixed operators
-takes milliseconds: first the assignments that look-alikes (``tied.py``) and the relaxation choose, then large
-neighbourhoods of what was found (Shaw, CP 1998): some of the fixed operators set free again, the others as in
-a point of the frontier. Every search is pruned by all that is known.
+The relaxation (``fixing.py``, ``multipliers.py``) gives bounds and rules out configurations, after which the
+search is often exact. To find strategies, the graph is cut finely, so that one assignment of the fixed
+operators takes milliseconds: first the assignments that look-alikes (``tied.py``) and the relaxation choose,
+then large neighbourhoods of the known strategies (Shaw, CP 1998), in which some of the fixed operators are
+freed and the others stay as in a point of the frontier. Every search is pruned by all that is known.
 """
 
 from __future__ import annotations
@@ -52,26 +52,27 @@ FINE_TABLE = 2_000
 LARGEST_TIED = 1_000_000
 """Entries of all tables of a graph whose look-alikes are tied."""
 LARGEST_AROUND = 300_000
-"""Entries of all tables of a search in which some fixed operators are free again."""
+"""Entries of all tables of a search in which some fixed operators have been freed."""
 FEW_ASSIGNMENTS = 12
-"""Up to so many assignments of the fixed operators are all searched, which makes the result exact."""
+"""Up to this number, all assignments of the fixed operators are searched, which makes the result exact."""
 ASSIGNMENTS = 24
-"""So many assignments are guessed at most."""
+"""The most assignments that are guessed."""
 WORTH_ANOTHER_ROUND = 0.9
-"""The graph is searched anew when at most this share of its classes is left."""
+"""The graph is searched anew if at most this share of its classes is left."""
 BASES = 6
-"""Points of the frontier around which neighbourhoods are searched."""
+"""The number of frontier points around which neighbourhoods are searched."""
 NEIGHBOURS = 6
-"""Operators in one of the neighbourhoods that are runs of operators."""
+"""The number of operators in a neighbourhood that is a run of operators."""
 SEARCHES = 48
-"""Neighbourhoods searched at most."""
+"""The most neighbourhoods that are searched."""
 
 Classes = dict[int, int]
 
 
 @dataclass(eq=False)
 class Conditioned:
-    """Strategies found with some operators fixed; ``tried``: how many assignments, whole or in part."""
+    """Strategies for fixed values of some operators; ``tried``: the number of assignments, complete or
+    partial."""
 
     reduced: ReducedGraph
     settings: SearchSettings
@@ -80,20 +81,21 @@ class Conditioned:
     tried: int = 0
 
     def search(self, classes: Classes, free: Sequence[int] = ()) -> bool:
-        """Search with the fixed operators but ``free`` at ``classes``; whether anything new was found."""
+        """Search with the fixed operators except ``free`` at ``classes``; return whether anything new turned
+        up."""
         masks = {f: np.arange(self.reduced.domains[f]) == c for f, c in classes.items() if f not in free}
         inner = restrict(self.reduced, masks)
-        # The growth of 0.1 per absorbed table is the one of all orders of ours, see affordable_order.
+        # The growth of 0.1 per absorbed table is that of all our orders, see affordable_order.
         order = greedy_order(inner, 0.1, LARGEST_AROUND)
         if order.fixed or (free and order.total > LARGEST_AROUND):
             return False
         self.tried += 1
-        # What is known already need not be found again, so that each search is pruned by all before it.
+        # Strategies that are already known need not turn up, so each search is pruned by all earlier ones.
         found = track_auto(inner, order, self.settings.after(self.sources))
         return found is not None and self._add(found.sources)
 
     def _add(self, sources: Sequence[Source]) -> bool:
-        """Keep those of all sources that have points on the frontier; whether one of the new ones has."""
+        """Keep those of all sources that have points on the frontier; return whether a new one has any."""
         everything = [*self.sources, *sources]
         used = np.unique(merge(everything).origin[:, 0]).tolist()
         new = any(i >= len(self.sources) for i in used)
@@ -101,7 +103,7 @@ class Conditioned:
         return new
 
     def guess(self, bounded: Relaxation) -> None:
-        """Try the assignments that look-alikes and the relaxation choose; some assignment in any case."""
+        """Try the assignments that look-alikes and the relaxation choose, and at least some assignment."""
         guesses = [
             *_alike(self.reduced, self.fixed),
             *preferred_classes(bounded.split, self.fixed, bounded.hull.picks),
@@ -109,7 +111,7 @@ class Conditioned:
         distinct = {tuple(classes.values()): classes for classes in guesses}
         for classes in list(distinct.values())[:ASSIGNMENTS]:
             self.search(classes)
-        # All guesses may be impossible; a depth-first search then finds some assignment, or says that it
+        # All guesses may be impossible; a depth-first search then gives some assignment, or reports that it
         # cannot.
         if not self.sources and (some := possible(bounded.split)) is not None:
             relaxed = bounded.split
@@ -120,7 +122,7 @@ class Conditioned:
         log.debug("%d assignments tried, %d sources kept", self.tried, len(self.sources))
 
     def improve(self) -> None:
-        """Set groups of fixed operators free around points of the frontier, while that helps and the budget
+        """Free groups of fixed operators around points of the frontier, as long as that helps and the budget
         lasts.
         """
         if not self.sources:
@@ -133,7 +135,7 @@ class Conditioned:
             again = False
             for base in list(self._bases()):
                 for group in groups:
-                    # Of the base only the operators outside of the group matter to this search.
+                    # For this search, only the base's operators outside the group matter.
                     key = (group, tuple(c for f, c in base.items() if f not in group))
                     if key in done:
                         continue
@@ -143,7 +145,7 @@ class Conditioned:
                     again |= self.search(base, group)
 
     def _bases(self) -> Iterator[Classes]:
-        """What points spaced evenly along the frontier choose for the fixed operators."""
+        """Yield the classes of the fixed operators at points spaced evenly along the frontier."""
         frontier = merge(self.sources)
         picked = np.unique(np.linspace(0, len(frontier) - 1, BASES).round().astype(int))
         names = self.reduced.graph.names
@@ -155,17 +157,17 @@ class Conditioned:
                 yield {f: c for f, c in classes.items() if c is not None}
 
     def _class_of(self, v: int) -> dict[int, int]:
-        """Class of every configuration of operator ``v``."""
+        """The class of every configuration of operator ``v``."""
         leaf = self.reduced.leaves[self.reduced.node_leaf[v]]
         entry = np.repeat(np.arange(len(leaf.offsets) - 1), np.diff(leaf.offsets))
         return dict(zip(leaf.configuration.tolist(), entry.tolist(), strict=True))
 
 
 def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchResult | None:
-    """The frontier of any reduced graph by our method; None when no strategy is possible.
+    """The frontier of any reduced graph by our method; None if no strategy is possible.
 
-    Where operators have to be fixed, what the relaxation rules out is left out, until the search is exact or
-    nothing more can be ruled out.
+    If operators have to be fixed, classes that the relaxation rules out are left out, until the search is
+    exact or nothing more can be ruled out.
     """
     sources: list[Source] = []
     tried = 0
@@ -174,7 +176,7 @@ def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchRe
         return track_auto(p, order, settings.after(sources))
 
     while True:
-        # Every round leaves at most WORTH_ANOTHER_ROUND of the classes, so that the loop ends.
+        # Every round leaves at most WORTH_ANOTHER_ROUND of the classes, so the loop ends.
         order = affordable_order(reduced)
         if not order.fixed:
             return _together(sources, pruned(reduced, order))
@@ -205,7 +207,7 @@ def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchRe
 
 
 def _together(sources: list[Source], rest: SearchResult | None) -> SearchResult | None:
-    """All that is known once everything else has been searched, or ruled out."""
+    """Combine all that is known, once everything else has been searched or ruled out."""
     if rest is None:
         return SearchResult(tuple(sources), merge(sources), None, True) if sources else None
     everything = (*sources, *rest.sources)
@@ -213,9 +215,9 @@ def _together(sources: list[Source], rest: SearchResult | None) -> SearchResult 
 
 
 def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: Conditioned) -> ReducedGraph | None:
-    """The graph without the classes that cannot reach the frontier; itself when they are too few to matter.
+    """The graph without the classes that cannot reach the frontier; itself if they are too few to matter.
 
-    None when nothing can.
+    None if no class can reach it.
     """
     known = around.settings.with_rivals(around.sources)
     if not len(known):
@@ -224,7 +226,7 @@ def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: Conditioned) -
     masks = {v: kept[v].copy() for v in range(len(reduced.domains))}
     for f, same in bounded.split.copies.items():
         for t in same:
-            # All copies stand for one operator: a class that one of them cannot use is of no use.
+            # All copies stand for one operator, so a class that one of them cannot use is useless.
             masks[f] &= kept[t]
     if not all(mask.any() for mask in masks.values()):
         return None
@@ -234,12 +236,12 @@ def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: Conditioned) -
 
 
 def _cutset(reduced: ReducedGraph, order: Order) -> tuple[int, ...]:
-    """Operators without which the search takes milliseconds, those of ``order`` among them."""
+    """Operators whose removal makes the search take milliseconds, including those of ``order``."""
     return tuple(sorted({*greedy_order(reduced, 0.1, FINE_TABLE).fixed, *order.fixed}))
 
 
 def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[Classes]:
-    """What the vertices of the tied graphs' hulls choose, of the finest affordable graph first."""
+    """Classes that the hull vertices of the tied graphs choose, starting with the finest affordable graph."""
     found: list[Classes] = []
     for colour in colourings(reduced):
         tied = tie(reduced, colour)
@@ -255,7 +257,8 @@ def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[Classes]:
 
 
 def _groups(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Neighbourhoods: look-alikes, of every degree of likeness, coarse ones first; then runs of operators."""
+    """Neighbourhoods: look-alikes at every degree of likeness, coarse ones first, followed by runs of
+    operators."""
     found: dict[tuple[int, ...], None] = {}
     for colour in colourings(reduced):
         for c in dict.fromkeys(colour[list(fixed)].tolist()):

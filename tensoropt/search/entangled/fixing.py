@@ -1,11 +1,11 @@
-"""Heuristic elimination with a certificate: operators that are fixed, and what that can cost.
+"""Heuristic elimination with a certificate: operators that are fixed, and the cost that this can have.
 
-An operator with too many entangled neighbours is *split*: every one of its edges gets a copy of it with its
-own choice. The copies may disagree, so the split graph is a relaxation and its hull bounds every strategy.
-In ``shared`` each copy pays its share of the operator's cost, or the original alone would pay and choose the
-cheapest (cost shifting: Choi, Chavira and Darwiche, "Node splitting", UAI 2007). Making all copies choose one
-given class turns ``reduced`` into the conditioned graph, whose strategies are real. (Rina Dechter's cutset
-conditioning; mini-buckets for the bound.)
+An operator with too many entangled neighbours is *split*: each of its edges gets a copy of it with its own
+choice. The copies may disagree, so the split graph is a relaxation and its hull bounds every strategy. In
+``shared`` each copy pays its share of the operator's cost, because otherwise the original alone would pay and
+choose the cheapest (cost shifting: Choi, Chavira and Darwiche, "Node splitting", UAI 2007). Making all copies
+choose one given class turns ``reduced`` into the conditioned graph, whose strategies are real. (Rina
+Dechter's cutset conditioning; mini-buckets for the bound.)
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tensoropt.types import Floats, Indices
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Split:
-    """The split graph; ``copies[f]``: the variables (f itself first) that stand for fixed operator f.
+    """The split graph; ``copies[f]``: the variables (f itself first) that stand for the fixed operator f.
 
-    ``reduced``: f pays and its copies are free. ``shared``: each pays an equal share, which bounds better.
-    ``order`` removes the copies, then the operators in the order that led here; it fixes nothing.
+    ``reduced``: f pays and its copies are free. ``shared``: each pays an equal share, which gives better
+    bounds. ``order`` removes the copies, then the operators in the order that led here; it fixes nothing.
     """
 
     reduced: ReducedGraph
@@ -34,7 +34,7 @@ class Split:
 
 
 def split(reduced: ReducedGraph, order: Order) -> Split:
-    """Give every edge of an operator that ``order`` fixes its own copy of it."""
+    """Give every edge of an operator that ``order`` fixes a separate copy of it."""
     fixed = order.fixed
     leaves = list(reduced.leaves)
     domains, node_leaf = list(reduced.domains), list(reduced.node_leaf)
@@ -61,7 +61,7 @@ def split(reduced: ReducedGraph, order: Order) -> Split:
     paid = replace(
         reduced, leaves=tuple(leaves), domains=tuple(domains), node_leaf=tuple(node_leaf), edges=edges
     )
-    # Every copy has one edge, so that removing copies first is cheap and never joins two operators.
+    # Every copy has one edge, so removing copies first is cheap and never joins two operators.
     added = tuple(range(len(reduced.domains), len(domains)))
     whole = {f: tuple(t) or (f,) for f, t in copies.items()}
     return Split(
@@ -72,7 +72,7 @@ def split(reduced: ReducedGraph, order: Order) -> Split:
 def _shared(reduced: ReducedGraph, copies: dict[int, tuple[int, ...]]) -> ReducedGraph:
     """The split graph with every fixed operator's cost shared among its copies, on the same grid.
 
-    Every copy has a leaf of its own.
+    Every copy has a separate leaf.
     """
     leaves, node_leaf = list(reduced.leaves), list(reduced.node_leaf)
     for f, same in copies.items():
@@ -80,7 +80,7 @@ def _shared(reduced: ReducedGraph, copies: dict[int, tuple[int, ...]]) -> Reduce
         memory = _share(leaf.memory, len(same), reduced.memory_grid)
         time = _share(leaf.time, len(same), reduced.time_grid)
         rest = len(same) - 1
-        for t in same:  # a leaf of its own, so that each copy can have its own multipliers
+        for t in same:  # a separate leaf, so that each copy can have its own multipliers
             m, s = (leaf.memory - rest * memory, leaf.time - rest * time) if t == f else (memory, time)
             leaves.append(replace(leaf, memory=m, time=s))
             node_leaf[t] = len(leaves) - 1
@@ -88,15 +88,15 @@ def _shared(reduced: ReducedGraph, copies: dict[int, tuple[int, ...]]) -> Reduce
 
 
 def _share(costs: Floats, parts: int, grid: float) -> Floats:
-    # Rounded down onto the grid: the rest, which the operator itself pays, is then on it and not negative,
-    # and the shares add up exactly.
+    # Rounded down onto the grid: the rest, which the operator itself pays, is then on the grid and not
+    # negative, and the shares add up exactly.
     return np.floor(costs / parts / grid) * grid
 
 
 def condition(
     reduced: ReducedGraph, copies: dict[int, tuple[int, ...]], classes: dict[int, int]
 ) -> ReducedGraph:
-    """A split graph with fixed operators f, and all their ``copies``, at class ``classes[f]``."""
+    """A split graph with fixed operators f, and all their ``copies``, set to class ``classes[f]``."""
     kept = {}
     for f, chosen in classes.items():
         mask = np.zeros(reduced.domains[f], bool)
@@ -108,10 +108,10 @@ def condition(
 def preferred_classes(
     relaxed: Split, operators: tuple[int, ...], picks: tuple[Indices, ...]
 ) -> list[dict[int, int]]:
-    """Classes of some operators worth trying: what their copies prefer in the relaxed strategies.
+    """Classes of some operators worth trying: those that their copies prefer in the relaxed strategies.
 
-    Per pick every operator takes the class that most of its copies chose; further ones take the choice of
-    single copies.
+    In each pick, every operator takes the class that most of its copies chose; further results take the
+    choice of single copies.
     """
     found: dict[tuple[int, ...], None] = {}
     copies = [relaxed.copies.get(v, (v,)) for v in operators]

@@ -1,9 +1,10 @@
 """Lagrange multipliers that make the copies of a split operator agree: a tighter relaxation.
 
-Every copy t of a fixed operator f pays, beside its share of f's cost, a multiplier u(t, c) for class c; those
-of all copies of f sum to zero, so a strategy in which they agree costs what it did, and any multipliers give
-a bound. Better ones come by subgradient steps of Polyak's length (Lagrangian decomposition: Guignard and Kim
-1987; Held, Wolfe and Crowder 1974), for each line of the hull on its own, all lines in one pass.
+Every copy t of a fixed operator f pays, in addition to its share of f's cost, a multiplier u(t, c) for class
+c. The multipliers of all copies of f sum to zero, so a strategy in which they agree costs the same as before,
+and any multipliers give a bound. Subgradient steps with Polyak's length improve them (Lagrangian
+decomposition: Guignard and Kim 1987; Held, Wolfe and Crowder 1974), for each line of the hull separately, all
+lines in one pass.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from tensoropt.search.scalar import descend, leaf_values, pass_up
 from tensoropt.types import Floats, Indices
 
 STEPS = 120
-"""Subgradient steps; an assumption."""
+"""The number of subgradient steps; an assumption."""
 STALE_STEPS = 8
-"""After so many steps without a better bound a line's step length is halved (Held, Wolfe and Crowder 1974 do
-so as well; the number is an assumption)."""
+"""After this many steps without a better bound, a line's step length is halved (as in Held, Wolfe and Crowder
+1974; the number is an assumption)."""
 
 
 def tighten(bounded: Relaxation, known: Points) -> Relaxation:
@@ -62,14 +63,14 @@ def tighten(bounded: Relaxation, known: Points) -> Relaxation:
     table = free
     table[where.rows] += best_multiplier
     pass_up(*index, table)
-    # Multipliers are on no grid, so that sums with them round; the slack counts them as well.
+    # Multipliers are not on a grid, so sums with them round; the slack accounts for them as well.
     value = table[root] - SLACK * (np.abs(table[root]) + np.abs(best_multiplier).sum(axis=0))
     hull = replace(bounded.hull, value=value)
     return replace(bounded, search=bounded.search.tightened(hull, table), hull=hull)
 
 
 class _Copies:
-    """The copies of all fixed operators: where their classes stand among the entries of the leaves."""
+    """The copies of all fixed operators: the positions of their classes among the entries of the leaves."""
 
     def __init__(self, bounded: Relaxation) -> None:
         reduced, program = bounded.program.reduced, bounded.program
@@ -86,7 +87,7 @@ class _Copies:
         self.entries = at
 
     def disagreement(self, entry: Indices) -> Floats:
-        """(rows, W) per copy and class: whether the copy chose it, less the share of the copies that did."""
+        """(rows, W) per copy and class: whether the copy chose it, minus the share of the copies that did."""
         out = np.zeros((self.entries, entry.shape[1]))
         for same, at, size in self.groups:
             chosen = entry[same][:, None, :] == np.arange(size)[None, :, None]  # (copies, classes, W)

@@ -1,4 +1,4 @@
-"""What splitting the fixed operators bounds: the relaxation's hull, and the least memory of any strategy."""
+"""Bounds from splitting the fixed operators: the relaxation's hull, and the least memory of any strategy."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ log = logging.getLogger(__name__)
 
 Solver = Callable[[ReducedGraph, Order], SearchResult | None]
 
-# Assumptions, made for a search of seconds to a minute on a few cores; none of them affects what a
-# result claims, only how much is tried before it says "heuristic".
+# Assumptions, made for a search of seconds to a minute on a few cores; none of them affects what a result
+# claims, only how much is tried before it says "heuristic".
 LARGEST_PROGRAM = 16_000_000
-"""Table entries of an exact search: 1.5 GB at ``program.BYTES_PER_ENTRY``."""
+"""The most table entries of an exact search: 1.5 GB at ``program.BYTES_PER_ENTRY``."""
 LARGEST_RELAXED = 300_000
-"""Table entries of a relaxation. Its tables only bound, which small ones do nearly as well as large ones."""
+"""The most table entries of a relaxation. Its tables only give bounds, for which small ones are nearly as
+good."""
 LARGEST_WORK = 4_000_000_000
-"""Pairs of entries that one pass may visit."""
+"""The most pairs of entries that one pass may visit."""
 FEASIBILITY_CHECKS = 200
-"""Partial assignments looked at before the search for any possible strategy gives up."""
+"""The number of partial assignments examined before the search for any possible strategy gives up."""
 CLOSE = 1e-4
 """A least memory bounded this closely (relative) is worth only a hundredth of :data:`LEANEST_WORK`."""
 LEANEST_CHECKS = 400
 LEANEST_WORK = 200_000_000
-"""Scalar problems, and pairs of entries, spent on proving the least memory of any strategy."""
+"""The scalar problems, and pairs of entries, spent on proving the least memory of any strategy."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -56,7 +57,7 @@ class Relaxation:
 def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
     """The relaxation in which every edge of an operator that ``order`` fixes chooses for itself.
 
-    None when not even that leaves a strategy.
+    None if not even this leaves a strategy.
     """
     relaxed = split(reduced, order)
     program = build_program(relaxed.shared, relaxed.order)
@@ -68,10 +69,10 @@ def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
 def affordable_order(reduced: ReducedGraph) -> Order:
     """An order whose tables together fit; operators are fixed until they do.
 
-    Once operators have to be fixed the tables only bound, which smaller ones do nearly as well.
+    Once operators have to be fixed, the tables only give bounds, for which smaller ones are nearly as good.
     """
     # The growth of 0.1 is an assumption: tables that have absorbed ten others count double. It decides the
-    # order and so the work, never what a result claims.
+    # order and thus the work, never what a result claims.
     order = greedy_order(reduced, 0.1)
     while True:
         most = LARGEST_RELAXED if order.fixed else LARGEST_PROGRAM
@@ -86,8 +87,8 @@ def affordable_order(reduced: ReducedGraph) -> Order:
 
 
 def unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
-    """The hull of the unsplit graph, where another order solves its scalar problems without fixing anything;
-    None where no order does within :data:`LARGEST_PROGRAM`.
+    """The hull of the unsplit graph, if another order solves its scalar problems without fixing anything;
+    None if no order does so within :data:`LARGEST_PROGRAM`.
     """
     order = greedy_order(reduced, 0.1)
     if order.fixed or order.total > max(LARGEST_PROGRAM, fixed.total):
@@ -99,14 +100,15 @@ def unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
 def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull:
     """The hull with its first line at the least memory of any strategy, by branch and bound.
 
-    Branches on the class of one fixed operator after the other; the relaxation bounds. A leaner strategy
-    than ``sources`` have is added to them. After ``LEANEST_CHECKS`` scalar problems, or ``LEANEST_WORK``
-    pairs of entries (a hundredth where little is left to prove), the least bound still open is taken.
+    It branches on the class of one fixed operator after another; the relaxation gives the bounds. A leaner
+    strategy than those of ``sources`` is added to them. After ``LEANEST_CHECKS`` scalar problems, or
+    ``LEANEST_WORK`` pairs of entries (a hundredth if little is left to prove), the least bound that is still
+    open is used.
     """
     fixed = sorted(relaxed.copies)
     least = min(float(s.memory.min(initial=math.inf)) for s in sources)
     unit = _unit([leaf.memory for leaf in relaxed.reduced.leaves], relaxed.reduced.memory_grid)
-    # Memory of any strategy is a multiple of the unit, so that a bound may be rounded up to one.
+    # The memory of any strategy is a multiple of the unit, so a bound may be rounded up to one.
     root = math.ceil(float(hull.value[0] / hull.weight_m[0]) / unit) * unit
     waiting: list[tuple[float, int, tuple[int, ...]]] = [(root, 0, ())]
     checks = work = 0
@@ -117,8 +119,8 @@ def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull
         for c in range(relaxed.reduced.domains[f]):
             classes = {**dict(zip(fixed, chosen, strict=False)), f: c}
             complete = len(classes) == len(fixed)
-            # With all operators set the copies agree and costs are real; before that the shared costs bound
-            # better.
+            # Once all operators are set, the copies agree and costs are real; before that, the shared costs
+            # give better bounds.
             reduced = condition(relaxed.reduced if complete else relaxed.shared, relaxed.copies, classes)
             program = build_program(reduced, relaxed.order)
             search = HullSearch(program, flatten(program))
@@ -142,7 +144,7 @@ def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull
 
 
 def _unit(costs: list[Floats], grid: float) -> float:
-    """The largest power of two, at least ``grid``, of which all ``costs`` are multiples: one byte, say."""
+    """Largest power of two, at least ``grid``, of which all ``costs`` are multiples: for example one byte."""
     together = np.concatenate(costs) / grid
     # The lowest set bit of all costs together, in steps of the grid.
     whole = np.bitwise_or.reduce(together[together > 0].astype(np.int64), initial=0)
@@ -150,7 +152,7 @@ def _unit(costs: list[Floats], grid: float) -> float:
 
 
 def possible(relaxed: Split) -> dict[int, int] | None:
-    """Depth first, some assignment with which a strategy exists; None when there is none."""
+    """An assignment for which a strategy exists, searched depth first; None if there is none."""
     fixed = sorted(relaxed.copies)
     checks = 0
 
@@ -200,7 +202,7 @@ def every_assignment(relaxed: Split, solver: Solver) -> tuple[list[Source], bool
 def heuristic(
     reduced: ReducedGraph, order: Order, bounded: Relaxation, sources: list[Source], tried: int
 ) -> SearchResult:
-    """What is known after ``tried`` assignments of the operators that ``order`` fixes, and what bounds it."""
+    """The result after ``tried`` assignments of the operators that ``order`` fixes, with its bounds."""
     hull = unsplit_hull(reduced, order) or with_least_memory(bounded.split, bounded.hull, sources)
     names = ", ".join(repr(reduced.graph.names[f]) for f in order.fixed[:5])
     more = f" and {len(order.fixed) - 5} more" if len(order.fixed) > 5 else ""

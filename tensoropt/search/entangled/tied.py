@@ -2,10 +2,10 @@
 
 Repeated blocks that share operators (the steps of a recurrent network share its weights) are too entangled
 for exact elimination, yet a good strategy treats the repetitions alike. *Tying* operators that look alike, up
-to some distance, gives a far smaller graph, a restriction of the given one, whose hull is exact. What its
-strategies choose for the fixed operators is then tried with everything else free.
-Look-alikes are the colours of colour refinement (Weisfeiler and Leman 1968), which is how lifted inference
-finds interchangeable variables (Kersting, Ahmadi and Natarajan, "Counting belief propagation", UAI 2009).
+to some distance, gives a far smaller graph, a restriction of the given one, whose hull is exact. The choices
+of its strategies for the fixed operators are then tried with everything else free. Look-alikes are the
+colours of colour refinement (Weisfeiler and Leman 1968), which is how lifted inference finds interchangeable
+variables (Kersting, Ahmadi and Natarajan, "Counting belief propagation", UAI 2009).
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from tensoropt.types import Indices
 
 
 def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
-    """(operators,) colours 0..n-1, from coarse (equal costs) to fine (equal surroundings); at least two."""
+    """(operators,) colours 0..n-1, from coarse (equal costs) to fine (equal surroundings); at least two
+    colours."""
     colour = _numbered(list(reduced.node_leaf))
     around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in reduced.domains]
     for e in reduced.edges:
-        # An edge counts by its table, its maps and its end: source and target are not alike.
+        # An edge counts by its table, its maps and its end, because source and target are not alike.
         around[e.source].append((e.leaf, id(e.rows), id(e.cols), 0, e.target))
         around[e.target].append((e.leaf, id(e.rows), id(e.cols), 1, e.source))
     while True:
@@ -38,7 +39,7 @@ def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
                 for v, mine in enumerate(around)
             ]
         )
-        # No class was split, and refinement never joins any, so that it has come to its end.
+        # No class was split, and refinement never joins any, so it is finished.
         if finer.max(initial=0) == colour.max(initial=0):
             return
         colour = finer
@@ -50,9 +51,9 @@ def _numbered(keys: list[object]) -> Indices:
 
 
 def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
-    """The graph in which operators of one colour are one: their costs, and those of like edges, add up.
+    """The graph in which the operators of one colour are one: their costs, and those of like edges, add up.
 
-    Its variables are the colours, and one of a single class for edges between operators of one colour.
+    Its variables are the colours, and one with a single class for edges between operators of one colour.
     """
     leaves = list(reduced.leaves)
     scaled: dict[tuple[int, int], int] = {}
@@ -79,8 +80,8 @@ def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
     edges = []
     for (leaf, source, target, *_), alike in counts.items():
         e = replace(alike[0], source=source, target=target, leaf=times(leaf, len(alike)))
-        # Operators of one colour choose alike: only the diagonal of their edge remains, a cost of the colour
-        # alone.
+        # Operators of one colour choose alike: only the diagonal of their edge remains, which is a cost of
+        # the colour alone.
         if source == target:
             size = e.height * e.width
             rows = e.rows * e.width + e.cols

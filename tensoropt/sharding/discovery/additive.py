@@ -1,6 +1,7 @@
-"""Whether an operator's backward adds up: of a sum of gradients it gives the sum of what it gives for each.
+"""Whether an operator's backward is additive: for a sum of gradients it gives the sum of its results for
+each.
 
-Autograd's own always does. A backward of a user's own may clip or normalise what it is given; gradients of
+Autograd's own backward always is. A user's own backward may clip or normalise its gradients; gradients of
 micro-batches, or of parts of a batch, then have to be added before it.
 """
 
@@ -16,11 +17,11 @@ from tensoropt.ops.registry import bind
 from tensoropt.sharding.discovery.probe_operators import ProbeOperator
 
 TOLERANCE = 1e-4
-"""Relative to the largest value; an assumption, as in the search for splits."""
+"""Tolerance relative to the largest value; an assumption, as in the search for splits."""
 
 
 def adds_up(probe: ProbeOperator, scales: Sequence[float]) -> bool:
-    """Whether it does, for random gradients of several sizes; False where its backward fails."""
+    """Whether the backward is additive for random gradients of several sizes; False if it fails."""
     values = probe.values(0)
     generator = torch.Generator().manual_seed(0)
     made = probe.run(values)
@@ -45,7 +46,7 @@ def adds_up(probe: ProbeOperator, scales: Sequence[float]) -> bool:
 def _backward(
     probe: ProbeOperator, values: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Gradients of the operands that have one, for gradients of the results."""
+    """The gradients of the operands that have one, given gradients of the results."""
     tensors = probe.graph.tensors
     leaves = {n: v.detach().requires_grad_(tensors[n].requires_grad) for n, v in values.items()}
     call = LocalCall(probe.op.target, probe.op.args, probe.op.kwargs, probe.op.name)

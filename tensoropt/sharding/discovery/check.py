@@ -1,11 +1,11 @@
-"""The rule checker: run one operator whole and in pieces, and see whether the pieces recombine.
+"""The rule checker: it runs an operator whole and in pieces, and checks whether the pieces recombine.
 
-A rule claims how every operand lies on a mesh axis for each of its choices, forward and backward. The
-claim is tested as it will be used: operands are cut (or made into summands) by their placements, every
-rank runs the call that :func:`tensoropt.ops.localise.localise` gives it, outputs and input gradients
-are put together by *their* placements, and the result must be that of the whole operator. Kernels that
-communicate run on one thread per rank, and what they send must be what they declared, because that is
-what is priced.
+A rule claims how every operand is placed on a mesh axis for each of its choices, forward and backward. The
+claim is tested in the way it will be used: operands are cut (or turned into summands) according to their
+placements, every rank runs the call that :func:`tensoropt.ops.localise.localise` gives it, outputs and input
+gradients are reassembled according to *their* placements, and the result must equal that of the whole
+operator. Kernels that communicate run on one thread per rank, and what they send must be what they declared,
+because that is what is priced.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _TOLERANCE = {
     torch.bfloat16: 4e-2,
     torch.float16: 4e-3,
 }
-"""Relative errors that count as rounding. The numbers are assumptions: far above a type's precision, as sums
-of pieces round in another order, and far below what a wrong claim gives."""
+"""Relative errors that count as rounding. The numbers are assumptions: far above a type's precision, because
+sums of pieces round in another order, and far below what a wrong claim gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A claim of a rule that does not hold.
+    """A rule's claim that does not hold.
 
     Attributes:
         choices, mesh: how the operator was split.
-        tensor: the output, or the operand whose gradient is wrong; "" for the operator as a whole.
+        tensor: the output, or the operand with a wrong gradient; "" for the operator as a whole.
         kind: ``value``, ``gradient``, ``shape``, ``collectives`` or ``error``.
-        detail: what was found.
+        detail: what went wrong.
     """
 
     operator: str
@@ -77,7 +77,7 @@ class _Wrong(Exception):  # noqa: N818 - carries a finding, never escapes this m
 
 @dataclass(frozen=True)
 class _Run:
-    """What one rank (or the whole operator) gave: outputs by name, gradients by operand name."""
+    """The results of one rank (or of the whole operator): outputs by name, gradients by operand name."""
 
     outputs: Tensors
     gradients: Tensors
@@ -91,11 +91,12 @@ def check_choices(
     seed: int = 0,
     scale: float = 1.0,
 ) -> Mismatch | None:
-    """Whether splitting ``op`` gives what the whole operator gives: None, else the first claim that fails.
+    """Check that splitting ``op`` gives the same as the whole operator; return None, or the first claim that
+    fails.
 
     Args:
-        scale: of operands and of the outputs' gradients; an operator with limits of its own (a backward that
-            clips) does other things with large ones.
+        scale: the scale of operands and of the outputs' gradients; an operator with thresholds (a backward
+            that clips) behaves differently for large ones.
     """
     try:
         _check(op, atoms, choices, mesh, seed, scale)
@@ -128,12 +129,12 @@ def _check(
                 spread[at][name] = piece
         return spread
 
-    # Operands lie by forward placements and gradients of outputs by gradient placements: a claim has both
+    # Operands have forward placements and gradients of outputs have gradient placements: a claim has both
     # halves, and each is tested with the pieces that the executor would have.
     inputs = spread(values, {n: forward_placements(layout) for n, layout in reads.items()})
     incoming = spread(gradients, {n: gradient_placements(layout) for n, layout in writes.items()})
     runs = _run_ranks(op, atoms, choices, mesh, inputs, incoming)
-    # The coarsest type among inputs and outputs decides how much rounding there is.
+    # The coarsest type among inputs and outputs determines the amount of rounding.
     tolerance = max([_TOLERANCE.get(v.dtype, 0.0) for v in (*values.values(), *whole.outputs.values())])
 
     def compare(kind: str, name: str, value: torch.Tensor, layout: Layout) -> None:
@@ -144,7 +145,7 @@ def _check(
 
     for name, value in whole.outputs.items():
         if not _is_read(atoms.graph, name):
-            continue  # nothing depends on how it lies: bookkeeping of the operator's own backward
+            continue  # nothing depends on its placement: it is for the operator's own backward
         compare("value", name, value, forward_placements(writes[name]))
     for name, value in whole.gradients.items():
         compare("gradient", name, value, gradient_placements(reads[name]))
@@ -156,17 +157,17 @@ def _check(
 def _whole(
     op: Operator, atoms: AtomGraph, generator: torch.Generator, axes: int, scale: float
 ) -> tuple[Tensors, _Run, Tensors]:
-    """Inputs, the whole operator's run on them, and the gradient given to each of its outputs."""
+    """The inputs, the whole operator's run on them, and the gradient given to each of its outputs."""
     graph = atoms.graph
     split = OperatorShard(op, atoms, (NONE,) * axes, (1,) * axes, (0,) * axes)
     local = localise(split)
     random = local.is_kernel and (spec_of(op.target).random or draws_numbers(op))
     # PyTorch's own call of a random operator would draw other numbers than the pieces, whose kernels draw by
-    # position; everything else is compared with PyTorch's own.
+    # position; everything else is compared with PyTorch's own call.
     call = local if random else LocalCall(op.target, op.args, op.kwargs, op.name)
     values: Tensors = {}
     error: Exception | None = None
-    for exact in (True, False):  # some calls exist in the graph's own precision only
+    for exact in (True, False):  # some calls exist only in the graph's own precision
         values = sample_inputs(op, graph, generator, exact=exact)
         if scale != 1.0:
             values = {
@@ -223,7 +224,7 @@ def _execute(
     found: Tensors = {}
     if wanted and given:
         if isinstance(context, ThreadedRanks.Context):
-            # All that this rank's kernels send from now on, they send in backward.
+            # Everything that this rank's kernels send from now on belongs to backward.
             context.backward = True
         for name in given:
             if gradients[name].shape != outputs[name].shape:
@@ -240,8 +241,8 @@ def _execute(
             for (n, leaf), g in zip(wanted.items(), results, strict=True)
         }
     elif wanted and gradients:
-        # The outputs depend on no operand in a differentiable way: the gradients are zeros, on the pieces as
-        # well.
+        # The outputs do not depend differentiably on any operand: the gradients are zeros, also on the
+        # pieces.
         found = {n: torch.zeros_like(leaf) for n, leaf in wanted.items()}
     return _Run({n: v.detach() for n, v in outputs.items()}, found)
 
@@ -262,7 +263,7 @@ def _run_ranks(
         return _execute(op, atoms.graph, calls[at], inputs[at], incoming[at], context)
 
     try:
-        # Only kernels communicate; other calls need no neighbour and run one after the other.
+        # Only kernels communicate; other calls need no neighbour and run one after another.
         runs = ranks.run(work, parallel=any(call.is_kernel for call in calls.values()))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise _Wrong("error", "", f"{type(error).__name__}: {error}") from error
@@ -271,7 +272,7 @@ def _run_ranks(
     )
     for at, call in calls.items():
         declared = Counter(_declared(c) for c in call.collectives)
-        # Sums over micro-batches are taken in time, by the engine, and sent by nobody.
+        # The engine takes sums over micro-batches in time, and nothing is sent for them.
         sent = Counter(s.described(element) for s in ranks.sent[at] if s.axes != (MICRO_AXIS,))
         if sent != declared:
             raise _Wrong("collectives", "", f"sends {dict(sent)}, declares {dict(declared)}")

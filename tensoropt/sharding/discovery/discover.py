@@ -1,16 +1,16 @@
-"""Discovery: how an operator splits that nobody wrote a rule for, found by running it.
+"""Discovery: how an operator without a rule splits, determined by running it.
 
-A probe of the operator on small random tensors is run whole and in pieces. A way to cut its operands is
-kept when the pieces' outputs recombine (concatenation, sum, mean, or each equal to the whole), and when
-the rule checker (:mod:`tensoropt.sharding.discovery.check`) finds outputs *and* gradients right: on several
-shapes and seeds, in two parts and in single elements (so that any atom of a loop may be cut), and two loops
-at a time. Operators that draw random numbers, keep a state or write to their operands are refused.
+A probe of the operator on small random tensors is run whole and in pieces. A way to cut its operands is kept
+if the pieces' outputs recombine (concatenation, sum, mean, or each equal to the whole), and if the rule
+checker (:mod:`tensoropt.sharding.discovery.check`) confirms outputs *and* gradients: on several shapes and
+seeds, in two parts and in single elements (so that any atom of a loop may be cut), and for two loops at a
+time. Operators that draw random numbers, keep a state or write to their operands are refused.
 
-What was found is kept in a store, by the operator's signature; what comes from a store is checked again
-before it is used, because the operator's code may have changed since.
+The findings are kept in a store, under the operator's signature; findings from a store are checked once more
+before they are used, because the operator's code may have changed since.
 
-An operator of a user's own may hang or crash: it is tried in a fork of this process, which may be lost. That
-is kept too, and not tried again until the store forgets it.
+A user's own operator may hang or crash: it is tried in a fork of this process, which may be lost. That is
+recorded too, and not tried a second time until the store forgets it.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from tensoropt.sharding.discovery.check import check_choices
 from tensoropt.sharding.discovery.probe_operators import ProbeOperator, probes_of, value_matters
 
 VERSION = 2
-"""Part of every key; raised when the way of searching changes."""
+"""A part of every key; increased when the search method changes."""
 MOST_TIES = 64
-"""Ways to cut a dim together with dims of other operands that are tried. The number is an assumption: it only
-keeps operators with many operands of equal dims from taking for ever."""
+"""The most ways to cut a dim together with dims of other operands that are tried. The number is an
+assumption: it only keeps operators with many operands of equal dims from taking forever."""
 TRIAL_S = 60.0
-"""Seconds that all runs of an operator of a user's own may take; most are done in a fraction of one."""
+"""The seconds that all runs of a user's own operator may take; most finish in a fraction of one."""
 SCALES = (1.0, 1e-3, 1e3)
-"""Sizes of operands and gradients that an operator of a user's own is tried with: what clips, rounds or
-normalises shows at one of them, or is taken not to. The numbers are an assumption."""
+"""The scales of operands and gradients at which a user's own operator is tried: clipping, rounding or
+normalising shows at one of them, or is assumed absent. The numbers are an assumption."""
 SUM, WHOLE, MEAN = -1, -2, -3
-"""What becomes of an output that the loop does not index: parts add up, are equal, or average."""
+"""The treatment of an output that the loop does not index: parts add up, are equal, or are averaged."""
 _KINDS = {SUM: "sum", WHOLE: "whole", MEAN: "mean"}
 LOST = "lost"
-"""In a record: why the operator could not be tried."""
+"""The field of a record with the reason why the operator could not be tried."""
 
 
 class Kept(Protocol):
-    """Where findings are kept between processes (the profile store is one)."""
+    """A place that keeps findings between processes (the profile store is one implementation)."""
 
     def get(self, key: str, kind: str) -> Any: ...
 
@@ -63,8 +63,8 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One loop: per distinct operand, in order of first use, the dim it cuts (None: none), and per output
-    the dim it is concatenated along, or SUM, WHOLE or MEAN."""
+    """One loop: for each distinct operand, in order of first use, the dim that it cuts (None: none), and for
+    each output the dim along which it is concatenated, or SUM, WHOLE or MEAN."""
 
     reads: tuple[int | None, ...]
     writes: tuple[int, ...]
@@ -76,15 +76,15 @@ class Split:
 
 @dataclass(frozen=True)
 class Discovery:
-    """What was found about one operator.
+    """The findings about one operator.
 
     Attributes:
-        splits: loops that may be split, each alone or with any other.
+        splits: loops that may be split, each alone or together with any other.
         linear: whether a partial sum may pass through.
-        additive: whether backward of a sum of gradients is the sum of their backwards, as it is of all that
-            autograd differentiates; a backward of a user's own may clip or normalise.
-        refused: why nothing was looked for, or "".
-        lost: whether that is because it hung or crashed when it was tried.
+        additive: whether the backward of a sum of gradients is the sum of their backwards, as for everything
+            that autograd differentiates; a user's own backward may clip or normalise.
+        refused: the reason why no search was made, or "".
+        lost: whether that is because the operator hung or crashed when it was tried.
     """
 
     splits: tuple[Split, ...] = ()
@@ -97,11 +97,11 @@ class Discovery:
         return self.refused or "; ".join(map(str, self.splits)) or "no split recombines"
 
     def to_record(self) -> dict[str, Any]:
-        """It as plain data for a store; refusals other than a lost operator are not kept."""
+        """Return the findings as plain data for a store; refusals other than a lost operator are not kept."""
         if self.lost:
             return {LOST: self.refused}
         splits = [[list(s.reads), list(s.writes)] for s in self.splits]
-        # Said where it is not so only: records of before say nothing.
+        # Recorded only if it is not additive: older records lack the field.
         return {"splits": splits, "linear": self.linear} | ({} if self.additive else {"additive": False})
 
     @classmethod
@@ -114,34 +114,34 @@ class Discovery:
 
 
 def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Discovery:
-    """How the operator splits; see the module.
+    """Return how the operator splits; see the module.
 
     Args:
-        kept: looked in first, written to afterwards.
+        kept: a store that is searched first and written to afterwards.
     """
     key = signature(op, graph)
     record = kept.get(key, kind="discovery") if kept is not None else None
     before = Discovery.from_record(record) if record is not None else None
     if not _is_defined(op):
-        # A saved graph names it; what was found when it was saved is all there is.
+        # A saved graph only names it; the findings from when it was saved are all there is.
         return before or Discovery(refused="it is the model's own, which is not loaded here", additive=False)
     refused = _refusal(op)
     if refused:
         return Discovery(refused=refused)
     if before is not None and before.lost:
         return before
-    # A fork is for operators of a user's own, which may hang or crash; PyTorch's own are trusted not to.
+    # The fork is for users' own operators, which may hang or crash; PyTorch's own are trusted not to.
     found = (_tried if _is_pytorchs(op) else _tried_apart)(op, graph, before)
     if found.refused and not _is_pytorchs(op):
-        found = replace(found, additive=False)  # not known, and a user's own may do anything
-    # Other refusals are found again at once, and what was lost may take all of TRIAL_S once more.
+        found = replace(found, additive=False)  # unknown: a user's own may do anything
+    # Other refusals are quickly repeated, but a lost operator may take all of TRIAL_S once more.
     if kept is not None and found != before and (found.lost or not found.refused):
         kept.put(key, found.to_record(), kind="discovery")
     return found
 
 
 def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
-    """What was found ``before``, if that still holds, or what is found now."""
+    """Return the findings ``before`` if they still hold, otherwise new findings."""
     probes = list(probes_of(op, graph))
     if not probes:
         return Discovery(refused="it does not run on small random tensors")
@@ -158,7 +158,8 @@ def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Disc
 
 
 def _fits(op: Operator, graph: OperatorGraph, split: Split) -> bool:
-    """Whether all dims of a loop are as long at the operator's own sizes, which no probe may have had."""
+    """Whether all dims of a loop have the same length at the operator's own sizes, which perhaps no probe
+    had."""
     read = zip(dict.fromkeys(op.inputs()), split.reads, strict=True)
     sizes = {graph.tensors[name].shape[dim] for name, dim in read if dim is not None}
     written = zip(op.outputs, split.writes, strict=True)
@@ -166,13 +167,13 @@ def _fits(op: Operator, graph: OperatorGraph, split: Split) -> bool:
 
 
 def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
-    """The same in a fork. A process that ran a backward beside a GPU cannot be forked for another one
-    (PyTorch's engine refuses): there the operator is tried in this process."""
+    """Like :func:`_tried`, but in a fork. A process that ran a backward on a GPU cannot be forked for another
+    one (PyTorch's engine refuses); in that case the operator is tried in this process."""
 
     def child() -> Discovery | None:
-        torch.set_num_threads(1)  # the threads of this process's OpenMP are not in its fork
+        torch.set_num_threads(1)  # this process's OpenMP threads do not exist in its fork
         try:
-            # The smallest backward there is: it raises where autograd's engine does not survive the fork.
+            # The smallest possible backward: it raises if autograd's engine does not survive the fork.
             torch.zeros((), requires_grad=True).exp().backward()
         except RuntimeError:
             return None
@@ -186,7 +187,7 @@ def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -
 
 
 def discovered_space(op: Operator, graph: OperatorGraph, found: Discovery) -> IndexSpace:
-    """The index space of an operator with these findings."""
+    """The index space of an operator, given these findings."""
     builder = Builder(op, graph)
     names = tuple(dict.fromkeys(op.inputs()))
     reads: list[list[Any]] = [[None] * len(graph.tensors[n].shape) for n in names]
@@ -216,7 +217,7 @@ def discovered_space(op: Operator, graph: OperatorGraph, found: Discovery) -> In
 
 
 def signature(op: Operator, graph: OperatorGraph) -> str:
-    """A key of the operator's call: its target, its arguments, what its operands look like."""
+    """A key of the operator's call: its target, its arguments, and the properties of its operands."""
     number: dict[str, int] = {}
 
     def named(name: str) -> str:
@@ -261,7 +262,7 @@ def _refusal(op: Operator) -> str:
 
 
 def _unsteady(probe: ProbeOperator) -> str:
-    """Why a probe's results cannot be relied on: they differ, say nothing, or an operand changes."""
+    """Reason why a probe's results are unreliable: they vary, carry no information, or an operand changes."""
     # Seeding must not change the numbers that the user's script draws afterwards.
     with torch.random.fork_rng(devices=[]):
         values = probe.values(0)
@@ -289,23 +290,23 @@ def _search(probes: Sequence[ProbeOperator]) -> Discovery:
     written: set[tuple[int, int]] = set()
     for operand, tensor in enumerate(first.operands):
         for dim in range(len(tensor.shape)):
-            # A dim belongs to one loop only, as it does in a rule.
+            # A dim belongs to only one loop, as in a rule.
             if (operand, dim) in taken or tensor.shape[dim] < 2:
                 continue
             for split in _candidates(first, operand, dim, taken):
                 cut = {(i, d) for i, d in enumerate(split.writes) if d >= 0}
-                # A dim of an output belongs to one loop only, too.
+                # A dim of an output also belongs to only one loop.
                 if cut & written:
                     continue
-                # Loops found before were checked when they were found; the new one is checked alone and with
-                # each of them.
+                # Earlier loops were checked when they were added; the new one is checked alone and with each
+                # of them.
                 if all(_holds(probe, (*found, split), False, first=len(found)) for probe in probes):
                     found.append(split)
                     written |= cut
                     taken.update((i, d) for i, d in enumerate(split.reads) if d is not None)
                     break
-    # A partial sum that passes a function's own backward is proven by a few samples only where nothing in it
-    # may depend on the size of a value.
+    # A few samples prove that a partial sum passes a function's own backward only if nothing in it may depend
+    # on the size of a value.
     linear = not first.op.target.startswith(f"{FUNCTIONS}.") and all(
         t.dtype in FLOATING for t in first.operands
     )
@@ -314,7 +315,8 @@ def _search(probes: Sequence[ProbeOperator]) -> Discovery:
 
 
 def _candidates(probe: ProbeOperator, operand: int, dim: int, taken: set[tuple[int, int]]) -> Iterator[Split]:
-    """Ways to cut the dim, with dims of other operands that are as long, whose outputs recombine."""
+    """Yield the ways to cut the dim, together with dims of other operands of equal length, whose outputs
+    recombine."""
     size = probe.operands[operand].shape[dim]
     choices: list[list[int | None]] = []
     for index, other in enumerate(probe.operands):
@@ -336,7 +338,7 @@ def _candidates(probe: ProbeOperator, operand: int, dim: int, taken: set[tuple[i
 def _pieces(
     probe: ProbeOperator, values: Mapping[str, torch.Tensor], reads: Iterable[int | None], size: int
 ) -> list[list[torch.Tensor]] | None:
-    # Equal pieces only: whether a dim may be cut unevenly is not asked.
+    # Equal pieces only: whether a dim may be cut unevenly is not tested.
     parts = next(p for p in range(2, size + 1) if size % p == 0)
     cut = {
         t.name: values[t.name].chunk(parts, d) if d is not None else [values[t.name]] * parts
@@ -346,7 +348,7 @@ def _pieces(
     for part in range(parts):
         try:
             results.append(probe.run({n: v[part].contiguous() for n, v in cut.items()}))
-        except Exception:  # an operator nobody knows may raise anything; then this is no way to cut it
+        except Exception:  # an unknown operator may raise anything; then this is no way to cut it
             return None
     return results if all(len(r) == len(probe.outputs) for r in results) else None
 
@@ -354,8 +356,8 @@ def _pieces(
 def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -> int | None:
     """The dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None.
 
-    A loop has one size: a dim of another size than the one cut (each row is repeated, say) is not the loop's,
-    although its pieces lie one behind the other.
+    A loop has one size: a dim whose size differs from that of the cut dim (for example because each row is
+    repeated) is not the loop's, although its pieces follow one another.
     """
     if len({p.shape for p in parts}) != 1:
         return None
@@ -369,7 +371,7 @@ def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -
         return WHOLE
     if whole.dtype == torch.bool:
         return None
-    # Whole comes before sum: parts that are all zero are both, and what is equal needs no collective.
+    # Whole comes before sum: parts that are all zero are both, and equal parts need no collective.
     total = torch.stack(list(parts)).sum(0).to(whole.dtype)
     if _equal(total, whole):
         return SUM
@@ -399,15 +401,15 @@ def _holds(
     first: int = 0,
     seeds: Sequence[int] = (1, 2),
 ) -> bool:
-    """Whether loops from ``first`` on are right on this probe, forward and backward: each alone, in few
-    parts and in single elements, and with every loop before it. Without gradients, values decide."""
+    """Whether loops from ``first`` on are right on this probe, forward and backward: each alone, in few parts
+    and in single elements, and with every loop before it. Without gradients, the values decide."""
     space = _separate(discovered_space(probe.op, probe.graph, Discovery(tuple(splits), linear)), probe)
     atoms = {t.name: tuple((s,) if s > 1 else () for s in t.shape) for t in probe.graph.tensors.values()}
     graph = AtomGraph(probe.graph, {probe.op.name: space}, atoms)
     tries: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((NONE, PARTIAL), (1, 2))] if linear else []
     for loop in range(first, len(splits)):
         size = space.dims[loop].size
-        # Axis 0 is the micro-batches, which these tries leave alone.
+        # Axis 0 is the micro-batch axis, which these tries leave alone.
         tries += [((NONE, loop), (1, parts)) for parts in {_smallest_factor(size), size}]
         tries += [
             ((NONE, loop, other), (1, _smallest_factor(size), _smallest_factor(space.dims[other].size)))
@@ -420,7 +422,7 @@ def _holds(
             for seed in seeds
             for scale in ((1.0,) if _is_pytorchs(probe.op) else SCALES)
         )
-    except Exception:  # the operator's own, on pieces it cannot take
+    except Exception:  # the operator's own, on pieces that it cannot handle
         return False
 
 
@@ -429,7 +431,7 @@ def _smallest_factor(size: int) -> int:
 
 
 def _separate(space: IndexSpace, probe: ProbeOperator) -> IndexSpace:
-    """The space with a loop that nothing splits for every dim that has none, as refined spaces are."""
+    """The space with an unsplittable loop for every dim that has none, as in refined spaces."""
     dims = list(space.dims)
 
     def operand(old: Operand) -> Operand:

@@ -1,4 +1,5 @@
-"""A tensor's pieces on all ranks of a mesh: cut by placements, and compared with the whole again."""
+"""A tensor's pieces on all ranks of a mesh: they are cut according to placements, and compared with the
+whole."""
 
 from __future__ import annotations
 
@@ -16,12 +17,11 @@ Coordinate = tuple[int, ...]
 def distribute(
     value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], generator: torch.Generator
 ) -> dict[Coordinate, torch.Tensor]:
-    """Every rank's piece of ``value``: slices where sharded, random summands where partial."""
+    """Every rank's piece of ``value``: slices where it is sharded, random summands where it is partial."""
     partial = [axis for axis, code in enumerate(placements) if code == PARTIAL and mesh[axis] > 1]
     members = list(itertools.product(*(range(mesh[axis]) for axis in partial)))
     summands = {m: _noise(value, generator) for m in members[1:]}
-    # Noise rather than zeros on the other ranks: a kernel that takes a partial sum for the whole is found
-    # out.
+    # Noise rather than zeros on the other ranks exposes a kernel that mistakes a partial sum for the whole.
     summands[members[0]] = value - sum(summands.values()) if summands else value
     ranks = itertools.product(*(range(size) for size in mesh))
     return {at: shard(summands[tuple(at[a] for a in partial)], atoms, placements, mesh, at) for at in ranks}
@@ -36,7 +36,7 @@ def _noise(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def shard(
     value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], at: Coordinate
 ) -> torch.Tensor:
-    """What the sharding axes leave of ``value`` at coordinate ``at``."""
+    """The part of ``value`` that the sharding axes leave at coordinate ``at``."""
     flat = value.reshape([size for dim in atoms for size in dim])
     for axis, code in enumerate(placements):
         if code >= 0:
@@ -54,7 +54,7 @@ def difference(
     mesh: Sequence[int],
     tolerance: float,
 ) -> tuple[str, str] | None:
-    """How the pieces fail to be ``whole``: (``shape`` or ``value``, what was found); None if they are.
+    """How the pieces differ from ``whole``: (``shape`` or ``value``, details); None if they do not.
 
     On every rank the piece, summed over the partial axes, must be its shard of ``whole``.
     """
@@ -73,7 +73,7 @@ def difference(
 
 def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     if expected.is_complex():
-        # Part by part, as infinities and NaN of complex numbers are.
+        # Part by part, because complex numbers may have infinities and NaN in either part.
         return found.is_complex() and _close(_parts(found), _parts(expected), tolerance)
     if found.is_complex():
         return False

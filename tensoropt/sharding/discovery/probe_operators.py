@@ -15,28 +15,28 @@ from tensoropt.ops.registry import bind
 from tensoropt.sharding.discovery.samples import sample_inputs
 
 PROBE_SIZES = (6, 8, 10, 12, 14, 18, 20)
-"""What the sizes of an operator become, smallest first: all even, so that they can be cut in two, and all
-different, so that a mix-up of dims shows."""
+"""The sizes that replace those of an operator, smallest first: all even, so that they can be cut in two, and
+all different, so that a mix-up of dims shows."""
 LARGEST_PROBE = 1 << 17
-"""Elements of an operand above which the operator is not run at its own sizes, for the time that would take;
-the number is an assumption."""
+"""The most elements of an operand for which the operator is run at its own sizes, to limit the time; the
+number is an assumption."""
 
 
 @dataclass(frozen=True)
 class ProbeOperator:
-    """The operator on small tensors: a graph of its own, of one operator."""
+    """The operator on small tensors: a separate graph with one operator."""
 
     op: Operator
     graph: OperatorGraph
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        """Its distinct operands in order of first use."""
+        """The distinct operands, in order of first use."""
         return tuple(self.graph.tensors[n] for n in dict.fromkeys(self.op.inputs()))
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """Its results."""
+        """The operator's results."""
         return tuple(self.graph.tensors[n] for n in self.op.outputs)
 
     def values(self, seed: int) -> dict[str, torch.Tensor]:
@@ -45,7 +45,7 @@ class ProbeOperator:
         return {name: value.to(_dtype(self.graph.tensors[name])) for name, value in values.items()}
 
     def run(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors that it gives for such operands, without gradients."""
+        """The tensors that the operator returns for such operands, without gradients."""
         return _call(self.op, values)
 
 
@@ -64,23 +64,23 @@ def _call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor
 
 
 def probes_of(op: Operator, graph: OperatorGraph) -> Iterator[ProbeOperator]:
-    """The operator at two sets of small sizes and, where its tensors are small, at its own."""
+    """The operator at two sets of small sizes and, if its tensors are small, at its own sizes."""
     names = tuple(dict.fromkeys(op.inputs()))
     tensors = [graph.tensors[n] for n in names]
     if not tensors:
         return
     sizes = sorted({size for t in tensors for size in t.shape if size > 1})
-    # Indices and masks are for the sizes they were made for.
+    # Indices and masks fit only the sizes that they were made for.
     bound = any(value_matters(t, graph.constants.get(t.name)) for t in tensors)
     maps: list[dict[int, int]] = []
-    # One size less than there are, as the second set starts one further on. Two sets, so that what is true at
-    # one set of sizes by chance is not kept.
+    # One size less than there are, because the second set starts one further on. Two sets, so that a
+    # coincidence at one set of sizes is not kept.
     if not bound and len(sizes) < len(PROBE_SIZES):
         maps = [dict(zip(sizes, PROBE_SIZES[start:], strict=False)) for start in (0, 1)]
     if all(t.elements <= LARGEST_PROBE for t in tensors):
         maps.append({})
     for sized in maps:
-        with suppress(Exception):  # sizes that belong together do not fit any others
+        with suppress(Exception):  # sizes that depend on each other do not fit any others
             yield _probe(op, graph, tensors, sized)
 
 
@@ -91,7 +91,7 @@ def _probe(
         t.name: replace(t, shape=tuple(sized.get(s, s) for s in t.shape), kind="input", key=None)
         for t in tensors
     }
-    # A constant's values have its own shape; at other sizes random ones take their place.
+    # A constant's values have its own shape; at other sizes random ones replace them.
     constants = {n: graph.constants[n] for n in small if n in graph.constants and not sized}
     draft = OperatorGraph(small, (), tuple(small), (), constants=constants)
     made = ProbeOperator(op, draft).run(ProbeOperator(op, draft).values(0))
@@ -107,5 +107,5 @@ def _probe(
 
 
 def value_matters(tensor: Tensor, value: Any) -> bool:
-    """Whether a constant's values decide what the operator does: indices and masks do."""
+    """Whether a constant's values determine what the operator does, as those of indices and masks do."""
     return value is not None and not value.is_meta and tensor.dtype not in FLOATING

@@ -1,4 +1,4 @@
-"""Random inputs on which an operator is well defined: indices in range, masks that hide no whole row."""
+"""Random inputs for which an operator is well defined: indices in range, masks that hide no whole row."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tensoropt.ops.registry import samples_of
 def sample_inputs(
     op: Operator, graph: OperatorGraph, generator: torch.Generator, *, exact: bool = True
 ) -> dict[str, torch.Tensor]:
-    """A value for every tensor the operator reads; constants keep theirs.
+    """A value for every tensor that the operator reads; constants keep theirs.
 
     Args:
-        exact: floating values in float64 instead of the graph's own precision.
+        exact: use float64 for floating-point values instead of the graph's own precision.
     """
     samples = samples_of(op.target)
     limits: dict[str, tuple[int, int]] = {}
@@ -28,13 +28,13 @@ def sample_inputs(
         if constant is not None and not constant.is_meta:
             value = constant.expand(tensor.shape).clone()
         elif tensor.dtype == "bool":
-            # Masks show both values; that most are True is an assumption after attention masks.
+            # Masks contain both values; that most are True is an assumption based on attention masks.
             value = torch.rand(tensor.shape, generator=generator) < 0.7
             if tensor.shape:
-                value[..., 0] = True  # a row of a mask that hides everything gives NaN
+                value[..., 0] = True  # a row that a mask hides completely gives NaN
         elif tensor.dtype in FLOATING:
             value = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
-            # Off both ends of (0, 1), where logarithms and quotients are steep.
+            # Away from both ends of (0, 1), where logarithms and quotients are steep.
             value = value * 0.8 + 0.1 if samples.positive else _normal(tensor.shape, generator)
         elif tensor.dtype.startswith("complex"):
             value = torch.complex(_normal(tensor.shape, generator), _normal(tensor.shape, generator))
@@ -54,7 +54,7 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 
 def _row_ends(like: torch.Tensor, rows: int, generator: torch.Generator) -> torch.Tensor:
-    """Where each group's rows end: unequal groups, one of them empty, all rows used."""
+    """The end of each group's rows: unequal groups, one of them empty, with all rows used."""
     ends = torch.randint(0, rows + 1, like.shape, generator=generator).sort().values
     ends[-1] = rows  # operators leave rows after the last group undefined
     if len(ends) > 2:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One collective a kernel issued."""
+    """One collective that a kernel issued."""
 
     axes: tuple[int, ...]
     elements: int
@@ -23,7 +23,8 @@ class Sent:
     backward: bool
 
     def described(self, element_bytes: int) -> tuple[str, tuple[int, ...], int, bool]:
-        """As declared by a local call whose floating values have this width (checks run in float64)."""
+        """The collective as a local call with floating-point values of this width declares it (checks run in
+        float64)."""
         size = self.integer_bytes or self.elements * element_bytes
         return "all_reduce", self.axes, size, self.backward
 
@@ -39,7 +40,7 @@ class ThreadedRanks:
         self._board: dict[tuple[int, ...], torch.Tensor] = {}
 
     def run(self, work: Callable[[Context], T], *, parallel: bool) -> dict[tuple[int, ...], T]:
-        """``work(context)`` on every rank; one after the other where nothing can be sent.
+        """Call ``work(context)`` on every rank; one after another if nothing can be sent.
 
         Raises:
             the first rank's exception; the others are released from their barrier.
@@ -55,7 +56,7 @@ class ThreadedRanks:
                 results[context.at] = work(context)
             except BaseException as error:
                 errors.append(error)
-                # The others would wait for this rank's next collective for ever.
+                # Otherwise the others would wait forever for this rank's next collective.
                 self._barrier.abort()
 
         threads = [threading.Thread(target=guarded, args=(context,)) for context in contexts]
@@ -91,8 +92,8 @@ class ThreadedRanks:
             ranks.sent[self.at].append(Sent(axes, value.numel(), bytes_, self.backward))
             ranks._board[self.at] = value.detach()
             ranks._barrier.wait()
-            # All values are on the board now. The second wait keeps a fast rank from putting its next value
-            # there before the slow ones have read this one.
+            # All values are posted now. The second wait keeps a fast rank from posting its next value before
+            # the slow ones have read this one.
             group = [
                 p for p in ranks.places if all(p[a] == self.at[a] for a in range(len(p)) if a not in axes)
             ]

@@ -1,4 +1,4 @@
-"""What lives only while something moves: the buffers of reshardings."""
+"""The buffers of reshardings, which are alive only while something moves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tensoropt.sharding.reshard.steps import Step, lies_inside
 
 
 def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
-    """The most elements alive of a resharding beside its input, result included.
+    """The most elements that a resharding has alive in addition to its input, including its result.
 
-    Shards along an atom that has others around it are no contiguous pieces of memory: collectives then need
-    a copy with the pieces one after the other, and gathered pieces another to be put together. So do shards
-    of which some are smaller: the pieces are padded, and cut when they are put together.
+    Shards along an atom that is surrounded by others are not contiguous in memory: collectives then need a
+    copy with the pieces one after another, and gathered pieces need a further copy to be reassembled. The
+    same holds for shards of which some are smaller: the pieces are padded, and cut when they are reassembled.
     """
     peak = 0
     for i, s in enumerate(steps):
@@ -28,7 +28,7 @@ def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
             made = before * (1 + lies_inside(s.before, s.target)) + after * lies_inside(s.after, s.atom)
         else:
             made = after
-        # The first step reads the input of the whole resharding, which is not counted; later ones read a
+        # The first step reads the input of the whole resharding, which is not counted; later steps read a
         # buffer.
         peak = max(peak, made + (before if i else 0))
     return peak

@@ -1,8 +1,8 @@
-"""Collectives in which a parameter, or its gradient, takes part together with others: what is sent is flat.
+"""Collectives that several parameters, or their gradients, share: the data that is sent is flat.
 
 A parameter that is cut unevenly has smaller shards at the end of a dim
-(:func:`~tensoropt.ops.layouts.chunk`), which travel padded to the largest, as collectives want pieces of one
-size.
+(:func:`~tensoropt.ops.layouts.chunk`), which are sent padded to the largest size, because collectives need
+pieces of one size.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tensoropt.sharding.reshard.steps import lies_inside
 
 @dataclass(frozen=True)
 class Packed:
-    """One collective as a rank takes part in it together with others: what it sends lies flat.
+    """A rank's part in a shared collective; the data that it sends is flat.
 
     Attributes:
-        group: that takes part.
-        parts: how many ranks these are.
-        pack: from the shard, or the gradient, to what is sent.
-        unpack: from what arrives to what results.
+        group: the ranks that take part.
+        parts: the number of these ranks.
+        pack: converts the shard, or the gradient, into what is sent.
+        unpack: converts what arrives into the result.
     """
 
     group: dist.ProcessGroup | None
@@ -37,14 +37,14 @@ class Packed:
 
 
 def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
-    """The gathering of a parameter in one step; shards that are smaller than the largest travel padded."""
+    """The gathering of a parameter in one step; shards smaller than the largest are sent with padding."""
     (step,) = spec.forward
     ends = (spec.source, spec.target)
     own, whole = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)
     shape = local_shape(spec.atoms, spec.target, spec.mesh, runtime.place)
     parts, atom = runtime.parts(step.axes), step.atom
     padded = _with_size(own, atom, -(-whole[atom] // parts))
-    # `chunk` makes only the last pieces smaller: where the last is full, all are.
+    # `chunk` makes only the last pieces smaller: if the last one is full, all are.
     even = parts * padded[atom] == whole[atom]
     lengths = [chunk(whole[atom], parts, i)[1] for i in range(parts)]
 
@@ -57,7 +57,7 @@ def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
         if even:
             return as_asked(pieces.movedim(0, atom).reshape(shape))
         if not lies_inside(padded, atom):
-            # The padding lies behind all the rest.
+            # The padding comes after all the rest.
             return flat[: math.prod(whole)].view(shape)
         return torch.cat([pieces[i].narrow(atom, 0, lengths[i]) for i in range(parts)], atom).view(shape)
 
@@ -65,7 +65,7 @@ def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
 
 
 def packed_scatter(runtime: Rank, spec: EdgeSpec) -> Packed:
-    """The reduction of such a parameter's gradient to the shards, in one step, padded likewise."""
+    """The reduction of such a parameter's gradient to the shards, in one step, padded in the same way."""
     (step,) = spec.backward
     ends = (spec.target, spec.back or spec.source)
     whole, own = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)
@@ -99,7 +99,7 @@ def _with_size(sizes: Sizes, atom: int, size: int) -> Sizes:
 
 
 def _padded(x: torch.Tensor, atom: int, size: int) -> torch.Tensor:
-    """A tensor with zeros behind what it has of an atom."""
+    """A tensor padded with zeros at the end of an atom."""
     if x.shape[atom] == size:
         return x
     result = x.new_empty(resized(x, atom, size))

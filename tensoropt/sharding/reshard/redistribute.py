@@ -1,9 +1,9 @@
-"""Resharding as it runs: the steps of :mod:`tensoropt.sharding.reshard.steps` on local tensors.
+"""Execution of resharding: the steps of :mod:`tensoropt.sharding.reshard.steps` on local tensors.
 
-One autograd function per edge: forward issues the edge's forward steps, backward its backward steps.
-DTensor's ``redistribute`` gives the same results for the combinations it can express (289 of 400 on a
-2x2 mesh); it refuses "anything -> Partial", issues one all-reduce per axis where a flattened group
-needs one, and costs about 100 us per edge, so the steps are issued directly.
+There is one autograd function per edge: its forward issues the edge's forward steps, its backward the
+backward steps. DTensor's ``redistribute`` gives the same results for the combinations that it can express
+(289 of 400 on a 2x2 mesh); it refuses "anything -> Partial", issues one all-reduce per axis where a flattened
+group needs one, and takes about 100 us per edge, so the steps are issued directly.
 """
 
 from __future__ import annotations
@@ -24,44 +24,45 @@ Sizes = tuple[int, ...]
 
 
 Move = Callable[[torch.Tensor], torch.Tensor]
-"""One step of a resharding on this rank's shard, in the tensor's atom view."""
+"""A function that applies one step of a resharding to this rank's shard, in the tensor's atom view."""
 
 
 class Ahead(Protocol):
-    """Parameters that are gathered ahead, and gradients that are scattered behind backward."""
+    """An interface to parameters gathered ahead, and to gradients that are scattered behind backward."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """A parameter that was gathered, at its use; None where it has to be gathered now."""
+        """Return a gathered parameter at its use; None if it has to be gathered now."""
         ...
 
     def note(self, spec: EdgeSpec) -> None:
-        """Backward will ask for a parameter."""
+        """Record that backward will need a parameter."""
         ...
 
     def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """A parameter that was gathered for backward, which noted that it would ask; None likewise."""
+        """Return a parameter gathered for backward, as announced with :meth:`note`; None if it has to be
+        gathered now."""
         ...
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
-        """Take over the gradient of a use, to be scattered with others; False where that is to be done
+        """Take over the gradient of a use, to scatter it with others; return False if it has to be scattered
         now."""
         ...
 
 
 class AtTheUse:
-    """Nothing is gathered ahead."""
+    """An implementation of :class:`Ahead` that gathers nothing ahead."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """Nothing is there."""
+        """Return None, because nothing is gathered ahead."""
         return None
 
     def note(self, spec: EdgeSpec) -> None:
-        """Nobody has to know."""
+        """Do nothing, because nothing is gathered ahead."""
 
     take_again = take
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
-        """Nothing is taken over."""
+        """Return False, because no gradient is taken over."""
         return False
 
 
@@ -76,14 +77,14 @@ class Standpoint(Protocol):
 
 
 class Rank(Standpoint, Protocol):
-    """What an edge needs to know of the rank that it runs on.
+    """The information that an edge needs about the rank on which it runs.
 
     Attributes:
-        micro_batch: the coordinate on axis 0, which changes in time.
+        micro_batch: the coordinate on axis 0, which changes over time.
         unsharded: parameters that are gathered once per step, by name.
-        routes: worked out so far.
-        gathered: told of each parameter that was made and which backward makes again.
-        ahead: what is gathered ahead in the call that runs.
+        routes: the routes computed so far.
+        gathered: called with each parameter that was made and that backward makes again.
+        ahead: the parameters gathered ahead in the current call.
     """
 
     micro_batch: int
@@ -105,26 +106,27 @@ class Rank(Standpoint, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class EdgeSpec:
-    """An edge as the executor needs it; each is itself only, so that what belongs to one is quickly found.
+    """An edge as the executor needs it; each is equal only to itself, so that lookups by edge are fast.
 
     Attributes:
         name: the tensor's name, for messages and hooks.
-        atoms: global atom sizes per dim.
+        atoms: global atom sizes, per dim.
         mesh: axis sizes, micro-batches first.
         source, target: layouts.
-        forward, backward: steps; backward empty when no gradient flows.
+        forward, backward: steps; backward is empty if no gradient flows.
         parameter: the source is a stored parameter (its gathered form need not be kept for backward).
-        dtype: what the source is cast to before it moves (the master weights of a parameter), or None; its
-            gradient is cast back after it moved.
-        back: where the gradient goes, if not to the source: the edge then starts from the held copy of a
-            parameter (:mod:`tensoropt.engine.unsharded`) and its gradient goes to the stored shard.
-        order: how the tensor lies in memory (:func:`tensoropt.profiling.workload.memory_orders`), None for
-        the order of its dims. What arrives lies so too, so that kernels see the layout they were asked about.
-        block: the block that a parameter is gathered ahead for, or of a gradient that is scattered behind; or
-            None.
+        dtype: the type to which the source is cast before it moves (a parameter's master weights), or None;
+            its gradient is cast back after it has moved.
+        back: the destination of the gradient, if that is not the source: the edge then starts from the
+            unsharded copy of a parameter (:mod:`tensoropt.engine.unsharded`) and its gradient goes to the
+            stored shard.
+        order: the tensor's memory order (:func:`tensoropt.profiling.workload.memory_orders`), None for the
+        order of its dims. The result has the same order, so that kernels see the layout they were timed with.
+        block: the block for which a parameter is gathered ahead, or that of a gradient that is scattered
+            behind; or None.
         behind: the block whose backward has made the last of the gradients that are added up and scattered
-            behind with this one; None where it goes its own way.
-        readers: how many groups take what is gathered ahead.
+            behind together with this one; None if it is sent separately.
+        readers: the number of groups that take what is gathered ahead.
     """
 
     name: str
@@ -143,15 +145,15 @@ class EdgeSpec:
     readers: int = 1
 
     def way(self, *, backward: bool) -> tuple[tuple[Step, ...], Layout, Layout]:
-        """Steps, start and end of one direction. Layouts are one-directional here: of their codes only those
-        that shard matter, for the exact sizes of shards."""
+        """The steps, start and end of one direction. The layouts are one-directional here: only those of
+        their codes that shard matter, for the exact sizes of shards."""
         if not backward:
             return self.forward, self.source, self.target
         ends = self.target, self.back or self.source
         return self.backward, *map(gradient_placements, ends)  # type: ignore[return-value]
 
     def as_it_lies(self) -> EdgeSpec:
-        """The same edge for the tensor whose dims come in the order in which they lie in memory."""
+        """The same edge for the tensor with its dims in memory order."""
         if self.order is None:
             return self
         places = permuted_atoms(self.atoms, self.order)
@@ -179,15 +181,15 @@ class EdgeSpec:
 
 @dataclass(frozen=True)
 class Route:
-    """One direction of an edge as one rank goes it in one micro-batch.
+    """One direction of an edge, as one rank executes it in one micro-batch.
 
-    A step goes hundreds of edges, so what does not change from step to step is worked out once.
+    A step executes hundreds of edges, so everything that stays the same from step to step is computed once.
 
     Attributes:
-        order, inverse: from the dims' order to that in which the tensor lies, and back; None where it is one.
-        sizes: of the atoms of the shard that comes; None where each of its dims is one atom.
-        moves: what happens to it.
-        shape: of the shard that results; likewise.
+        order, inverse: from the order of the dims to the memory order, and back; None if they are the same.
+        sizes: the atom sizes of the incoming shard; None if each of its dims is one atom.
+        moves: the operations on it.
+        shape: the shape of the resulting shard; None if each of its dims is one atom.
     """
 
     order: Sizes | None
@@ -197,7 +199,7 @@ class Route:
     shape: Sizes | None
 
     def go(self, value: torch.Tensor) -> torch.Tensor:
-        """A shard moved along the route, in the order of its dims again."""
+        """Return a shard moved along the route, with its dims back in their order."""
         if not self.moves:
             return value
         value = self._entered(value)
@@ -206,10 +208,10 @@ class Route:
         return self._left(value)
 
     def begin(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """A gradient, which is given up, on its way along a route that is a single reduction.
+        """Start moving a gradient, which is given up, along a route that is a single reduction.
 
         Returns:
-            what waits for it, and gives what :meth:`go` would have given.
+            A function that waits for the result and returns what :meth:`go` would have returned.
         """
         (move,) = self.moves
         assert isinstance(move, AllReduce | ReduceScatter)
@@ -228,13 +230,13 @@ class Route:
 
 
 def run_steps(runtime: Rank, value: torch.Tensor, spec: EdgeSpec, *, backward: bool = False) -> torch.Tensor:
-    """A shard moved along an edge, or its gradient back."""
+    """Return a shard moved along an edge, or its gradient moved back."""
     return _known_route(runtime, spec, backward=backward).go(value)
 
 
 def begin_reduction(runtime: Rank, gradient: torch.Tensor, spec: EdgeSpec) -> Callable[[], torch.Tensor]:
-    """A gradient, which is given up, on its way back along an edge whose backward is a single reduction; what
-    is returned waits for it."""
+    """Start moving a gradient, which is given up, back along an edge whose backward is a single reduction;
+    return a function that waits for it."""
     return _known_route(runtime, spec, backward=True).begin(gradient)
 
 
@@ -270,13 +272,13 @@ def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
 
 
 def _sharded_size(step: Step, current: list[int], global_sizes: Sizes, mesh: Sizes) -> int:
-    """Size of the step's atom before its axes cut it: what remains after the outer axes."""
+    """The size of the step's atom before its axes cut it: what remains after the outer axes."""
     if step.atom < 0:
         return 0
     size = global_sizes[step.atom]
     for axis, code in enumerate(current):
         if code == step.atom and axis not in step.axes:
-            # Exact: an atom that several axes cut divides by all of them (`fits` in configurations.py).
+            # Exact: an atom that several axes cut is divisible by all of them (`fits` in configurations.py).
             size //= mesh[axis]
     return size
 
@@ -286,7 +288,7 @@ def _slice(runtime: Rank, step: Step, whole: int) -> Move:
 
     def move(x: torch.Tensor) -> torch.Tensor:
         piece = x.narrow(atom, *chunk(x.shape[atom], parts, position))
-        # A view would keep the whole tensor alive for as long as the piece is.
+        # A view would keep the whole tensor alive as long as the piece is alive.
         return piece.clone(memory_format=torch.contiguous_format) if piece.numel() != x.numel() else piece
 
     return move
@@ -300,20 +302,20 @@ def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     if group is None:
         return None
-    # Collectives want pieces of one size: uneven shards travel padded to the largest.
+    # Collectives need pieces of one size: uneven shards are sent padded to the largest size.
     shard, position = -(-whole // parts), runtime.coordinate(step.axes)
     lengths = [chunk(whole, parts, i)[1] for i in range(parts)]
 
     def move(x: torch.Tensor) -> torch.Tensor:
         shape = resized(x, atom, shard)
         flat = x.new_empty(parts * math.prod(shape))
-        # The pieces arrive one after the other, whichever atom they are of: they are put together afterwards.
+        # The pieces arrive one after another, whichever atom they belong to, and are reassembled afterwards.
         gathered = flat.view(parts, *shape)
-        # `chunk` makes only the last pieces smaller: where the last is full, all are.
+        # `chunk` makes only the last pieces smaller: if the last one is full, all are.
         if lengths[-1] == shard:
             dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
             return as_asked(gathered.movedim(0, atom).reshape(resized(x, atom, whole)))
-        own = gathered[position]  # sent from its place in the result: a padded copy would be one more
+        own = gathered[position]  # sent from its place in the result, which saves a padded copy
         own.narrow(atom, 0, x.shape[atom]).copy_(x)
         own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
         dist.all_gather_into_tensor(flat, own.flatten(), group=group)
@@ -323,7 +325,8 @@ def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
 
 
 def as_asked(x: torch.Tensor) -> torch.Tensor:
-    """Pieces of size 1 are put together without a copy, but lie otherwise."""
+    """Give pieces the expected memory layout: those of size 1 are joined without a copy, in another
+    layout."""
     return x.contiguous()
 
 
@@ -335,7 +338,7 @@ def _reduce_scatter(runtime: Rank, step: Step, whole: int) -> Move | None:
 
 
 def _all_to_all(runtime: Rank, step: Step, whole: int) -> Move | None:
-    """Atom ``step.atom`` becomes whole, ``step.target`` sharded; both divide evenly."""
+    """Make atom ``step.atom`` whole and ``step.target`` sharded; both divide evenly."""
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     target = step.target
     if group is None:
@@ -352,7 +355,7 @@ def _all_to_all(runtime: Rank, step: Step, whole: int) -> Move | None:
 
 
 def _mask(runtime: Rank, step: Step, whole: int) -> Move | None:
-    # The sum over the axes is then the value itself, whoever adds it up.
+    # The sum over the axes is then the value itself, whoever computes it.
     return None if runtime.coordinate(step.axes) == 0 else torch.zeros_like
 
 
@@ -382,21 +385,21 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, runtime: Rank, spec: EdgeSpec) -> torch.Tensor:
         ctx.runtime, ctx.spec, ctx.micro_batch, ctx.dtype = runtime, spec, runtime.micro_batch, x.dtype
-        # A compiled module gathers at the use: what is gathered ahead belongs to one call, for which it would
-        # be compiled anew.
+        # A compiled module gathers at the use: what is gathered ahead belongs to one call, for which the
+        # module would be compiled anew.
         ctx.ahead = None if spec.block is None or torch.compiler.is_compiling() else runtime.ahead
         if spec.back is not None:
-            # `x` is the shard, there so that autograd brings the gradient to it; the value is that of the
-            # copy.
+            # `x` is the shard, which is passed so that autograd returns the gradient to it; the value is that
+            # of the copy.
             return travel(runtime, runtime.unsharded[spec.name], spec).detach()
         found = ctx.ahead.take(spec) if ctx.ahead is not None else None
         result = travel(runtime, x, spec) if found is None else found
-        # A function that returned its input as it is would hand out the input itself.
+        # A function that returned its input unchanged would return the input tensor itself.
         return result.view_as(result) if result is x else result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        # Backward of a micro-batch may run after the counter has moved on; its slices are those of its
+        # A micro-batch's backward may run after the counter has moved on; its slices are those of its
         # forward.
         ctx.runtime.micro_batch = ctx.micro_batch
         if ctx.ahead is not None and ctx.spec.behind is not None and ctx.ahead.collect(ctx.spec, grad):

@@ -1,4 +1,4 @@
-"""Steps of a resharding that add up over ranks: waited for at once, or begun and waited for later."""
+"""Steps of a resharding that sum over ranks, either waited for at once or started and waited for later."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tensoropt.ops.layouts import chunk
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The sum of a tensor over a group of ranks, for each of them."""
+    """The sum of a tensor over a group of ranks, returned to each of them."""
 
     group: dist.ProcessGroup | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        # The reduction is done in place, and whoever made the input may still need it.
+        # The reduction is done in place, and the producer of the input may still need it.
         x = x.clone(memory_format=torch.contiguous_format)
         if self.group is not None:
             dist.all_reduce(x, group=self.group)
         return x
 
     def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """``x``, which is given up, reduced in place; what is returned waits for it."""
+        """Start reducing ``x``, which is given up, in place; return a function that waits for it."""
         sent = x.contiguous()
         under_way = dist.all_reduce(sent, group=self.group, async_op=True)
 
@@ -38,11 +38,11 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class ReduceScatter:
-    """The sum of a tensor over a group of ranks, in pieces: one for each of them.
+    """The sum of a tensor over a group of ranks, in pieces, one for each of them.
 
     Attributes:
-        atom: that is cut.
-        parts, position: in how many pieces, and which of them is this rank's.
+        atom: the atom that is cut.
+        parts, position: the number of pieces, and the number of this rank's piece.
     """
 
     group: dist.ProcessGroup
@@ -57,9 +57,9 @@ class ReduceScatter:
         return self._own(flat, pieces.shape[1:], x.shape[self.atom])
 
     def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """The shard of ``x``, which is given up; what is returned waits for it."""
+        """Start computing the shard of ``x``, which is given up; return a function that waits for it."""
         size = x.shape[self.atom]
-        # Not all of `x`: while the pieces are under way it is not needed beside them.
+        # Not all of `x`, because it is not needed while the pieces are being sent.
         pieces = self._pieces(x)
         flat = pieces.new_empty(pieces[0].numel())
         under_way = dist.reduce_scatter_tensor(flat, pieces.flatten(), group=self.group, async_op=True)
@@ -71,7 +71,7 @@ class ReduceScatter:
         return wait
 
     def _pieces(self, x: torch.Tensor) -> torch.Tensor:
-        """Each rank's piece in one stretch of memory, in the order of ranks, as the collective wants it."""
+        """Each rank's piece, contiguous in memory and in the order of ranks, as the collective needs it."""
         size, atom, parts = x.shape[self.atom], self.atom, self.parts
         shard = -(-size // parts)
         if size == shard * parts:
@@ -83,12 +83,12 @@ class ReduceScatter:
         return pieces
 
     def _own(self, flat: torch.Tensor, shape: Sequence[int], size: int) -> torch.Tensor:
-        """This rank's piece of a dim of this size, without what it was padded by."""
+        """This rank's piece of a dim of this size, without padding."""
         result = flat.view(shape)
         length = chunk(size, self.parts, self.position)[1]
         return result.narrow(self.atom, 0, length) if length != shape[self.atom] else result
 
 
 def resized(x: torch.Tensor, atom: int, size: int) -> list[int]:
-    """The shape of a tensor if one of its atoms had another size."""
+    """The shape that a tensor would have if one of its atoms had another size."""
     return [size if i == atom else n for i, n in enumerate(x.shape)]

@@ -1,10 +1,10 @@
-"""Resharding: the collectives that turn one placement of a tensor into another.
+"""Resharding: the collectives that convert one placement of a tensor into another.
 
-One direction at a time: the forward placements of producer and consumer give the forward
-sequence, their gradient placements, swapped, the backward one. The executor issues exactly these
-steps and the cost model prices exactly these steps; nothing else decides what is sent.
+One direction at a time: the forward placements of producer and consumer give the forward sequence, and their
+gradient placements, swapped, give the backward sequence. The executor issues exactly these steps and the cost
+model prices exactly these steps; nothing else decides what is sent.
 
-Rules of the sequence (cheapest first: what shrinks the data comes before what grows it):
+Rules of the sequence (cheapest first: steps that shrink the data come before steps that grow it):
 
 1. slices (R -> S), free;
 2. reduce-scatters (P -> S);
@@ -14,8 +14,8 @@ Rules of the sequence (cheapest first: what shrinks the data comes before what g
 6. slices of what had to be gathered first;
 7. local masks (R -> P: the value at coordinate 0, zeros elsewhere; S -> P: own shard, zeros around).
 
-Axes that shard one atom nest in axis order, so only a suffix of them can be taken off: going from
-``[S(0), S(0)]`` to ``[R, S(0)]`` gathers both axes and slices again.
+Axes that shard one atom nest in axis order, so only a suffix of them can be removed: going from
+``[S(0), S(0)]`` to ``[R, S(0)]`` gathers both axes and slices afterwards.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Step:
     """One step on one rank's shard, in the tensor's atom view.
 
     Attributes:
-        kind: what happens.
+        kind: the kind of operation.
         axes: mesh axes of the (flattened) group, ascending.
-        atom: the atom sliced, scattered, gathered or padded; for an all-to-all the atom that becomes
-            whole; -1 where the step has none.
+        atom: the atom that is sliced, scattered, gathered or padded; for an all-to-all, the atom that becomes
+            whole; -1 if the step has none.
         target: for an all-to-all, the atom that becomes sharded.
         before, after: sizes of all atoms of the largest shard before and after the step.
     """
@@ -53,8 +53,8 @@ class Step:
     after: tuple[int, ...]
 
     def payload(self, mesh: Sequence[int]) -> int:
-        """Elements a collective moves on one rank: the gathered output, the scattered input, or the
-        tensor that is reduced or exchanged (uneven shards are padded to the largest)."""
+        """The number of elements that a collective moves on one rank: the gathered output, the scattered
+        input, or the tensor that is reduced or exchanged (uneven shards are padded to the largest)."""
         parts = prod(mesh[axis] for axis in self.axes)
         if self.kind == "all_gather":
             return parts * prod(self.before)
@@ -64,12 +64,12 @@ class Step:
 
 
 def lies_inside(shape: Sequence[int], atom: int) -> bool:
-    """Whether an atom has others around it, so that pieces of it are no contiguous pieces of memory."""
+    """Whether an atom is surrounded by others, so that its pieces are not contiguous in memory."""
     return any(size > 1 for size in shape[: max(atom, 0)])
 
 
 def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
-    """Per atom its place once the tensor's dims come in ``order``."""
+    """The new position of each atom when the tensor's dims come in ``order``."""
     starts, count = [], 0
     for dim in atoms:
         starts.append(count)
@@ -79,7 +79,7 @@ def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
 
 
 def permuted_steps(steps: Sequence[Step], places: Sequence[int]) -> tuple[Step, ...]:
-    """The steps for the tensor whose atoms went to ``places``."""
+    """The steps for the tensor whose atoms have moved to ``places``."""
 
     def moved(atom: int) -> int:
         return places[atom] if atom >= 0 else atom
@@ -94,12 +94,12 @@ def permuted_steps(steps: Sequence[Step], places: Sequence[int]) -> tuple[Step, 
 
 
 def forward_placements(layout: Layout) -> tuple[int, ...]:
-    """Per axis ``j`` (sharded), REPLICATE or PARTIAL: how the tensor itself lies."""
+    """The placement of the tensor itself on each axis: ``j`` (sharded), REPLICATE or PARTIAL."""
     return tuple(REPLICATE if code == PARTIAL_GRAD else code for code in layout)
 
 
 def gradient_placements(layout: Layout) -> tuple[int, ...]:
-    """Per axis ``j`` (sharded), REPLICATE or PARTIAL: how its gradient lies."""
+    """The placement of the tensor's gradient on each axis: ``j`` (sharded), REPLICATE or PARTIAL."""
     swapped = {PARTIAL_GRAD: PARTIAL, PARTIAL: REPLICATE}
     return tuple(swapped.get(code, code) for code in layout)
 
@@ -122,7 +122,7 @@ class _StepFinder:
         sizes = list(self.global_sizes)
         for axis, code in enumerate(self.current):
             if code >= 0:
-                # Rounded up: shapes are those of the largest shard, which decides payloads and padding.
+                # Rounded up: shapes are those of the largest shard, which determines payloads and padding.
                 sizes[code] = -(-sizes[code] // self.mesh[axis])
         return tuple(sizes)
 
@@ -131,7 +131,7 @@ class _StepFinder:
         return [axis for axis, code in enumerate(placements) if code == atom]
 
     def leaving(self, atom: int) -> list[int]:
-        """The suffix of axes that must come off ``atom``: what follows the common prefix."""
+        """The suffix of axes that must be removed from ``atom``: everything after the common prefix."""
         now, then = self.axes_on(self.current, atom), self.goal_axes.get(atom, [])
         common = 0
         for axis, wanted in zip(now, then, strict=False):
@@ -146,7 +146,7 @@ class _StepFinder:
         return then[: len(now) + 1] == [*now, axis]
 
     def step(self, kind: StepKind, axes: Sequence[int], code: int, atom: int = -1, target: int = -1) -> None:
-        """Note one step, and where the axes are after it."""
+        """Record one step, and the placements of the axes after it."""
         before = self.sizes
         for axis in axes:
             self.current[axis] = code
@@ -154,25 +154,28 @@ class _StepFinder:
         self.steps.append(Step(kind, tuple(axes), atom, target, before, self.sizes))
 
     def enter(self, source: int, kind: StepKind) -> None:
-        """Shard what can be sharded from ``source`` placements by ``kind``, outermost axes first."""
+        """Use ``kind`` steps to shard what can be sharded from ``source`` placements, outermost axes
+        first."""
         moved = source in self.current
         while moved:
             moved = False
             for axis, code in enumerate(self.current):
-                # An axis that is in may let the next inner one in, so all are tried again after each.
+                # An axis that has entered may allow the next inner one to enter, so all are tried again after
+                # each.
                 if code == source and self.goal[axis] >= 0 and self.can_enter(axis):
                     self.step(kind, (axis,), self.goal[axis], atom=self.goal[axis])
                     moved = True
 
     def exchangeable(self, atom: int, leaving: Sequence[int]) -> list[int]:
-        """The innermost axes leaving ``atom`` that can go together to one other atom; [] if none can."""
+        """Innermost axes leaving ``atom`` that can move together to one other atom; [] if there are none."""
         for start in range(len(leaving)):
             run, target = list(leaving[start:]), self.goal[leaving[start]]
-            # All of the run must go to one atom, or the exchange would need a group for each.
+            # The whole run must move to one atom; otherwise the exchange would need a group for each.
             if target in (atom, REPLICATE, PARTIAL) or any(self.goal[axis] != target for axis in run):
                 continue
             now, then = self.axes_on(self.current, target), self.goal_axes[target]
-            # Exchanged pieces are of one size and not padded; uneven shards are gathered and sliced instead.
+            # Exchanged pieces have one size and are not padded; uneven shards are gathered and sliced
+            # instead.
             even = all(
                 self.global_sizes[a] % prod(self.mesh[axis] for axis in self.axes_on(p, a)) == 0
                 for a, p in ((atom, self.current), (target, self.goal))
@@ -182,7 +185,7 @@ class _StepFinder:
         return []
 
     def exchange(self) -> None:
-        """Turn shards of one atom into shards of another wherever axes allow it."""
+        """Convert shards of one atom into shards of another, wherever the axes allow it."""
         moved = True
         # Most moves have no axis that goes from one atom to another.
         while moved and any(
@@ -199,8 +202,8 @@ class _StepFinder:
         """Make whole what must leave its atom and could not be exchanged."""
         for atom in sorted({code for code in self.current if code >= 0}):
             while axes := self.leaving(atom):
-                # The innermost run of axes that go to the same kind of placement; what can still be
-                # exchanged once they are off is not gathered with them.
+                # The innermost run of axes that move to the same kind of placement; axes that can still be
+                # exchanged once these are removed are not gathered with them.
                 padded = self.goal[axes[-1]] == PARTIAL
                 run = [axes.pop()]
                 while (
@@ -218,8 +221,8 @@ class _StepFinder:
         self.enter(REPLICATE, "slice")
         self.enter(PARTIAL, "reduce_scatter")
         self.exchange()
-        # One all-reduce over all axes sends less than one for each, as the data is not smaller for the second
-        # one.
+        # One all-reduce over all axes sends less than one for each, because the data does not get smaller for
+        # the second one.
         reduced = [a for a, c in enumerate(self.current) if c == PARTIAL and self.goal[a] != PARTIAL]
         if reduced:
             self.step("all_reduce", reduced, REPLICATE)
@@ -236,12 +239,12 @@ class _StepFinder:
 def resharding_steps(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[Step, ...]:
-    """Steps from one-directional placements ``source`` to ``target``.
+    """The steps from one-directional placements ``source`` to ``target``.
 
     Args:
         atoms: global sizes of the tensor's atoms.
         mesh: axis sizes.
-        source, target: per axis an atom, ``REPLICATE`` or ``PARTIAL``.
+        source, target: for each axis an atom, ``REPLICATE`` or ``PARTIAL``.
     """
     if source == target:
         return ()
@@ -251,16 +254,16 @@ def resharding_steps(
 def move_pattern(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
 ) -> object:
-    """Equal for moves of tensors with as many elements whose steps have equal kinds, axes and payloads.
+    """A key that is equal for moves of equally large tensors whose steps have equal kinds, axes and payloads.
 
-    Where all that is sharded divides evenly, which atoms they are does not matter, only their order; what is
-    uneven is like nothing else.
+    If everything that is sharded divides evenly, the identity of the atoms does not matter, only their order;
+    an uneven move equals no other.
     """
     numbers: dict[int, int] = {}
     parts: dict[int, int] = {}
     for axis, (before, after) in enumerate(zip(source, target, strict=True)):
-        # No axis ever shards an atom that is in neither placement of its own (``_StepFinder``), so that these
-        # are all the parts that an atom can be cut into on the way.
+        # An axis never shards an atom that is in neither of its own placements (``_StepFinder``), so these
+        # are all the parts into which an atom can be cut on the way.
         for code in {before, after}:
             if code >= 0:
                 parts[code] = parts.get(code, 1) * mesh[axis]

@@ -25,7 +25,7 @@ HOVERED = "document.querySelector('#graph .hoverlayer')?.childElementCount > 0"
 RING = "() => document.querySelector('#graph .js-plotly-plot')?.data[9].x[0]"
 
 
-SHIPPED = f"of {len(json.loads((READY_MADE / 'gpt2-dgx-h100' / 'exploration.json').read_text())['points'])}"
+SHIPPED = f"of {json.loads((READY_MADE / 'gpt2-dgx-h100' / 'exploration.json').read_text())['points']}"
 
 
 def drawn(page: Any, title: str = "Point [0-9,]+ of") -> Any:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import workers_app
 from site_app import Site, running
-from tensoropt_app.jobs.request import Hardware, Request
+from tensoropt_app.jobs.request import Request
 
-REQUEST = Request("zoo:mlp", "mlp", Hardware.of("dgx-h100"))
+from tensoropt.plan.question import Question
+
+REQUEST = Request(Question(model="zoo:mlp", cluster="dgx-h100"), "mlp", "dgx-h100")
 
 
 @pytest.fixture

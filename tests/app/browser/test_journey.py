@@ -31,7 +31,7 @@ def form(page: Any, model: str = "mlp", **fields: str) -> None:
 
 def test_the_whole_journey(site: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
     page = opened(site.url("explore"))
-    form(page, per_node="2", max_points="40", micro="1")
+    form(page, per_node="2", max_points="40", micro_batches="1")
     page.wait_for_selector("text=2 × H100-80GB, priced from data sheets.")
     page.click("#start")
     page.wait_for_selector(".job:has-text('mlp on dgx-h100') .stage", timeout=120_000)  # it reports by stage
@@ -83,7 +83,7 @@ def test_the_whole_journey(site: Any, opened: Callable[..., Any], tmp_path: Path
 @pytest.mark.slow
 def test_a_job_that_fails_says_why(site: Any, opened: Callable[..., Any]) -> None:
     page = opened(site.url("explore"))
-    form(page, per_node="2", micro="1", memory="1KiB")
+    form(page, per_node="2", micro_batches="1", memory="1KiB")
     page.click("#start")
     page.wait_for_selector(".job .state-failed", timeout=120_000)
     page.wait_for_selector(".job .note-error:has-text('1 KiB')")
@@ -136,7 +136,7 @@ def test_an_uploaded_file_is_explored(site: Any, opened: Callable[..., Any], tmp
     page.wait_for_selector("text=small.onnx is here")
     page.wait_for_selector("#dims", state="visible")
     page.wait_for_selector("#batch", state="hidden")
-    for control, value in (("dims", "batch=8"), ("per-node", "2"), ("micro", "1")):
+    for control, value in (("dims", "batch=8"), ("per-node", "2"), ("micro-batches", "1")):
         page.fill(f"#{control}", value)
     page.click("#start")
     page.click(".job:has-text('small.onnx') >> text=open the frontier", timeout=240_000)
@@ -150,7 +150,7 @@ def test_an_uploaded_file_is_explored(site: Any, opened: Callable[..., Any], tmp
 @pytest.mark.slow
 def test_fewer_devices_and_planners_beside(site: Any, opened: Callable[..., Any]) -> None:
     page = opened(site.url("explore"))
-    form(page, micro="1", max_points="20", devices="1,2")
+    form(page, micro_batches="1", max_points="20", devices="1,2")
     page.click("#start")
     page.click("text=open 2 frontiers", timeout=240_000)
     page.wait_for_selector("#profile td:has-text('1 × H100-80GB')")

@@ -2,53 +2,53 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
-from tensoropt_app.jobs.estimate import REPEATED, Run, asked, estimate
+from tensoropt_app.jobs.estimate import REPEATED, Run, asked, asked_in_words, estimate
 from tensoropt_app.views.jobs import estimate_words
 
-WORDS = ("explore", "zoo:mlp", "--cluster", "dgx-h100", "--out", "HERE", "--epsilon", "0.001")
+from tensoropt.cluster import load_cluster
+from tensoropt.plan.question import Question
+from tensoropt.plan.settings import Settings
 
 
-def of(folder: Path, *changes: tuple[str, str]) -> tuple[str, ...]:
-    words = list(WORDS)
-    for name, value in changes:
-        if name in words:
-            words[words.index(name) + 1] = value
-        else:
-            words += [name, value]
-    return tuple(str(folder) if word == "HERE" else word for word in words)
+def of(**more: Any) -> dict[str, Any]:
+    return Question(**{"model": "zoo:mlp", "cluster": "dgx-h100", **more}).data()
 
 
-def test_the_same_in_another_folder_is_the_same(tmp_path: Path) -> None:
-    one, other = tmp_path / "a", tmp_path / "b"
-    assert asked(of(one), one) == asked(of(other), other)
+def test_the_same_in_another_folder_is_the_same() -> None:
+    assert asked_in_words(("recost", "x", "--out", "a"), "a") == asked_in_words(
+        ("recost", "x", "--out", "b"), "b"
+    )
 
 
-def test_files_count_by_their_content(tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in "abc"]
-    for folder, text in zip(folders, ("x", "x", "y"), strict=True):
-        folder.mkdir()
-        (folder / "cluster.json").write_text(text)
-    first, same, other = (asked(of(f, ("--cluster", str(f / "cluster.json"))), f) for f in folders)
+def test_clusters_and_constraints_count_by_their_content() -> None:
+    pins = {"together": [["*attn*"]]}
+    described = load_cluster("dgx-h100[2]").to_dict()
+    first, same = (
+        asked(of(cluster=dict(described), settings=Settings(constraints=pins), constraints_file=name))
+        for name in ("a.yaml", "b.yaml")
+    )
     assert first == same
-    assert first.core != other.core
+    assert first.core != asked(of(cluster=load_cluster("dgx-h100[4]").to_dict())).core
+    assert first.whole != asked(of(cluster=described)).whole
 
 
-def test_settings_of_the_search_make_it_alike_and_the_model_does_not(tmp_path: Path) -> None:
-    wanted = asked(of(tmp_path), tmp_path)
-    finer = Run(asked(of(tmp_path, ("--epsilon", "0")), tmp_path), 40.0)
-    batch = Run(asked(of(tmp_path, ("--batch", "8")), tmp_path), 3.0)
-    beside = Run(asked(of(tmp_path, ("--planners", "zero")), tmp_path), 3.0)
-    assert estimate(wanted, [batch, beside]) is None
+def test_settings_of_the_search_make_it_alike_and_the_model_does_not() -> None:
+    wanted = asked(of())
+    finer = Run(asked(of(settings=Settings(epsilon=0))), 40.0)
+    batch = Run(asked(of(batch=8)), 3.0)
+    beside = Run(asked(of(planners=("zero",))), 3.0)
+    trained = Run(asked(of(settings=Settings(mode="inference"))), 3.0)
+    assert estimate(wanted, [batch, beside, trained]) is None
     found = estimate(wanted, [batch, finer])
     assert found is not None
     assert (found.last_s, found.same) == (40.0, False)
     assert "with other settings, took that last time" in estimate_words(found)
 
 
-def test_the_newest_is_the_estimate_and_the_range_is_said(tmp_path: Path) -> None:
-    wanted = asked(of(tmp_path), tmp_path)
+def test_the_newest_is_the_estimate_and_the_range_is_said() -> None:
+    wanted = asked(of())
     found = estimate(wanted, [Run(wanted, seconds) for seconds in (12.0, 30.0, *[20.0] * REPEATED, 900.0)])
     assert found is not None
     assert (found.last_s, found.low_s, found.high_s) == (12.0, 12.0, 30.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,9 +18,10 @@ from tensoropt_app.jobs.request import Hardware, Request
 from tensoropt_app.views.jobs import job_card
 
 from tensoropt.plan import load_exploration
+from tensoropt.plan.question import Question
 
 WAIT_S = 120.0
-REQUEST = Request("zoo:mlp", "mlp", Hardware.of("dgx-h100"))
+REQUEST = Request(Question(model="zoo:mlp", cluster="dgx-h100"), "mlp", "dgx-h100")
 
 
 @pytest.fixture
@@ -126,7 +128,7 @@ def test_cancel_ends_everything_the_job_started(managed: Callable[[Any], JobMana
 def test_a_job_that_measures_runs_alone(managed: Callable[[Any], JobManager]) -> None:
     manager = managed(workers_app.endless)
     first = manager.submit(REQUEST)
-    local = manager.submit(replace(REQUEST, hardware=Hardware("local", "CPU", 2, 1, "", "")))
+    local = manager.submit(replace(REQUEST, measures=True))
     later = manager.submit(REQUEST)
     assert [manager.submit(REQUEST).state for _ in range(1)] == ["queued"]
     assert (local.state, later.state) == ("queued", "queued")  # those behind it don't overtake
@@ -189,15 +191,34 @@ def test_the_parts_of_a_sweep_add_up_each_stages_own_time() -> None:
 
 def test_a_job_runs_again_in_a_folder_of_its_own(managed: Callable[[Any], JobManager]) -> None:
     manager = managed(workers_app.quick)
-    edited = replace(REQUEST, hardware=replace(REQUEST.hardware, per_node=4))
+    described = replace(Hardware.of("dgx-h100"), per_node=4).asked()
+    edited = replace(REQUEST, question=Question(model="zoo:mlp", cluster=described))
     first = until(manager, manager.submit(edited).id, ended)
     assert manager.took(first) is None
     found = manager.again(first.id)
     assert found is not None
     second = until(manager, found.id, ended)
-    assert (second.title, second.state) == (first.title, "done")
+    assert (second.title, second.state, second.question) == (first.title, "done", first.question)
     assert not any(first.id in word for word in second.arguments)
     assert Path(second.arguments[second.arguments.index("--cluster") + 1]).is_file()
     assert {key for key, _ in manager.results()} == {f"job-{first.id}", f"job-{second.id}"}
     assert manager.took(second) == first.ended - first.started
     assert manager.again("../jobs") is None
+
+
+def test_jobs_of_an_earlier_version_are_listed_and_asked_again(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.quick)
+    old = until(manager, manager.submit(REQUEST).id, ended)
+    file = manager.folder / old.id / "job.json"
+    data = json.loads(file.read_text())
+    assert data.pop("question")["model"] == "zoo:mlp"
+    file.write_text(json.dumps(data))
+    later = managed(workers_app.quick)
+    (job,) = later.jobs()
+    assert job.question is None
+    assert job_card(job, 0.0).can_refill
+    again = later.again(job.id)
+    assert again is not None
+    found = until(later, again.id, ended)
+    assert found.question == old.question
+    assert later.took(found) == old.ended - old.started

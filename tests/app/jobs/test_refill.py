@@ -1,28 +1,35 @@
-"""The form filled from a command line makes that command line again, or says what it cannot hold."""
+"""The form filled from a question asks that question again, or says what it cannot hold."""
 
 from __future__ import annotations
 
 import base64
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from samples_app import exploration
-from tensoropt_app.jobs.refill import can_refill, edited_preset, refill
+from tensoropt_app.jobs.record import Job
+from tensoropt_app.jobs.refill import (
+    can_refill,
+    edited_preset,
+    question_of_job,
+    question_of_words,
+    refill,
+)
 from tensoropt_app.jobs.request import request_from
 from tensoropt_app.jobs.uploads import Uploads
-from tensoropt_app.views.export import explore_line
 
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.files import cluster_from
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.question import Question
+from tensoropt.report.commands import question_of
 
 FORM: dict[str, Any] = {
     "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",
     "per_node": 8, "nodes": 1, "inside": "NVLink4", "between": None, "price": "", "mode": "train",
-    "optimizer": "adam", "micro": "auto", "epsilon": 0.1, "max_points": "", "dtype": "float32",
+    "optimizer": "adam", "micro_batches": "auto", "epsilon": 0.1, "max_points": "", "dtype": "float32",
     "recompute": "auto", "measure": "all", "devices": "", "planners": [], "loss": "auto", "outputs": "",
 }  # fmt: skip
 PINS = '{"together": [["*attn*"]]}'
@@ -45,8 +52,10 @@ def uploads(tmp_path: Path) -> Uploads:
             "price": 2,
         },
         {"planners": ["zero", "megatron"], "mode": "train", "dtype": "bfloat16", "recompute": "never"},
-        {"mode": "inference", "optimizer": "sgd", "measure": "never", "micro": "1,2"},
+        {"mode": "inference", "optimizer": "sgd", "measure": "never", "micro_batches": "1,2"},
         {"constraints": PINS},
+        {"overlap": "none", "process_memory": "yes", "pipelines": "never", "placements": "always"},
+        {"planners": ["zero"], "memory": "24GiB"},
     ],
 )  # fmt: skip
 def test_a_job_comes_back_as_it_was_asked(uploads: Uploads, tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -54,11 +63,16 @@ def test_a_job_comes_back_as_it_was_asked(uploads: Uploads, tmp_path: Path, chan
     folder.mkdir()
     second.mkdir()
     asked = request_from({**FORM, **changes}, {})
-    found = refill(asked.arguments(folder), uploads)
+    found = refill(asked.question, uploads)
     again = request_from(found.fields, uploads.known(), uploads.clusters())
     assert found.said == ()
     # An edited cluster may come back as the changes to another preset, nearer to it.
-    assert replace(again, hardware=asked.hardware) == asked
+    assert replace(again, place=asked.place) == asked
+    # What an earlier version kept of a job, the words of its command line, ask the same.
+    in_words = question_of_words(asked.arguments(folder))
+    assert in_words.model_copy(update={"cluster": asked.question.cluster}) == asked.question
+    assert in_words.loaded_cluster().fingerprint == asked.question.loaded_cluster().fingerprint
+    assert refill(in_words, uploads).said == ()
     words = again.arguments(second)
     assert [word.replace(str(second), str(folder)) for word in words] == asked.arguments(folder)
     for file in folder.iterdir():
@@ -81,7 +95,7 @@ def test_an_uploaded_model_and_cluster_come_back(uploads: Uploads, tmp_path: Pat
     asked = request_from(form, uploads.known(), uploads.clusters())
     assert asked.title.startswith("mine.onnx on mine.yaml")
     words = asked.arguments(tmp_path)
-    found = refill(words, uploads).fields
+    found = refill(asked.question, uploads).fields
     assert (found["model"], found["dims"], found["outputs"], found["loss"]) == (
         model, "batch=8, seq=4", "y", "mse",
     )  # fmt: skip
@@ -94,10 +108,9 @@ def test_an_exploration_fills_the_form(uploads: Uploads) -> None:
     found = exploration(
         settings={"micro_batches": [1, 4], "epsilon": 0.01, "max_points": 24, "mode": "train"}
     )
-    words = shlex.split(explore_line(found, "out"))[1:]
-    fields = refill(words, uploads, cluster=found.cluster).fields
+    fields = refill(question_of(found), uploads).fields
     assert (fields["model"], fields["cluster"], fields["per_node"]) == ("zoo:gpt2-tiny", "dgx-h100", "8")
-    assert (fields["micro"], fields["epsilon"], fields["max_points"]) == ("1,4", "1", "24")
+    assert (fields["micro_batches"], fields["epsilon"], fields["max_points"]) == ("1,4", "1", "24")
 
 
 def test_part_of_a_preset_is_the_preset_with_fewer_devices() -> None:
@@ -111,8 +124,7 @@ def test_a_cluster_of_two_kinds_becomes_a_file(uploads: Uploads) -> None:
     kinds = [{"kind": "T4", "count": 2}, {"kind": "TITAN-RTX", "count": 2}]
     cluster = cluster_from({"devices": kinds, "links": {"intra_node": "PCIe3"}}, name="mine")
     assert edited_preset(cluster, "mine") is None
-    words = ["explore", "zoo:mlp", "--cluster", "cluster.json", "--out", "out"]
-    fields = refill(words, uploads, cluster=cluster.to_dict()).fields
+    fields = refill(Question(model="zoo:mlp", cluster=cluster.to_dict()), uploads).fields
     kept = uploads.clusters()[fields["cluster"]]
     assert (kept.label, kept.kinds) == ("mine.json", ("T4", "TITAN-RTX"))
 
@@ -128,12 +140,16 @@ def test_a_cluster_of_two_kinds_becomes_a_file(uploads: Uploads) -> None:
     ],
 )  # fmt: skip
 def test_what_the_form_cannot_be_is_said(uploads: Uploads, words: list[str], said: str) -> None:
+    job = Job("j", "t", tuple(words))
     with pytest.raises(TensorOptError, match=said):
-        refill(words, uploads)
-    assert can_refill(words) == (words[0] == "explore")
+        refill(question_of_job(job), uploads)
+    assert can_refill(job) == (words[0] == "explore")
 
 
 def test_what_the_form_has_no_field_for_is_named(uploads: Uploads) -> None:
-    words = ["explore", "zoo:mlp", "--cluster", "dgx-h100", "--out", "x", "--overlap", "none", "--anew"]
-    found = refill([*words, "--pipelines", "never"], uploads)
-    assert set(found.said) == {"--overlap none", "--anew", "--pipelines never"}
+    words = ["explore", "zoo:mlp", "--cluster", "dgx-h100", "--out", "x", "--headroom", "5%", "--anew"]
+    assert set(refill(question_of_words(words), uploads).said) == {"--headroom 5%", "--anew"}
+    words = ["compare", "zoo:mlp", "--cluster", "dgx-h100", "--memory", "8GiB,24GiB"]
+    found = refill(question_of_words(words), uploads)
+    assert found.said == ("--memory 8GiB,24GiB",)
+    assert len(found.fields["planners"]) > 10

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tensoropt_app.jobs.fields import PIN, faults
 from tensoropt_app.jobs.request import (
-    CHOICES,
     Hardware,
     RequestError,
     hardware_from,
@@ -20,12 +19,14 @@ from tensoropt.cli.parser import parser
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.constraints import constraints_of, load_constraints
+from tensoropt.plan.question import Question
+from tensoropt.plan.settings import Settings, settings_fields
 
 FORM: dict[str, Any] = {
     "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",
     "per_node": 8, "nodes": 1,
     "inside": "NVLink4", "between": None, "price": "", "mode": "train", "optimizer": "adam",
-    "micro": "auto", "epsilon": 0.1, "max_points": "", "dtype": "float32", "recompute": "auto",
+    "micro_batches": "auto", "epsilon": 0.1, "max_points": "", "dtype": "float32", "recompute": "auto",
     "measure": "all", "devices": "", "planners": [], "loss": "auto", "outputs": "",
 }  # fmt: skip
 
@@ -52,22 +53,25 @@ def test_an_edited_cluster_becomes_a_file_that_loads(tmp_path: Path) -> None:
 
 def test_options_are_those_of_the_command_line(tmp_path: Path) -> None:
     found = words(
-        tmp_path, mode="inference", optimizer="sgd", micro="1, 2", epsilon=0, max_points=50, batch=8
+        tmp_path, mode="inference", optimizer="sgd", micro_batches="1, 2", epsilon=0, max_points=50, batch=8
     )
     options = parser().parse_args(found)
     assert (options.mode, options.optimizer, options.micro_batches) == ("inference", "sgd", "1,2")
     assert (options.epsilon, options.max_points, options.batch) == (0.0, 50, 8)
 
 
-def test_every_choice_is_one_of_the_command_lines() -> None:
-    """The form's words are those that the command line takes, and their first is its default."""
-    plain = parser().parse_args(["explore", "zoo:mlp", "--cluster", "local", "--out", "x"])
-    for name, values in CHOICES.items():
-        assert getattr(plain, name) == values[0]
-        for value in values:
-            parser().parse_args(
-                ["explore", "zoo:mlp", "--cluster", "local", "--out", "x", f"--{name}", value]
-            )
+def test_an_empty_form_asks_the_defaults_and_what_is_typed_is_never_a_file(tmp_path: Path) -> None:
+    (tmp_path / "pins.json").write_text(PIN)
+    assert request_from({**FORM, "epsilon": " "}, {}).question.settings == Settings()
+    with pytest.raises(RequestError, match="no JSON"):
+        words(tmp_path, constraints=str(tmp_path / "pins.json"))
+
+
+def test_every_value_that_the_form_offers_is_one_of_the_command_lines(tmp_path: Path) -> None:
+    for setting in settings_fields():
+        for value in setting.offered:
+            options = parser().parse_args(words(tmp_path, **{setting.key: value}))
+            assert getattr(options, setting.key) == setting.from_form(value)
 
 
 def test_planners_make_it_a_comparison(tmp_path: Path) -> None:
@@ -93,9 +97,9 @@ def test_a_file_may_be_trained_and_cut(tmp_path: Path) -> None:
 def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
     uploads = {"upload-1": (tmp_path / "x.onnx", "mine.onnx")}
     request = request_from({**FORM, "model": "upload-1", "dims": "batch=8, x[0]=4"}, uploads)
-    assert request.model == str(tmp_path / "x.onnx")
+    assert request.question.model == str(tmp_path / "x.onnx")
     assert request.title == "mine.onnx on dgx-h100 · batch=8 · x[0]=4"
-    assert request.options[:4] == ("--dim", "batch=8", "--dim", "x[0]=4")
+    assert request.question.dims == {"batch": 8, "x[0]": 4}
 
 
 @pytest.mark.parametrize(
@@ -112,13 +116,13 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
         ({"per_node": 2.5}, "whole number"),
         ({"per_node": float("nan")}, "is no number"),
         ({"nodes": 10**9}, "nodes: between 1 and"),
-        ({"micro": "1;rm -rf"}, "neither auto nor a list"),
-        ({"micro": "1,3", "batch": 8}, "3 micro-batches do not divide the batch of 8"),
-        ({"epsilon": 300}, "between 0 and 100 %"),
+        ({"micro_batches": "1;rm -rf"}, "neither auto nor a list"),
+        ({"micro_batches": "1,3", "batch": 8}, "3 micro-batches do not divide the batch of 8"),
+        ({"epsilon": 300}, "between 0 and 100; 0.1 is the usual one"),
         ({"max_points": 1}, "at least 2"),
         ({"batch": -1}, "the batch: between 1 and"),
-        ({"dtype": "int3"}, "dtype: one of float32, bfloat16"),
-        ({"optimizer": ["adam"]}, "optimizer: one of"),
+        ({"dtype": "int3"}, "unknown dtype 'int3'; use float32 or bfloat16"),
+        ({"optimizer": ["adam"]}, "unknown optimizer"),
         ({"planners": ["best"]}, "no planner called best"),
         ({"planners": {"a": 1}}, "no planner called"),
         ({"devices": "all of them"}, "neither auto nor a list"),
@@ -152,13 +156,12 @@ def test_a_cluster_that_lacks_a_link_is_refused_with_the_remedy() -> None:
         hardware_from({**FORM, "nodes": 2}).described()
 
 
-def test_every_preset_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_every_preset_is_shown_as_it_is() -> None:
     from tensoropt.cluster import list_clusters
 
     for name in list_clusters():
         if not name.endswith("xN"):
-            assert Hardware.of(name).argument(tmp_path) == name
-    assert not list(tmp_path.iterdir())
+            assert Hardware.of(name).asked() == name
 
 
 def test_an_edited_cluster_is_data(tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_an_edited_cluster_is_data(tmp_path: Path) -> None:
         ("batch", "-5", "between 1 and"), ("batch", "2.5", "whole number"), ("batch", "many", "no number"),
         ("per_node", "0", "between 1 and 1,024"), ("nodes", "", "whole number"), ("price", "1e9", "at most"),
         ("price", "-1", "more than 0"), ("epsilon", "100", "between 0 and 100"),
-        ("max_points", "1", "at least 2"), ("micro", "two", "neither auto"),
+        ("max_points", "1", "at least 2"), ("micro_batches", "two", "neither auto"),
         ("devices", "-1", "neither auto"), ("dims", "batch", "for example"), ("memory", "lots", "24GiB"),
         ("memory", "--anew", "24GiB"), ("seed", "-1", "from 0 to"), ("seed", "0.5", "from 0 to"),
         ("constraints", "pin: []", "no JSON"), ("constraints", "[1]", "an object"),
@@ -203,7 +206,7 @@ def test_a_title_says_what_is_not_as_usual() -> None:
     assert title(batch="8", dtype="bfloat16") == "gpt2-tiny on dgx-h100 · batch 8 · bfloat16"
     assert title(nodes="4", between="IB-400G") == "gpt2-tiny on dgx-h100, 4 nodes, IB-400G between nodes"
     assert title(kind="A100-80GB", per_node="4").startswith("gpt2-tiny on dgx-h100, 4 × A100-80GB")
-    assert title(planners=["zero"], micro="1,2").endswith("1,2 micro-batches · beside zero")
+    assert title(planners=["zero"], micro_batches="1,2").endswith("1,2 micro-batches · beside zero")
     assert title(devices="1,2").endswith("· on 1,2 devices")
 
 
@@ -219,6 +222,8 @@ def test_constraints_become_a_file_that_loads(tmp_path: Path) -> None:
     found = words(tmp_path, constraints=PIN)
     file = Path(parser().parse_args(found).constraints)
     assert load_constraints(file) == constraints_of(json.loads(PIN))
+    question = request_from({**FORM, "constraints": PIN}, {}).question
+    assert Question.of(json.loads(json.dumps(question.data()))) == question
     assert request_from({**FORM, "constraints": PIN}, {}).title.endswith("· with constraints")
     assert "--constraints" not in words(tmp_path, constraints=" ")
     assert "no JSON" in faults({**FORM, "constraints": "[" * 40_000})["constraints"]

@@ -62,7 +62,7 @@ def point(memory_bytes: float, time_s: float, **more: Any) -> Point:
         "exact": True,
         "gap": 0.0,
     }
-    return Point(**{**fields, **more})
+    return Point.of(**{**fields, **more})
 
 
 def exploration(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,14 +36,30 @@ def with_settings(**settings: Any) -> Exploration:
 def test_every_setting_is_in_the_line() -> None:
     found = with_settings(
         mode="inference", optimizer="sgd", dtype="bfloat16", recompute="never", measure="never",
-        micro_batches=[1, 2], epsilon=0.0, max_points=9, memory_bytes=2.0**33, constraints={"pin": []},
+        micro_batches=[1, 2], epsilon=0.0, max_points=9, memory_bytes=2.0**33,
+        constraints={"together": [["a"]]},
     )  # fmt: skip
     found = replace(found, model=found.model.model_copy(update={"batch": 8, "seed": 3}))
     options = parsed(explore_line(found, "out/x"))
     assert (options.mode, options.optimizer, options.dtype) == ("inference", "sgd", "bfloat16")
     assert (options.recompute, options.measure, options.micro_batches) == ("never", "never", "1,2")
     assert (options.epsilon, options.max_points, options.batch, options.seed) == (0.0, 9, 8, 3)
-    assert (options.memory, options.constraints) == ("8589934592", "DIR/exploration.json")
+    assert (options.memory, options.constraints) == ("8GiB", "DIR/exploration.json")
+
+
+def test_the_line_of_constraints_needs_no_pytorch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1])\n"
+        "from dataclasses import replace\n"
+        "from samples_app import exploration\n"
+        "from tensoropt.report.commands import explore_line\n"
+        "found = exploration()\n"
+        "kept = {**found.settings, 'constraints': {'together': [['a']]}}\n"
+        "assert '--constraints DIR/exploration.json' in explore_line(replace(found, settings=kept), 'x')\n"
+    )
+    support = str(Path(__file__).parents[1] / "support")
+    run = subprocess.run([sys.executable, "-c", code, support], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def test_defaults_are_left_out() -> None:

@@ -166,7 +166,7 @@ def test_plans_over_two_meshes_are_compared_by_what_they_split() -> None:
     """Both split the batch eight ways: the names of the axes are no difference."""
     found = exploration([point(GIB, 1.0), point(2 * GIB, 0.5, space=1)], (space((8,)), space((2, 4))))
     assert changed_operators(found, 1, 0) == ()
-    other = replace(found, points=(found.points[0], replace(found.points[1], choice=(1, 1, 0, 1))))
+    other = replace(found, points=(found.points[0], found.points[1].changed(choice=(1, 1, 0, 1))))
     assert [row[0] for row in changed_operators(other, 1, 0)] == ["attention"]
 
 

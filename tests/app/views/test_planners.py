@@ -50,7 +50,7 @@ def test_counts_and_figures_are_those_of_the_points_that_are_shown(budget: float
         point(12 * GIB, 0.9, planner="zero", choice=(1, 1, 3, 1)),
         point(5 * GIB, 2.0, planner="zero", choice=(1, 5, 3, 1)),
     )
-    own = replace(base.points[-1], planner="zero")
+    own = base.points[-1].changed(planner="zero")
     stale = {**ROW, "planner": "frontier", "points": 180, "memory_bytes": 1.0, "time_s": 99.0,
              "notes": ["zero is faster within this memory: 1 ms"]}  # fmt: skip
     found = replace(base, points=(*base.points[:-1], own), others=(*marks, own), comparison=(stale, ROW))

@@ -72,7 +72,7 @@ def test_what_dominates_is_named() -> None:
 
 def test_a_placed_plans_host_is_in_what_it_computes() -> None:
     found = placed()
-    data, row = FrontierData.of(replace(found, points=(replace(found.points[0], host_s=0.2),))), 1
+    data, row = FrontierData.of(replace(found, points=(found.points[0].changed(host_s=0.2),))), 1
     (host,) = [d for d in differences(data, 0, row) if d.label == "host"]
     assert (host.first, host.second, host.change) == ("200 ms", "in compute", "")
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from samples_app import GIB, exploration, point, space
-from tensoropt_app.index import Curve
 from tensoropt_app.library import Library
 from tensoropt_app.views.runs import (
     Axes,
@@ -23,6 +22,8 @@ from tensoropt_app.views.runs import (
     shown_keys,
     table_rows,
 )
+
+from tensoropt.plan.exploration_files import Costs
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_the_plot_starts_with_what_can_be_read(library: Library) -> None:
 
 
 def run(memory: Any, time: Any, devices: Any, **more: Any) -> Run:
-    return replace(more.pop("of"), curve=Curve(*map(np.array, (memory, time, devices))))
+    return replace(more.pop("of"), curve=Costs(*map(np.array, (memory, time, devices))))
 
 
 def test_axes_are_what_they_say(library: Library) -> None:

@@ -14,14 +14,16 @@ from tensoropt_app.views.verified import NOT_YET, verified_lines, verified_words
 
 from tensoropt.plan.verified import Verified
 
-DATA = FrontierData.of(exploration())
+POINTS = [point.changed(choice=(i % 3, i // 3, 0, 1)) for i, point in enumerate(exploration().points)]
+DATA = FrontierData.of(exploration(POINTS))
 
 
 def found(**changes: Any) -> Verified:
     """Of point 2: 30 GiB and 600 ms predicted."""
     fields: dict[str, Any] = {
-        "mesh": "2x4", "micro_batches": 1, "memory_predicted_bytes": 30 * GIB,
-        "time_predicted_s": DATA.time[2], "memory_tracked_bytes": 33 * GIB, "time_measured_s": 0.54,
+        "key": DATA.exploration.keys[2], "mesh": "2x4", "micro_batches": 1,
+        "memory_predicted_bytes": 30 * GIB, "time_predicted_s": DATA.time[2],
+        "memory_tracked_bytes": 33 * GIB, "time_measured_s": 0.54,
         "loss_difference": 1e-7, "gradient_difference": 1e-6, "ok": True, "checked_on": "8 ranks",
     }  # fmt: skip
     return Verified(**{**fields, **changes})

@@ -86,7 +86,7 @@ def test_a_change_can_be_started_runs_and_ends(data: FrontierData) -> None:
     assert (failed.action, failed.state) == ("again", "failed: no memory")
     assert row(can_run=False).state == "tensoropt why ..."
     found = exploration(
-        cluster="dgx-h100", points=[replace(p, time_s=p.time_s / 2) for p in exploration().points]
+        cluster="dgx-h100", points=[p.changed(time_s=p.time_s / 2) for p in exploration().points]
     )
     done = row({KEY: job("done")}, {KEY: ("job-1", found)})
     assert (done.action, done.state, done.time, done.change) == ("", "", "300 ms", "−50 %")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import statistics
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.console import json_text
+from tensoropt.plan import load_exploration
 from tests.benchmarks.machine import Results, described, rows_described
 
 ONNX = "bvlc_alexnet densenet121 inception_v1 inception_v2 resnet50 shufflenet squeezenet vgg19 zfnet512"
@@ -99,15 +99,15 @@ def run(arguments: list[str], cache: Path, out: Path) -> dict[str, Any]:
         if process.returncode:
             told.seek(0)
             return {"seconds": None, "why": told.read().decode().strip().splitlines()[-1]}
-    described_file = json.loads((out / "exploration.json").read_text(encoding="utf-8"))
-    report = described_file["report"]
+    found = load_exploration(out)
+    report = found.report
     return {
         "seconds": seconds,
         "peak_bytes": ended[2].ru_maxrss * 1024,
         "stages": report["seconds"],
-        "points": len(described_file["points"]),
+        "points": len(found.points),
         "simulated": report["points_before_judging"],
-        "worst_gap": max(point["gap"] for point in described_file["points"]),
+        "worst_gap": max(point.gap for point in found.points),
     }
 
 

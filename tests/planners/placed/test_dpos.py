@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
@@ -127,7 +127,6 @@ def longest_chains(problem: PlacementProblem) -> tuple[float, float]:
     return float(computing.max()), float(sending.max())
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.integers(2, 30),
@@ -160,7 +159,6 @@ def test_the_bound_of_theorem_1(seed, operators, devices, transfer, width, sprea
     assert simulate_placement(free, found.placement).time_s <= found.finish_s * (1 + 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.booleans())
 def test_its_estimate_of_a_training_step_is_kept_where_nothing_queues(seed, mixed):
     problem = random_problem(seed, 20, 3, mixed=mixed)

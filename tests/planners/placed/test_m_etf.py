@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
@@ -75,7 +75,6 @@ def scheduled(problem: PlacementProblem, caps: np.ndarray) -> ForwardSchedule:
     return earliest_first(problem, units_of(problem), MemoryBook.empty(caps, counts_transients=False))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.1, 1.0, 5.0]), st.booleans())
 def test_it_is_the_obvious_one(seed, mixed, transfer, ports):
     rng = np.random.default_rng(seed)
@@ -134,7 +133,6 @@ def test_backward_runs_what_is_ready():
     assert backward_starts(problem, [0, 0, 0], [5.0, 0.0, 0.0]) == [13.0, 11.0, 5.0]
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_simulation_needs_no_longer_where_nothing_queues(seed):
     """Orders are enforced and durations the same, so that only queues could delay the simulated step."""
@@ -159,7 +157,6 @@ def test_messages_queue_on_shared_lanes():
     assert arrivals.tolist() == [1.5, 3.0, 4.0]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), max_size=12))
 def test_idle_slots_are_the_first_that_do(tasks):
     slots, busy = IdleSlots(), []

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.planners.errors import UnsuitableError
@@ -45,7 +45,6 @@ def test_where_nothing_waits_the_longest_messages_are_saved():
     assert favourites_of(problem) == [2, -1, -1, -1]
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
 def test_favourites_match_one_to_one_along_edges(seed):
     problem = random_problem(seed, 25, 3)
@@ -56,7 +55,6 @@ def test_favourites_match_one_to_one_along_edges(seed):
     assert len({j for _, j in chosen}) == len(chosen)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.booleans())
 def test_without_communication_it_is_a_list_schedule(seed, training):
     """Nothing is worth waiting for: favourites change nothing, and ETF without messages is Graham's list."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
@@ -50,7 +50,6 @@ def constrained(seed: int, training: bool, capacity: float):
 
 
 @pytest.mark.parametrize("name", LIST_SCHEDULERS)
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.3, 0.6, 1.5, float("inf")]))
 def test_constraints_and_capacity_are_kept_under_the_simulator_or_refused(name, seed, training, capacity):
     problem = constrained(seed, training, capacity)

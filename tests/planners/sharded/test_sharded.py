@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from tensoropt.costs.restrictions import Restriction
+from tensoropt.plan.evaluate import space_of
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.registry import planner
 from tensoropt.planners.results import simulated_points
@@ -14,7 +17,12 @@ from tensoropt.planners.sharded.common.batch import batch_labels
 from tensoropt.planners.sharded.flexflow import Deadline
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.sharded.tofu import WHOLE
+from tensoropt.planners.tables import TableSpace
+from tensoropt.planners.task import PlanningTask
+from tensoropt.sharding.configurations import enumerate_configurations
+from tensoropt.sharding.groups import Group
 from tensoropt.simulate.recording import MEMORY_KINDS
+from tests.costs.models import tables_of
 from tests.planners.problems import frontier, small
 
 TWO, GPT = ("two layers", ((2,),), (1,)), ("gpt2", ((2,),), (1,))
@@ -102,6 +110,28 @@ def test_tofu_splits_everything_it_can_step_by_step():
     assert len(split) >= len(plan.operators) // 2
     ddp = planner("data_parallel")(small(*FOUR), None, 0)[0]
     assert plan.predicted.memory["parameters"] < 0.7 * ddp.predicted.memory["parameters"]
+
+
+def only_split_on_both(question: PlanningTask, group: Group) -> TableSpace:
+    """The 2x2 space where a group's configurations are those that split it on both axes, as where it is
+    pinned on all axes, or where a mesh combines what others use."""
+    prepared, space = question.prepared, question.spaces[1]
+    found = enumerate_configurations(prepared.graph.atoms, group, (1, 2, 2), prepared.micro[group.name])
+    kept = tuple(i for i, c in enumerate(found) if all(str(s.label) not in WHOLE for s in c.strategies[1:]))
+    assert 0 < len(kept) < len(found)
+    tables = tables_of(prepared, (1, 2, 2), restriction=Restriction(kept={group.name: kept}))
+    return TableSpace(space.mesh, tables, space_of(prepared, space.mesh, tables, ()))
+
+
+def test_tofu_takes_a_coarser_mesh_where_a_split_of_the_first_axis_alone_is_not_allowed():
+    question = small("two layers", ((4,), (2, 2)), (1,))
+    (plan,) = planner("tofu")(question, None, 0)
+    assert plan.mesh.shape == (2, 2)
+    restricted = only_split_on_both(question, question.prepared.graph.groups[0])
+    (plan,) = planner("tofu")(replace(question, spaces=(question.spaces[0], restricted)), None, 0)
+    assert plan.mesh.shape == (4,)
+    with pytest.raises(UnsuitableError, match="no mesh here"):
+        planner("tofu")(replace(question, spaces=(restricted,)), None, 0)
 
 
 def test_optcnn_has_the_least_added_up_time():

@@ -1,4 +1,4 @@
-"""Attention and rotary embedding as the standard has them since opset 23."""
+"""Attention and rotary embedding, as in the standard since opset 23."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KNOWN = frozenset(
 
 
 def to_heads(x: Traced, heads: int) -> Traced:
-    """(batch, sequence, heads * size) -> (batch, heads, sequence, size)."""
+    """Reshape (batch, sequence, heads * size) to (batch, heads, sequence, size)."""
     batch, sequence, hidden = x.shape
     return x.reshape(batch, sequence, heads, hidden // heads).permute(0, 2, 1, 3)
 
@@ -37,7 +37,7 @@ def from_heads(x: Traced) -> Traced:
 
 
 def as_bias(mask: Traced, dtype: torch.dtype) -> Traced:
-    """A mask that is added to the scores; True of a boolean one keeps."""
+    """A mask as a term that is added to the scores; True in a boolean mask keeps the score."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     zero = torch.zeros((), dtype=dtype)
@@ -45,7 +45,7 @@ def as_bias(mask: Traced, dtype: torch.dtype) -> Traced:
 
 
 def causal_bias(call: Call, queries: int, keys: int, before: int, dtype: torch.dtype) -> Traced:
-    # Counted as folded: a file of a few bytes can ask for a triangle of any size.
+    # Counted as folded memory: a file of a few bytes can ask for a triangle of any size.
     call.builder.reserve(queries * keys * dtype.itemsize)
     allowed = torch.ones(queries, keys, dtype=torch.bool).tril(before)
     return call.builder.known(torch.zeros(queries, keys, dtype=dtype).masked_fill(~allowed, -math.inf))
@@ -72,8 +72,8 @@ def attention(call: Call) -> Any:
     capped = call.attribute("softcap", 0.0)
     if mask is not None and mask.shape[-1] < k.shape[2]:
         raise OnnxError("a mask for fewer keys than there are cannot be imported")
-    # PyTorch's fused call: no cap on scores, no scores as a result, and a causal triangle without a past
-    # only, whose diagonal it draws from the first key.
+    # PyTorch's fused call supports no cap on scores, no scores as a result, and a causal triangle only
+    # without a past, because it aligns the diagonal with the first key.
     if not capped and not call.wants(3) and not (causal and (before or mask is not None)):
         grouped = q.shape[1] != k.shape[1]
         out = F.scaled_dot_product_attention(
@@ -104,7 +104,7 @@ def _written_out(
     weights = torch.softmax(masked, -1)
     if bias is not None:  # a query that may see no key attends to nothing
         largest: Traced = torch.amax(masked, -1, keepdim=True)
-        # Softmax of a row that is -inf throughout is NaN.
+        # The softmax of a row that is all -inf is NaN.
         empty = largest.method("eq", -math.inf)
         weights = torch.where(empty, torch.zeros_like(weights), weights)
     shown = {0: raw, 1: soft, 2: masked, 3: weights}[call.attribute("qk_matmul_output_mode", 0)]
@@ -126,7 +126,7 @@ def rotary_embedding(call: Call) -> Traced:
 
 
 def rotate(x: Traced, cos: Traced, sin: Traced, rotated: int, interleaved: bool) -> Traced:
-    """Rotate the first ``rotated`` elements of each head; cos and sin have half as many."""
+    """Rotate the first ``rotated`` elements of each head; cos and sin have half that many."""
     turning, rest = torch.narrow(x, 3, 0, rotated), torch.narrow(x, 3, rotated, x.shape[3] - rotated)
     half = rotated // 2
     cos, sin = (torch.narrow(t, t.ndim - 1, 0, half) for t in (cos, sin))

@@ -1,4 +1,4 @@
-"""Control flow whose course is known at import: a branch is taken, a loop unrolled."""
+"""Control flow that is determined at import: a branch is taken, a loop is unrolled."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def window_of(call: Call, kernel: Sequence[int]) -> Window:
     """The window of a node; ``auto_pad`` becomes explicit pads.
 
     Raises:
-        OnnxError: sizes that no window has.
+        OnnxError: the sizes are impossible for a window.
     """
     sizes = call[0].shape[2:]
     dims = len(kernel)
@@ -89,10 +89,10 @@ def conv(call: Call) -> Traced:
 
 
 def convolve(call: Call, x: Traced, weight: Traced, bias: Traced) -> Traced:
-    """A convolution; padding that PyTorch has no argument for becomes a node of its own."""
+    """A convolution; padding for which PyTorch has no argument becomes a separate node."""
     window = window_of(call, weight.shape[2:])
     padding = window.padding
-    # PyTorch takes one pad for both sides, and none that cuts.
+    # PyTorch takes one pad for both sides, and no negative pads.
     if not window.symmetric or min(padding) < 0:
         x, padding = pad_constant(x, window.pads), (0,) * window.dims
     return _CONVOLVE[window.dims](
@@ -124,7 +124,8 @@ def _activated(call: Call, out: Traced) -> Traced:
 
 @converter("ConvTranspose")
 def conv_transpose(call: Call) -> Traced:
-    """Computed without padding, then cut: that covers uneven pads and a given output shape."""
+    """A transposed convolution, computed without padding, then cut: this covers uneven pads and a given
+    output shape."""
     x, weight, bias = call[0], call[1], call.optional(2)
     window = window_of(call, weight.shape[2:])
     dims, extra = window.dims, list(call.attribute("output_padding") or [0] * window.dims)
@@ -143,11 +144,11 @@ def conv_transpose(call: Call) -> Traced:
     group, strides, dilations = call.attribute("group", 1), window.strides, window.dilations
     function = _TRANSPOSED[dims]
     even = all(a == b >= 0 for a, b in pads)
-    # PyTorch refuses output padding as large as both stride and dilation.
+    # PyTorch refuses an output padding that is as large as both stride and dilation.
     legal = all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True))
     if even and legal:
         return function(x, weight, bias, strides, tuple(a for a, _ in pads), tuple(extra), group, dilations)
-    # The bias comes afterwards: what output padding adds would miss it otherwise.
+    # The bias is added afterwards; otherwise the elements added by output padding would lack it.
     out = function(x, weight, None, strides, 0, 0, group, dilations)
     out = pad_constant(out, [(-a, e - b) for (a, b), e in zip(pads, extra, strict=True)])
     return out if bias is None else out + bias.reshape(-1, *(1,) * dims)

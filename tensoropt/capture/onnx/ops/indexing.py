@@ -15,8 +15,9 @@ from tensoropt.capture.onnx.values import Traced
 
 
 def _counted_from_front(index: Traced, size: int) -> Traced:
-    """ONNX counts negative indices from the end; PyTorch's gather and scatter take none."""
-    # Known and not negative, the usual case: no operators are spent on it.
+    """An index without negative entries: ONNX counts them from the end, but PyTorch's gather and scatter do
+    not."""
+    # Known and not negative is the usual case: it needs no operators.
     if index.data is not None and not bool((index.data < 0).any()):
         return index.to(torch.int64)
     index = index.to(torch.int64)
@@ -34,7 +35,7 @@ def gather(call: Call) -> Traced:
         return torch.select(x, axis, positive(int(index.data), x.shape[axis]))
     flat = _counted_from_front(index, x.shape[axis]).reshape(index.numel)
     steps = None if flat.data is None else flat.data.tolist()
-    # Neighbouring indices are a slice, which no index tensor is needed for.
+    # Neighbouring indices form a slice, which needs no index tensor.
     if steps and steps == list(range(steps[0], steps[0] + len(steps))):
         taken = torch.narrow(x, axis, steps[0], len(steps))
     else:
@@ -63,7 +64,7 @@ def gather_nd(call: Call) -> Traced:
 def _flat_index(
     call: Call, index: Traced, shape: tuple[int, ...], batch: int
 ) -> tuple[Traced, tuple[int, ...]]:
-    """Index tuples -> positions in the tensor with its indexed dims merged, and the tuples' own dims."""
+    """Index tuples as positions in the tensor with its indexed dims merged, and the tuples' own dims."""
     depth, sizes = index.shape[-1], index.shape[:-1]
     if not 0 <= batch < max(index.ndim, 1) or batch + depth > len(shape):
         raise OnnxError(f"index tuples of {depth} do not fit a tensor of shape {list(shape)}")
@@ -135,7 +136,7 @@ def one_hot(call: Call) -> Traced:
     call.builder.reserve(max(depth, 0) * 8)
     axis = positive(axis, index.ndim + 1)
     steps = torch.arange(depth, dtype=index.dtype).reshape(depth, *(1,) * (index.ndim - axis))
-    index = torch.where(torch.lt(index, 0), index + depth, index)  # outside of [-depth, depth) nothing hits
+    index = torch.where(torch.lt(index, 0), index + depth, index)  # outside [-depth, depth) nothing matches
     hit = torch.eq(torch.unsqueeze(index, axis), call.builder.known(steps))
     return torch.where(hit, torch.select(values, 0, 1), torch.select(values, 0, 0))
 

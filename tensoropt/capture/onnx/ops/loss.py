@@ -1,4 +1,4 @@
-"""Losses that a file holds itself, and random numbers."""
+"""Losses that a file itself contains, and random numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def _shape_and_dtype(call: Call) -> tuple[list[int], torch.dtype]:
 
 @converter("RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike")
 def random(call: Call) -> Traced:
-    """Other numbers than ONNX Runtime draws: its generator is its own. Never folded, drawn at every step."""
+    """Random numbers, which differ from ONNX Runtime's own generator. They are never folded, but drawn in
+    every step."""
     shape, dtype = _shape_and_dtype(call)
     if "Normal" in call.op:
         drawn = call.builder.node_call(torch.randn, shape, dtype=dtype)
@@ -99,7 +100,8 @@ def roi_align(call: Call) -> Traced:
 
 
 def _bilinear(images: Traced, rows: Traced, columns: Traced) -> Traced:
-    """(regions, channels, rows, columns) at fractional places; zero outside by more than a pixel."""
+    """(regions, channels, rows, columns) at fractional positions; zero more than one pixel outside the
+    image."""
     builder = images.builder
     height, width = images.shape[2:]
 

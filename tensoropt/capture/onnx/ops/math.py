@@ -80,14 +80,14 @@ def binary(call: Call) -> Traced:
     a, b = call[0], call[1]
     if call.op == "Sub" and isinstance(plain(a, b), (int, float)):
         return torch.rsub(b, plain(a, b))
-    # The constant goes second, where `plain` may make a number of it.
+    # The constant comes second, where `plain` may turn it into a number.
     if call.op in ("Add", "Mul") and a.data is not None and b.data is None:
         a, b = b, a
     return _BINARY[call.op](a, plain(b, a))
 
 
 def plain(value: Traced, other: Traced) -> Any:
-    """A constant of one element as a Python number, where that changes neither shape nor dtype."""
+    """A one-element constant as a Python number, if that changes neither shape nor dtype."""
     if value.data is None or other.data is not None or value.numel != 1 or value.ndim > other.ndim:
         return value
     return value.data.item() if value.dtype == other.dtype and value.dtype != torch.bool else value
@@ -113,7 +113,7 @@ def power(call: Call) -> Traced:
     base, exponent = call[0], call[1]
     if exponent.data is not None and exponent.numel == 1 and exponent.ndim <= base.ndim:
         number = exponent.data.item()
-        # As a number of Python, so that a square is one call without a tensor for its exponent.
+        # As a Python number, so that a square is one call without a tensor for its exponent.
         number = int(number) if float(number).is_integer() else number
         return torch.pow(base, number).to(base.dtype)
     return torch.pow(base, exponent).to(base.dtype)
@@ -136,7 +136,7 @@ def variadic(call: Call) -> Traced:
         "Min": torch.minimum,
     }
     pairwise = by_name[call.op]
-    # Pair by pair, so that operands broadcast; stacking them would not.
+    # Pair by pair, so that operands broadcast; stacking would not broadcast them.
     total = functools.reduce(pairwise, [call[i] for i in range(len(call))])
     return total / len(call) if call.op == "Mean" and len(call) > 1 else total
 
@@ -172,7 +172,7 @@ def cast_like(call: Call) -> Traced:
 
 
 def _converted(x: Traced, code: int, saturate: bool) -> Traced:
-    """``x`` in another element type; what a few bits cannot hold wraps around, as it does in NumPy."""
+    """``x`` in another element type; a value that does not fit in a few bits wraps around, as in NumPy."""
     dtype = torch_dtype(code, "its result")
     if code not in NARROW:
         return x.to(dtype)
@@ -271,7 +271,7 @@ def clip(call: Call) -> Traced:
 def _clamp(x: Traced, low: Any, high: Any) -> Traced:
     if low is None and high is None:
         return x
-    # The standard gives the upper bound then.
+    # In that case the standard gives the upper bound.
     if low is not None and high is not None and low > high:
         low = high
     if low == 0 and high == 6 and x.floating:
@@ -280,7 +280,7 @@ def _clamp(x: Traced, low: Any, high: Any) -> Traced:
 
 
 def _flattened(call: Call, function: Callable[[Traced, int], Traced]) -> Traced:
-    """Softmax before opset 13: over all dims from the axis on, as one."""
+    """Softmax before opset 13: over all dims from the axis on, taken together."""
     x = call[0]
     axis = call.dim("axis", 1)
     if all(size == 1 for size in x.shape[axis + 1 :]):
@@ -337,7 +337,7 @@ def product(a: Traced, b: Traced) -> Traced:
 
 @converter("Gemm")
 def gemm(call: Call) -> Traced:
-    """``alpha * A' @ B' + beta * C``; the form that PyTorch's linear layers are exported to stays linear."""
+    """``alpha * A' @ B' + beta * C``; the form to which PyTorch's linear layers are exported stays linear."""
     a, b, c = call[0], call[1], call.optional(2)
     if a.ndim != 2 or b.ndim != 2:
         raise OnnxError(f"it takes matrices, but has operands of {a.ndim} and {b.ndim} dims")
@@ -371,7 +371,7 @@ def cumulative(call: Call) -> Traced:
     if call.attribute("reverse", 0):
         x = torch.flip(x, [axis])
     if call.attribute("exclusive", 0):
-        # Shifted by one: an exclusive sum is the inclusive one of the elements before.
+        # Shifted by one: an exclusive sum is the inclusive sum of the preceding elements.
         pads = [0, 0] * (x.ndim - axis - 1) + [1, -1]
         x = F.pad(x, pads, value=float(empty))
     x = running(x, axis).to(call[0].dtype)

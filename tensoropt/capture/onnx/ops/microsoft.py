@@ -57,7 +57,7 @@ def fused_gemm(call: Call) -> Traced:
 
 @converter("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_layer_norm(call: Call) -> Any:
-    """norm(input + skip + bias); the sum is the fourth output."""
+    """norm(input + skip + bias); the fourth output is the sum."""
     simplified = "Simplified" in call.op
     total = call[0] + call[1]
     bias = call.optional(3 if simplified else 4)
@@ -96,7 +96,7 @@ def embed_layer_norm(call: Call) -> Any:
 
 
 def _key_bias(call: Call, mask: Traced, batch: int, keys: int, dtype: torch.dtype) -> Traced:
-    """A padding mask of 0 and 1, by key or by query and key, as what is added to the scores."""
+    """A padding mask of 0 and 1, by key or by query and key, converted to a term added to the scores."""
     lowest = call.attribute("mask_filter_value", -10000.0)
     if mask.ndim == 1:
         if mask.numel != batch:
@@ -130,7 +130,7 @@ def _attended(call: Call, q: Traced, k: Traced, v: Traced, bias: Traced, causal:
 
 @converter("Attention", domain=MICROSOFT)
 def attention(call: Call) -> Any:
-    """Projection to q, k, v in one matrix, then attention."""
+    """A projection to q, k, v in one matrix, followed by attention."""
     x, weight, bias = call[0], call[1], call.optional(2)
     if call.optional(4) is not None or call.attribute("do_rotary", 0):
         raise OnnxError("a cache or rotary embedding inside cannot be imported")

@@ -1,4 +1,4 @@
-"""Norms. A batch norm keeps its running statistics, as the file says, unless it was exported for training."""
+"""Norms. A batch norm keeps its running statistics, as in the file, unless it was exported for training."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def _batch_norm_training(
 ) -> Any:
     momentum = call.attribute("momentum", 0.9)
     if not call.wants(1) and not call.wants(2) and mean.data is not None and var.data is not None:
-        # ONNX weighs the old statistics with its momentum, PyTorch the new ones.
+        # ONNX applies its momentum to the old statistics, PyTorch to the new ones.
         return F.batch_norm(x, mean, var, scale, bias, True, 1.0 - momentum, epsilon)
     dims = [d for d in range(x.ndim) if d != 1]
-    # ONNX's running variance takes the batch's own, PyTorch's the unbiased one: written out.
+    # ONNX's running variance uses the batch's own, PyTorch's the unbiased one, so it is written out.
     batch_mean, batch_var = torch.mean(x, dims), torch.var(x, dims, correction=0)
     out = F.batch_norm(x, None, None, scale, bias, True, 0.0, epsilon)
     running = [a * momentum + b * (1.0 - momentum) for a, b in ((mean, batch_mean), (var, batch_var))]
@@ -54,7 +54,7 @@ def instance_norm(call: Call) -> Traced:
 
 @converter("GroupNormalization")
 def group_norm(call: Call) -> Traced:
-    """Scale and bias are per group before opset 21, per channel from then on."""
+    """Group norm; scale and bias are per group before opset 21, per channel from then on."""
     x, scale, bias, groups = call[0], call[1], call[2], call.attribute("num_groups")
     if scale.numel == groups != x.shape[1]:
         repeat = x.shape[1] // groups
@@ -64,7 +64,7 @@ def group_norm(call: Call) -> Traced:
 
 @converter("LayerNormalization", "SimplifiedLayerNormalization")
 def layer_norm(call: Call) -> Any:
-    """SimplifiedLayerNormalization is ONNX Runtime's name for the RMS norm."""
+    """Layer norm and RMS norm, which ONNX Runtime calls SimplifiedLayerNormalization."""
     x = call[0]
     axis = positive(call.attribute("axis", -1), x.ndim)
     epsilon = call.attribute("epsilon", 1e-5)
@@ -107,7 +107,7 @@ def mean_variance_norm(call: Call) -> Traced:
     x, dims = call[0], call.attribute("axes") or [0, 2, 3]
     centred = x - torch.mean(x, dims, keepdim=True)
     deviation = torch.sqrt(torch.mean(centred * centred, dims, keepdim=True))
-    # The constant is that of the standard's own definition.
+    # The constant comes from the standard's own definition.
     return centred / (deviation + 1e-9)
 
 
@@ -121,7 +121,8 @@ def lp_norm(call: Call) -> Traced:
 
 @converter("LRN")
 def local_response_norm(call: Call) -> Traced:
-    """The window over channels is a sum of shifted copies: few, and every other dim stays free to split."""
+    """Local response norm; the window over channels is a sum of a few shifted copies, so every other dim can
+    be split."""
     x, size = call[0], call.attribute("size")
     alpha, beta, bias = (
         call.attribute("alpha", 1e-4),
@@ -141,7 +142,7 @@ def local_response_norm(call: Call) -> Traced:
 
 @converter("Dropout")
 def dropout_attribute(call: Call) -> Any:
-    """Inference: the input as it is, and a mask of ones for whoever asks."""
+    """Dropout in inference: the input unchanged, and a mask of ones if it is requested."""
     mask = torch.ones_like(call[0], dtype=torch.bool) if call.wants(1) else None
     return call[0], mask
 

@@ -1,4 +1,4 @@
-"""Pooling: PyTorch's own where it has the case, otherwise the sum of its window written out."""
+"""Pooling: PyTorch's own if it covers the case, otherwise the sum of the window, written out."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _CONVOLVE: Any = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def _pool_window(call: Call) -> tuple[Window, bool]:
-    """(window, whether output sizes round up)."""
+    """(window, whether output sizes are rounded up)."""
     ceil = bool(call.attribute("ceil_mode", 0))
     same = call.attribute("auto_pad", "NOTSET").startswith("SAME")
     return window_of(call, tuple(call.attribute("kernel_shape"))), ceil and not same
 
 
 def _extended(window: Window, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Pads under which rounding down gives what rounding up gives under the window's own.
+    """The pads with which rounding down gives the same as rounding up with the window's own pads.
 
-    As ONNX has it since opset 19 and PyTorch always: a window that would start in the padding behind is left
-    out.
+    As in ONNX since opset 19, and always in PyTorch, a window that would start in the trailing padding is
+    left out.
     """
     pads = []
     for size, k, s, d, (before, after) in zip(
@@ -38,7 +38,7 @@ def _extended(window: Window, sizes: tuple[int, ...]) -> tuple[tuple[int, int], 
     ):
         reach = d * (k - 1) + 1
         count = -(-(size + before + after - reach) // s) + 1
-        # The last window would begin in the padding behind.
+        # The last window would begin in the trailing padding.
         if (count - 1) * s >= size + before:
             count -= 1
         pads.append((before, max(after, (count - 1) * s + reach - size - before)))
@@ -46,7 +46,7 @@ def _extended(window: Window, sizes: tuple[int, ...]) -> tuple[tuple[int, int], 
 
 
 def _fits(window: Window) -> bool:
-    """Whether PyTorch's pooling takes these pads itself."""
+    """Whether PyTorch's pooling itself supports these pads."""
     halves = zip(window.padding, window.kernel, strict=True)
     return window.symmetric and all(0 <= p <= k // 2 for p, k in halves)
 
@@ -62,14 +62,15 @@ def max_pool(call: Call) -> Any:
     padding = window.padding
     if not _fits(window):
         pads = _extended(window, x.shape[2:]) if ceil else window.pads
-        # Padded by hand with what never is the maximum.
+        # Padded by hand with a value that is never the maximum.
         x, padding, ceil = pad_constant(x, pads, -math.inf), (0,) * window.dims, False
     out = _MAX[window.dims](x, window.kernel, window.strides, padding, window.dilations, ceil)
     return out.to(dtype)
 
 
 def _max_pool_with_indices(call: Call, window: Window, ceil: bool) -> Any:
-    """Indices count through the whole tensor; PyTorch's count through one channel of one sample."""
+    """Max pooling with indices; they count through the whole tensor, PyTorch's through one channel of one
+    sample."""
     if not _fits(window):
         raise OnnxError("its second output (indices) with uneven pads cannot be imported")
     x = call[0]
@@ -96,7 +97,7 @@ def average_pool(call: Call) -> Traced:
     if plain and not any(any(p) for p in window.pads):
         return _AVERAGE[window.dims](x, window.kernel, window.strides, 0, ceil, include)
     pads = _extended(window, x.shape[2:]) if ceil else window.pads
-    # Ones pooled alike count how many elements each window has; they are constants and fold away.
+    # Pooling ones in the same way counts the elements of each window; they are constants and fold away.
     ones = call.builder.known(torch.ones(1, 1, *x.shape[2:], dtype=x.dtype))
     if include:
         ones = pad_constant(ones, window.pads, 1)

@@ -1,4 +1,5 @@
-"""Quantised operators in floating point: the values a quantised file computes, not its speed."""
+"""Quantised operators in floating point: they give the values that a quantised file computes, not its
+speed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _RANGE = {
 
 
 def _along(value: Traced, x: Traced, call: Call) -> Traced:
-    """A scale or zero point at the rank of what it scales: whole, per axis, or per block."""
+    """A scale or zero point with the rank of the tensor that it scales: whole, per axis, or per block."""
     if value is None or value.numel == 1:
         return value if value is None else value.reshape()
     axis = positive(call.attribute("axis", 1), x.ndim)
@@ -33,7 +34,7 @@ def _along(value: Traced, x: Traced, call: Call) -> Traced:
 
 
 def dequantised(x: Traced, scale: Traced, zero: Traced) -> Traced:
-    # Before the zero point is taken away, or differences would wrap around in eight bits.
+    # Before the zero point is subtracted; otherwise differences would wrap around in eight bits.
     wide = x.to(torch.float32)
     return (wide if zero is None else wide - zero.to(torch.float32)) * scale.to(torch.float32)
 
@@ -41,9 +42,9 @@ def dequantised(x: Traced, scale: Traced, zero: Traced) -> Traced:
 def quantised(
     x: Traced, scale: Traced, zero: Traced, dtype: torch.dtype, code: int = 0, saturate: bool = True
 ) -> Traced:
-    """``code``: the ONNX element type, which may have fewer bits than ``dtype``."""
+    """Quantise ``x``; ``code`` is the ONNX element type, which may have fewer bits than ``dtype``."""
     if code in NARROW and NARROW[code].bounds is None:
-        # Floats of a few bits have a zero of their own: their zero point says which type it is.
+        # Floats of a few bits have their own zero: their zero point determines the type.
         return rounded(x.to(torch.float32) / scale.to(torch.float32), code, saturate)
     if dtype not in _RANGE:
         raise OnnxError(f"quantisation to {str(dtype).removeprefix('torch.')} cannot be imported")
@@ -77,7 +78,7 @@ def quantize(call: Call) -> Traced:
 def dynamic_quantize(call: Call) -> Any:
     x = call[0]
     dims = list(range(x.ndim))
-    # The range always holds zero, which has to be one of the steps.
+    # The range always contains zero, which has to be one of the steps.
     low, high = torch.clamp(torch.amin(x, dims), max=0.0), torch.clamp(torch.amax(x, dims), min=0.0)
     scale = (high - low) / 255.0
     zero = torch.clamp(torch.round((low * -1.0) / scale), 0, 255).to(torch.uint8)
@@ -124,7 +125,7 @@ def matmul_integer(call: Call) -> Traced:
 
 @converter("ConvInteger")
 def conv_integer(call: Call) -> Traced:
-    """In float64, whose whole numbers are exact far beyond what int32 sums reach."""
+    """An integer convolution in float64, whose whole numbers are exact far beyond what int32 sums reach."""
     x, weight = call[0].to(torch.float64), call[1].to(torch.float64)
     if call.optional(2) is not None:
         x = x - call[2].to(torch.float64)

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: PyTorch's own where it computes the same, otherwise unrolled step by step.
+"""LSTM, GRU and RNN: PyTorch's own if it computes the same, otherwise unrolled step by step.
 
 ONNX stacks gates as i, o, f, c (LSTM) and z, r, h (GRU); PyTorch as i, f, g, o and r, z, n.
 """
@@ -17,7 +17,7 @@ from tensoropt.capture.onnx.registry import Call, converter
 from tensoropt.capture.onnx.values import Traced
 
 MAX_STEPS = 2048
-"""Of an unrolled sequence."""
+"""The most steps of an unrolled sequence."""
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _TORCH_ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
@@ -25,7 +25,7 @@ _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "R
 
 @dataclass(frozen=True)
 class _Layer:
-    """One call with its operands; time first, states as (directions, batch, hidden)."""
+    """One call with its operands; time comes first, states are (directions, batch, hidden)."""
 
     call: Call
     x: Traced
@@ -88,7 +88,7 @@ def _layer(call: Call) -> _Layer:
 
 def _is_torchs(layer: _Layer) -> bool:
     call = layer.call
-    # What PyTorch's fused layers do not have: lengths, clipping, coupled gates, peepholes, backward alone.
+    # What PyTorch's fused layers lack: lengths, clipping, coupled gates, peepholes, backward only.
     plain = layer.lengths is None and call.attribute("clip") is None and not call.attribute("input_forget", 0)
     plain = plain and layer.peepholes is None and call.attribute("direction", "forward") != "reverse"
     default = layer.activations == _DEFAULTS[layer.op] * layer.directions
@@ -101,7 +101,7 @@ def _is_torchs(layer: _Layer) -> bool:
 
 
 def _gate_rows(value: Traced, layer: _Layer, order: Sequence[int]) -> Traced:
-    """The rows of stacked gates in another order."""
+    """The rows of stacked gates, reordered."""
     size = layer.size
     if list(order) == list(range(len(order))):
         return value
@@ -117,7 +117,7 @@ def _whole(layer: _Layer) -> tuple[Traced, Traced, Traced]:
         if layer.bias is not None:
             both = torch.select(layer.bias, 0, d)
             rows = gates * layer.size
-            # ONNX keeps both biases in one row, that of the input first, as PyTorch's layers take them.
+            # ONNX stores both biases in one row, the input's first, as PyTorch's layers take them.
             for start in (0, rows):
                 weights.append(_gate_rows(torch.narrow(both, 0, start, rows), layer, order))
     arguments = (layer.bias is not None, 1, 0.0, False, layer.directions == 2, False)
@@ -188,7 +188,7 @@ def _direction(layer: _Layer, d: int, backward: bool) -> tuple[Traced, Traced, T
     cell = None if layer.cell is None else torch.select(layer.cell, 0, d)
     gates = _GATES[layer.op] * layer.size
     bias = None if layer.bias is None else torch.narrow(torch.select(layer.bias, 0, d), 0, 0, gates)
-    # The inputs' product of all steps at once: only the recurrent part has to wait for the step before.
+    # The inputs' product for all steps at once: only the recurrent part has to wait for the previous step.
     inputs = F.linear(layer.x, torch.select(layer.weight, 0, d), bias)
     steps = range(layer.x.shape[0])
     found: dict[int, Traced] = {}
@@ -198,7 +198,7 @@ def _direction(layer: _Layer, d: int, backward: bool) -> tuple[Traced, Traced, T
             hidden, cell, found[t] = new_hidden, new_cell, new_hidden
             continue
         runs = layer.call.builder.constant([[t < n] for n in layer.lengths])
-        # Beyond a sequence's end outputs are zero and its state stays as it was.
+        # Beyond a sequence's end, outputs are zero and the state stays unchanged.
         found[t] = torch.where(runs, new_hidden, torch.zeros_like(new_hidden))
         hidden = torch.where(runs, new_hidden, hidden)
         cell = None if cell is None else torch.where(runs, new_cell, cell)
@@ -276,7 +276,7 @@ def _lstm_step(layer: _Layer, d: int) -> _Step:
 
 
 def _arranged(call: Call, layer: _Layer, outputs: tuple[Traced, Traced, Traced]) -> Any:
-    """As ONNX lays its outputs out: (time, directions, batch, hidden), or batch first with ``layout`` 1."""
+    """The outputs in ONNX's layout: (time, directions, batch, hidden), or batch first with ``layout`` 1."""
     out, hidden, cell = outputs
     steps, batch, _ = out.shape
     out = out.reshape(steps, batch, layer.directions, layer.size)

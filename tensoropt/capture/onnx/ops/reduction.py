@@ -11,7 +11,7 @@ from tensoropt.capture.onnx.registry import Call, converter, positive
 from tensoropt.capture.onnx.values import Traced
 
 _AXES_INPUT_SINCE = 18
-"""ReduceSum moved its axes to an input in opset 13, all others in 18."""
+"""The opset in which most reductions moved their axes to an input; ReduceSum did so in opset 13."""
 
 
 def _square_sum(x: Traced, dims: list[int], keepdim: bool) -> Traced:
@@ -74,7 +74,7 @@ def reduce(call: Call) -> Traced:
 def _reduced(call: Call, axes: list[int] | None, keep_all: bool) -> Traced:
     x = call[0]
     if not axes and keep_all:
-        # nothing is reduced, but what happens to each element still does
+        # nothing is reduced, but the operation on each element still applies
         return _REDUCE[call.op](torch.unsqueeze(x, 0), [0], False).to(x.dtype)
     dims = [positive(a, x.ndim) for a in axes] if axes else list(range(x.ndim))
     keepdim = bool(call.attribute("keepdims", 1))
@@ -117,6 +117,6 @@ def top_k(call: Call) -> Any:
 
 def _top_k(call: Call, k: int) -> Any:
     x, axis = call[0], call.dim("axis", -1)
-    # Of equal elements the first comes first, which ``torch.topk`` does not promise.
+    # Of equal elements the earliest comes first, which ``torch.topk`` does not guarantee.
     values, indices = torch.sort(x, dim=axis, descending=bool(call.attribute("largest", 1)), stable=True)
     return torch.narrow(values, axis, 0, k), torch.narrow(indices, axis, 0, k)

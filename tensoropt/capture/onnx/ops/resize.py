@@ -1,7 +1,7 @@
 """Resizing and sampling of images.
 
-Interpolation is separable and its coordinates are constants. Where PyTorch has the very case it is used;
-any other mode becomes one constant matrix per resized dim (Resize-19 of the operator set defines them).
+Interpolation is separable and its coordinates are constants. If PyTorch has exactly the same case, it is
+used; any other mode becomes one constant matrix per resized dim (defined by Resize-19 of the operator set).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tensoropt.capture.onnx.registry import Call, converter, positive
 from tensoropt.capture.onnx.values import Traced
 
 MAX_SIZE = 2**16
-"""Of a resized dim; an image of more pixels a side is not one."""
+"""The largest size of a resized dim; an image with more pixels per side is not realistic."""
 
 
 @converter("Upsample")
@@ -103,14 +103,14 @@ def _as_pytorch(
     mode: str,
     options: Any,
 ) -> Traced:
-    """PyTorch's interpolation, if it does exactly what is asked for; None otherwise."""
+    """PyTorch's interpolation if it does exactly what is requested; None otherwise."""
     spatial = [dims[i] for i in changed]
     if x.ndim not in (3, 4, 5) or min(spatial) < 2 or options.get("antialias", 0) or not x.floating:
         return None
     size = list(x.shape[2:])
     for i in changed:
         size[dims[i] - 2] = sizes[i]
-        # PyTorch takes coordinates from the sizes, ONNX from the scales: the two agree where the product is
+        # PyTorch derives coordinates from the sizes, ONNX from the scales: the two agree if the product is
         # whole.
         if abs(scales[i] * x.shape[dims[i]] - sizes[i]) > 1e-6:
             return None
@@ -118,7 +118,7 @@ def _as_pytorch(
     if mode == "nearest":
         rounding = options.get("nearest_mode", "round_prefer_floor")
         whole = all(float(scales[i]).is_integer() for i in changed)
-        # At whole factors every pixel's centre lies inside one source pixel, however it is rounded.
+        # For whole factors, every pixel's centre lies inside one source pixel, however it is rounded.
         centred = whole and coordinates == "half_pixel" and rounding.startswith("round")
         if centred or (coordinates == "asymmetric" and rounding == "floor"):
             return F.interpolate(x, size=size, mode="nearest")
@@ -134,13 +134,13 @@ def _as_pytorch(
 
 
 def _along(x: Traced, dim: int, matrix: np.ndarray) -> Traced:
-    """Apply an (output, input) matrix along one dim; a selection of single elements is an index."""
+    """Apply an (output, input) matrix along one dim; a selection of single elements becomes an index."""
     rows = (matrix != 0).sum(axis=1)
     if (rows == 1).all() and (matrix.max(axis=1) == 1).all():
         return torch.index_select(x, dim, x.builder.known(torch.from_numpy(matrix.argmax(axis=1))))
     wide = x if x.floating else x.to(torch.float32)
     constant = x.builder.known(torch.from_numpy(matrix).to(wide.dtype))
-    # The dim goes last, where a matrix product contracts it.
+    # The dim is moved last, where a matrix product contracts it.
     order = [d for d in range(x.ndim) if d != dim] + [dim]
     out = torch.matmul(wide.permute(*order), torch.t(constant))
     back = [order.index(d) for d in range(x.ndim)]
@@ -187,7 +187,7 @@ def _coordinate(
 
 
 def _weights(place: float, size: int, scale: float, mode: str, options: Any) -> list[tuple[int, float]]:
-    """(element, weight) of the elements around a coordinate."""
+    """(element, weight) for the elements around a coordinate."""
     if mode == "nearest":
         return [(_nearest(place, size, options.get("nearest_mode", "round_prefer_floor")), 1.0)]
     wide = min(scale, 1.0) if options.get("antialias", 0) else 1.0

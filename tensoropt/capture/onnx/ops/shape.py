@@ -56,7 +56,7 @@ def constant_of_shape(call: Call) -> Traced:
         raise OnnxError(f"its value has {value.numel()} elements; it must have one")
     if any(s < 0 for s in sizes):
         raise OnnxError(f"its shape {sizes} has a negative size")
-    # Expanded: a shape of terabytes takes no memory until something is computed of it, which is counted.
+    # Expanded: a shape of terabytes uses no memory until something is computed from it, which is counted.
     return call.builder.known(value.reshape(()).expand(sizes))
 
 
@@ -74,10 +74,10 @@ def range_(call: Call) -> Traced:
     start, limit, delta = (call.scalar(i, what=w) for i, w in enumerate(("start", "limit", "delta")))
     if delta == 0:
         raise OnnxError("its delta is 0")
-    # The standard's own formula for how many there are.
+    # The standard's own formula for their number.
     count = max(math.ceil((limit - start) / delta), 0)
     call.builder.reserve(count * 8)
-    # In double precision: the last of many float32 steps would be off.
+    # In double precision, because the last of many float32 steps would be off.
     steps = torch.arange(count, dtype=torch.float64 if call[0].floating else torch.int64)
     return call.builder.known((steps * delta + start).to(call[0].dtype))
 
@@ -96,17 +96,17 @@ def reshape(call: Call) -> Traced:
 
 
 def _for_batch(call: Call, x: Traced, target: list[int]) -> list[int]:
-    """The target shape where a batch size written into it was replaced by another."""
+    """The target shape, if a batch size written into it was replaced by another one."""
     if call.batch is None or x.data is not None:
         return target
     old, new = call.batch
     rest = math.prod(s for s in target if s != -1)
     fits = x.numel % rest == 0 if -1 in target and rest else x.numel == rest
-    # With -1 in the target the old batch may divide by chance; that the operand begins with the new one
-    # decides.
+    # With -1 in the target the old batch may divide by chance; what decides is that the operand begins with
+    # the new one.
     if target and target[0] == old and (not fits or (-1 in target and x.shape[:1] == (new,))):
         return [new, *target[1:]]
-    # A batch merged with other dims (tokens of all samples in one).
+    # A batch merged with other dims (the tokens of all samples in one).
     if target and target[0] % old == 0 and not fits and x.numel * old == rest * new:
         return [target[0] // old * new, *target[1:]]
     return target
@@ -213,7 +213,7 @@ def _split(call: Call, sizes: list[int] | None, parts: int | None) -> Any:
     x, axis = call[0], call.dim()
     if sizes is None:
         count = parts or len(call.wanted)
-        # Rounded up, the last part smaller, as the standard has it since opset 18.
+        # Rounded up, with a smaller last part, as in the standard since opset 18.
         each = -(-x.shape[axis] // count)
         sizes = [min(each, x.shape[axis] - i * each) for i in range(count)]
     return torch.split(x, sizes, axis)
@@ -241,11 +241,11 @@ def _sliced(
         if step == 0:
             raise OnnxError("its step is 0")
         dim = positive(axis, x.ndim)
-        # Python's own clipping, which is the standard's: ends far out of range stand for "to the end".
+        # Python's own clipping, which is the standard's: ends far out of range mean "to the end".
         first, last, _ = slice(start, end, step).indices(x.shape[dim])
         count = len(range(first, last, step))
         if step < 0:
-            # backwards: cut what is wanted, then turn it around
+            # backwards: cut the requested part, then reverse it
             lowest = first + (count - 1) * step if count else first
             x = torch.flip(_stepped(x, dim, lowest if count else 0, count, -step), [dim])
         else:
@@ -291,10 +291,10 @@ def _padded(call: Call, pads: Sequence[int], value: Any, axes: Sequence[int] | N
 
 
 def pad_constant(x: Traced, pads: Sequence[tuple[int, int]], value: Any = 0) -> Traced:
-    """Pad (or, where negative, cut) the last dims of a tensor: (before, after) for each."""
+    """Pad (or, if negative, cut) the last dims of a tensor: (before, after) for each."""
     if not any(any(p) for p in pads):
         return x
-    # PyTorch lists pads from the last dim on.
+    # PyTorch lists pads starting from the last dim.
     flat = [p for pair in reversed(list(pads)) for p in pair]
     while flat[-2:] == [0, 0]:
         flat = flat[:-2]
@@ -307,7 +307,7 @@ _COPIED = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
 
 
 def _pad_by_copies(x: Traced, dim: int, before: int, after: int, mode: str) -> Traced:
-    """Reflect, edge and wrap: which index every place of the result copies is known."""
+    """Reflect, edge and wrap padding: the index that each position of the result copies is known."""
     if before == after == 0:
         return x
     if mode not in _COPIED:

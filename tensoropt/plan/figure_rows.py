@@ -1,0 +1,77 @@
+"""Rows of figures: what the CSV, ``--json`` and the page show of a point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tensoropt.plan.figures import BREAKDOWNS, FIXED, FURTHER
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.point import Point
+from tensoropt.plan.rates import Rates, RatesOf
+from tensoropt.plan.space import Space
+
+
+@dataclass(frozen=True)
+class FigureRow:
+    """A point among the others: what its figures follow from (:attr:`~tensoropt.plan.figures.Figure.of`)."""
+
+    found: Findings
+    index: int
+    rated: RatesOf
+
+    @property
+    def number(self) -> int:
+        """Its number, from 1, as everywhere."""
+        return self.index + 1
+
+    @property
+    def point(self) -> Point:
+        """The point itself."""
+        return self.found.all_points[self.index]
+
+    @property
+    def space(self) -> Space:
+        """The space that it is of."""
+        return self.found.spaces[self.point.space]
+
+    @property
+    def name(self) -> str:
+        """What people call its plan."""
+        return self.found.names[self.index]
+
+    @property
+    def key(self) -> str:
+        """What tells its plan from others."""
+        return self.found.keys[self.index]
+
+    @property
+    def rates(self) -> Rates:
+        """Its rates."""
+        return self.rated.of(self.index)
+
+
+def figure_rows(found: Findings, indices: Iterable[int]) -> Iterator[FigureRow]:
+    """The rows of some of ``all_points``."""
+    rated = RatesOf(found)
+    return (FigureRow(found, index, rated) for index in indices)
+
+
+def points_data(found: Findings, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
+    """Points as plain data, with the names of the CSV; the parts of a breakdown lie in one of its name.
+
+    Args:
+        indices: in ``all_points``; the frontier's without.
+    """
+    own = [figure for figure in (*FIXED, *FURTHER) if figure.part is None]
+    parts = [figure for figure in FURTHER if figure.part is not None]
+    rows = []
+    for row in figure_rows(found, range(len(found.points)) if indices is None else indices):
+        data: dict[str, Any] = {**{figure.name: figure.plain(row) for figure in own}, "key": row.key}
+        data |= {name: {} for name in BREAKDOWNS}
+        for figure in parts:
+            if figure.part is not None and figure.name in row.point.figures:
+                data[figure.part[0]][figure.part[1]] = figure.plain(row)
+        rows.append(data)
+    return rows

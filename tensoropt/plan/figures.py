@@ -1,0 +1,286 @@
+"""The figures of a point: for each its name, unit, label and meaning, said once.
+
+The CSV, ``--json``, ``show``, the page's table of points and its tooltips are made from this registry, and so
+are the columns of a saved frontier. A figure that a simulation finds is a keyword of
+:meth:`~tensoropt.plan.point.Point.of`; one that follows from others says here how.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tensoropt.costs.process_memory import TERMS
+from tensoropt.simulate.effect_tables import SOURCES
+from tensoropt.simulate.recording import ALLOCATOR, MEMORY_KINDS
+from tensoropt.units import format_bytes, format_number, format_seconds
+
+
+@dataclass(frozen=True)
+class FigureUnit:
+    """What a figure is counted in, and how one of that unit is written.
+
+    Attributes:
+        cell: in a CSV file.
+        plain: in JSON.
+        words: for people.
+    """
+
+    name: str
+    cell: Callable[[Any], Any]
+    plain: Callable[[Any], Any]
+    words: Callable[[Any], str]
+
+
+BYTES = FigureUnit("bytes", round, round, format_bytes)
+SECONDS = FigureUnit("seconds", repr, float, format_seconds)
+SHARE = FigureUnit("share", repr, float, lambda share: f"{100 * share:.0f} %")
+NUMBER = FigureUnit("number", repr, float, format_number)
+COUNT = FigureUnit("count", int, int, lambda count: f"{count:,}")
+FLAG = FigureUnit("flag", lambda flag: str(bool(flag)).lower(), bool, lambda flag: "yes" if flag else "no")
+WORDS = FigureUnit("words", str, str, str)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a point.
+
+    Attributes:
+        name: of its column, and of the attribute of a point that has it.
+        label: what people call it.
+        about: what it is, in a sentence.
+        of: how it follows from a point (:class:`~tensoropt.plan.figure_rows.FigureRow`); None for what a
+            simulation finds, which each point keeps.
+        part: the breakdown that it is a part of and its name there: ``("terms", "context")``.
+        default: of a point that was not told; NaN where that means unknown.
+        listed: whether it has a line of its own in ``show`` and in tooltips, and a column in the page's
+            table; of the others sentences are made.
+        sparse: whether its column is left out of a CSV where no point has it.
+    """
+
+    name: str
+    unit: FigureUnit
+    label: str
+    about: str
+    of: Callable[[Any], Any] | None = None
+    part: tuple[str, str] | None = None
+    default: float = math.nan
+    listed: bool = False
+    sparse: bool = False
+
+    def value(self, row: Any) -> Any:
+        """The figure of a row; None where it is unknown or does not apply."""
+        if self.of is not None:
+            return self.of(row)
+        found = row.point.figures.get(self.name, self.default)
+        return None if found != found else found
+
+    def cell(self, row: Any) -> Any:
+        """The figure of a row in a CSV file; empty where it is unknown."""
+        value = self.value(row)
+        return "" if value is None else self.unit.cell(value)
+
+    def plain(self, row: Any) -> Any:
+        """The figure of a row in JSON."""
+        value = self.value(row)
+        return None if value is None else self.unit.plain(value)
+
+
+def _parts(
+    breakdown: str,
+    parts: Iterable[str],
+    name: str,
+    unit: FigureUnit,
+    about: str,
+    *,
+    default: float = 0.0,
+    sparse: bool = False,
+) -> list[Figure]:
+    """The figures of a breakdown; ``{}`` in their name and in what they are is a part's name."""
+    return [
+        Figure(
+            name.format(part.replace(" ", "_")),
+            unit,
+            part.replace("_", " "),
+            about.format(part.replace("_", " ")),
+            part=(breakdown, part),
+            default=default,
+            sparse=sparse,
+        )
+        for part in parts
+    ]
+
+
+def _pipelined(say: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Say something of the stages of a pipeline, and nothing of other points."""
+    return lambda row: None if row.point.pipeline is None else say(row.point.pipeline["pipeline"])
+
+
+FIXED = (
+    Figure("point", COUNT, "point", "Its number, from 1 in order of memory.", of=lambda row: row.number),
+    Figure("memory_bytes", BYTES, "memory", "What a device needs at the step's peak, as simulated."),
+    Figure("time_s", SECONDS, "time", "How long a step takes, as simulated."),
+    Figure("devices", COUNT, "devices", "How many devices it runs on.", of=lambda row: row.space.devices),
+    Figure("mesh", WORDS, "mesh", "The mesh of the devices.", of=lambda row: row.space.mesh.label),
+    Figure(
+        "micro_batches",
+        COUNT,
+        "micro-batches",
+        "How often the batch is cut.",
+        of=lambda row: row.space.micro_batches,
+    ),
+    Figure("compute_s", SECONDS, "compute", "How long a device works in a step."),
+    Figure(
+        "communication_s",
+        SECONDS,
+        "network",
+        "How long all communication of a step takes, hidden or not.",
+    ),
+    Figure(
+        "exact",
+        FLAG,
+        "exact",
+        "Whether no strategy of any searched space is better in the additive model.",
+        default=0.0,
+    ),
+    Figure("gap", SHARE, "gap", "By how much at most a strategy of no more memory could be faster."),
+    Figure("planner", WORDS, "planner", "Who found it.", of=lambda row: row.point.planner),
+)
+"""The first columns of a frontier's file, which other people's programs read by name and place."""
+
+FURTHER = (
+    Figure("additive_memory_bytes", BYTES, "memory added up", "The memory that the search added up."),
+    Figure("additive_time_s", SECONDS, "time added up", "The time that the search added up."),
+    Figure("exposed_s", SECONDS, "waited for", "Communication that a device waits for."),
+    Figure("hidden_s", SECONDS, "hidden", "Communication beside something else."),
+    Figure("idle_s", SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),
+    *_parts("memory", MEMORY_KINDS, "{}_bytes", BYTES, "What {} take at the memory's peak."),
+    *_parts("sources", SOURCES, "{}_share", SHARE, "How much of all seconds is {}."),
+    *_parts("terms", TERMS, "{}_bytes", BYTES, "What {} take of a device beside the step's tensors."),
+    Figure(
+        "host_s",
+        SECONDS,
+        "host",
+        "How long the host issues a step, where it is not the device.",
+        default=0.0,
+    ),
+    Figure(
+        "host_bound",
+        FLAG,
+        "host-bound",
+        "Whether the device waits for its host.",
+        of=lambda row: row.point.host_bound,
+    ),
+    Figure(
+        "stages",
+        COUNT,
+        "stages",
+        "How many stages its pipeline has.",
+        of=_pipelined(lambda pipeline: len(pipeline["stages"])),
+    ),
+    Figure(
+        "schedule",
+        WORDS,
+        "schedule",
+        "The order in which micro-batches pass the stages.",
+        of=_pipelined(lambda pipeline: pipeline["schedule"]),
+    ),
+    Figure(
+        "cuts",
+        WORDS,
+        "cuts",
+        "The operators with which further stages begin.",
+        of=_pipelined(lambda pipeline: " ".join(stage["begins"] for stage in pipeline["stages"][1:])),
+    ),
+    Figure("name", WORDS, "plan", "What people call such a plan.", of=lambda row: row.name),
+    *_parts(
+        "allocator",
+        ALLOCATOR,
+        "allocator_{}_bytes",
+        BYTES,
+        "Peak of what is {} by PyTorch's allocator, replayed.",
+        default=math.nan,
+        sparse=True,
+    ),
+    Figure("sent_bytes", BYTES, "sent", "The most that a rank sends in a step.", listed=True),
+)
+"""Columns behind the fixed ones; new ones go to the end."""
+
+RATES = (
+    Figure(
+        "samples_per_s",
+        NUMBER,
+        "samples/s",
+        "Samples per second of all devices.",
+        of=lambda row: row.rates.samples_per_s,
+    ),
+    Figure(
+        "tokens_per_s",
+        NUMBER,
+        "tokens/s",
+        "Tokens per second of all devices.",
+        of=lambda row: row.rates.tokens_per_s,
+    ),
+    Figure("mfu", SHARE, "MFU", "Model FLOPs utilisation.", of=lambda row: row.rates.mfu),
+    Figure(
+        "device_hours_per_1000_steps",
+        NUMBER,
+        "device-hours",
+        "Device-hours of 1,000 steps.",
+        of=lambda row: row.rates.device_hours(1000.0),
+    ),
+    Figure(
+        "price_per_hour",
+        NUMBER,
+        "price",
+        "Money for an hour of all devices.",
+        of=lambda row: row.rates.per_hour,
+    ),
+)
+"""The last columns, always (:mod:`tensoropt.plan.rates`)."""
+
+FIGURES = (*FIXED, *FURTHER, *RATES)
+KEPT: Mapping[str, Figure] = {figure.name: figure for figure in FIGURES if figure.of is None}
+"""What a simulation finds, by name: the figures that a point keeps."""
+LISTED = tuple(figure for figure in KEPT.values() if figure.listed)
+BREAKDOWNS: Mapping[str, Mapping[str, str]] = {
+    name: {figure.part[1]: figure.name for figure in FIGURES if figure.part and figure.part[0] == name}
+    for name in dict.fromkeys(figure.part[0] for figure in FIGURES if figure.part)
+}
+"""By the name of a breakdown: by the name of a part the figure that it is."""
+
+
+def kept_figures(named: Mapping[str, Any]) -> dict[str, float]:
+    """The figures that a point keeps, from figures and breakdowns by name; None and NaN are left out.
+
+    A breakdown is a mapping by the names of its parts, or a sequence of all of them.
+    """
+    found: dict[str, float] = {}
+    for name, value in named.items():
+        if name in BREAKDOWNS:
+            parts = BREAKDOWNS[name]
+            items = value.items() if isinstance(value, Mapping) else zip(parts, value, strict=True)
+            found.update((parts[part], float(size)) for part, size in items)
+        elif name not in KEPT:
+            raise TypeError(f"a point has no figure {name!r}")
+        elif value is not None and value == value:
+            found[name] = bool(value) if KEPT[name].unit is FLAG else float(value)
+    return found
+
+
+class _Worded(dict[str, str]):
+    """By name the figures of something that has them as attributes, in words."""
+
+    def __init__(self, of: object):
+        super().__init__()
+        self.of = of
+
+    def __missing__(self, name: str) -> str:
+        return KEPT[name].unit.words(getattr(self.of, name))
+
+
+def worded(of: object, text: str) -> str:
+    """A text in which ``{time_s}`` stands for that figure of a point, a plan or a step, in words."""
+    return text.format_map(_Worded(of))

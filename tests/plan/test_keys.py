@@ -1,0 +1,76 @@
+"""A point, the plan made from it and the plan's file have one key, and no other plan has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensoropt.plan import load_exploration, load_plan
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.keys import plan_key
+from tests.plan.explorations import MIB, point, small_exploration, space
+
+
+def blocks() -> Exploration:
+    """Every choice of the spaces of the small exploration, each of whose groups can be recomputed."""
+    spaces = tuple(
+        replace(space(mesh, 2), regions={"linear": "h.0", "loss": "h.1"}) for mesh in ((2,), (1, 2))
+    )
+    points = [
+        point(MIB, 0.1, where, choice=choice, options=(option, 0, 0, 0))
+        for where in (0, 1)
+        for choice in np.ndindex(4, 4, 2, 2)
+        for option in range(1 + choice[0] % 2)
+    ]
+    return replace(small_exploration(), spaces=spaces, points=tuple(points))
+
+
+def test_a_point_and_its_plan_have_one_key() -> None:
+    found = blocks()
+    assert [plan_key(found.plan(row)) for row in range(len(found.points))] == list(found.keys)
+    assert len(set(found.keys)) == len(found.points)
+    assert {len(key) for key in found.keys} == {16}
+
+
+def test_files_keep_the_key(tmp_path: Path) -> None:
+    found = small_exploration()
+    found.save(tmp_path)
+    assert load_exploration(tmp_path).keys == found.keys
+    found.plan(1).save(tmp_path / "plan.json")
+    assert plan_key(load_plan(tmp_path / "plan.json")) == found.keys[1]
+
+
+def test_figures_are_no_part_of_a_key() -> None:
+    found = small_exploration()
+    slower = [p.changed(time_s=2 * p.time_s, planner="zero") for p in found.points]
+    assert replace(found, points=tuple(slower)).keys == found.keys
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"settings": {"optimizer": "sgd"}},
+        {"model": small_exploration().model.model_copy(update={"fingerprint": "e" * 64})},
+        {"spaces": (space((2,), 2), space((1, 2), 2))},
+    ],
+)
+def test_another_step_has_other_keys(other: dict[str, Any]) -> None:
+    found = small_exploration()
+    assert not {*replace(found, **other).keys} & {*found.keys}
+
+
+def test_a_placed_point_has_the_key_of_its_plan() -> None:
+    devices = space((2,), 1).mesh.model_copy(update={"placed": True, "names": ("device",)})
+    where = replace(space((2,), 1), mesh=devices, groups={}, hubs={}, shared={})
+    operator = {"axes": {}, "micro": "", "device": 1, "order": 0, "backward_order": 0}
+    record = {"operators": {"linear": operator}, "parameters": {}, "placed": {"peak_bytes": [1.0, 2.0]}}
+    elsewhere = {**record, "operators": {"linear": {**operator, "device": 0}}}
+    heavier = {**record, "placed": {"peak_bytes": [1.0, 3.0]}}
+    points = [point(MIB, 0.1, 0, choice=(), options=(), placed=one) for one in (record, elsewhere, heavier)]
+    found = replace(small_exploration(), spaces=(where,), points=tuple(points))
+    assert [plan_key(found.plan(row)) for row in range(3)] == list(found.keys)
+    assert found.keys[0] == found.keys[2] != found.keys[1]

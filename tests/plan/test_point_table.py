@@ -1,0 +1,99 @@
+"""Points as columns."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan import load_exploration
+from tensoropt.plan.exploration_files import read_costs
+from tensoropt.plan.figures import KEPT
+from tests.plan.explorations import MIB, point, small_exploration
+
+OLD = Path(__file__).parent / "data" / "exploration-2"
+"""Four points, saved when their figures lay in exploration.json."""
+
+
+def test_a_column_has_the_figure_of_every_point() -> None:
+    found = replace(small_exploration(), others=(point(9 * MIB, 0.5, 0, planner="zero", gap=None),))
+    table = found.all_points
+    for name in KEPT:
+        of_points = [getattr(p, name) for p in table]
+        told = [np.nan if figure is None else figure for figure in of_points]
+        assert np.array_equal(table.column(name), told, equal_nan=True), name
+    assert table.column("planner").tolist() == ["frontier"] * 4 + ["zero"]
+    assert np.isnan(table.column("gap")).tolist() == [False] * 4 + [True]
+
+
+def test_what_was_saved_is_read_as_it_was(tmp_path: Path) -> None:
+    odd = point(1.5, 0.5, 0, planner="zero", gap=None, exact=False, host_s=0.1, collectives=(),
+                terms={"context": 3.0, "inputs": 0.0}, sources={}, allocator={"requested": 7.0})  # fmt: skip
+    carried = point(2.5, 0.4, 0, choice=(), options=(), placed={"operators": {}, "placed": {"splits": {}}})
+    found = replace(small_exploration(), others=(odd, carried))
+    found.save(tmp_path)
+    loaded = load_exploration(tmp_path)
+    assert loaded.points == found.points
+    assert loaded.others == found.others
+    assert loaded.others[0].terms == {"context": 3.0, "inputs": 0.0}
+    assert loaded.all_points == found.all_points
+    assert pickle.loads(pickle.dumps(loaded.points)) == found.points
+
+
+def test_files_of_two_runs_are_refused(tmp_path: Path) -> None:
+    small_exploration().save(tmp_path / "a")
+    found = small_exploration()
+    replace(found, points=found.points[:2]).save(tmp_path / "b")
+    shutil.copy(tmp_path / "a" / "points.npz", tmp_path / "b")
+    with pytest.raises(TensorOptError, match="of different runs; explore again"):
+        load_exploration(tmp_path / "b")
+
+
+def test_what_an_earlier_version_saved_is_read_and_saved_anew(tmp_path: Path) -> None:
+    found = load_exploration(OLD)
+    assert json.loads((OLD / "exploration.json").read_text())["schema"] == "tensoropt.exploration/2"
+    assert tuple(found.points) == small_exploration().points
+    found.save(tmp_path)
+    assert load_exploration(tmp_path).points == found.points
+    for one in (OLD, tmp_path):
+        costs = read_costs(one)
+        assert costs.memory.tolist() == [p.memory_bytes for p in found.points]
+        assert costs.devices.tolist() == [2] * 4
+
+
+def test_a_large_frontier_is_opened_without_making_its_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = [point(MIB * (i + 1), 1 / (i + 1), i % 2) for i in range(2000)]
+    replace(small_exploration(), points=tuple(points)).save(tmp_path)
+    made: list[int] = []
+    monkeypatch.setattr("tensoropt.plan.point_rows.Point", lambda **_: made.append(1))
+    loaded = load_exploration(tmp_path)
+    assert loaded.all_points.column("time_s").tolist() == [p.time_s for p in points]
+    assert not made
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"time_s": np.zeros(3)},
+        {"time_s": np.array(["a"] * 4)},
+        {"space": np.array([0, 1, 0, 7])},
+        {"space": np.array([1, 0, 1, 0])},
+        {"rows_0": np.array([0])},
+        {"choice_1": np.zeros((2, 9), dtype=np.uint8)},
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(tmp_path: Path, damage: dict[str, np.ndarray]) -> None:
+    small_exploration().save(tmp_path)
+    with np.load(tmp_path / "points.npz") as arrays:
+        kept = dict(arrays)
+    np.savez_compressed(tmp_path / "points.npz", **{**kept, **damage})
+    with pytest.raises(TensorOptError, match=r"is damaged \((Value|Index)Error"):
+        load_exploration(tmp_path)

@@ -194,7 +194,7 @@ def on_word(view: View, data: FrontierData, word: Any) -> View:
     if word == "clear":
         return replace(view, other=None)
     if word == "compare":
-        # The selected point stays behind as the second one; the next click or arrow moves on from it.
+        # The selected point remains as the second one; the next click or arrow moves on from it.
         return replace(view, other=view.point) if view.point is not None else view
     points = data.special(view)
     return state.select(view, data, points[word]) if isinstance(word, str) and word in points else view

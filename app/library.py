@@ -142,7 +142,7 @@ class Library:
         return self._index.head(entry.shown)
 
     def costs_of(self, entry: Entry) -> Costs:
-        """What the points of an exploration cost; none where they cannot be read."""
+        """Return the costs of an exploration's points; none if they cannot be read."""
         return self._index.costs(entry.shown)
 
     def model_name(self, source: str) -> str:

@@ -153,7 +153,7 @@ def _cluster(jobs: JobManager) -> Any:
 
 
 def _control(setting: Setting) -> Any:
-    """What a setting is chosen with; what it means is said when one points at it."""
+    """Return the control for a setting; its meaning is shown when one points at it."""
     value = setting.in_form(setting.default)
     more: dict[str, Any] = {"label": setting.form_label, "w": setting.width}
     if setting.offered:

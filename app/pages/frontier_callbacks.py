@@ -356,7 +356,7 @@ def _register_plot(app: Dash, context: Context) -> None:
             return (no_update,) * 4
         figure = drawing.frontier_figure(data, view, str(scheme), Window.read(zoom), narrow=bool(narrow))
         keep, count = row_filter(view), count_words(data, view)
-        # The table works for what it is told, be it the same.
+        # The table redraws whatever it receives, even if it is the same.
         return (
             figure,
             no_update if count == counted else count,

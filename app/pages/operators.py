@@ -102,8 +102,8 @@ def table() -> Any:
             ),
             dag.AgGrid(
                 id="operators",
-                # None of them grows with the window: the grid (35.3) then never shows its rows where there is
-                # no room to grow into, as on every window below 1,200 px.
+                # No column grows with the window: the grid (35.3) then never shows its rows where there is no
+                # room to grow into, as on every window below 1,200 px.
                 columnDefs=[
                     {"field": "group", "headerName": "operator", "width": 190, "pinned": "left"},
                     {"field": "module", "headerName": "module", "width": 240,

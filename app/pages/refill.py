@@ -1,4 +1,4 @@
-"""Exploring once more with changes: the form is filled from a job, or from the exploration that is shown."""
+"""Exploring again with changes: the form is filled from a job, or from the exploration that is shown."""
 
 from __future__ import annotations
 

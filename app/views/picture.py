@@ -92,7 +92,7 @@ def picture(rows: Sequence[OperatorRow], edges: Iterable[GraphEdge], aspect: flo
             sent.setdefault((a, b), {}).update(edge.tensors)
     kind_of = _kinds(rows)
     kinds = Counter(kind_of[o.group] for o in rows)
-    # Colours go to the commonest configurations; more than a few cannot be told apart.
+    # Colours go to the commonest configurations; more than a few cannot be distinguished.
     numbers = {axes: i for i, (axes, _) in enumerate(kinds.most_common(MOST_COLOURS))}
     # Without edges (an old file), operators follow each other in the model's order.
     ordered = layers(list(inside), joined) if joined else [[key] for key in inside]

@@ -14,7 +14,7 @@ NOT_YET = "not verified yet; the last command of the Export page does it"
 
 
 def of_point(data: FrontierData, row: int, verified: Sequence[Verified]) -> Verified | None:
-    """What is known of one point."""
+    """Return what is known about one point."""
     return next((v for v in verified if v.is_of(data.exploration, row)), None)
 
 

@@ -393,7 +393,7 @@ class Gradients:
             tensor.copy_(value)
 
     def _drop_cleared(self) -> None:
-        """Of what was set aside before a waiting step, forget what the user has cleared or replaced since."""
+        """Forget what the user has cleared or replaced since it was set aside before a waiting step."""
         for index in range(len(self.buckets)):
             for name, piece in self._stashed(index).items():
                 if self.owners[name].grad is None or self.owners[name].grad is not self._hidden.get(name):

@@ -177,8 +177,8 @@ def _as_it_is(spec: ModelSpec) -> ModelSpec:
     return replace(spec, dtype=None, compute_dtype="float32")
 
 
-# One model at the most: ranks are asked many things of one model after another, and two may not fit. Of that
-# one all precisions asked for, as rounding is told from faults by going back and forth between them.
+# One model at most: ranks run many checks of one model after another, and two models may not fit. It is kept
+# in all requested precisions, as distinguishing rounding from faults alternates between them.
 _opened: dict[ModelSpec, _Opened] = {}
 _loaded: dict[ModelSpec, CapturedModel] = {}
 

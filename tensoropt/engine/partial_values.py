@@ -1,9 +1,10 @@
-"""Numbers that scripts make of a sharded plan's parameters: values, and never one rank's share.
+"""Numbers that scripts compute from a sharded plan's parameters: always values, never one rank's share.
 
-What PyTorch computes of shards is often a DTensor of shares that are still to be summed (a penalty, and the
-loss that it is added to), and reading one gives the rank's own share without a word. Scalars that are to be
-differentiated are summed as soon as they are made: every rank makes them, and one alone may print them then.
-Others are summed when they are read, which all ranks have to do; one that reads alone is told so.
+PyTorch's result of computing with shards is often a DTensor of shares that are still to be summed (a penalty,
+and the loss that it is added to), and reading it silently gives the rank's own share. Scalars that are to be
+differentiated are summed as soon as they are made: every rank makes them, and a single rank may then print
+them. Others are summed when they are read, which all ranks have to do; a rank that reads alone gets an error
+that says so.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _of_mesh: dict[DeviceMesh, Together] = {}
 
 
 def read_whole(mesh: DeviceMesh, together: Together) -> None:
-    """From now on numbers made of DTensors of a mesh are the same on all ranks; other meshes' stay."""
+    """Make numbers computed from DTensors of a mesh the same on all ranks from now on; those of other meshes
+    stay as they are."""
     _of_mesh[mesh] = together
     handlers: Any = DTensor._op_dispatcher._custom_op_handlers
     if _aten._local_scalar_dense.default in handlers:
@@ -43,7 +45,7 @@ def read_whole(mesh: DeviceMesh, together: Together) -> None:
 
 
 def _number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``item()`` of a DTensor."""
+    """Return ``item()`` of a DTensor."""
     (value,) = args
     together = _of_mesh.get(value.device_mesh)
     if together is None or all(placement.is_replicate() for placement in value.placements):
@@ -56,7 +58,7 @@ def _number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _summed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator gives, without shares where it is a scalar with a gradient."""
+    """Return an operator's result, summed if it is a scalar of shares with a gradient."""
     found = _as_pytorch(op, args, kwargs)
     if not isinstance(found, DTensor) or found.dim() or not torch.is_grad_enabled():
         return found
@@ -80,7 +82,7 @@ def _replicated(value: DTensor) -> DTensor:
 
 
 def _as_pytorch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the operator gives without a handler."""
+    """Return the operator's result without a handler."""
     dispatcher: Any = DTensor._op_dispatcher
     info = dispatcher.unwrap_to_op_info(op, args, kwargs)
     sharding = info.output_sharding = dispatcher.sharding_propagator.propagate_op_sharding(info.schema)
@@ -90,7 +92,7 @@ def _as_pytorch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _formatted(others: Callable[[DTensor, str], str]) -> Callable[[DTensor, str], str]:
     def formatted(value: DTensor, specification: str) -> str:
-        """As plain scalars are shown in f-strings."""
+        """Format a value as f-strings show plain scalars."""
         if value.dim() or value.device_mesh not in _of_mesh:
             return others(value, specification)
         return format(value.detach().item(), specification)

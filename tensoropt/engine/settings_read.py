@@ -1,5 +1,5 @@
-"""What of a module decides what its forward computes, beside parameters, buffers and modules: numbers, texts,
-functions and plain tensors that forward reads, of the module, of its class, and of its config."""
+"""The settings that decide what a module's forward computes, beside parameters, buffers and modules: numbers,
+texts, functions and plain tensors that forward reads, from the module, its class, and its config."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def reads(module: nn.Module, name: str) -> bool:
 
 
 def settings_of(module: nn.Module) -> dict[str, Any]:
-    """What a module's forward reads of it and no tensor is: constants of the plan."""
+    """Return the attributes of a module that its forward reads and that are not tensors: constants of the
+    plan."""
     names = _names(module) - PLANNED
     # NaN is no value that could be compared.
     return {n: _copied(v) for n, v in module.__dict__.items() if n in names and _comparable(v) and v == v}
@@ -45,7 +46,7 @@ def plain_tensors(module: nn.Module) -> tuple[tuple[str, torch.Tensor, int], ...
 
 
 def objects_of(module: nn.Module) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Objects whose attributes a module's forward reads (a config), with what it reads of them."""
+    """Return the objects whose attributes a module's forward reads (a config), with what it reads of them."""
     names = _names(module) - PLANNED
     found = {}
     for name, value in module.__dict__.items():
@@ -62,7 +63,7 @@ def objects_of(module: nn.Module) -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 def of_class(module: nn.Module) -> dict[str, Any]:
-    """Numbers and the like that a module's forward reads of its class."""
+    """Return the numbers and the like that a module's forward reads from its class."""
     found: dict[str, Any] = {}
     for base in type(module).__mro__:
         if base in nn.Module.__mro__ or base.__module__.startswith("torch."):
@@ -76,7 +77,7 @@ def of_class(module: nn.Module) -> dict[str, Any]:
 
 
 def _comparable(value: Any) -> bool:
-    """Whether a value is a number, a text, a function, or made of such."""
+    """Return whether a value is a number, a text, a function, or made of such."""
     if type(value) is dict:
         return all(_comparable(part) for pair in value.items() for part in pair)
     if type(value) in (list, tuple, set, frozenset):
@@ -87,7 +88,8 @@ def _comparable(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A value that stays as it is when the containers in it are written to; functions are themselves."""
+    """Return a value that does not change when the containers in it are written to; functions are
+    themselves."""
     if type(value) is dict:
         return {key: _copied(part) for key, part in value.items()}
     if type(value) in (list, tuple, set, frozenset):

@@ -102,7 +102,8 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self._take_buffers()
         # A loss that reaches no trained parameter has no backward to prepare for.
         if training and outputs[0].requires_grad:
-            # A tensor's hook runs before anything behind the tensor: nothing has been accumulated yet.
+            # A tensor's hook runs before everything that follows the tensor in backward: nothing is
+            # accumulated yet.
             outputs[0].register_hook(self._begin_backward)
         return outputs
 

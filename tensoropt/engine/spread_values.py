@@ -1,9 +1,9 @@
-"""Parameters of plans in which ranks have different ones, as scripts compute with them.
+"""Parameters of plans whose ranks have different ones, as scripts compute with them.
 
-A rank has some parameters, or shards of them, and an empty tensor in the place of others. What works on
-single elements stays such a part; sums, means and norms of all elements are those over all ranks, the same on
-each, and go backward into each rank's part. Anything else that has a gradient would be right on no rank, and
-is refused.
+A rank has some parameters, or shards of them, and an empty tensor in place of each other one. The result of
+an element-wise computation remains such a part; sums, means and norms of all elements are taken over all
+ranks, are the same on each, and go backward into each rank's part. Anything else with a gradient would be
+right on no rank, and is refused.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _WHAT = "a sum or norm of parameters; compute it on every rank, and print it on 
 
 
 class SpreadValue(torch.Tensor):
-    """This rank's part of a parameter, or of what was computed of its single elements.
+    """This rank's part of a parameter, or of what was computed from its single elements.
 
     Attributes:
         together: the ranks that have the parts.
-        share: what one of several ranks with the same part counts for; per element where parts were joined.
-        count: elements of the whole.
-        key: of which parameters it is a part.
+        share: the weight of one of several ranks with the same part; by element if parts were joined.
+        count: the number of elements of the whole.
+        key: the parameters of which it is a part.
         whole: the shape of the whole.
-        cut: gives this rank's part of a tensor of that shape.
+        cut: returns this rank's part of a tensor of that shape.
     """
 
     together: Together
@@ -98,7 +98,7 @@ def spread_value(
     whole: Sequence[int],
     cut: Callable[[torch.Tensor], torch.Tensor],
 ) -> SpreadValue:
-    """A rank's part of a parameter, for scripts; so many ranks have the same one."""
+    """Return a rank's part of a parameter for scripts, given the number of ranks that have the same one."""
     found = part.as_subclass(SpreadValue)
     count = 1
     for size in whole:
@@ -135,7 +135,7 @@ def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _cut(value: Any, one: SpreadValue) -> Any:
-    """What belongs to this rank's part of a tensor that is combined with it."""
+    """Return what belongs to this rank's part of a tensor that is combined with it."""
     if not isinstance(value, torch.Tensor) or not value.dim() or value.shape == one.shape:
         return value
     if not isinstance(value, SpreadValue) and tuple(value.shape) == one.whole and one.cut is not None:

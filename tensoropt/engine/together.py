@@ -1,8 +1,9 @@
-"""What all ranks have to do together outside of the plan's own steps, and no rank waits for in vain.
+"""Operations that all ranks must do together outside of the plan's own steps, and for which no rank waits in
+vain.
 
-Parts of a plan's parameters lie on other ranks, so that a whole state dict, or the value of a penalty on
-parameters, needs all of them. Scripts like to do such things on rank 0 only; a collective would then wait for
-good. Here a rank that waits looks whether another one has gone on without it, and says so.
+Parts of a plan's parameters lie on other ranks, so a whole state dict, or the value of a penalty on
+parameters, needs all of them. Scripts like to do such things only on rank 0; a collective would then wait
+forever. Here a waiting rank checks whether another one has continued without it, and says so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _alive: weakref.WeakSet[Together] = weakref.WeakSet()
 
 
 class Together:
-    """The ranks of a job, for what their scripts do at one time. All ranks make it."""
+    """The ranks of a job, for what their scripts do at the same time. All ranks must make it."""
 
     def __init__(self) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -40,15 +41,15 @@ class Together:
         _alive.add(self)
 
     def went_on(self) -> None:
-        """This rank begins another call of the model."""
+        """Record that this rank begins another call of the model."""
         self._calls += 1
         self._store.set(f"{self._name}/calls/{self.rank}", str(self._calls))
 
     def summed(self, value: torch.Tensor, what: str, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
-        """A value summed over all ranks, on its device.
+        """Return a value summed over all ranks, on its device.
 
         Args:
-            what: the ranks do, for people, with what to do where only some of them do it.
+            what: what the ranks do, for people, with what to do if only some of them do it.
 
         Raises:
             PlanError: another rank has gone on without it.
@@ -91,7 +92,7 @@ class Together:
             ) from error
 
     def _gone_on(self) -> tuple[int, str] | None:
-        """A rank that is ahead of this one, and what it does."""
+        """Return a rank that is ahead of this one, and what it does."""
         for rank in range(self.world):
             if rank == self.rank:
                 continue
@@ -103,7 +104,7 @@ class Together:
         return None
 
     def left(self) -> None:
-        """This rank has nothing more to do here."""
+        """Record that this rank has nothing more to do here."""
         # A job that has ended has no store any more.
         with contextlib.suppress(RuntimeError):
             self._store.set(f"{self._name}/left/{self.rank}", "1")

@@ -41,7 +41,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class ResolvedPlan:
-    """What running a plan takes, in whatever form the plan was passed.
+    """The requirements of running a plan, in whatever form the plan was passed.
 
     Attributes:
         devices: the number of devices that it takes.

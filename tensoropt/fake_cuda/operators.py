@@ -19,8 +19,7 @@ tensors than the kernel does. Recurrent layers, which cuDNN runs whole, still co
 
 @contextmanager
 def cuda_operators() -> Iterator[None]:
-    """For the duration of a block, keep operators whole that have CUDA kernels, and let fake devices report
-    their capability."""
+    """Keep operators with CUDA kernels whole for a block, and let fake devices report their capability."""
     library = torch.library.Library("aten", "IMPL")
     for name in _KEPT_WHOLE:
         library.impl(name, _computed, "CUDA")

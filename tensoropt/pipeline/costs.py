@@ -155,7 +155,7 @@ class PipelinePrices:
 
     @cached_property
     def overlap(self) -> Overlap:
-        """What overlaps what at a place, and the links that it occupies."""
+        """The overlap of work at a place, and the links that it occupies."""
         whole = overlap_of(self.cluster, self.mesh, beside=self.beside)
         of_place = {
             tuple(axis - 1 for axis in axes): links for axes, links in whole.by_axes.items() if 0 not in axes

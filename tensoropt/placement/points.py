@@ -36,8 +36,8 @@ def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int =
 
 
 def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int) -> Point:
-    """A simulated placement as a point of space ``space``, which carries its plan, that it is known by; a
-    point that is kept carries its :func:`placed_record`.
+    """Return a simulated placement as a point of space ``space``, which carries its plan, by which it is
+    known; a point that is kept carries its :func:`placed_record`.
 
     Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` counts when
     that device waits while some message is under way, ``idle_s`` when it waits and none is.
@@ -112,8 +112,8 @@ def _sources(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, flo
 
 
 def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequence[str]) -> dict[str, Any]:
-    """What a kept placed point carries: the fields of its plan, what its planner says of it, and its timeline
-    with the memory of the fullest device. It takes longer to make than the step to simulate."""
+    """Return what a kept placed point carries: the fields of its plan, its planner's remarks, and its
+    timeline with the memory of the fullest device. Making it takes longer than simulating the step."""
     fullest = _fullest(simulated)
     part = plan_part(graph.graph, simulated)
     return {

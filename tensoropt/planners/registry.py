@@ -1,4 +1,4 @@
-"""The planners by name: one signature, one file each, loaded when first asked for."""
+"""The planners by name: one signature, one file each, loaded at first use."""
 
 from __future__ import annotations
 

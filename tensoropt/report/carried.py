@@ -105,7 +105,7 @@ def _parts_of_pipeline(
     exploration: Exploration, index: int, record: Mapping[str, Any], timeline: Sequence[TimelineEvent]
 ) -> tuple[Part, ...]:
     """Return the parts of the step on a rank of the busiest place."""
-    if "computed" not in record:  # saved by an older version: its stages' operators are not told apart
+    if "computed" not in record:  # saved by an older version: its stages' operators are not distinguished
         return step_parts(exploration, index, None, {}, timeline)
     computed = [Computed(module, kind_of(target), s) for _, module, target, s in record["computed"]]
     beside = {RECOMPUTATION: float(record["again_s"]), OPTIMIZER_TITLE: float(record["optimizer_s"])}

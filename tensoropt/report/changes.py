@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True)
 class ChangedQuestion:
-    """What is explored for a change: everything that an exploration is asked."""
+    """The question to explore for a change: everything that defines an exploration."""
 
     graph: OperatorGraph
     model: ModelInfo
@@ -84,7 +84,8 @@ def change_named(exploration: Exploration, key: str) -> Change:
 
 
 def question_of_change(exploration: Exploration, key: str) -> ChangedQuestion:
-    """What is explored for a change. A memory budget is left out: it only says which points fit.
+    """Return the question to explore for a change. A memory budget is left out: it only says which points
+    fit.
 
     Raises:
         TensorOptError: there is no such change, it is refused, or the operator graph was not saved.

@@ -1,4 +1,4 @@
-"""What a change would gain for a plan: looked up on the frontier, or the same plan simulated under changed
+"""The gains from changes of a plan: looked up on the frontier, or the same plan simulated under changed
 costs."""
 
 from __future__ import annotations

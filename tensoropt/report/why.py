@@ -34,7 +34,7 @@ from tensoropt.units import format_bytes, format_seconds
 
 @dataclass(frozen=True, repr=False)
 class Why:
-    """What binds a point, and what would make it faster.
+    """The bottleneck of a point, and what would make it faster.
 
     Attributes:
         point: the point's index in ``all_points``; people count from 1.

@@ -1,4 +1,4 @@
-"""What operators keep for backward, according to fake tensors and to the device's own kernels."""
+"""The tensors that operators keep for backward, according to fake tensors and to the device's own kernels."""
 
 from __future__ import annotations
 

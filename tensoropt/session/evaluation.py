@@ -109,7 +109,7 @@ def only_used_spaces(exploration: Exploration) -> Exploration:
     kept: list[Space] = []
     number: dict[int, int] = {}
     for n, space in enumerate(exploration.spaces):
-        # Those that were searched have groups, and are told by their place. Pipelines' and placed plans' have
+        # Searched spaces have groups, and are identified by their place. Pipelines' and placed plans' have
         # none, and those of planners that ran twice are equal.
         if not space.groups and n not in needed:
             continue

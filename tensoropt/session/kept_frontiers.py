@@ -1,8 +1,8 @@
 """Search results of single spaces, kept for explorations that search in the same way.
 
-An exploration that was interrupted goes on where it ended, and published planners are compared without a new
-search. Every step of the search follows from the exploration's question, so its place among the steps
-identifies it. Files are pickles of this package's own classes, in the folder of the profile store.
+An interrupted exploration continues where it ended, and published planners are compared without a new search.
+Every step of the search follows from the exploration's question, so its place among the steps identifies it.
+Files are pickles of this package's own classes, in the folder of the profile store.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class SearchedSpace:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was heuristic in any of the searches, and under which caps there were several."""
+        """The notes on what was heuristic in any of the searches, and under which caps there were several."""
         kept, lost = (
             ", ".join(format_bytes(cap) for cap, frontier in self.capped if (frontier is None) == none)
             for none in (False, True)

@@ -12,7 +12,7 @@ from tensoropt.verify.tolerances import Differences
 
 @dataclass(frozen=True)
 class Findings:
-    """What running a strategy showed; None stands for what was not checked.
+    """The results of running a strategy; None stands for what was not checked.
 
     Attributes:
         differences: the differences from the unsplit model.
@@ -20,12 +20,15 @@ class Findings:
             none.
         not_finite: how many values of the unsplit model itself are NaN or infinite, by what they belong to.
         replicas_agree: whether ranks with the same shard have the same bits, or on GPUs nearly the same
-            values. replica_difference: how far they are apart, relative; None if bits decide. unsplit_on: the
-            device that the unsplit model ran on. numerics_ok: whether differences are rounding and replicas
-            agree. compared_in: the precision in which ``differences`` were taken. narrow: the differences in
-            the model's own precision, if the decision took double precision. collectives_issued: as
-            :func:`tensoropt.verify.recorder.summarise` writes them; those of the first rank if all run the
-            same program, otherwise of all ranks.
+            values.
+        replica_difference: how far they are apart, relative; None if bits differ and decide.
+        unsplit_on: the device that the unsplit model ran on.
+        numerics_ok: whether differences are rounding and replicas agree.
+        compared_in: the precision in which ``differences`` were taken.
+        narrow: the differences in the model's own precision, if the decision took double precision.
+        collectives_issued: as :func:`tensoropt.verify.recorder.summarise` writes them; those of the first
+            rank if
+            all run the same program, otherwise of all ranks.
         issued_order: for that first rank, the row in ``collectives_issued`` of each collective in the order
             of issue; None if ranks run different programs.
         collectives_of_ranks: the same for each of ``ranks_checked``, if ranks run different programs.

@@ -1,8 +1,8 @@
-"""Collectives of tensors in the host's memory, run so that nobody keeps the tensors when they are over.
+"""Collectives on tensors in the host's memory, run so that nothing keeps the tensors alive afterwards.
 
-Threads of gloo that carry out collectives let go of their tensors some time after they said that they are
-done, on a busy machine after the next operators have run. Then they would count as memory that a plan needs,
-in one run and not in the next. Here gloo is given copies.
+Gloo's threads that carry out collectives release their tensors some time after they reported completion, on a
+busy machine after the next operators have run. Then the tensors would count as memory that a plan needs, in
+one run and not in the next. So gloo gets copies here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEFT = frozenset({"send", "recv_", "wait_tensor"})
 
 
 def is_collective(func: Any, args: Any) -> bool:
-    """Whether an operator is a collective of tensors that lie in the host's memory."""
+    """Return whether an operator is a collective on tensors in the host's memory."""
     if func.namespace not in ("c10d", "_c10d_functional") or func._schema.name.split("::")[1] in _LEFT:
         return False
     tensors = _tensors(args)
@@ -33,7 +33,7 @@ def is_collective(func: Any, args: Any) -> bool:
 
 
 def run_on_copies(func: Any, args: Any, kwargs: Any) -> Any:
-    """What a collective (:func:`is_collective`) returns, which is over then."""
+    """Run a collective (:func:`is_collective`) to its end, and return its result."""
     copies, named = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     result = func(*copies, **named)
     if func.namespace == "_c10d_functional":

@@ -119,35 +119,20 @@ def _pipelined(say: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 FIXED = (
-    Figure("point", COUNT, "point", "Its number, from 1 in order of memory.", of=lambda row: row.number),
+    Figure("point", COUNT, "point", "Its number, from 1 in order of memory.", lambda row: row.number),
     Figure("memory_bytes", BYTES, "memory", "What a device needs at the step's peak, as simulated."),
     Figure("time_s", SECONDS, "time", "How long a step takes, as simulated."),
-    Figure("devices", COUNT, "devices", "How many devices it runs on.", of=lambda row: row.space.devices),
-    Figure("mesh", WORDS, "mesh", "The mesh of the devices.", of=lambda row: row.space.mesh.label),
-    Figure(
-        "micro_batches",
-        COUNT,
-        "micro-batches",
-        "How often the batch is cut.",
-        of=lambda row: row.space.micro_batches,
-    ),
+    Figure("devices", COUNT, "devices", "How many devices it runs on.", lambda row: row.space.devices),
+    Figure("mesh", WORDS, "mesh", "The mesh of the devices.", lambda row: row.space.mesh.label),
+    Figure("micro_batches", COUNT, "micro-batches", "How often the batch is cut.",
+           lambda row: row.space.micro_batches),
     Figure("compute_s", SECONDS, "compute", "How long a device works in a step."),
-    Figure(
-        "communication_s",
-        SECONDS,
-        "network",
-        "How long all communication of a step takes, hidden or not.",
-    ),
-    Figure(
-        "exact",
-        FLAG,
-        "exact",
-        "Whether no strategy of any searched space is better in the additive model.",
-        default=0.0,
-    ),
+    Figure("communication_s", SECONDS, "network", "How long all communication takes, hidden or not."),
+    Figure("exact", FLAG, "exact", "Whether no strategy that was searched is better in the additive model.",
+           default=0.0),
     Figure("gap", SHARE, "gap", "By how much at most a strategy of no more memory could be faster."),
-    Figure("planner", WORDS, "planner", "Who found it.", of=lambda row: row.point.planner),
-)
+    Figure("planner", WORDS, "planner", "Who found it.", lambda row: row.point.planner),
+)  # fmt: skip
 """The first columns of a frontier's file, which other people's programs read by name and place."""
 
 FURTHER = (
@@ -159,86 +144,34 @@ FURTHER = (
     *_parts("memory", MEMORY_KINDS, "{}_bytes", BYTES, "What {} take at the memory's peak."),
     *_parts("sources", SOURCES, "{}_share", SHARE, "How much of all seconds is {}."),
     *_parts("terms", TERMS, "{}_bytes", BYTES, "What {} take of a device beside the step's tensors."),
-    Figure(
-        "host_s",
-        SECONDS,
-        "host",
-        "How long the host issues a step, where it is not the device.",
-        default=0.0,
-    ),
-    Figure(
-        "host_bound",
-        FLAG,
-        "host-bound",
-        "Whether the device waits for its host.",
-        of=lambda row: row.point.host_bound,
-    ),
-    Figure(
-        "stages",
-        COUNT,
-        "stages",
-        "How many stages its pipeline has.",
-        of=_pipelined(lambda pipeline: len(pipeline["stages"])),
-    ),
-    Figure(
-        "schedule",
-        WORDS,
-        "schedule",
-        "The order in which micro-batches pass the stages.",
-        of=_pipelined(lambda pipeline: pipeline["schedule"]),
-    ),
-    Figure(
-        "cuts",
-        WORDS,
-        "cuts",
-        "The operators with which further stages begin.",
-        of=_pipelined(lambda pipeline: " ".join(stage["begins"] for stage in pipeline["stages"][1:])),
-    ),
-    Figure("name", WORDS, "plan", "What people call such a plan.", of=lambda row: row.name),
-    *_parts(
-        "allocator",
-        ALLOCATOR,
-        "allocator_{}_bytes",
-        BYTES,
-        "Peak of what is {} by PyTorch's allocator, replayed.",
-        default=math.nan,
-        sparse=True,
-    ),
+    Figure("host_s", SECONDS, "host", "How long the host issues a step, where it is not the device.",
+           default=0.0),
+    Figure("host_bound", FLAG, "host-bound", "Whether the device waits for its host.",
+           lambda row: row.point.host_bound),
+    Figure("stages", COUNT, "stages", "How many stages its pipeline has.",
+           _pipelined(lambda pipeline: len(pipeline["stages"]))),
+    Figure("schedule", WORDS, "schedule", "The order in which micro-batches pass the stages.",
+           _pipelined(lambda pipeline: pipeline["schedule"])),
+    Figure("cuts", WORDS, "cuts", "The operators with which further stages begin.",
+           _pipelined(lambda pipeline: " ".join(stage["begins"] for stage in pipeline["stages"][1:]))),
+    Figure("name", WORDS, "plan", "What people call such a plan.", lambda row: row.name),
+    *_parts("allocator", ALLOCATOR, "allocator_{}_bytes", BYTES,
+            "Peak of what is {} by PyTorch's allocator, replayed.", default=math.nan, sparse=True),
     Figure("sent_bytes", BYTES, "sent", "The most that a rank sends in a step.", listed=True),
-)
+)  # fmt: skip
 """Columns behind the fixed ones; new ones go to the end."""
 
 RATES = (
-    Figure(
-        "samples_per_s",
-        NUMBER,
-        "samples/s",
-        "Samples per second of all devices.",
-        of=lambda row: row.rates.samples_per_s,
-    ),
-    Figure(
-        "tokens_per_s",
-        NUMBER,
-        "tokens/s",
-        "Tokens per second of all devices.",
-        of=lambda row: row.rates.tokens_per_s,
-    ),
-    Figure("mfu", SHARE, "MFU", "Model FLOPs utilisation.", of=lambda row: row.rates.mfu),
-    Figure(
-        "device_hours_per_1000_steps",
-        NUMBER,
-        "device-hours",
-        "Device-hours of 1,000 steps.",
-        of=lambda row: row.rates.device_hours(1000.0),
-    ),
-    Figure(
-        "price_per_hour",
-        NUMBER,
-        "price",
-        "Money for an hour of all devices.",
-        of=lambda row: row.rates.per_hour,
-    ),
-)
+    Figure("samples_per_s", NUMBER, "samples/s", "Samples per second of all devices.",
+           lambda row: row.rates.samples_per_s),
+    Figure("tokens_per_s", NUMBER, "tokens/s", "Tokens per second of all devices.",
+           lambda row: row.rates.tokens_per_s),
+    Figure("mfu", SHARE, "MFU", "Model FLOPs utilisation.", lambda row: row.rates.mfu),
+    Figure("device_hours_per_1000_steps", NUMBER, "device-hours", "Device-hours of 1,000 steps.",
+           lambda row: row.rates.device_hours(1000.0)),
+    Figure("price_per_hour", NUMBER, "price", "Money for an hour of all devices.",
+           lambda row: row.rates.per_hour),
+)  # fmt: skip
 """The last columns, always (:mod:`tensoropt.plan.rates`)."""
 
 FIGURES = (*FIXED, *FURTHER, *RATES)

@@ -1,4 +1,4 @@
-"""Types that several stages share: arrays by what their elements are, and reports of progress."""
+"""Types that several stages share: arrays by element type, sources of seconds, reports of progress."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+SOURCES = MEASURED, FITTED, DATA_SHEET = "measured", "fitted", "data sheet"
+"""The sources that seconds can have, the most trusted first."""
 
 
 class Progress(Protocol):

@@ -31,8 +31,8 @@ from tensoropt.errors import MeasurementError
 from tensoropt.profiling.link_timing import COLLECTIVES
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.transitions import Transition
+from tensoropt.types import DATA_SHEET, FITTED, MEASURED
 
-MEASURED, FITTED, DATA_SHEET = "measured", "fitted", "data sheet"
 # The start of one collective, in addition to its hops: NCCL's baseLat of ring/simple (src/graph/tuning.cc).
 # For gloo it is part of the hop's latency.
 _LAUNCH_S = {"cuda": 8.4e-6, "cpu": 0.0}

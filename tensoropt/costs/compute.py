@@ -13,15 +13,12 @@ from typing import Any
 
 import torch
 
-from tensoropt.costs.roofline import DATA_SHEET, FITTED, RooflineCompute, weight_gradient_share
+from tensoropt.costs.roofline import RooflineCompute, weight_gradient_share
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.kernel_settings import KernelSettings
-
-MEASURED = "measured"
-SOURCES = (MEASURED, FITTED, DATA_SHEET)
-"""The sources that seconds can have, the most trusted first."""
+from tensoropt.types import MEASURED, SOURCES
 
 
 def processor_name() -> str:

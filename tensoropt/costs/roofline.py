@@ -27,8 +27,7 @@ from tensoropt.profiling.facts import CallWork, Facts
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.kernel_settings import KernelSettings
-
-FITTED, DATA_SHEET = "fitted", "data sheet"
+from tensoropt.types import DATA_SHEET, FITTED
 
 MATRIX_EFFICIENCY = ASSUMED.arithmetic
 """The share of peak FLOP/s that large matrix products reach, if nothing is fitted; an assumption."""

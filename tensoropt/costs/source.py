@@ -17,7 +17,7 @@ import torch
 from tensoropt.cluster import Cluster, DeviceKind, Mesh, host_seconds, reached_by, slower_beside
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, measurement_prefix
+from tensoropt.costs.compute import MeasuredCompute, SlowestCompute, measurement_prefix
 from tensoropt.costs.expected import FACTS_S, guessed_search_s, tables_s
 from tensoropt.costs.kept_tables import KeptTables
 from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
@@ -56,7 +56,7 @@ from tensoropt.ranks.local_hardware import has_local_cores, has_local_links
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
-from tensoropt.types import Progress, silent
+from tensoropt.types import MEASURED, Progress, silent
 
 FACTS = "facts-10"
 """The version of fact records; facts with another version are determined anew."""

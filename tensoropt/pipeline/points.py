@@ -23,8 +23,8 @@ from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 from tensoropt.simulate.collectives import sent_bytes
-from tensoropt.simulate.effect_tables import SOURCES
 from tensoropt.simulate.recording import OperatorRow
+from tensoropt.types import SOURCES
 
 OVERLAP = "stages compute at the same time; messages between them run beside, on CPU ranks in between"
 PHASES = {

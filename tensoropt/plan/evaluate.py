@@ -29,13 +29,12 @@ from tensoropt.simulate.allocations import replayed
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
 from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
-from tensoropt.simulate.effect_tables import SOURCES
 from tensoropt.simulate.known import Known
 from tensoropt.simulate.overlap import Overlap
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.simulator import StepMetrics, simulate
 from tensoropt.simulate.step_schedule import step_schedule
-from tensoropt.types import Indices
+from tensoropt.types import SOURCES, Indices
 
 CHUNK = 4096
 """Strategies simulated at once: enough for numpy, few enough for memory."""

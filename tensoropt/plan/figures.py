@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.costs.process_memory import TERMS
-from tensoropt.simulate.effect_tables import SOURCES
 from tensoropt.simulate.recording import ALLOCATOR, MEMORY_KINDS
+from tensoropt.types import SOURCES
 from tensoropt.units import format_bytes, format_number, format_seconds
 
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tensoropt.costs.effects import Effects, GradientShare, When
-from tensoropt.types import Floats, Indices
+from tensoropt.types import SOURCES, Floats, Indices
 
 Axes = tuple[int, ...]
-SOURCES = ("measured", "fitted", "data sheet")
 
 
 class Place(NamedTuple):

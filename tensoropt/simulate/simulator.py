@@ -26,12 +26,12 @@ import numpy as np
 from tensoropt.costs.process_memory import Sending
 from tensoropt.simulate.batch import Batch, Stack
 from tensoropt.simulate.coalesced import coalesced
-from tensoropt.simulate.effect_tables import SOURCES, Axes, Cells, Place
+from tensoropt.simulate.effect_tables import Axes, Cells, Place
 from tensoropt.simulate.kernels import add_all, add_rows, peaks, sum_up
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.reductions import Reductions, reductions
 from tensoropt.simulate.turns import turns
-from tensoropt.types import Flags, Floats
+from tensoropt.types import SOURCES, Flags, Floats
 
 CELLS = 2**22
 """The figures laid out at once, one per moment and strategy: enough for numpy, and few enough for memory (32

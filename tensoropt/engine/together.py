@@ -31,7 +31,8 @@ class Together:
     def __init__(self) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         # On the host, and of its own: what one rank alone sends here meets nothing of the plan's.
-        self._group: Any = dist.new_group(backend="gloo")
+        # Fake ranks, which nobody else runs beside, have no network that gloo could use.
+        self._group: Any = dist.new_group(backend=None if dist.get_backend() == "fake" else "gloo")
         self._store: Any = dist.distributed_c10d._get_default_store()
         # The same on all ranks, and no other group's.
         self._name = f"tensoropt/{self._group.group_name}"

@@ -138,8 +138,8 @@ def test_placing_planners_run_every_count_or_say_why_not(name):
     except UnsuitableError:  # Pesto, where it finds no balance
         assert planner(name).one_batch
         return
-    counts = {question.base.spaces[point.space].micro_batches for point, _ in found}
-    notes = {note for _, of_point in found for note in of_point}
+    counts = {question.base.spaces[each.point.space].micro_batches for each in found}
+    notes = {note for each in found for note in each.notes}
     told = {note for note in notes if note.startswith("runs one micro-batch only: ")}
     if planner(name).one_batch:
         assert counts == {1}

@@ -639,7 +639,7 @@ class Box:
 
 
 build_own_class = of(
-    lambda net, box: net.b(net.a(box.rows)).mean(), lambda: (Box(*rows()),), "object of its own class.*dicts"
+    lambda net, box: net.b(net.a(box.rows)).mean(), lambda: (Box(*rows()),), "of the class Box.*dict"
 )
 
 

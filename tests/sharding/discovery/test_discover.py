@@ -19,9 +19,9 @@ from tensoropt.ops.layouts import PARTIAL
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.discovery import discover as discovery
 from tensoropt.sharding.discovery.discover import Discovery, Split, discover, signature
-from tensoropt.sharding.discovery.graph_check import check_graph
 from tensoropt.sharding.discovery.pieces import difference, distribute
 from tests.sharding.calls import CALLS, graph_of_call
+from tests.sharding.graph_check import check_graph
 
 LIBRARY = "tensoropt_discovery_tests"
 _counter = itertools.count()

@@ -31,8 +31,9 @@ class Together:
     def __init__(self) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         # On the host, and of its own: what one rank alone sends here meets nothing of the plan's.
-        # Fake ranks, which nobody else runs beside, have no network that gloo could use.
-        self._group: Any = dist.new_group(backend=None if dist.get_backend() == "fake" else "gloo")
+        # A fake rank has no others beside it, and no network that gloo could use.
+        self._fake = dist.get_backend() == "fake"
+        self._group: Any = dist.new_group(backend=None if self._fake else "gloo")
         self._store: Any = dist.distributed_c10d._get_default_store()
         # The same on all ranks, and no other group's.
         self._name = f"tensoropt/{self._group.group_name}"
@@ -44,6 +45,8 @@ class Together:
     def went_on(self) -> None:
         """Record that this rank begins another call of the model."""
         self._calls += 1
+        if self._fake:
+            return
         self._store.set(f"{self._name}/calls/{self.rank}", str(self._calls))
 
     def summed(self, value: torch.Tensor, what: str, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:

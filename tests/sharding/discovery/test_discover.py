@@ -305,8 +305,6 @@ def test_an_operator_that_never_returns_is_kept_whole_and_named(ending, reason, 
 
 QUICK = ("softmax", "layer-norm", "sum", "permute", "split", "cat", "gated")
 COMPARED = tuple(name for name in CALLS if name not in QUICK)
-RULE_LEAVES_OUT = {"nearest-resize": "spatial dims of images stay whole, whatever is done to them"}
-"""Call -> why its rule splits less than discovery finds."""
 
 
 def missing_splits(name: str) -> Iterator[str]:
@@ -331,10 +329,7 @@ def missing_splits(name: str) -> Iterator[str]:
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in COMPARED)])
 def test_rules_split_what_discovery_can_split(name):
     missing = list(missing_splits(name))
-    if name in RULE_LEAVES_OUT:
-        assert missing, f"{name} is listed as an exception ({RULE_LEAVES_OUT[name]}) but is none"
-    else:
-        assert not missing, "; ".join(missing)
+    assert not missing, "; ".join(missing)
 
 
 @pytest.mark.slow

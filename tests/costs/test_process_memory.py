@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -26,7 +25,7 @@ from tensoropt.costs.process_memory import (
     process_memory,
 )
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.export import ALLOCATOR_COLUMNS
+from tensoropt.plan.figures import BREAKDOWNS
 from tensoropt.simulate.recording import ALLOCATOR
 
 MIB = 2**20
@@ -153,7 +152,7 @@ def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
     assert [p.allocator for p in again.points] == [p.allocator for p in found.points]
     with open(tmp_path / "frontier.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row[name] for row in rows for name in ALLOCATOR_COLUMNS] == [
+    assert [row[name] for row in rows for name in BREAKDOWNS["allocator"].values()] == [
         str(round(p.allocator[name])) if p.allocator else "" for p in found.points for name in ALLOCATOR
     ]
 
@@ -163,7 +162,7 @@ def test_cpu_results_name_no_terms_and_one_device_has_no_communicator():
     assert cpu.terms == cpu.allocator == {}
     assert cpu.memory_bytes == cpu.tensor_bytes
     assert set(gpu.terms) == set(TERMS) - {"communicators", CONSTANTS}
-    assert replace(gpu, terms={}).tensor_bytes == gpu.tensor_bytes
+    assert gpu.changed(terms={}).tensor_bytes == gpu.tensor_bytes
 
 
 def test_constants_are_counted_everywhere(tmp_path):

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 SHARDED = ("data_parallel", "zero", "megatron")
 PLACED = ("m_topo", "m_etf", "m_sct", "dpos")
-FEW_SHARDED = ("optcnn", "tofu")
+MORE_SHARDED = ("tofu",)
+FEW_SHARDED = ("optcnn",)
 FEW_PLACED = ("placer", "os_dpos")
 PIPELINED = ("gpipe", "pipedream_1f1b", "dapple", "alpa", "galvatron")
 
@@ -27,13 +28,17 @@ Assumptions."""
 FEW_GROUPS = 64
 """Operators of a model up to which pipelined planners, and those in ``FEW_...``, are quick: of pipelined ones
 each takes seconds with twice as many."""
+MORE_GROUPS = 400
+"""The same for those in ``MORE_...``; an assumption."""
 
 
 def quick_planners(operators: int) -> tuple[str, ...]:
     """The planners that are quick for so many operators, in the order in which they are asked."""
-    if operators > FEW_GROUPS:
+    if operators > MORE_GROUPS:
         return (*SHARDED, *PLACED)
-    return (*SHARDED, *FEW_SHARDED, *PLACED, *FEW_PLACED, *PIPELINED)
+    if operators > FEW_GROUPS:
+        return (*SHARDED, *MORE_SHARDED, *PLACED)
+    return (*SHARDED, *MORE_SHARDED, *FEW_SHARDED, *PLACED, *FEW_PLACED, *PIPELINED)
 
 
 def placed_refusal(wanted: str, operators: int, devices: int) -> str:

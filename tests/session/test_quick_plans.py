@@ -27,6 +27,8 @@ from tensoropt.planners.quick import (
     FEW_GROUPS,
     FEW_PLACED,
     FEW_SHARDED,
+    MORE_GROUPS,
+    MORE_SHARDED,
     MOST_OPERATORS,
     MOST_PAIRS,
     PIPELINED,
@@ -239,8 +241,9 @@ def test_a_budget_is_kept_by_what_comes_in(found: Exploration, store: ProfileSto
 
 
 def test_of_many_operators_fewer_planners_are_quick() -> None:
-    assert set(quick_planners(FEW_GROUPS)) == {*SHARDED, *FEW_SHARDED, *ALL_PLACED, *PIPELINED}
-    assert quick_planners(FEW_GROUPS + 1) == (*SHARDED, *PLACED)
+    assert set(quick_planners(FEW_GROUPS)) == {*SHARDED, *MORE_SHARDED, *FEW_SHARDED, *ALL_PLACED, *PIPELINED}
+    assert quick_planners(MORE_GROUPS) == (*SHARDED, *MORE_SHARDED, *PLACED)
+    assert quick_planners(MORE_GROUPS + 1) == (*SHARDED, *PLACED)
     assert set(quick_planners(FEW_GROUPS)) <= set(ENTRIES)
 
 
@@ -255,7 +258,7 @@ def test_on_one_device_and_on_very_many_nothing_is_placed() -> None:
 
 def test_inference(store: ProfileStore) -> None:
     exploration = explored(store, mode="inference", micro_batches="auto")
-    assert set(exploration.report["tried"]) == {*SHARDED, *FEW_SHARDED, *ALL_PLACED}
+    assert set(exploration.report["tried"]) == {*SHARDED, *MORE_SHARDED, *FEW_SHARDED, *ALL_PLACED}
     assert all(p.memory[1] == p.memory[2] == 0 for p in exploration.points)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.costs.edges import EdgeBuilder
 from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
@@ -15,7 +16,7 @@ from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.parameters import ahead_options, storage_options, unsharded_options
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
-from tensoropt.costs.tables import CostTables, Template, VariableTable, leaves_model
+from tensoropt.costs.tables import CostTables, Template, leaves_model
 from tensoropt.costs.together_effects import Use
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
@@ -80,19 +81,16 @@ class TableBuilder:
         variables += [self._hub(name) for name in self.graph.hubs]
         variables += [self._shared_parameter(name) for name in self.graph.shared]
         tables: dict[str, VariableTable] = {v.key: v for v in variables}
-        edges = (
-            *self.edges.build(tables, self.regions),
-            *self.edges.build_together(self.restriction),
-        )
+        edges = [*self.edges.build(tables, self.regions), *self.edges.build_together(self.restriction)]
         return CostTables(
-            self.graph,
-            self.mesh,
-            tuple(variables),
+            variables,
             edges,
-            self.templates,
-            self.micro,
-            self.prices,
-            self.regions,
+            graph=self.graph,
+            mesh=self.mesh,
+            templates=self.templates,
+            micro=self.micro,
+            prices=self.prices,
+            regions=self.regions,
         )
 
     # -- variables --------------------------------------------------------------------------------

@@ -16,12 +16,13 @@ from typing import Literal, TypeVar
 import networkx as nx
 import numpy as np
 
+from tensoropt.costs.cost_graph import EdgeTable, VariableTable
 from tensoropt.costs.effects import Keeps, Reading, WeightProduct, additive, kept_for
 from tensoropt.costs.group_effects import GroupEffects
 from tensoropt.costs.group_parts import parts_of
 from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
-from tensoropt.costs.tables import EdgeTable, Template, VariableTable
+from tensoropt.costs.tables import Template
 from tensoropt.costs.together_effects import Use
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout

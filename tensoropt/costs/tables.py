@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
+from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.variables import Variable
@@ -40,67 +39,16 @@ class Template:
     look: str = field(default="", repr=False, compare=False)
 
 
-@dataclass(frozen=True)
-class VariableTable:
-    """The costs of each configuration of one variable.
-
-    Attributes:
-        key: the variable.
-        layouts: for a hub or a shared parameter, one per configuration.
-        kept: for a hub: per configuration, whether the tensor is kept for backward as it is materialised.
-        again: for a group or hub in a region: per configuration, whether its forward runs a second time in
-            backward; a group's configurations come once plain, then once more recomputed.
-        options: for groups: per configuration, the stored layouts of each option.
-        memory, compute, communication: per configuration, an array over its options; bytes and seconds.
-    """
-
-    key: Variable
-    memory: tuple[np.ndarray, ...]
-    compute: tuple[np.ndarray, ...]
-    communication: tuple[np.ndarray, ...]
-    layouts: tuple[Layout, ...] = ()
-    kept: tuple[bool, ...] = ()
-    again: tuple[bool, ...] = ()
-    options: tuple[tuple[tuple[Layout, ...], ...], ...] = ()
-
-    @property
-    def costs(self) -> list[np.ndarray]:
-        """The (options, 2) arrays of memory and time, one per configuration."""
-        return [
-            np.stack([m, c + n], axis=1)
-            for m, c, n in zip(self.memory, self.compute, self.communication, strict=True)
-        ]
-
-
-@dataclass(frozen=True)
-class EdgeTable:
-    """The costs between two variables: configuration ``i`` of ``a`` and ``j`` of ``b`` cost
-    ``table[rows[i], cols[j]] = (memory, time)``; all time is communication."""
-
-    a: Variable
-    b: Variable
-    table: np.ndarray
-    rows: np.ndarray
-    cols: np.ndarray
-
-
-@dataclass
-class CostTables:
-    """All tables of one mesh and micro-batch count."""
+@dataclass(kw_only=True, eq=False, repr=False)
+class CostTables(CostGraph):
+    """The cost graph of one mesh and micro-batch count, with what its choices mean."""
 
     graph: GroupGraph
     mesh: AxisSizes
-    variables: tuple[VariableTable, ...]
-    edges: tuple[EdgeTable, ...]
-    templates: Mapping[str, Template] = field(repr=False)
-    micro: Mapping[str, AxisStrategy] = field(repr=False)
-    prices: Prices = field(repr=False)
+    templates: Mapping[str, Template]
+    micro: Mapping[str, AxisStrategy]
+    prices: Prices
     regions: tuple[Region, ...] = ()
-
-    @cached_property
-    def of(self) -> dict[str, VariableTable]:
-        """The tables of variables, by variable; groups can be looked up by name."""
-        return {v.key: v for v in self.variables}
 
     @cached_property
     def digest(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tensoropt.costs.cost_graph import Allowed, VariableTable
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.tables import CostTables
 from tensoropt.ops.layouts import Layout
@@ -44,6 +45,15 @@ class WorkingSets:
         # Geometric steps are an assumption. The last of them is what the strategy itself needs: under it the
         # same strategy would result, so it is left out.
         return [float(cap) for cap in np.geomspace(max(floor, 1.0), used, _CAPS + 1)[:-1]]
+
+    def within(self, cap_bytes: float) -> Allowed:
+        """What a graph is restricted to under a cap: the options whose groups need no more while they run."""
+
+        def allowed(variable: VariableTable, index: int) -> np.ndarray | None:
+            needed = self.of.get(variable.key)
+            return None if needed is None else needed[index] <= cap_bytes
+
+        return allowed
 
 
 def working_sets(tables: CostTables) -> WorkingSets:

@@ -17,14 +17,13 @@ import numpy as np
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.builder import TableBuilder
+from tensoropt.costs.cost_graph import NO_OPTION, EdgeTable, VariableTable
 from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import (
     CostTables,
-    EdgeTable,
     Template,
-    VariableTable,
     group_keys,
     outline_templates,
     with_facts,
@@ -39,7 +38,7 @@ from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_g
 from tensoropt.plan.evaluate import Evaluation, Evaluator
 from tensoropt.plan.problem import Problem, offered_regions
 from tensoropt.plan.settings import Settings
-from tensoropt.search import CostGraph, NoStrategyError, Staircase, outline_frontier, track_frontier
+from tensoropt.search import NoStrategyError, Staircase, outline_frontier, track_frontier
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy
@@ -52,9 +51,6 @@ Range = tuple[int, int]
 """The groups of a stage: its first group, and the first group of the next stage."""
 Ends = tuple[CrossingWays | None, CrossingWays | None]
 """How tensors enter a range and leave it; None at an end of the model."""
-
-GraphOf = Callable[[CostTables], CostGraph]
-"""Turns the tables of a stage into what the search takes."""
 
 LOSS = 3e-3
 """The share of a frontier's hypervolume that may be lost by simulating only some strategies; an
@@ -171,7 +167,7 @@ class StageSearch:
         again: activations that stages make themselves.
         mesh: the whole job's mesh; its first axis is the pipeline.
         restriction: the restriction of the whole model's groups on a place.
-        graph_of: makes the cost graph that a search works on from a stage's tables.
+        restricted: returns a stage's tables with only what may be chosen; None if everything may be.
     """
 
     problem: Problem
@@ -182,7 +178,7 @@ class StageSearch:
     micro_batches: int
     restriction: Restriction
     thoroughness: Thoroughness
-    graph_of: GraphOf
+    restricted: Callable[[CostTables], CostTables] | None = None
 
 
 class StageFrontiers:
@@ -349,7 +345,9 @@ class StageFrontiers:
         self, tables: CostTables, allowed: Mapping[str, int]
     ) -> list[tuple[Mapping[str, int], Mapping[object, int]]]:
         """Return strategies of a stage that represent its frontier."""
-        graph = self.search.graph_of(_allowing(tables, allowed))
+        graph = tables.restricted(lambda v, i: None if allowed.get(v.key, i) == i else NO_OPTION)
+        if self.search.restricted is not None:
+            graph = self.search.restricted(graph)
         try:
             gap = self.search.thoroughness.gap
             frontier = outline_frontier(graph) if gap is None else track_frontier(graph, epsilon=gap)
@@ -424,8 +422,8 @@ def _of_other(
     return replace(
         tables,
         graph=part.graph,
-        variables=tuple(replace(v, key=names[v.key]) for v in tables.variables),
-        edges=(),
+        variables=[replace(v, key=names[v.key]) for v in tables.variables],
+        edges=[],
         templates={names[Variable.of_group(n)]: template for n, template in tables.templates.items()},
         micro=part.micro(micro),
         regions=tuple(group_of[names[Variable.of_group(r.groups[0])]] for r in tables.regions),
@@ -495,10 +493,10 @@ def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTab
 
     return replace(
         one,
-        variables=tuple(
+        variables=[
             replace(a, memory=memory(a, b)) for a, b in zip(one.variables, two.variables, strict=True)
-        ),
-        edges=tuple(replace(a, table=table(a, b)) for a, b in zip(one.edges, two.edges, strict=True)),
+        ],
+        edges=[replace(a, table=table(a, b)) for a, b in zip(one.edges, two.edges, strict=True)],
     )
 
 
@@ -506,20 +504,3 @@ def _extended(one: np.ndarray, two: np.ndarray, in_flight: int) -> np.ndarray:
     """Extend the line through the values for one and for two; what is impossible stays impossible."""
     each = np.subtract(two, one, out=np.zeros_like(one), where=np.isfinite(one))
     return one + (in_flight - 1) * each
-
-
-def _allowing(tables: CostTables, allowed: Mapping[str, int]) -> CostTables:
-    """Return the tables with one configuration left for some groups."""
-    variables = tuple(
-        replace(
-            v,
-            memory=tuple(
-                column if number == allowed[v.key] else np.full_like(column, np.inf)
-                for number, column in enumerate(v.memory)
-            ),
-        )
-        if v.key in allowed
-        else v
-        for v in tables.variables
-    )
-    return replace(tables, variables=variables)

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tensoropt.cluster import Mesh
+from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource, build_tables, real_shape
-from tensoropt.costs.tables import CostTables, VariableTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.ops.layouts import Layout
 from tensoropt.plan.evaluate import evaluate, space_of
 from tensoropt.plan.point import Point
@@ -25,7 +26,7 @@ from tensoropt.plan.problem import Problem
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.sharded.zero import STAGES
-from tensoropt.planners.tables import NOTHING, TableSpace, restricted_graph
+from tensoropt.planners.tables import TableSpace
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.search import NoStrategyError, track_frontier
@@ -172,9 +173,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     names = space_of(problem, mesh, tables, ())
     space = TableSpace(mesh, tables, names)
     try:
-        frontier = track_frontier(
-            restricted_graph(space, pinning.allowed), epsilon=1e-3, max_points=MOST_POINTS
-        )
+        frontier = track_frontier(space.restricted(pinning.allowed), epsilon=1e-3, max_points=MOST_POINTS)
     except NoStrategyError as error:
         raise UnsuitableError(f"the pinned configuration leaves no strategy: {error}") from None
     # Ascending in memory, so that the last one is the fastest.
@@ -287,7 +286,7 @@ class Pinning:
             return None
         in_region = bool(variable.again) and any(variable.again)
         if in_region and self.pinned.recompute and not variable.again[index]:
-            return NOTHING
+            return NO_OPTION
         return self._stored(variable.options[index])
 
     def _stored(self, options: object) -> np.ndarray:

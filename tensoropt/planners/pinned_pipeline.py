@@ -24,8 +24,7 @@ from tensoropt.plan.problem import Problem
 from tensoropt.plan.settings import Settings
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pinned import PinnedConfiguration, Pinning, check_pinned
-from tensoropt.planners.tables import TableSpace, names_of, restricted_graph
-from tensoropt.search import CostGraph
+from tensoropt.planners.tables import TableSpace, names_of
 
 EFFORT = Thoroughness(gap=1e-3, candidates=4, in_flight=False)
 """How thoroughly to search what a pinned stage leaves open; an assumption: it leaves little."""
@@ -77,14 +76,14 @@ def simulate_pinned_pipeline(
         names=(STAGE_AXIS, *pinning.names),
     )
 
-    def graph_of(tables: CostTables) -> CostGraph:
-        return restricted_graph(TableSpace(pinned.mesh, tables, names_of(tables)), pinning.allowed)
+    def restricted(tables: CostTables) -> CostTables:
+        return TableSpace(pinned.mesh, tables, names_of(tables)).restricted(pinning.allowed)
 
     restriction = pinning.restriction()
 
     again = cutter.can_be_made_again
     search = StageSearch(
-        problem, settings, cutter, again, mesh, pinned.micro_batches, restriction, EFFORT, graph_of
+        problem, settings, cutter, again, mesh, pinned.micro_batches, restriction, EFFORT, restricted
     )
     frontiers = PlaceFrontiers(search, costs)
     # Megatron-LM sends a part from each tensor-parallel rank and gathers it within the node (Narayanan et

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.tables import CostTables, VariableTable
+from tensoropt.costs.cost_graph import VariableTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.space import Space
-from tensoropt.search import CostGraph
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class TableSpace:
         """The number of micro-batches in a step of this space."""
         return self.tables.mesh[0]
 
+    def restricted(self, allowed: Allowed) -> CostTables:
+        """Return the tables with everything else marked impossible."""
+        return self.tables.restricted(partial(allowed, self))
+
 
 def labels_of(space: TableSpace, name: str, index: int) -> tuple[str, ...]:
     """Return what a group's configuration splits on each mesh axis (without the micro-batches)."""
@@ -35,30 +40,6 @@ def labels_of(space: TableSpace, name: str, index: int) -> tuple[str, ...]:
 
 Allowed = Callable[[TableSpace, VariableTable, int], np.ndarray | None]
 """(space, variable, configuration) -> mask over its options, or None for all of them."""
-
-NOTHING = np.zeros(1, dtype=bool)
-"""A mask that allows no option."""
-
-
-def restricted_graph(space: TableSpace, allowed: Allowed) -> CostGraph:
-    """Return the space's cost graph with everything else marked impossible.
-
-    If nothing is allowed for a variable, the search of the graph says so
-    (:class:`~tensoropt.search.NoStrategyError`).
-
-    Raises:
-        ValueError: a table is not a table of costs (negative, NaN, ragged), or a mask does not fit its table.
-    """
-    graph = CostGraph()
-    for variable in space.tables.variables:
-        costs = []
-        for index, table in enumerate(variable.costs):
-            mask = allowed(space, variable, index)
-            costs.append(table if mask is None else np.where(mask[:, None], table, np.inf))
-        graph.add_operator(variable.key, costs)
-    for edge in space.tables.edges:
-        graph.add_edge(edge.a, edge.b, edge.table, rows=edge.rows, cols=edge.cols)
-    return graph
 
 
 def names_of(tables: CostTables) -> Space:

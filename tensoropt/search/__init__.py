@@ -1,7 +1,7 @@
 """The search for the frontier of a cost graph: elimination, linear dynamic programming, unrolling, bounds."""
 
+from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.search.bounds import Staircase
-from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.memory import TableTooLargeError
 from tensoropt.search.result import ChosenStrategies, TrackedFrontier
 from tensoropt.search.track import NoStrategyError, outline_frontier, track_frontier

@@ -119,7 +119,7 @@ def _within(
     reduced: ReducedGraph, method: str, settings: SearchSettings, found: SearchResult, caps: Caps
 ) -> list[Band]:
     """The bands within ``caps``; empty if leaving entries out makes no grid finer."""
-    inner = reduce_graph(reduced.graph, caps)
+    inner = reduce_graph(reduced.tables, caps)
     # Only a finer grid can resolve more, and without this check the recursion would not end.
     if inner.memory_grid >= reduced.memory_grid and inner.time_grid >= reduced.time_grid:
         return []

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.frontier.algebra import segmented_staircase
-from tensoropt.search.costgraph import CostGraph, CostTable
+from tensoropt.search.flat_tables import FlatTable, FlatTables
 from tensoropt.types import Floats, Indices
 
 GRID_BITS = 52
@@ -80,7 +81,7 @@ class ReducedGraph:
     order (0 if snapping changed nothing).
     """
 
-    graph: CostGraph
+    tables: FlatTables
     leaves: tuple[Leaf, ...]
     domains: tuple[int, ...]
     node_leaf: tuple[int, ...]
@@ -91,19 +92,24 @@ class ReducedGraph:
     time_error: float
 
     @property
+    def graph(self) -> CostGraph:
+        """The graph before the reduction."""
+        return self.tables.graph
+
+    @property
     def memory_tolerance(self) -> float:
-        tables = len(self.graph.nodes) + len(self.graph.edges)
+        tables = len(self.tables.nodes) + len(self.tables.edges)
         return self.memory_error + 0.5 * tables * self.memory_grid if self.memory_error else 0.0
 
 
-def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
+def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
     """The reduced graph of a cost graph: costs are snapped, impossible configurations are dropped, and those
     that agree on every placement are merged.
 
     Entries beyond ``caps`` count as impossible; strategies within them keep their costs.
     """
-    given = [*graph.nodes, *(e.table for e in graph.edges)]
-    # Equal tables are one object (CostGraph._shared), so each is cut and snapped once.
+    graph, given = flat.graph, [*flat.nodes, *flat.edges]
+    # Equal tables are one object (FlatTables.of), so each is cut and snapped once.
     within = {id(t): t if caps == UNLIMITED else _within(t, caps) for t in given}
     tables = [within[id(t)] for t in given]
     memory_grid = _grid([t.memory for t in tables], caps.memory)
@@ -123,10 +129,10 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
 
     leaves: list[Leaf] = []
     known: dict[object, tuple[int, Indices, Indices]] = {}
-    raw_maps: list[list[tuple[int, Indices]]] = [[] for _ in graph.nodes]
+    numbers = {name: number for number, name in enumerate(graph.names)}
+    raw_maps: list[list[Indices]] = [[] for _ in flat.nodes]
     edge_leaf = []
-    for edge in graph.edges:
-        edge_table = within[id(edge.table)]
+    for edge, edge_table in zip(graph.edges, tables[len(flat.nodes) :], strict=True):
         key = id(edge_table)
         if key not in known:
             leaf, rows, cols = _edge_leaf(edge_table, *snapped[key])
@@ -134,17 +140,17 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
             known[key] = len(leaves) - 1, rows, cols
         index, rows, cols = known[key]
         edge_leaf.append((index, int(rows.max()) + 1, int(cols.max()) + 1))
-        raw_maps[edge.source].append((id(edge.rows), rows[edge.rows]))
-        raw_maps[edge.target].append((id(edge.cols), cols[edge.cols]))
+        raw_maps[numbers[edge.a]].append(rows[edge.rows])
+        raw_maps[numbers[edge.b]].append(cols[edge.cols])
 
     domains, node_leaf, representatives = [], [], []
     classes: dict[object, tuple[int, Indices]] = {}
-    for table, maps in zip(tables[: len(graph.nodes)], raw_maps, strict=True):
+    for table, maps in zip(tables[: len(flat.nodes)], raw_maps, strict=True):
         # Operators with equal costs whose edges distinguish their configurations in the same way share one
         # leaf; this is how identical layers come to share all later tables.
-        key2 = (id(table), tuple(m.tobytes() for _, m in maps))
+        key2 = (id(table), tuple(m.tobytes() for m in maps))
         if key2 not in classes:
-            leaf, representative = _node_leaf(table, *snapped[id(table)], [m for _, m in maps])
+            leaf, representative = _node_leaf(table, *snapped[id(table)], maps)
             leaves.append(leaf)
             classes[key2] = len(leaves) - 1, representative
         index, representative = classes[key2]
@@ -153,18 +159,19 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
         representatives.append(representative)
 
     edges = []
-    taken = [0] * len(graph.nodes)
+    taken = [0] * len(flat.nodes)
     shared: dict[bytes, Indices] = {}
     for edge, (index, height, width) in zip(graph.edges, edge_leaf, strict=True):
+        source, target = numbers[edge.a], numbers[edge.b]
         ends = []
-        for end in (edge.source, edge.target):
+        for end in (source, target):
             # Maps were listed in the order of the edges and are consumed in the same order.
-            values = raw_maps[end][taken[end]][1][representatives[end]]
+            values = raw_maps[end][taken[end]][representatives[end]]
             taken[end] += 1
             ends.append(shared.setdefault(values.tobytes(), values))
-        edges.append(LeafEdge(edge.source, edge.target, index, height, width, ends[0], ends[1]))
+        edges.append(LeafEdge(source, target, index, height, width, ends[0], ends[1]))
     return ReducedGraph(
-        graph,
+        flat,
         tuple(leaves),
         tuple(domains),
         tuple(node_leaf),
@@ -271,13 +278,13 @@ def impossible(reduced: ReducedGraph) -> str:
     return "every combination of configurations meets an inf entry"
 
 
-def _within(table: CostTable, caps: Caps) -> CostTable:
+def _within(table: FlatTable, caps: Caps) -> FlatTable:
     """A table without the options beyond ``caps``; the table itself if there are none."""
     kept = (table.memory <= caps.memory) & (table.time <= caps.time)
     if kept.all():
         return table
     offsets = np.concatenate([[0], np.cumsum(kept)])[table.offsets].astype(np.int64)
-    return CostTable(table.shape, offsets, table.memory[kept], table.time[kept], table.option[kept])
+    return FlatTable(table.shape, offsets, table.memory[kept], table.time[kept], table.option[kept])
 
 
 def _grid(costs: list[Floats], most: float) -> float:
@@ -287,7 +294,7 @@ def _grid(costs: list[Floats], most: float) -> float:
     return 2.0 ** (math.frexp(total)[1] - GRID_BITS) if total > 0 else 1.0
 
 
-def _edge_leaf(table: CostTable, memory: Floats, time: Floats) -> tuple[Leaf, Indices, Indices]:
+def _edge_leaf(table: FlatTable, memory: Floats, time: Floats) -> tuple[Leaf, Indices, Indices]:
     """Merge equal rows, then equal columns; return the leaf, and the class of every row and every column."""
     height, width = table.shape
     counts = np.diff(table.offsets)
@@ -315,7 +322,7 @@ def _edge_leaf(table: CostTable, memory: Floats, time: Floats) -> tuple[Leaf, In
     return Leaf(offsets, m, t, none, flat[:, 2].astype(np.int64)), rows, cols
 
 
-def _node_leaf(table: CostTable, memory: Floats, time: Floats, maps: list[Indices]) -> tuple[Leaf, Indices]:
+def _node_leaf(table: FlatTable, memory: Floats, time: Floats, maps: list[Indices]) -> tuple[Leaf, Indices]:
     """One entry per class of possible configurations; returns the leaf and one member of each class."""
     counts = np.diff(table.offsets)
     possible = np.flatnonzero(counts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tensoropt.search.costgraph import CostGraph
+from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.types import Floats, Indices
 
 SAME = 1e-9
@@ -42,9 +44,9 @@ class ChosenStrategies:
         graph: CostGraph, configurations: Indices, options: Indices, edge_options: Indices
     ) -> ChosenStrategies:
         """The strategies of a graph."""
-        names = graph.names
-        edges = [(names[e.source], names[e.target], e.ordinal) for e in graph.edges]
-        return ChosenStrategies(names, edges, configurations, options, edge_options)
+        numbers: dict[object, itertools.count[int]] = defaultdict(itertools.count)
+        edges = [(e.a, e.b, next(numbers[e.a, e.b])) for e in graph.edges]
+        return ChosenStrategies(graph.names, edges, configurations, options, edge_options)
 
     def at(self, rows: Indices) -> ChosenStrategies:
         """Some of the strategies, in the given order."""

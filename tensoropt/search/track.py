@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.frontier import merge
 from tensoropt.frontier.kernels import thin
 from tensoropt.frontier.tools import Points
 from tensoropt.search.bands import Band, distinct, search_bands
 from tensoropt.search.bounds import Highest, Staircase
-from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.exact import SearchSettings
+from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.reduced_graph import impossible, reduce_graph
 from tensoropt.search.result import SAME, ChosenStrategies, TrackedFrontier
 from tensoropt.types import Floats, Indices
@@ -76,11 +77,12 @@ def track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFro
             ChosenStrategies.of(graph, *(np.zeros((1, 0), np.int64),) * 3).at,
             Staircase(np.zeros(1), np.zeros(1)).bounds,
         )
-    graph.check_sums()
-    culprit = graph.blocked()
+    tables = FlatTables.of(graph)
+    tables.check_sums()
+    culprit = tables.blocked()
     bands: list[Band] = []
     if culprit is None:
-        reduced = reduce_graph(graph)
+        reduced = reduce_graph(tables)
         bands = search_bands(reduced, method, settings)
         if not bands:
             culprit = impossible(reduced)

@@ -17,7 +17,7 @@ import numpy as np
 from tensoropt.cluster import Mesh
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.tables import CostTables
-from tensoropt.costs.working_sets import WorkingSets, working_sets
+from tensoropt.costs.working_sets import working_sets
 from tensoropt.frontier.tools import Points
 from tensoropt.plan.settings import Settings
 from tensoropt.search import (
@@ -28,7 +28,6 @@ from tensoropt.search import (
     outline_frontier,
     track_frontier,
 )
-from tensoropt.search.costgraph import CostTable, edge_costs, operator_costs
 from tensoropt.session.simulations import Simulated, Simulations
 from tensoropt.session.turns import Found, first_look, unbeaten_by
 from tensoropt.units import format_bytes
@@ -77,36 +76,6 @@ class SearchedSpace:
             *((again,) if kept else ()),
             *((nothing,) if lost else ()),
         )
-
-
-def cost_graph(
-    tables: CostTables, working: WorkingSets | None = None, cap_bytes: float = np.inf
-) -> CostGraph:
-    """Return the tables as the search takes them, without options that need more than a cap while they
-    run."""
-    graph = CostGraph()
-    # Layers that look alike share the arrays themselves, so each kind of layer is prepared once.
-    known: dict[tuple[int, int], CostTable] = {}
-    for variable in tables.variables:
-        above = working.of.get(variable.key) if working is not None else None
-        key = id(variable.memory), id(above)
-        if key not in known:
-            costs = variable.costs
-            if above is not None:
-                # An infinite cost forbids an option without changing indices, so that points of all searches
-                # share a catalogue.
-                costs = [
-                    np.where((needed > cap_bytes)[:, None], np.inf, c)
-                    for needed, c in zip(above, costs, strict=True)
-                ]
-            known[key] = operator_costs(costs, f"operator {variable.key!r}")
-        graph.add_operator(variable.key, known[key])
-    for edge in tables.edges:
-        key = id(edge.table), id(None)
-        if key not in known:
-            known[key] = edge_costs(edge.table, f"edge {edge.a!r} -> {edge.b!r}")
-        graph.add_edge(edge.a, edge.b, known[key], rows=edge.rows, cols=edge.cols)
-    return graph
 
 
 @dataclass(frozen=True)
@@ -161,7 +130,7 @@ class OneSpace:
 
     def outline(self) -> SpacePart:
         """Outline the space, and simulate its best points."""
-        return self._part(self._outline(cost_graph(self.tables)))
+        return self._part(self._outline(self.tables))
 
     def search(self, outline: TrackedFrontier | None) -> SpacePart:
         """Search the space for what simulated strategies leave room for, also under caps.
@@ -170,7 +139,7 @@ class OneSpace:
             outline: the space's outline, if it was outlined.
         """
         rivals = self.simulations.rivals(self.number) if self.allows_gap else None
-        frontier = self._track(cost_graph(self.tables), rivals)
+        frontier = self._track(self.tables, rivals)
         if frontier is None:
             return self._part(None)
         return self._part(frontier, self._capped(frontier, outline, rivals))
@@ -232,7 +201,7 @@ class OneSpace:
         lean = outline if outline is not None else frontier
         for cap in working.caps(lean.strategy(0), lean.options(0), float(lean.memory[0])):
             # A cap without any strategy is no reason to refuse the space.
-            graph, before = cost_graph(self.tables, working, cap), self.refused
+            graph, before = self.tables.restricted(working.within(cap)), self.refused
             under = self._outline(graph) if self.allows_gap else None
             # What the outline's best strategies are far from is not worth more than the outline.
             best = self.simulations.frontier()

@@ -33,7 +33,6 @@ from tensoropt.plan.point import Point, reduce_points
 from tensoropt.plan.problem import micro_batch_counts
 from tensoropt.plan.settings import Settings
 from tensoropt.session.evaluation import only_used_spaces
-from tensoropt.session.one_space import cost_graph
 from tensoropt.session.pipeline_cuts import Cutting
 from tensoropt.session.refining import best_counts, combining
 from tensoropt.session.searched import Searched
@@ -343,7 +342,6 @@ class _Finder:
             micro_batches,
             restriction,
             thoroughness,
-            cost_graph,
         )
         frontiers = PlaceFrontiers(search, self.costs)
         if not exact:

@@ -12,12 +12,13 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.compute import MeasuredCompute, SlowestCompute
+from tensoropt.costs.cost_graph import EdgeTable
 from tensoropt.costs.effects import READ, READ_BACK, Effects, additive
 from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.roofline import RooflineCompute, weight_gradient_share
-from tensoropt.costs.tables import CostTables, EdgeTable, make_templates
+from tensoropt.costs.tables import CostTables, make_templates
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.plan.evaluate import evaluate_strategy

@@ -17,7 +17,6 @@ from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.search import track_frontier
-from tensoropt.session.one_space import cost_graph
 from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.reshard.steps import COLLECTIVES
@@ -292,7 +291,7 @@ def test_groups_of_a_region_are_recomputed_together():
 @pytest.mark.parametrize("name", ["gates", "gpt2"])
 def test_points_unroll_to_their_own_figures(name):
     tables = tables_of(problem(MODELS[name]), (1, 2), "adam", COPY)
-    frontier = track_frontier(cost_graph(tables), epsilon=0.0)
+    frontier = track_frontier(tables, epsilon=0.0)
     assert frontier.exact
     assert len(frontier) > 3
     assert (np.diff(frontier.memory) > 0).all()
@@ -347,7 +346,7 @@ def test_data_parallelism_is_in_the_space(name, mesh):
     for tensor in graph.parameters:
         assert strategy.local_shape(tensor.name, strategy.stored[tensor.name]) == tensor.shape
     if len(mesh) == 2 or name != "llama":
-        frontier = track_frontier(cost_graph(tables), epsilon=0.0)
+        frontier = track_frontier(tables, epsilon=0.0)
         assert frontier.lower_bound(memory) <= (compute + communication) * (1 + 1e-9)
 
 
@@ -363,7 +362,7 @@ def test_megatron_is_in_the_space():
     moving = [edge for edge in strategy.edges() if edge.moves]
     assert [(e.kind, e.reader) for e in moving] == [("activation", loss)]
     memory, compute, communication = tables.breakdown(choice, options)
-    frontier = track_frontier(cost_graph(tables), epsilon=0.0)
+    frontier = track_frontier(tables, epsilon=0.0)
     assert frontier.lower_bound(memory) <= (compute + communication) * (1 + 1e-9)
 
 

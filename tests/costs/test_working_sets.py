@@ -7,7 +7,6 @@ import pytest
 
 from tensoropt.costs.working_sets import WorkingSets, working_sets
 from tensoropt.search import track_frontier
-from tensoropt.session.one_space import cost_graph
 from tests.costs.models import gpt2, problem, tables_of
 
 COPY = 1e9
@@ -34,13 +33,13 @@ def test_a_split_group_needs_less_than_a_whole_one(tables):
 
 
 def test_what_is_found_under_a_cap_keeps_to_it_and_is_never_better_in_sum(tables):
-    working, free = working_sets(tables), track_frontier(cost_graph(tables), epsilon=0)
+    working, free = working_sets(tables), track_frontier(tables, epsilon=0)
     fastest = len(free) - 1
     caps = working.caps(free.strategy(fastest), free.options(fastest), 0.0)
     assert caps == sorted(caps)
     assert caps
     for cap in caps:
-        under = track_frontier(cost_graph(tables, working, cap), epsilon=0)
+        under = track_frontier(tables.restricted(working.within(cap)), epsilon=0)
         assert len(under)
         for i in range(len(under)):
             choice, options = under.strategy(i), under.options(i)

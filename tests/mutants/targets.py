@@ -69,9 +69,9 @@ TARGETS = (
             *(
                 f"search/{name}.py"
                 for name in (
-                    "auto", "bands", "bounds", "costgraph", "crossover", "exact", "memory", "order", "paper",
-                    "program", "pruning_target", "reduced_graph", "result", "sources", "threads", "track",
-                    "union", "within",
+                    "auto", "bands", "bounds", "crossover", "exact", "flat_tables", "memory", "order",
+                    "paper", "program", "pruning_target", "reduced_graph", "result", "sources", "threads",
+                    "track", "union", "within",
                 )
             ),
         ],

@@ -22,7 +22,6 @@ from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.search import track_frontier
-from tensoropt.session.one_space import cost_graph
 from tensoropt.session.run_report import versions
 from tests.costs.models import gates, gpt2, problem, tables_of, two_layers, unrolled
 
@@ -76,7 +75,7 @@ def searched(name: str, *more) -> tuple[Point, ...]:
     selections = [
         s
         for number, space in enumerate(question.spaces)
-        for s in selections_of(number, track_frontier(cost_graph(space.tables), epsilon=0.0))
+        for s in selections_of(number, track_frontier(space.tables, epsilon=0.0))
     ]
     return tuple(simulated_points(question, "frontier", selections))
 

@@ -112,21 +112,3 @@ def test_a_point_that_is_not_there():
     with pytest.raises(IndexError, match="point 1"):
         found.strategy(1)
     assert found.strategy(-1) == found.strategy(0)
-
-
-def test_costs_made_ready_once_are_those_given():
-    from tensoropt.search.costgraph import edge_costs, operator_costs
-
-    nodes, pairs = [[[2.0, 3.0], [1.0, 5.0]], [[4.0, 1.0]]], np.arange(8.0).reshape(2, 2, 2)
-    ready, given = CostGraph(), CostGraph()
-    node, edge = operator_costs(nodes, "operator"), edge_costs(pairs, "edge")
-    for graph, of_node, of_edge in ((ready, node, edge), (given, nodes, pairs)):
-        for name in "abc":
-            graph.add_operator(name, of_node)
-        graph.add_edge("a", "b", of_edge)
-        graph.add_edge("b", "c", of_edge)
-    frontiers = [track_frontier(graph) for graph in (ready, given)]
-    np.testing.assert_array_equal(frontiers[0].memory, frontiers[1].memory)
-    np.testing.assert_array_equal(frontiers[0].time, frontiers[1].time)
-    with pytest.raises(ValueError, match="operator 'd'"):
-        ready.add_operator("d", edge)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tensoropt.search import CostGraph, track_frontier
 from tensoropt.search.bands import search_bands
+from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.track import check_settings
 from tests import naive
@@ -97,7 +98,9 @@ def test_a_megabyte_beside_eight_hundred_terabytes(method):
 
 def test_costs_of_one_size_need_one_search():
     case = Mixed(3, 2.0)
-    bands = search_bands(reduce_graph(case.graph), "auto", check_settings(0.0, "auto", None, None))
+    bands = search_bands(
+        reduce_graph(FlatTables.of(case.graph)), "auto", check_settings(0.0, "auto", None, None)
+    )
     assert len(bands) == 1
 
 

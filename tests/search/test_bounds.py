@@ -7,6 +7,7 @@ import pytest
 
 from tensoropt.frontier import Frontier, merge
 from tensoropt.search.exact import build_program, gaps, seeds
+from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.hull import Hull, HullSearch, power_of_two
 from tensoropt.search.limits import Corners, corners_of, envelope, least_time, reachable
 from tensoropt.search.order import greedy_order, paper_order
@@ -17,7 +18,7 @@ from tests.search.graphs import SHAPES, Case, seeds_of
 
 
 def prepared(case):
-    reduced = reduce_graph(case.graph)
+    reduced = reduce_graph(FlatTables.of(case.graph))
     program = build_program(reduced, greedy_order(reduced, 0.1))
     search = HullSearch(program, flatten(program))
     return reduced, program, search, search.find_hull(12)
@@ -176,7 +177,7 @@ def test_vertices_are_the_lower_hull_of_what_was_found():
 
 def test_the_papers_orders_remove_everything_and_walk_the_chain_last():
     case = Case(0, "chain", 6, 3)
-    reduced = reduce_graph(case.graph)
+    reduced = reduce_graph(FlatTables.of(case.graph))
     n = len(reduced.domains)
     for linear in (False, True):
         order = paper_order(reduced, linear)

@@ -10,6 +10,7 @@ from tensoropt.frontier import Frontier
 from tensoropt.search import CostGraph, track_frontier
 from tensoropt.search.engine import Engine, Messages
 from tensoropt.search.exact import CORNERS, build_program, seeds
+from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.limits import BREAKPOINTS, corners_of
 from tensoropt.search.order import greedy_order
@@ -67,7 +68,7 @@ def same(frontier, truth) -> bool:
 
 def pruned_by(graph: CostGraph, known: Frontier | None):
     """The root table of one exact pass, pruned by ``known`` or by the strategies of the hull alone."""
-    reduced = reduce_graph(graph)
+    reduced = reduce_graph(FlatTables.of(graph))
     program = build_program(reduced, greedy_order(reduced, 0.1))
     search = HullSearch(program, flatten(program))
     hull = search.find_hull(32)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import tensoropt.search.exact as exact
+from tensoropt.costs.cost_graph import LEAST_COST, MOST_COST
 from tensoropt.search import CostGraph, NoStrategyError, track_frontier
-from tensoropt.search.costgraph import LEAST_COST, MOST_COST
 from tests.search.graphs import seeds_of
 
 NEAR = Fraction(1, 10**9)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.frontier import merge
 from tensoropt.frontier.algebra import IndexArray
-from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.result import OptionKey, TrackedFrontier, budget
 from tensoropt.search.track import check_settings, track
 from tensoropt.search.union import least_bounds

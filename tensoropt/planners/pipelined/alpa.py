@@ -14,13 +14,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from tensoropt.costs.tables import VariableTable
+from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.pipeline.balance import balanced
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Crossings, Cut
 from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise, flat
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
-from tensoropt.planners.tables import NOTHING, TableSpace
+from tensoropt.planners.tables import TableSpace
 
 LAYERS = 16
 """The most layers into which operators are clustered, as in the paper's examples (appendix)."""
@@ -43,7 +43,7 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
 
 def _kept(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
     """Allow any way to split, with nothing recomputed."""
-    return NOTHING if computed_otherwise(space, variable, index, recomputing=False) else None
+    return NO_OPTION if computed_otherwise(space, variable, index, recomputing=False) else None
 
 
 def _of_equation_2(

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tensoropt.costs.tables import VariableTable
+from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.balance import balanced
 from tensoropt.pipeline.compose import Composition, Offer, compose
@@ -24,7 +24,7 @@ from tensoropt.pipeline.stages import is_crossing
 from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
 from tensoropt.planners.sharded.megatron import inner_labels
-from tensoropt.planners.tables import NOTHING, Allowed, TableSpace, labels_of
+from tensoropt.planners.tables import Allowed, TableSpace, labels_of
 
 BINS = 64
 """Bins of the memory budget; an assumption: the paper says that few are enough."""
@@ -61,13 +61,13 @@ def _of_layers(tensor: Mapping[str, frozenset[str]]) -> Allowed:
 
     def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
         if computed_otherwise(space, variable, index, recomputing=False):
-            return NOTHING
+            return NO_OPTION
         if variable.key.kind != "group" or is_crossing(space.tables.graph.group_of[variable.key]):
             return None
         batch = str(space.tables.micro[variable.key].label)
         ways = {batch, *tensor.get(variable.key, ())}
         if any(label not in ways for label in labels_of(space, variable.key, index)):
-            return NOTHING
+            return NO_OPTION
         return _whole_or_sharded(variable.options[index])
 
     return allowed

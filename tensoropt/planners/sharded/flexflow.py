@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tensoropt.costs.tables import CostTables, EdgeTable
+from tensoropt.costs.cost_graph import EdgeTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.plan.evaluate import Evaluator, costs_of
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.batch import batch_labels

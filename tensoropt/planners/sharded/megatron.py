@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tensoropt.costs.tables import VariableTable
+from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.variables import Variable
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.batch import batch_labels, whole
 from tensoropt.planners.sharded.common.restricted import restricted_selections, some
-from tensoropt.planners.tables import NOTHING, TableSpace, labels_of
+from tensoropt.planners.tables import TableSpace, labels_of
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.labels import Label
@@ -90,19 +90,19 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
 
     def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
         if variable.again and variable.again[index]:
-            return NOTHING
+            return NO_OPTION
         # -3 is the code of a partial sum (ops/layouts.py). A tensor with several readers is whole on the
         # inner axis, unless its maker splits something there: then the frontier decides how it lies.
         if variable.key.kind == "hub":
             whole_inside = variable.layouts[index][-1] < 0 and variable.layouts[index][-1] != -3
             reads_split = any(inner[g.name] != {"none"} for g in _makers(graph, variable.key))
-            return None if whole_inside or reads_split else NOTHING
+            return None if whole_inside or reads_split else NO_OPTION
         if variable.key.kind == "parameter":
             return None
         labels = labels_of(space, variable.key, index)
         *outer, last = labels
         if last not in inner[variable.key] or any(label != batch[variable.key] for label in outer):
-            return NOTHING
+            return NO_OPTION
         return whole(space, variable, index)
 
     return some(

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tensoropt.costs.tables import CostTables, VariableTable
+from tensoropt.costs.cost_graph import VariableTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.elimination import ImpossibleError, IrreducibleError, cheapest
 from tensoropt.planners.sharded.common.timesteps import coalesced, repeated

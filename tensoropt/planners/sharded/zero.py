@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tensoropt.costs.tables import VariableTable
+from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.ops.layouts import Layout
 from tensoropt.planners.sharded.common.batch import following_the_batch
 from tensoropt.planners.sharded.common.restricted import restricted_selections, some

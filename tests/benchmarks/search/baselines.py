@@ -18,7 +18,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensoropt.search.costgraph import CostGraph
+from tensoropt.costs.cost_graph import CostGraph
+from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.order import Order, paper_order
 from tensoropt.search.reduced_graph import ReducedGraph, reduce_graph
 
@@ -85,7 +86,7 @@ ORDERS: dict[str, Callable[[ReducedGraph], Order]] = {
 
 def plain_tracking(graph: CostGraph, method: str, limit_s: float) -> Points:
     """A method of :data:`ORDERS`, plainly; raises :class:`OutOfTimeError` after ``limit_s``."""
-    reduced = reduce_graph(graph)
+    reduced = reduce_graph(FlatTables.of(graph))
     order = ORDERS[method](reduced)
     assert not order.fixed, "the comparison uses graphs that reduce exactly"
     deadline = time.perf_counter() + limit_s

@@ -10,6 +10,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from tensoropt.search.exact import build_program
+from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph
@@ -18,7 +19,7 @@ from tensoropt.search.scalar import flatten
 
 def lambda_bisection(graph, tolerance: float) -> int:
     """How many strategies the usual scalarisation finds: only the convex hull's vertices."""
-    reduced = reduce_graph(graph)
+    reduced = reduce_graph(FlatTables.of(graph))
     program = build_program(reduced, greedy_order(reduced, 0.1))
     hull = HullSearch(program, flatten(program)).find_hull(int(1 / tolerance))
     return 0 if hull is None else len(hull.memory)
@@ -31,7 +32,7 @@ def integer_program(graph, budget: float, limit_s: float) -> tuple[float, float 
     an entry has several options), tied to both ends as in Alpa and FlexFlow's successors; an edge's
     entries are over placements, so equal configurations cost nothing.
     """
-    reduced = reduce_graph(graph)
+    reduced = reduce_graph(FlatTables.of(graph))
     memory, cost, whole = [], [], []
     rows, cols, values, right = [], [], [], []
     first_of = []
@@ -106,7 +107,7 @@ def binned(graph, most: float, bins: int, limit_s: float) -> tuple[np.ndarray, n
     On our elimination order and with equal layers computed once, which favours it. Returns the budgets
     and times of what it found, None after ``limit_s``.
     """
-    reduced = reduce_graph(graph)
+    reduced = reduce_graph(FlatTables.of(graph))
     program = build_program(reduced, greedy_order(reduced, 0.1))
     step_bytes = most / (bins - 1)
     tables = []

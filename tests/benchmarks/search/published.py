@@ -59,7 +59,7 @@ RATIOS = {
 def size(graph: CostGraph) -> dict[str, int]:
     return {
         "operators": len(graph),
-        "most_configurations": max(t.entries for t in graph.nodes),
+        "most_configurations": max(len(v.memory) for v in graph.variables),
         "edges": len(graph.edges),
     }
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tensoropt.search import track_frontier
+from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.reduced_graph import reduce_graph
 from tests.benchmarks.search.baselines import ORDERS, OutOfTimeError, node_first, plain_tracking
 from tests.benchmarks.search.graphs import Axis, rnn, transformer
@@ -26,7 +27,7 @@ def test_every_order_finds_our_points(graph, method: str) -> None:
 
 def test_nodes_first_removes_the_ends_of_a_chain_last() -> None:
     """``rnn`` is a chain: its inner operators have two neighbours, its ends one."""
-    reduced = reduce_graph(GRAPHS["rnn"])
+    reduced = reduce_graph(FlatTables.of(GRAPHS["rnn"]))
     order = node_first(reduced)
     last = len(reduced.domains) - 1
     assert order.removed == (*range(1, last), 0, last)

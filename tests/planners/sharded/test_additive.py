@@ -11,7 +11,6 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.planners.sharded import ilp
 from tensoropt.planners.sharded.optcnn import fastest
 from tensoropt.search import TrackedFrontier, track_frontier
-from tensoropt.session.one_space import cost_graph
 from tests.costs.models import gates, gpt2, problem, tables_of, two_layers
 
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2}
@@ -20,7 +19,7 @@ MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2}
 @cache
 def solved(name: str, mesh: tuple[int, ...]) -> tuple[CostTables, TrackedFrontier]:
     tables = tables_of(problem(MODELS[name]), mesh)
-    return tables, track_frontier(cost_graph(tables), epsilon=0.0)
+    return tables, track_frontier(tables, epsilon=0.0)
 
 
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2)], ids=str)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.frontier import reduce
 from tensoropt.search import track_frontier
-from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.entangled import conditioning, relaxation
 from tensoropt.search.entangled.multipliers import tighten
 from tensoropt.search.entangled.relaxation import relax
 from tensoropt.search.entangled.tied import colourings, tie
 from tensoropt.search.exact import build_program
+from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph
@@ -70,7 +71,7 @@ def hull_of(reduced):
 
 
 def test_colours_go_from_equal_costs_to_equal_surroundings():
-    reduced = reduce_graph(Repeated(0, steps=5).graph)
+    reduced = reduce_graph(FlatTables.of(Repeated(0, steps=5).graph))
     counts = [int(colour.max()) + 1 for colour in colourings(reduced)]
     assert counts == sorted(set(counts))
     coarse = next(iter(colourings(reduced)))
@@ -85,7 +86,7 @@ def test_colours_go_from_equal_costs_to_equal_surroundings():
 @pytest.mark.parametrize("seed", range(4))
 def test_tied_strategies_cost_what_they_cost_untied(seed):
     case = Repeated(seed)
-    reduced = reduce_graph(case.graph)
+    reduced = reduce_graph(FlatTables.of(case.graph))
     for colour in colourings(reduced):
         hull = hull_of(tie(reduced, colour))
         for pick, memory, time in zip(hull.picks, hull.memory, hull.time, strict=True):
@@ -100,7 +101,7 @@ def test_tied_strategies_cost_what_they_cost_untied(seed):
 def test_prices_bound_every_strategy_and_only_raise_the_bound():
     raised = 0
     for case in cases():
-        reduced = reduce_graph(case.graph)
+        reduced = reduce_graph(FlatTables.of(case.graph))
         order = greedy_order(reduced, 0.1, 4)
         if not order.fixed:
             continue

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.tables import VariableTable
+from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.planners.sharded.common.batch import whole
-from tensoropt.planners.tables import NOTHING, Allowed, TableSpace, labels_of
+from tensoropt.planners.tables import Allowed, TableSpace, labels_of
 from tensoropt.sharding.regions import region_of
 
 Recomputing = bool | None
@@ -24,14 +24,14 @@ def following_the_batch(*, recomputing: Recomputing = False) -> Allowed:
 
     def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
         if computed_otherwise(space, variable, index, recomputing):
-            return NOTHING
+            return NO_OPTION
         if variable.key.kind == "parameter":
             return whole(space, variable, index)
         if variable.key.kind != "group":
             return None
         batch = str(space.tables.micro[variable.key].label)
         if any(label != batch for label in labels_of(space, variable.key, index)):
-            return NOTHING
+            return NO_OPTION
         return whole(space, variable, index)
 
     return allowed

@@ -22,13 +22,13 @@ from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.meshes import degrees_of, job_meshes
 from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.points import pipelined_space
-from tensoropt.pipeline.stage_frontiers import GraphOf, StageSearch, Thoroughness
+from tensoropt.pipeline.stage_frontiers import StageSearch, Thoroughness
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.plan.problem import Problem
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.tables import Allowed, TableSpace, names_of, restricted_graph
+from tensoropt.planners.tables import Allowed, TableSpace, names_of
 
 MOST_PLACES, MOST_AXES = 16, 2
 """The highest degree that methods try, and the most axes of a place."""
@@ -154,9 +154,20 @@ class PipelineTask:
             positions: for each stage, where it may begin; then where the last one ends.
             composing: the function that composes stages; by default for memory and the step's time.
         """
-        graph_of = _graph_of(mesh, allowed)
+
+        def restricted(tables: CostTables) -> CostTables:
+            return TableSpace(mesh, tables, names_of(tables)).restricted(allowed)
+
         search = StageSearch(
-            self.problem, self.settings, self.cutter, self.again, mesh, micro_batches, FREE, EFFORT, graph_of
+            self.problem,
+            self.settings,
+            self.cutter,
+            self.again,
+            mesh,
+            micro_batches,
+            FREE,
+            EFFORT,
+            restricted,
         )
         frontiers = PlaceFrontiers(search, self.costs)
         try:
@@ -169,13 +180,3 @@ class PipelineTask:
         except PlanError as refusal:
             raise UnsuitableError(str(refusal)) from None
         return composer.pipelines(positions)
-
-
-def _graph_of(mesh: Mesh, allowed: Allowed) -> GraphOf:
-    """Return the function that turns a stage's tables into what the search takes, with only what is
-    allowed."""
-
-    def graph_of(tables: CostTables):  # type: ignore[no-untyped-def]
-        return restricted_graph(TableSpace(mesh, tables, names_of(tables)), allowed)
-
-    return graph_of

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tensoropt.costs.tables import VariableTable
+from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.tables import NOTHING, Allowed, TableSpace, labels_of
+from tensoropt.planners.tables import Allowed, TableSpace, labels_of
 from tensoropt.planners.task import PlanningTask
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 
@@ -33,11 +33,11 @@ def following_the_batch(task: PlanningTask, stored: Allowed) -> Allowed:
 
     def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
         if variable.again and variable.again[index]:
-            return NOTHING
+            return NO_OPTION
         if variable.key.kind != "group":
             return stored(space, variable, index) if variable.key.kind == "parameter" else None
         if any(label != labels[variable.key] for label in labels_of(space, variable.key, index)):
-            return NOTHING
+            return NO_OPTION
         return stored(space, variable, index)
 
     return allowed

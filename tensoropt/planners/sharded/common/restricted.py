@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.tables import Allowed, TableSpace, restricted_graph
+from tensoropt.planners.tables import Allowed, TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.search import NoStrategyError, TrackedFrontier, track_frontier
 
@@ -25,10 +25,9 @@ def restricted_selections(
     for number, space in enumerate(task.spaces):
         if not suits(space):
             continue
-        graph = restricted_graph(space, allowed)
         try:
             # A gap of a thousandth is allowed: what a scheme leaves open does not deserve an exact search.
-            frontier = track_frontier(graph, epsilon=1e-3, max_points=MOST_POINTS)
+            frontier = track_frontier(space.restricted(allowed), epsilon=1e-3, max_points=MOST_POINTS)
         except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
             continue
         yield from selections_of(number, frontier)

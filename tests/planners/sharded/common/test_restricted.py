@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tensoropt.costs.cost_graph import NO_OPTION
 from tensoropt.planners.registry import planner
 from tensoropt.planners.sharded.common.restricted import restricted_selections
-from tensoropt.planners.tables import NOTHING
 from tests.planners.problems import small
 
 CASE = ("two layers", ((2,),), (1,))
@@ -41,7 +41,7 @@ def test_where_nothing_of_a_variable_is_allowed_there_is_no_selection():
     first = small(*CASE).spaces[0].tables.variables[0]
 
     def allowed(space, variable, index):
-        return NOTHING if variable.key == first.key else None
+        return NO_OPTION if variable.key == first.key else None
 
     assert list(restricted_selections(small(*CASE), allowed)) == []
     assert list(restricted_selections(small(*CASE), lambda *_: None))

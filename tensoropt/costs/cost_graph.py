@@ -1,0 +1,287 @@
+"""The cost graph: variables with configurations, and the cost in memory and time of every choice.
+
+:class:`CostGraph` is what a search takes. The tables of a model (:class:`tensoropt.costs.tables.CostTables`)
+are such a graph, together with what its choices mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tensoropt.ops.layouts import Layout
+from tensoropt.types import Floats, Indices
+
+LEAST_COST, MOST_COST = 2.0**-500, 2.0**500
+"""Nonzero costs, and their sums, must lie between these, so that slopes and products of two costs are floats
+that neither overflow nor lose digits."""
+
+NO_OPTION = np.zeros(1, dtype=bool)
+"""A mask that allows no option."""
+
+
+@dataclass(frozen=True, eq=False)
+class VariableTable:
+    """The costs of each configuration of one variable.
+
+    Attributes:
+        key: the variable's name; in tables of a model, a :class:`tensoropt.costs.variables.Variable`.
+        layouts: for a hub or a shared parameter, one per configuration.
+        kept: for a hub: per configuration, whether the tensor is kept for backward as it is materialised.
+        again: for a group or hub in a region: per configuration, whether its forward runs a second time in
+            backward; a group's configurations come once plain, then once more recomputed.
+        options: for groups: per configuration, the stored layouts of each option.
+        memory, compute, communication: per configuration, an array over its options; bytes and seconds.
+    """
+
+    key: Any
+    memory: tuple[Floats, ...]
+    compute: tuple[Floats, ...]
+    communication: tuple[Floats, ...]
+    layouts: tuple[Layout, ...] = ()
+    kept: tuple[bool, ...] = ()
+    again: tuple[bool, ...] = ()
+    options: tuple[tuple[tuple[Layout, ...], ...], ...] = ()
+
+    @property
+    def costs(self) -> list[Floats]:
+        """The (options, 2) arrays of memory and time, one per configuration."""
+        return [
+            np.stack([m, c + n], axis=1)
+            for m, c, n in zip(self.memory, self.compute, self.communication, strict=True)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeTable:
+    """The costs between two variables: configuration ``i`` of ``a`` and ``j`` of ``b`` cost
+    ``table[rows[i], cols[j]] = (memory, time)``; all time is communication.
+
+    An edge with options of its own has a row (memory, time) for each of them there: ``table`` is (P, Q,
+    options, 2).
+    """
+
+    a: Any
+    b: Any
+    table: Floats
+    rows: Indices
+    cols: Indices
+
+
+Allowed = Callable[[VariableTable, int], NDArray[np.bool_] | None]
+"""(variable, configuration) -> mask over its options, or None for all of them."""
+
+
+@dataclass(eq=False)
+class CostGraph:
+    """Variables ("operators" of a search), their configurations, and the cost of each choice in memory
+    (bytes) and time (seconds).
+
+    ``inf`` marks the impossible; an empty list of options is an impossible configuration. Parallel edges (in
+    either direction), several components, and variables with one configuration are allowed. The search
+    prepares equal tables once, so identical layers cost nothing.
+
+    Attributes:
+        of: the variables by name.
+    """
+
+    variables: list[VariableTable] = field(default_factory=list)
+    edges: list[EdgeTable] = field(default_factory=list)
+    of: dict[str, VariableTable] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Copies made by replace() must not grow together.
+        self.variables, self.edges = list(self.variables), list(self.edges)
+        self.of = {variable.key: variable for variable in self.variables}
+
+    def __len__(self) -> int:
+        return len(self.variables)
+
+    def __repr__(self) -> str:
+        configurations = sum(len(variable.memory) for variable in self.variables)
+        return (
+            f"{type(self).__name__}({len(self)} operators, {configurations} configurations, "
+            f"{len(self.edges)} edges)"
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the variables, in order."""
+        return list(self.of)
+
+    def restricted(self, allowed: Allowed) -> Self:
+        """This graph with all options marked impossible that a mask leaves out.
+
+        Indices stay as they are, so that the points of all searches share them. If nothing is allowed for a
+        variable, the search of the graph says so.
+
+        Raises:
+            ValueError: a mask does not fit its table.
+        """
+        # Layers that look alike go on sharing their arrays, and are prepared once by the search.
+        shared: dict[object, tuple[Floats, ...]] = {}
+        variables = []
+        for variable in self.variables:
+            masks = [allowed(variable, index) for index in range(len(variable.memory))]
+            key = id(variable.memory), *(None if mask is None else mask.tobytes() for mask in masks)
+            if key not in shared:
+                shared[key] = tuple(
+                    memory if mask is None else np.where(mask, memory, np.inf)
+                    for memory, mask in zip(variable.memory, masks, strict=True)
+                )
+            free = all(mask is None for mask in masks)
+            variables.append(variable if free else replace(variable, memory=shared[key]))
+        return replace(self, variables=variables)
+
+    def add_operator(self, name: str, costs: Any) -> None:
+        """Add a variable; ``costs[k]`` is an array (options, 2) of memory and time of configuration ``k``.
+
+        A float array (K, options, 2) is equivalent; (K, 2) means one option each. Raises ``ValueError``
+        naming the operator for a repeated name, no configurations, or negative, NaN or ragged costs.
+        """
+        what = f"operator {name!r}"
+        if name in self.of:
+            raise ValueError(f"{what} is already in the graph; give every operator its own name")
+        if _is_dense(costs, 1):
+            entries = list(_dense(costs, 1, what))
+        else:
+            try:
+                listed = list(costs)
+            except TypeError:
+                raise ValueError(
+                    f"{what}: costs must be a list with one array (options, 2) per configuration"
+                ) from None
+            entries = [_options(entry, f"{what}, configuration {i}") for i, entry in enumerate(listed)]
+        if not entries:
+            raise ValueError(f"{what} has no configurations; give it at least one")
+        for entry in entries:
+            check_costs(entry, what)
+        memory, time = (tuple(entry[:, column] for entry in entries) for column in (0, 1))
+        variable = VariableTable(name, memory, time, tuple(map(np.zeros_like, time)))
+        self.variables.append(variable)
+        self.of[name] = variable
+
+    def add_edge(
+        self,
+        source: str,
+        target: str,
+        costs: Any,
+        rows: ArrayLike | None = None,
+        cols: ArrayLike | None = None,
+    ) -> None:
+        """Add an edge; ``costs[i][j]`` is an array (options, 2), or ``costs`` is (Ka, Kb, 2) or (Ka, Kb,
+        options, 2).
+
+        With ``rows`` (Ka,) and ``cols`` (Kb,) the edge is factored: configurations (i, j) cost
+        ``costs[rows[i]][cols[j]]``. Parallel edges stay separate. Raises ``ValueError`` naming the edge for
+        unknown ends, a self-edge, a wrong shape, negative, NaN or ragged costs.
+        """
+        what = f"edge {source!r} -> {target!r}"
+        for end in (source, target):
+            if end not in self.of:
+                raise ValueError(f"{what}: {end!r} is not in the graph; add the operator before its edges")
+        if source == target:
+            raise ValueError(f"{what} joins an operator with itself; add its cost to the operator instead")
+        table = _dense(costs, 2, what) if _is_dense(costs, 2) else _padded(costs, what)
+        check_costs(table, what)
+        maps = [
+            _class_map(given, len(self.of[end].memory), size, f"{what}: {side}")
+            for side, end, size, given in zip(
+                ("rows", "cols"), (source, target), table.shape[:2], (rows, cols), strict=True
+            )
+        ]
+        self.edges.append(EdgeTable(source, target, table, *maps))
+
+
+def check_costs(points: Floats, what: str) -> None:
+    """Raise ``ValueError``, which begins with ``what``, for costs that no search can add up."""
+    if np.isnan(points).any():
+        raise ValueError(f"{what}: a cost is NaN; use inf for what is impossible")
+    if (points < 0).any():
+        raise ValueError(f"{what}: the cost {points[points < 0].flat[0]:g} is negative; costs are at least 0")
+    beyond = np.isfinite(points) & (points != 0) & ((points < LEAST_COST) | (points > MOST_COST))
+    if beyond.any():
+        raise ValueError(
+            f"{what}: the cost {points[beyond].flat[0]:.3g} is neither 0 nor between {LEAST_COST:.3g} and "
+            f"{MOST_COST:.3g}; use another unit, or inf for what is impossible"
+        )
+
+
+def _class_map(given: ArrayLike | None, configurations: int, size: int, what: str) -> Indices:
+    if given is None:
+        if configurations != size:
+            raise ValueError(
+                f"{what}: the table has {size} entries along this side and the operator has {configurations} "
+                "configurations; make them equal or say which entry each configuration uses"
+            )
+        return np.arange(size, dtype=np.int64)
+    values = np.asarray(given)
+    if values.shape != (configurations,) or values.dtype.kind not in "iu":
+        raise ValueError(
+            f"{what} must be {configurations} integers, one per configuration; got shape {values.shape} of "
+            f"{values.dtype}"
+        )
+    if len(values) and (values.min() < 0 or values.max() >= size):
+        raise ValueError(
+            f"{what} has values from {values.min()} to {values.max()}, but the table has {size} "
+            f"entries along this "
+            f"side; use 0 to {size - 1}"
+        )
+    return values.astype(np.int64)
+
+
+def _is_dense(costs: Any, dims: int) -> bool:
+    return isinstance(costs, np.ndarray) and costs.dtype.kind in "fiu" and costs.ndim in (dims + 1, dims + 2)
+
+
+def _dense(costs: NDArray[Any], dims: int, what: str) -> Floats:
+    """The (..., options, 2) array of costs given as one array."""
+    values = np.asarray(costs, dtype=np.float64)
+    if values.shape[-1] != 2:
+        raise ValueError(f"{what}: the last dimension must be (memory, time); got shape {values.shape}")
+    return values if values.ndim == dims + 2 else values[..., None, :]
+
+
+def _padded(costs: Any, what: str) -> Floats:
+    """The (rows, cols, options, 2) array of a table of lists; entries with fewer options end in inf."""
+    try:
+        rows: Sequence[Any] = [list(row) for row in costs]
+    except TypeError:
+        raise ValueError(f"{what}: costs must be a table of rows, each a list of entries") from None
+    widths = {len(row) for row in rows}
+    if len(widths) > 1:
+        raise ValueError(
+            f"{what}: the rows are ragged, with {sorted(widths)} entries; make them equally long"
+        )
+    entries = [
+        [_options(entry, f"{what}, entry ({i}, {j})") for j, entry in enumerate(row)]
+        for i, row in enumerate(rows)
+    ]
+    most = max((len(entry) for row in entries for entry in row), default=0)
+    table = np.full((len(rows), widths.pop() if widths else 0, most, 2), np.inf)
+    for i, row in enumerate(entries):
+        for j, entry in enumerate(row):
+            table[i, j, : len(entry)] = entry
+    return table
+
+
+def _options(entry: Any, what: str) -> Floats:
+    try:
+        points = np.asarray(entry, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{what}: the options are ragged or not numbers; give an array (options, 2)"
+        ) from None
+    if points.size == 0:
+        return np.empty((0, 2))
+    if points.shape == (2,):
+        return points[None]
+    if points.ndim != 2 or points.shape[1] != 2:
+        raise ValueError(
+            f"{what}: expected an array (options, 2) of memory and time; got shape {points.shape}"
+        )
+    return points

@@ -1,0 +1,144 @@
+"""Flat tables: the costs of a graph as the search works on them, reduced, with equal tables stored once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensoropt.costs.cost_graph import MOST_COST, CostGraph, EdgeTable, VariableTable, check_costs
+from tensoropt.frontier.algebra import segmented_staircase
+from tensoropt.types import Floats, Indices
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FlatTable:
+    """Small frontiers in one flat table: entry ``e`` holds the points ``offsets[e]:offsets[e + 1]``.
+
+    ``shape``: (K,) for an operator, (P, Q) for an edge, with entries in row-major order. ``memory``, ``time``
+    (points,) are finite; ``option`` (points,) int32 is the caller's option index of each point. Every entry
+    is reduced: memory strictly ascending, time strictly descending. An entry without points is impossible.
+    """
+
+    shape: tuple[int, ...]
+    offsets: Indices
+    memory: Floats
+    time: Floats
+    option: NDArray[np.int32]
+
+    @property
+    def entries(self) -> int:
+        """The number of entries, including impossible ones."""
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FlatTables:
+    """The flat tables of a graph's operators and edges, in the graph's order.
+
+    Equal tables are one object, so that later stages compare tables by identity: each is snapped once, and
+    equal steps of a program are recognised in this way.
+    """
+
+    graph: CostGraph
+    nodes: list[FlatTable]
+    edges: list[FlatTable]
+
+    @classmethod
+    def of(cls, graph: CostGraph) -> FlatTables:
+        """The tables of a graph; ``ValueError`` for costs that are negative or NaN."""
+        of_array: dict[int, FlatTable] = {}
+        of_content: dict[bytes, FlatTable] = {}
+
+        def shared(costs: object, make: Callable[[], FlatTable]) -> FlatTable:
+            # Layers that look alike share the arrays themselves, and each of these is reduced once.
+            if id(costs) not in of_array:
+                table = make()
+                of_array[id(costs)] = of_content.setdefault(_digest(table), table)
+            return of_array[id(costs)]
+
+        nodes = [shared(v.memory, lambda v=v: _node_table(v)) for v in graph.variables]  # type: ignore[misc]
+        edges = [shared(e.table, lambda e=e: _edge_table(e)) for e in graph.edges]  # type: ignore[misc]
+        return cls(graph, nodes, edges)
+
+    def blocked(self) -> str | None:
+        """The first operator or edge that alone makes every strategy impossible, in words; None if there is
+        none."""
+        for name, table in zip(self.graph.names, self.nodes, strict=True):
+            if len(table.memory) == 0:
+                return (
+                    f"operator {name!r} has {table.entries} configurations and all are impossible (inf or "
+                    "without options)"
+                )
+        possible: set[object] = set()
+        for edge, table in zip(self.graph.edges, self.edges, strict=True):
+            key = id(table), edge.rows.tobytes(), edge.cols.tobytes()
+            # Layers that are alike share tables and maps, and each is examined once.
+            if key in possible:
+                continue
+            pairs = (np.diff(table.offsets) > 0).reshape(table.shape)
+            if not pairs[np.ix_(edge.rows, edge.cols)].any():
+                return f"edge {edge.a!r} -> {edge.b!r} allows no pair of configurations"
+            possible.add(key)
+        return None
+
+    def check_sums(self) -> None:
+        """Raise ``ValueError`` if the costs of a strategy could add up to more than the search can hold."""
+        tables = [*self.nodes, *self.edges]
+        for what in ("memory", "time"):
+            # The largest cost in every table: no strategy can cost more, though perhaps none costs as much.
+            largest = [float(getattr(table, what).max(initial=0.0)) for table in tables]
+            if sum(largest) > MOST_COST:
+                raise ValueError(
+                    f"the costs in {what} of {len(tables)} operators and edges can add up to "
+                    f"{sum(largest):.3g}; sums must stay below {MOST_COST:.3g}; give {what} in a larger unit"
+                )
+
+
+def _digest(table: FlatTable) -> bytes:
+    digest = hashlib.blake2b(repr(table.shape).encode(), digest_size=16)
+    for array in (table.offsets, table.memory, table.time, table.option):
+        digest.update(array.tobytes())
+    return digest.digest()
+
+
+def _node_table(variable: VariableTable) -> FlatTable:
+    costs = variable.costs
+    points = np.concatenate([*costs, np.empty((0, 2))])
+    check_costs(points, f"operator {variable.key!r}")
+    sizes = [len(options) for options in costs]
+    entry = np.repeat(np.arange(len(costs)), sizes)
+    option = np.concatenate([*map(np.arange, sizes), np.empty(0, np.int64)])
+    return _reduced(entry, option, points, (len(costs),))
+
+
+def _edge_table(edge: EdgeTable) -> FlatTable:
+    check_costs(edge.table, f"edge {edge.a!r} -> {edge.b!r}")
+    shape = edge.table.shape[:2]
+    entries = shape[0] * shape[1]
+    options = edge.table.shape[2] if edge.table.ndim == 4 else 1
+    entry = np.repeat(np.arange(entries), options)
+    option = np.tile(np.arange(options), entries)
+    return _reduced(entry, option, edge.table.reshape(-1, 2), shape)
+
+
+def _reduced(entry: Indices, option: Indices, points: Floats, shape: tuple[int, ...]) -> FlatTable:
+    """Reduce every entry of a flat table at once, with one sort and one segmented running minimum."""
+    finite = np.isfinite(points).all(axis=1)
+    entry, option, points = entry[finite], option[finite], points[finite]
+    entries = int(np.prod(shape))
+    counts = np.bincount(entry, minlength=entries)
+    # Tables with one option per entry are already reduced and in the order of their entries.
+    if len(counts) and counts.max() > 1:
+        # By entry, then memory, then time, then option: of equal options the first is kept.
+        order = np.lexsort((option, points[:, 1], points[:, 0], entry))
+        entry, option, points = entry[order], option[order], points[order]
+        kept = segmented_staircase(entry, points[:, 1])
+        entry, option, points = entry[kept], option[kept], points[kept]
+        counts = np.bincount(entry, minlength=entries)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    memory, time = np.ascontiguousarray(points[:, 0]), np.ascontiguousarray(points[:, 1])
+    return FlatTable(tuple(shape), offsets, memory, time, option.astype(np.int32))

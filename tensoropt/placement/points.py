@@ -19,7 +19,7 @@ from tensoropt.placement.simulate import SimulatedPlacement, device_name
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
-from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, StepTime
+from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow
 from tensoropt.simulate.timeline import joined, length_s
 
 OVERLAP = "messages run beside computing; those that share a lane queue"
@@ -42,7 +42,6 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
     Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` counts when
     that device waits while some message is under way, ``idle_s`` when it waits and none is.
     """
-    step = _step(simulated)
     sends: Counter[tuple[tuple[int, int], int]] = Counter()
     sent_by: Counter[int] = Counter()
     for tensor, source, target, _ in simulated.transfers:
@@ -55,11 +54,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
     return Point.of(
         memory_bytes=simulated.memory_bytes + sum(simulated.problem.devices.terms.values()),
         time_s=simulated.time_s,
-        compute_s=step.compute_s,
-        communication_s=step.exposed_s + step.hidden_s,
-        exposed_s=step.exposed_s,
-        hidden_s=step.hidden_s,
-        idle_s=step.idle_s,
+        **_seconds(simulated),
         sent_bytes=max(sent_by.values(), default=0),
         additive_memory_bytes=max(additive),
         # A placement is in no table that could be summed, and nothing is proven of it.
@@ -83,7 +78,8 @@ def _fullest(simulated: SimulatedPlacement) -> int:
     return max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
 
 
-def _step(simulated: SimulatedPlacement) -> StepTime:
+def _seconds(simulated: SimulatedPlacement) -> dict[str, float]:
+    """Return the parts of the busiest device's step, as figures of a point."""
     busiest = max(range(len(simulated.busy_s)), key=simulated.busy_s.__getitem__)
     total, compute = simulated.time_s, simulated.busy_s[busiest]
     sending = joined(
@@ -96,7 +92,13 @@ def _step(simulated: SimulatedPlacement) -> StepTime:
     # message.
     exposed = max(length_s(either) - compute, 0.0)
     hidden = max(simulated.communication_s - exposed, 0.0)
-    return StepTime(total, compute, exposed, hidden, max(total - compute - exposed, 0.0))
+    return {
+        "compute_s": compute,
+        "communication_s": exposed + hidden,
+        "exposed_s": exposed,
+        "hidden_s": hidden,
+        "idle_s": max(total - compute - exposed, 0.0),
+    }
 
 
 def _sources(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:

@@ -167,7 +167,7 @@ def _peak(detail: Detail, measured: float | None) -> Figure:
 
 def _times(detail: Detail, events: Sequence[ObservedEvent], step_s: float | None) -> tuple[Figure, ...]:
     step = detail.step
-    predicted = (step.total_s, step.compute_s, step.exposed_s + step.hidden_s, step.exposed_s)
+    predicted = (step.time_s, step.compute_s, step.exposed_s + step.hidden_s, step.exposed_s)
     measured: tuple[float | None, ...] = (step_s, None, None, None)
     if events:
         computing = [(e.start_s, e.end_s) for e in events if e.category == "compute"]
@@ -201,7 +201,7 @@ def _verified(
 def _window(observation: Observation, detail: Detail, align: str) -> tuple[float, float, float]:
     """Return the (start, end) in observed time that correspond to the predicted step, and predicted seconds
     per observed one."""
-    step_s = detail.step.total_s
+    step_s = detail.step.time_s
     first, last = observation.span
     mark = next((m for m in observation.steps if m.name == align), None)
     if mark is not None:

@@ -22,7 +22,7 @@ from tensoropt.report.step_parts import (
     kind_of,
     step_parts,
 )
-from tensoropt.simulate.recording import MemoryAt, OperatorRow, StepTime, TimelineEvent
+from tensoropt.simulate.recording import MemoryAt, OperatorRow, TimelineEvent
 
 
 def carried_detail(exploration: Exploration, index: int) -> Detail:
@@ -46,9 +46,7 @@ def carried_detail(exploration: Exploration, index: int) -> Detail:
         edges=(),
         timeline=timeline,
         memory_curve=tuple(MemoryAt(*at) for at in record["curve"]),
-        step=StepTime(
-            point.time_s, point.compute_s, point.exposed_s, point.hidden_s, point.idle_s, point.host_s
-        ),
+        step=point,
         overlap=record.get("overlap", OVERLAP),
         sources=point.sources,
         parts=parts,

@@ -33,10 +33,8 @@ from tensoropt.simulate.recording import (
     EdgeRow,
     MemoryAt,
     OperatorRow,
-    StepTime,
     TimelineEvent,
 )
-from tensoropt.simulate.simulator import StepMetrics
 
 COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
 """The moments of a step whose work moves something to where it is used."""
@@ -124,7 +122,7 @@ class _Telling:
             timeline=events,
             parts=step_parts(self.exploration, self.index, computed, beside_groups(events, spent), events),
             memory_curve=curve_of_step(evaluated, recorder),
-            step=step_time(evaluated.metrics),
+            step=self.point,
             overlap=self.overlap.words,
             sources=dict(self.point.sources),
         )
@@ -194,22 +192,3 @@ class _Telling:
             bytes=sum(s.bytes for way in ways for s in way.sends) * times,
             seconds=sum(self.prices.amid_work(way.local_s, way.sends) for way in ways) * times,
         )
-
-
-def step_time(metrics: StepMetrics) -> StepTime:
-    """Return the breakdown of the first of some simulated steps.
-
-    A sharded plan's device never waits for another device: it is idle only while it waits for its host.
-    """
-    total, compute, communication, idle, host = (
-        float(figures[0])
-        for figures in (
-            metrics.total_s,
-            metrics.compute_s,
-            metrics.communication_s,
-            metrics.idle_s,
-            metrics.host_s,
-        )
-    )
-    exposed = min(max(total - idle - compute, 0.0), communication)
-    return StepTime(total, compute, exposed, max(communication - exposed, 0.0), idle, host)

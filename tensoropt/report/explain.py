@@ -25,7 +25,7 @@ def detail_lines(detail: Detail, top: int, *, summed: bool = True) -> list[str]:
     lines = [
         detail.headline(),
         "",
-        f"step {format_seconds(step.total_s)} = compute {format_seconds(step.compute_s)} + waiting for "
+        f"step {format_seconds(step.time_s)} = compute {format_seconds(step.compute_s)} + waiting for "
         f"communication {format_seconds(step.exposed_s)} + idle {format_seconds(step.idle_s)}; hidden "
         f"communication {format_seconds(step.hidden_s)}",
         *([f"host {host_words(step)}"] if step.host_s else []),

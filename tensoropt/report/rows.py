@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tensoropt.plan.plan import STAGE_AXIS
+from tensoropt.plan.point import Point
 from tensoropt.report.spent import is_of_group
 from tensoropt.report.step_parts import (
     AGAIN,
@@ -24,7 +25,6 @@ from tensoropt.simulate.recording import (
     EdgeRow,
     MemoryAt,
     OperatorRow,
-    StepTime,
     TimelineEvent,
     is_host_bound,
 )
@@ -61,6 +61,7 @@ class Detail:
         operators, edges: what each group of operators, and each resharding, takes; for a pipeline, each
             stage, whose seconds are those of its schedule, including its waits.
         timeline, memory_curve: one rank's step over time.
+        step: the point itself, for the seconds of its step.
         parts: the parts of the step, the longest first; they add up to it, on the busiest device if loads
             differ (:mod:`.step_parts`).
         overlap: what is assumed to overlap what, in words.
@@ -74,7 +75,7 @@ class Detail:
     edges: tuple[EdgeRow, ...]
     timeline: tuple[TimelineEvent, ...]
     memory_curve: tuple[MemoryAt, ...]
-    step: StepTime
+    step: Point
     overlap: str
     sources: Mapping[str, float]
     parts: tuple[Part, ...] = ()
@@ -138,8 +139,10 @@ class Detail:
         return chrome_trace(self.timeline, self.memory_curve, f"point {self.point + 1}", self.overlap)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data."""
-        return asdict(self)
+        """Return all fields as plain data; of the step its seconds alone."""
+        names = ("compute_s", "exposed_s", "hidden_s", "idle_s", "host_s")
+        step = {"total_s": self.step.time_s, **{name: getattr(self.step, name) for name in names}}
+        return {**asdict(replace(self, step=None)), "step": step}  # type: ignore[arg-type]
 
     def headline(self) -> str:
         """Say what dominates, in two sentences."""
@@ -147,19 +150,19 @@ class Detail:
 
     def _time_words(self) -> str:
         step = self.step
-        share = 100 / (step.total_s or 1.0)
+        share = 100 / (step.time_s or 1.0)
         told = [f"{share * step.compute_s:.0f} % compute{self._most_of(COMPUTING)}"]
         if step.exposed_s:
             told.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._most_of(WAITING)}")
-        if step.idle_s > 1e-3 * step.total_s:
+        if step.idle_s > 1e-3 * step.time_s:
             waits = "idle"
             if is_host_bound(step):
                 # A place of a pipeline waits for others, too.
                 waits = "idle, or waiting for the host" if self.places else "waiting for the host"
             told.append(f"{share * step.idle_s:.0f} % {waits}")
         where = "on the busiest device " if self.places else ""
-        text = f"A step of {format_seconds(step.total_s)} is {where}" + ", ".join(told)
-        if step.hidden_s > 1e-6 * step.total_s:  # less is rounding
+        text = f"A step of {format_seconds(step.time_s)} is {where}" + ", ".join(told)
+        if step.hidden_s > 1e-6 * step.time_s:  # less is rounding
             text += f"; {format_seconds(step.hidden_s)} of communication are hidden"
         return text + "."
 

@@ -179,16 +179,3 @@ def host_words(step: TwoQueues) -> str:
         waits = f"host-bound: the device waits {format_seconds(waits_s)} of it"
         return f"{format_seconds(step.host_s)} to issue the step, {waits}"
     return f"{format_seconds(step.host_s)} to issue the step, beside the device"
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """The time of a step: ``total_s = compute_s + exposed_s + idle_s``; ``hidden_s`` is communication that
-    overlaps with something else, ``host_s`` the host's time to issue the step."""
-
-    total_s: float
-    compute_s: float
-    exposed_s: float
-    hidden_s: float
-    idle_s: float
-    host_s: float = 0.0

@@ -63,7 +63,7 @@ def test_the_details_of_some_shipped_points_have_their_figures() -> None:
 
 def _same_figures(found: Exploration, row: int, one: Point) -> None:
     told = detail_of(found, row)
-    assert told.step.total_s == pytest.approx(one.time_s, rel=1e-9)
+    assert told.step.time_s == pytest.approx(one.time_s, rel=1e-9)
     assert told.step.compute_s == pytest.approx(one.compute_s, rel=1e-9)
     assert told.peak.total == pytest.approx(sum(one.memory), rel=1e-9)
     total = beside_rows(found, row, told)[-1]

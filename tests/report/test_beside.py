@@ -12,15 +12,16 @@ from tensoropt.errors import TensorOptError
 from tensoropt.observed.files import read_observation
 from tensoropt.observed.observation import Observation, ObservedEvent, ObservedMemory, StepMark
 from tensoropt.plan.exploration import load_exploration
+from tensoropt.plan.point import Point
 from tensoropt.plan.verified import Verified
 from tensoropt.report.beside import PEAK, WHOLE, alignments, beside, thinned
 from tensoropt.report.detail import detail
 from tensoropt.report.rows import Detail
-from tensoropt.simulate.recording import MemoryAt, StepTime
+from tensoropt.simulate.recording import MemoryAt
 from tests.observed.test_files import SNAPSHOT
 from tests.plan.explorations import small_exploration
 
-STEP = StepTime(total_s=10.0, compute_s=7.0, exposed_s=3.0, hidden_s=1.0, idle_s=0.0)
+STEP = Point.of(time_s=10.0, compute_s=7.0, exposed_s=3.0, hidden_s=1.0, idle_s=0.0, space=0, collectives=())
 CURVE = (MemoryAt(0.0, 10, 0, 0, 0, 0), MemoryAt(4.0, 10, 0, 0, 90, 0), MemoryAt(8.0, 10, 0, 0, 0, 0))
 DETAIL = Detail(0, (), (), (), CURVE, STEP, "", {})
 MEMORY = ObservedMemory("cuda:0", np.array([0.0, 20.0, 22.0, 30.0, 35.0]), np.array([5.0, 20, 50, 40, 5]))

@@ -96,7 +96,7 @@ def missing(data: FrontierData, point: int, why: str) -> str:
     found = data.exploration.all_points[point]
     if found.pipeline is None:
         return ""
-    kept = "computed" in found.pipeline
+    kept = found.pipeline.computed is not None
     busiest = "what its busiest place computes is summed by module and kind under “Why not faster?”"
     told = (
         "A pipeline is simulated by stages: the table has no figures of single operators"

@@ -186,7 +186,7 @@ def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share,
     point = exploration.all_points[row]
     if detail is None:
         return ()
-    if point.carried is not None:
+    if point.record is not None:
         title = HEADLINE if point.placed is None else ALL_MESSAGES
         headline = Share(title, point.memory_bytes, point.compute_s, point.communication_s)
         return (*detail.places, headline)

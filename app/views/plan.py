@@ -44,7 +44,7 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
     # Below a twentieth of the device its segments would be too thin to read; the share is an assumption.
     to_scale = 0.05 * capacity <= used <= capacity
     whole = capacity if to_scale else used
-    where = "on the fullest device" if point.carried is not None else "on each device"
+    where = "on the fullest device" if point.record is not None else "on each device"
     segments = [
         Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
         for kind, size in zip(MEMORY_KINDS, point.memory, strict=True)
@@ -71,10 +71,9 @@ def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
     """Return the most that each device of a placed plan, or of each stage of a pipeline, holds, as a share of
     the fullest; empty for a sharded plan."""
     point = data.exploration.all_points[row]
-    if point.carried is None:
+    if point.record is None:
         return ()
-    kind, title = ("placed", "device") if point.placed is not None else ("pipeline", "place")
-    peaks = [float(peak) for peak in point.carried[kind]["peak_bytes"]]
+    title, peaks = "device" if point.placed is not None else "place", point.record.info.peak_bytes
     most, unit = max(peaks, default=0.0) or 1.0, data.units.memory
     return tuple(
         Segment("parameters", f"{title} {number}", peak / most, unit.text(peak), percent(peak / most))

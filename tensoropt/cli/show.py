@@ -67,7 +67,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
     found = opened(options.dir)
     told = show(found, point_option(options, found), **wanted)
-    summed = found.all_points[told.point].carried is None
+    summed = found.all_points[told.point].record is None
     tariff.check(kinds_of(found))
     rated = RatesOf(found, tariff)
     rated_lines = rate_lines(rated, told.point, amount)

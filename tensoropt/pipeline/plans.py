@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import layout_names
 from tensoropt.pipeline.stages import is_crossing
 from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict
 from tensoropt.plan.plan import OperatorPlan, ParameterPlan, PipelineInfo, Plan, StagePlan
 from tensoropt.plan.plan_checks import check_plan
+from tensoropt.plan.point_records import PipelineRecord
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.serialise import strategy_to_dict
-
-
-@dataclass(frozen=True)
-class PipelinedPart:
-    """The part of a plan file that a pipeline fills.
-
-    Attributes:
-        operators, parameters: of all stages; what several stages have is listed as in the first of them.
-        recomputed: the recomputed blocks of all stages.
-    """
-
-    operators: dict[str, OperatorPlan]
-    parameters: dict[str, ParameterPlan]
-    recomputed: tuple[str, ...]
-    pipeline: PipelineInfo
 
 
 def plan_part(
@@ -34,8 +18,8 @@ def plan_part(
     axes: tuple[str, ...],
     peak_bytes: tuple[float, ...] = (),
     kinds: tuple[str, ...] = (),
-) -> PipelinedPart:
-    """Return the part of a plan file that describes a pipelined strategy.
+) -> PipelineRecord:
+    """Return the plan of a pipelined strategy, without a recording of its step.
 
     Args:
         axes: names of the axes of a place's mesh.
@@ -75,7 +59,7 @@ def plan_part(
         peak_bytes=peak_bytes,
         kinds=kinds,
     )
-    return PipelinedPart(operators, parameters, tuple(dict.fromkeys(recomputed)), info)
+    return PipelineRecord(info, operators, parameters, tuple(dict.fromkeys(recomputed)))
 
 
 def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:

@@ -1,14 +1,13 @@
 """Pipelined strategies as points of a frontier: their figures, their part of a plan file, and the timeline of
 all stages.
 
-A pipeline has no place in the tables of one mesh, so its point carries its own plan and the simulation's
-results as plain data.
+A pipeline has no place in the tables of one mesh, so its point has a record of its plan and its step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,10 @@ from tensoropt.pipeline.stages import is_crossing
 from tensoropt.pipeline.timing import NO_MICRO_BATCH
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import PipelineRecord
 from tensoropt.plan.space import Space
 from tensoropt.simulate.collectives import sent_bytes
-from tensoropt.simulate.recording import OperatorRow
+from tensoropt.simulate.recording import OperatorRow, Recording
 from tensoropt.types import SOURCES
 
 OVERLAP = "stages compute at the same time; messages between them run beside, on CPU ranks in between"
@@ -105,25 +105,16 @@ def pipelined_point(
     )
 
 
-def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
+def _record(found: PipelineEvaluation, mesh: Mesh) -> PipelineRecord:
     peaks = tuple(float(size) for size in found.peaks)
-    part = plan_part(found.strategy, mesh.names[1:], peaks, found.kinds)
-    return {
-        "operators": {n: o.model_dump(mode="json") for n, o in part.operators.items()},
-        "parameters": {n: p.model_dump(mode="json") for n, p in part.parameters.items()},
-        "recomputed": list(part.recomputed),
-        "pipeline": part.pipeline.model_dump(mode="json"),
-        "overlap": OVERLAP,
-        "rows": [
-            {**asdict(row), "members": list(row.members), "options": list(row.options)}
-            for row in _rows(found)
-        ],
-        "loads": [[load.compute_s, load.communication_s] for load in found.loads],
+    curve = ((start_s, *kinds.tolist()) for start_s, kinds in found.memory_curve())
+    return replace(
+        plan_part(found.strategy, mesh.names[1:], peaks, found.kinds),
+        overlap=OVERLAP,
+        loads=tuple((load.compute_s, load.communication_s) for load in found.loads),
         **_computed(found),
-        "events": [list(event) for event in _events(found)],
-        "curve": [[start_s, *kinds.tolist()] for start_s, kinds in found.memory_curve()],
-        "owners": [list(owned) for owned in found.owners()],
-    }
+        recording=Recording.of(_rows(found), _events(found), curve, found.owners()),
+    )
 
 
 def _computed(found: PipelineEvaluation) -> dict[str, Any]:
@@ -154,7 +145,7 @@ def _computed(found: PipelineEvaluation) -> dict[str, Any]:
             taken, anchor = seconds.get(simulated.name, 0.0), group.anchor
             if taken and not is_crossing(group):
                 groups.append((group.name, anchor.module, anchor.target, taken))
-    return {"computed": [list(row) for row in groups], "again_s": again_s, "optimizer_s": optimizer_s}
+    return {"computed": tuple(groups), "again_s": again_s, "optimizer_s": optimizer_s}
 
 
 Event = tuple[str, str, float, float, str, str]

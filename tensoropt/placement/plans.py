@@ -12,6 +12,7 @@ from tensoropt.placement.graph import PlacedGraph, PlacedOperator, Value, placed
 from tensoropt.placement.problem import Placement
 from tensoropt.placement.simulate import SimulatedPlacement
 from tensoropt.plan.plan import OperatorPlan, ParameterPlan, PlacedInfo, Plan, TransferPlan
+from tensoropt.plan.point_records import PlacedRecord
 from tensoropt.sharding.groups import GroupGraph
 
 
@@ -124,23 +125,14 @@ def placed_from_dict(data: Mapping[str, Any], groups: GroupGraph) -> PlacedStrat
     return PlacedStrategy(graph, placement, transfers)
 
 
-@dataclass(frozen=True)
-class PlacedPart:
-    """The part of a plan file that a placement fills."""
-
-    operators: dict[str, OperatorPlan]
-    parameters: dict[str, ParameterPlan]
-    placed: PlacedInfo
-
-
-def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedPart:
-    """Return the part of a plan file that describes a simulated placement."""
+def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedRecord:
+    """Return the plan of a simulated placement, without a recording of its step."""
     place, tensors = simulated.placement, graph.groups.atoms.graph.tensors
     order = {o: i for row in place.forward for i, o in enumerate(row)}
     backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
     training = simulated.problem.training
     at = {op.name: place.device[i] for i, op in enumerate(graph.operators)}
-    return PlacedPart(
+    return PlacedRecord(
         operators={
             op.name: OperatorPlan(
                 axes={},
@@ -156,7 +148,7 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedPart:
             name: ParameterPlan(key=str(tensors[name].key), device=at[holder])
             for name, holder in graph.holder.items()
         },
-        placed=PlacedInfo(
+        info=PlacedInfo(
             splits={name: tuple(how) for name, how in graph.splits.items()},
             transfers=tuple(
                 TransferPlan(

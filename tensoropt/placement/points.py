@@ -1,15 +1,13 @@
 """Placed plans as points beside a frontier: their figures, their plan file's contents, and their timeline.
 
-A placement has no place in a sharded space's tables, so its point carries its own plan and the simulation's
-results as plain data.
+A placement has no place in a sharded space's tables, so its point has a record of its plan and its step.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
 
 from tensoropt.cluster import Cluster
 from tensoropt.placement.owners import owned_on
@@ -18,8 +16,9 @@ from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.simulate import SimulatedPlacement, device_name
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import PlacedRecord
 from tensoropt.plan.space import Space
-from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow
+from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, Recording
 from tensoropt.simulate.timeline import joined, length_s
 
 OVERLAP = "messages run beside computing; those that share a lane queue"
@@ -69,7 +68,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         exact=False,
         gap=None,
         planner=planner,
-        placed={"placed": plan_part(graph.graph, simulated).placed.model_dump(mode="json")},
+        placed=plan_part(graph.graph, simulated),
     )
 
 
@@ -113,31 +112,21 @@ def _sources(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, flo
     return {name: seconds / whole for name, seconds in found.items() if seconds}
 
 
-def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequence[str]) -> dict[str, Any]:
-    """Return what a kept placed point carries: the fields of its plan, its planner's remarks, and its
-    timeline with the memory of the fullest device. Making it takes longer than simulating the step."""
+def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequence[str]) -> PlacedRecord:
+    """Return the record of a kept placed point: its plan, its planner's remarks, and its timeline with the
+    memory of the fullest device. Making it takes longer than simulating the step."""
     fullest = _fullest(simulated)
-    part = plan_part(graph.graph, simulated)
-    return {
-        "operators": {n: o.model_dump(mode="json") for n, o in part.operators.items()},
-        "parameters": {n: p.model_dump(mode="json") for n, p in part.parameters.items()},
-        "placed": part.placed.model_dump(mode="json"),
-        "notes": list(notes),
-        "rows": [
-            {**asdict(row), "members": list(row.members), "options": list(row.options)}
-            for row in _rows(graph, simulated)
-        ],
-        "events": [
-            [e.task.name, _lane(e.task.resources), e.start_s, e.task.duration_s, e.task.phase, e.task.group]
-            for e in simulated.timeline.events
-            if e.task.duration_s
-        ],
-        "curve": [
-            [time_s, *(sizes.get(kind, 0.0) for kind in MEMORY_KINDS)]
-            for time_s, sizes in simulated.timeline.memory(device_name(fullest))
-        ],
-        "owners": [list(owned) for owned in owned_on(simulated, fullest)],
-    }
+    events = (
+        (e.task.name, _lane(e.task.resources), e.start_s, e.task.duration_s, e.task.phase, e.task.group)
+        for e in simulated.timeline.events
+        if e.task.duration_s
+    )
+    curve = (
+        (time_s, *(sizes.get(kind, 0.0) for kind in MEMORY_KINDS))
+        for time_s, sizes in simulated.timeline.memory(device_name(fullest))
+    )
+    recording = Recording.of(_rows(graph, simulated), events, curve, owned_on(simulated, fullest))
+    return replace(plan_part(graph.graph, simulated), notes=tuple(notes), recording=recording)
 
 
 def _lane(resources: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from tensoropt.plan.export import write_frontier_csv
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import record_fields
 from tensoropt.plan.point_rows import point_arrays, read_points
 from tensoropt.plan.space import Space
 
@@ -58,9 +59,12 @@ def write_files(found: Findings, directory: str | os.PathLike[str]) -> None:
     strategies = {
         "spaces": [_space_to_dict(space) for space in found.spaces],
         "carried": {
-            row: {"placed": point.placed, "pipeline": point.pipeline}
+            row: {
+                "placed": point.placed and point.placed.to_data(),
+                "pipeline": point.pipeline and point.pipeline.to_data(),
+            }
             for row, point in enumerate(rows)
-            if point.carried is not None
+            if point.record is not None
         },
     }
     names = [POINTS, STRATEGIES, DESCRIBED, LISTED, *([RECORDED] if found.recorded else [])]
@@ -175,7 +179,7 @@ def _read_old(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence[int]) -> Point:
     fields = {**data, "choice": tuple(map(int, choice)), "options": tuple(map(int, options))}
     fields["collectives"] = tuple((k, tuple(a), b, c) for k, a, b, c in data["collectives"])
-    return Point.of(**fields)
+    return Point.of(**fields | record_fields(fields))
 
 
 def _read_recorded(folder: Path) -> Any:

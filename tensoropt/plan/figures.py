@@ -115,7 +115,7 @@ def _parts(
 
 def _pipelined(say: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Say something of the stages of a pipeline, and nothing of other points."""
-    return lambda row: None if row.point.pipeline is None else say(row.point.pipeline["pipeline"])
+    return lambda row: None if row.point.pipeline is None else say(row.point.pipeline.info)
 
 
 FIXED = (
@@ -149,11 +149,11 @@ FURTHER = (
     Figure("host_bound", FLAG, "host-bound", "Whether the device waits for its host.",
            lambda row: row.point.host_bound),
     Figure("stages", COUNT, "stages", "How many stages its pipeline has.",
-           _pipelined(lambda pipeline: len(pipeline["stages"]))),
+           _pipelined(lambda pipeline: len(pipeline.stages))),
     Figure("schedule", WORDS, "schedule", "The order in which micro-batches pass the stages.",
-           _pipelined(lambda pipeline: pipeline["schedule"])),
+           _pipelined(lambda pipeline: pipeline.schedule)),
     Figure("cuts", WORDS, "cuts", "The operators with which further stages begin.",
-           _pipelined(lambda pipeline: " ".join(stage["begins"] for stage in pipeline["stages"][1:]))),
+           _pipelined(lambda pipeline: " ".join(stage.begins for stage in pipeline.stages[1:]))),
     Figure("name", WORDS, "plan", "What people call such a plan.", lambda row: row.name),
     *_parts("allocator", ALLOCATOR, "allocator_{}_bytes", BYTES,
             "Peak of what is {} by PyTorch's allocator, replayed.", default=math.nan, sparse=True),

@@ -47,11 +47,9 @@ def split_words(found: Findings, index: int) -> str:
     if point.placed is not None:
         return placed_words(point.placed, ", ")
     if point.pipeline is not None:
-        info = point.pipeline["pipeline"]
-        again = len(point.pipeline["recomputed"])
-        return f"{len(info['stages'])} stages, {info['schedule']}" + (
-            f", {again} blocks recomputed" if again else ""
-        )
+        info, again = point.pipeline.info, len(point.pipeline.recomputed)
+        recomputed = f", {again} blocks recomputed" if again else ""
+        return f"{len(info.stages)} stages, {info.schedule}{recomputed}"
     if not space.mesh.shape:
         return "one device"
     known = any(group["micro"] not in UNSPLIT for group in space.groups.values())

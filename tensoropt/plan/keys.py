@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.plan.plan import MeshInfo, Plan, pipelined_fields, placed_fields
+from tensoropt.plan.plan import MeshInfo, Plan
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 
@@ -37,11 +37,9 @@ def point_keys(points: Sequence[Point], spaces: Sequence[Space], step: tuple[str
     bases = [_base(step, space.mesh, space.micro_batches) for space in spaces]
     of_space: dict[int, list[int]] = {}
     for row, point in enumerate(points):
-        if point.placed is not None:
-            fields = placed_fields(point.placed, spaces[point.space].micro_batches)
+        if point.record is not None:
+            fields = point.record.plan_fields(spaces[point.space].micro_batches)
             keys[row] = _key(bases[point.space], fields)
-        elif point.pipeline is not None:
-            keys[row] = _key(bases[point.space], pipelined_fields(point.pipeline))
         else:
             of_space.setdefault(point.space, []).append(row)
     for number, rows in of_space.items():

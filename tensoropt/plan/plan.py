@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -379,29 +378,6 @@ class Plan(_Strict):
 
     def _repr_html_(self) -> str:
         return facts_html(f"Plan of {self.model.source or 'a model'} by {self.planner}", self.facts())
-
-
-def placed_fields(record: Mapping[str, Any], micro_batches: int) -> dict[str, Any]:
-    """The fields of a plan that the record of a placed point says (:mod:`tensoropt.placement.points`)."""
-    return {
-        "schema": SCHEMA if micro_batches == 1 else PLACED_MICRO_SCHEMA,
-        "operators": {n: OperatorPlan(**o) for n, o in record["operators"].items()},
-        "parameters": {n: ParameterPlan(**p) for n, p in record["parameters"].items()},
-        "hubs": {},
-        "placed": PlacedInfo(**record["placed"]),
-    }
-
-
-def pipelined_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a plan that the record of a pipelined point says (:mod:`tensoropt.pipeline.points`)."""
-    return {
-        "schema": PIPELINED_SCHEMA,
-        "operators": {n: OperatorPlan(**o) for n, o in record["operators"].items()},
-        "parameters": {n: ParameterPlan(**p) for n, p in record["parameters"].items()},
-        "hubs": {},
-        "recomputed": tuple(record["recomputed"]),
-        "pipeline": PipelineInfo(**record["pipeline"]),
-    }
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

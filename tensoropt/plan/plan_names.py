@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import PipelineRecord, PlacedRecord
 from tensoropt.plan.space import Space
 from tensoropt.units import counted
 
@@ -76,34 +77,33 @@ def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, .
     return tuple(names)
 
 
-def placed_words(record: Mapping[str, Any], join: str = JOIN) -> str:
-    """``placed on 3 devices · 2 operators cut``, from what a placed point carries."""
-    used = len({operator["device"] for operator in record["operators"].values()})
-    pieces = len(record["placed"]["splits"])
+def placed_words(record: PlacedRecord, join: str = JOIN) -> str:
+    """``placed on 3 devices · 2 operators cut``, from a placed point's record."""
+    used = len({operator.device for operator in record.operators.values()})
+    pieces = len(record.info.splits)
     cut = f"{join}{counted(pieces, 'operator')} cut" if pieces else ""
     return f"placed on {counted(used, 'device')}{cut}"
 
 
-def _pipelined_name(record: Mapping[str, Any], space: Space) -> str:
-    info = record["pipeline"]
-    stages, shape = info["stages"], space.mesh.shape[1:]
+def _pipelined_name(record: PipelineRecord, space: Space) -> str:
+    stages, shape = record.info.stages, space.mesh.shape[1:]
     done = [
         [what_it_does(label, batch) for label in labels]
         for stage in stages
-        for name, (batch, *labels) in stage["groups"].items()
-        if name in record["operators"]  # and not what arrives or departs
+        for name, (batch, *labels) in stage.groups.items()
+        if name in record.operators  # and not what arrives or departs
     ]
     counts = _counts(np.array(done, dtype=np.intp).reshape(len(done), len(shape)))
     outside = [axis for axis in range(len(shape)) if _main(counts[axis]) != TENSOR]
     stored = np.zeros(4, dtype=int)
     for stage in stages:
-        for layout in stage["stored"].values():
+        for layout in stage.stored.values():
             stored[0] += 1
             if any(layout[axis + 1].startswith("S(") for axis in outside):
                 stored[_STAGE_OF.get(layout[0], 3)] += 1
-    again = len(record["recomputed"])
+    again = len(record.recomputed)
     places = space.mesh.shape[0]
-    schedule = SCHEDULES.get(info["schedule"], info["schedule"])
+    schedule = SCHEDULES.get(record.info.schedule, record.info.schedule)
     several = f" ({len(stages)} stages)" if len(stages) != places else ""
     return JOIN.join(
         (

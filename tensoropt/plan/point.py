@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import facts_html
 from tensoropt.plan.figures import BREAKDOWNS, KEPT, LISTED, SHARE, kept_figures, worded
+from tensoropt.plan.point_records import PipelineRecord, PlacedRecord
 from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words, host_words, is_host_bound
 from tensoropt.units import format_bytes
 
@@ -38,7 +38,7 @@ class Point:
 
     ``memory_bytes`` is the sum of ``memory`` and ``terms``; ``additive_memory_bytes`` counts tensors only.
 
-    ``placed``: of a placed plan what :mod:`tensoropt.placement.points` keeps of it, instead of indices;
+    ``placed``: the record of a placed plan (:mod:`tensoropt.placement.points`), instead of indices;
     ``pipeline``: likewise of a pipelined one (:mod:`tensoropt.pipeline.points`), whose memory is that of the
     fullest rank and whose breakdown that of the busiest.
     """
@@ -49,8 +49,8 @@ class Point:
     options: tuple[int, ...]
     collectives: tuple[tuple[str, tuple[int, ...], int, int], ...]
     planner: str = FRONTIER
-    placed: Mapping[str, Any] | None = None
-    pipeline: Mapping[str, Any] | None = None
+    placed: PlacedRecord | None = None
+    pipeline: PipelineRecord | None = None
 
     @classmethod
     def of(
@@ -61,8 +61,8 @@ class Point:
         options: tuple[int, ...] = (),
         collectives: tuple[tuple[str, tuple[int, ...], int, int], ...],
         planner: str = FRONTIER,
-        placed: Mapping[str, Any] | None = None,
-        pipeline: Mapping[str, Any] | None = None,
+        placed: PlacedRecord | None = None,
+        pipeline: PipelineRecord | None = None,
         **figures: Any,
     ) -> Point:
         """A strategy and its figures by name; those of a breakdown together, in order or by name:
@@ -123,9 +123,8 @@ class Point:
         return {part: self.figures[name] for part, name in names.items() if name in self.figures}
 
     @property
-    def carried(self) -> Mapping[str, Any] | None:
-        """What a point without indices carries of its plan; None of one that is a choice in a searched
-        space."""
+    def record(self) -> PlacedRecord | PipelineRecord | None:
+        """What a point without indices has instead; None of one that is a choice in a searched space."""
         return self.placed or self.pipeline
 
     @property
@@ -141,9 +140,8 @@ class Point:
     @property
     def identity(self) -> tuple[Any, ...]:
         """Equal for two points only if they are the same strategy by the same planner."""
-        # Such points have no indices; what they carry tells them apart.
-        own = json.dumps(self.placed["placed"], sort_keys=True) if self.placed else ""
-        own += json.dumps(self.pipeline["pipeline"], sort_keys=True) if self.pipeline else ""
+        # Points without indices are told apart by their plans.
+        own = "" if self.record is None else self.record.info.model_dump_json()
         return (self.planner, self.space, self.choice, self.options, own)
 
     @property

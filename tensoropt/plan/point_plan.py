@@ -13,8 +13,6 @@ from tensoropt.plan.plan import (
     ParameterPlan,
     Plan,
     Predicted,
-    pipelined_fields,
-    placed_fields,
 )
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
@@ -24,12 +22,8 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 def plan_of(found: Findings, point: Point) -> Plan:
     """The plan of a point of one of the exploration's spaces; neither model nor search is needed."""
     space = found.spaces[point.space]
-    if point.placed is not None:
-        fields = placed_fields(point.placed, space.micro_batches)
-    elif point.pipeline is not None:
-        fields = pipelined_fields(point.pipeline)
-    else:
-        fields = _sharded_fields(space, point)
+    record = point.record
+    fields = _sharded_fields(space, point) if record is None else record.plan_fields(space.micro_batches)
     return Plan(
         planner=point.planner,
         model=found.model,

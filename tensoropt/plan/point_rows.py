@@ -10,6 +10,7 @@ import numpy as np
 
 from tensoropt.plan.figures import FLAG, KEPT
 from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import record_fields
 from tensoropt.plan.point_table import PointTable
 from tensoropt.plan.space import Space
 
@@ -31,7 +32,7 @@ def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, 
     arrays["devices"] = np.array([s.devices for s in spaces], dtype=np.int32)[space]
     arrays["micro_batches"] = np.array([s.micro_batches for s in spaces], dtype=np.int32)[space]
     for s in range(len(spaces)):
-        rows = [row for row in np.flatnonzero(space == s).tolist() if points[row].carried is None]
+        rows = [row for row in np.flatnonzero(space == s).tolist() if points[row].record is None]
         # Per space, as points of different spaces have different numbers of variables.
         arrays[f"rows_{s}"] = np.array(rows, dtype=np.int32)
         arrays[f"choice_{s}"] = _packed([points[row].choice for row in rows])
@@ -109,7 +110,7 @@ class _StoredPoints:
             options=options,
             collectives=tuple(self._collectives[self._starts[row] : self._starts[row + 1]]),
             planner=str(self.planner[row]),
-            **self.carried.get(row, {}),
+            **record_fields(self.carried.get(row, {})),
         )
 
     @cached_property

@@ -3,10 +3,10 @@ planner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.pipeline.points import pipelined_point
@@ -16,6 +16,7 @@ from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan.evaluate import CHUNK, evaluate
 from tensoropt.plan.point import Point, reduce_points
+from tensoropt.plan.point_records import PlacedRecord
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer
 from tensoropt.planners.placed.common.answer import PlacedAnswer
@@ -31,16 +32,15 @@ class SimulatedPoint(NamedTuple):
     """A simulated point, and what its planner says of it.
 
     Attributes:
-        record: of a placed point, which carries its plan alone, what else a kept one carries; most points are
-            not kept.
+        record: makes the whole record of a placed point, which has its plan alone; most points are not kept.
     """
 
     point: Point
     notes: tuple[str, ...]
-    record: Callable[[], Mapping[str, Any]] | None = None
+    record: Callable[[], PlacedRecord] | None = None
 
     def whole(self) -> Point:
-        """The point with all that it carries."""
+        """The point with its whole record."""
         return self.point if self.record is None else replace(self.point, placed=self.record())
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tensoropt.placement.points import OVERLAP
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import PipelineRecord, PlacedRecord
 from tensoropt.report.rows import Detail, Share
 from tensoropt.report.spent import NOTHING, Spent, beside_groups, spent_by_group
 from tensoropt.report.step_parts import (
@@ -22,21 +22,18 @@ from tensoropt.report.step_parts import (
     kind_of,
     step_parts,
 )
-from tensoropt.simulate.recording import MemoryAt, OperatorRow, TimelineEvent
+from tensoropt.simulate.recording import OperatorRow, TimelineEvent
 
 
 def carried_detail(exploration: Exploration, index: int) -> Detail:
     """Return the detail of placed or pipelined point ``index`` of ``all_points``, from what it carries."""
     point = exploration.all_points[index]
-    record = point.carried or {}
-    rows = [
-        OperatorRow(**{**row, "members": tuple(row["members"]), "options": tuple(row["options"])})
-        for row in record["rows"]
-    ]
-    timeline = tuple(TimelineEvent(*event) for event in record["events"])
+    recording = point.record and point.record.recording
+    assert recording is not None, "a point that is kept has a recording"
+    rows, timeline = recording.operator_rows(), recording.timeline()
     parts: tuple[Part, ...]
     if point.pipeline is not None:
-        parts = _parts_of_pipeline(exploration, index, record, timeline)
+        parts = _parts_of_pipeline(exploration, index, point.pipeline, timeline)
     else:
         rows = _copying_apart(rows, spent_by_group(timeline, {row.group for row in rows}))
         parts = _parts_of_placed(exploration, index, rows, timeline)
@@ -45,9 +42,9 @@ def carried_detail(exploration: Exploration, index: int) -> Detail:
         operators=tuple(rows),
         edges=(),
         timeline=timeline,
-        memory_curve=tuple(MemoryAt(*at) for at in record["curve"]),
+        memory_curve=recording.memory_curve(),
         step=point,
-        overlap=record.get("overlap", OVERLAP),
+        overlap=OVERLAP if point.pipeline is None else point.pipeline.overlap,
         sources=point.sources,
         parts=parts,
         places=places_of(point),
@@ -100,13 +97,13 @@ def _kind(exploration: Exploration, row: OperatorRow) -> str:
 
 
 def _parts_of_pipeline(
-    exploration: Exploration, index: int, record: Mapping[str, Any], timeline: Sequence[TimelineEvent]
+    exploration: Exploration, index: int, record: PipelineRecord, timeline: Sequence[TimelineEvent]
 ) -> tuple[Part, ...]:
     """Return the parts of the step on a rank of the busiest place."""
-    if "computed" not in record:  # saved by an older version: its stages' operators are not distinguished
+    if record.computed is None:  # saved by an older version: its stages' operators are not distinguished
         return step_parts(exploration, index, None, {}, timeline)
-    computed = [Computed(module, kind_of(target), s) for _, module, target, s in record["computed"]]
-    beside = {RECOMPUTATION: float(record["again_s"]), OPTIMIZER_TITLE: float(record["optimizer_s"])}
+    computed = [Computed(module, kind_of(target), s) for _, module, target, s in record.computed]
+    beside = {RECOMPUTATION: record.again_s, OPTIMIZER_TITLE: record.optimizer_s}
     known_s = sum(beside.values()) + sum(one.seconds for one in computed)
     # This includes the slow-down of computation during communication.
     beside[COPIES] = max(exploration.all_points[index].compute_s - known_s, 0.0)
@@ -119,37 +116,35 @@ def places_of(point: Point) -> tuple[Share, ...]:
 
     Empty for pipelines that were explored before these were kept, and for points that carry no recording.
     """
-    record = point.carried or {}
     if point.placed is not None:
-        return _devices(record, sum(point.terms.values()))
-    if point.pipeline is not None and "loads" in record:
-        return _places(record)
-    return ()
+        return _devices(point.placed, sum(point.terms.values()))
+    return () if point.pipeline is None else tuple(_places(point.pipeline))
 
 
-def _devices(record: Mapping[str, Any], beside_bytes: float) -> tuple[Share, ...]:
-    device_of = {row["group"]: row["configuration"]["device"] for row in record.get("rows", ())}
+def _devices(record: PlacedRecord, beside_bytes: float) -> tuple[Share, ...]:
+    rows, timeline = (), ()
+    if record.recording is not None:
+        rows, timeline = record.recording.operator_rows(), record.recording.timeline()
+    device_of = {row.group: row.configuration["device"] for row in rows}
     seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for event in (TimelineEvent(*event) for event in record.get("events", ())):
+    for event in timeline:
         if event.is_computing:
             seconds[event.lane.removeprefix("device ")][0] += event.duration_s
         elif event.group in device_of:
             seconds[device_of[event.group]][1] += event.duration_s
     return tuple(
         Share(f"device {number}", peak + beside_bytes, *seconds[str(number)])
-        for number, peak in enumerate(record["placed"].get("peak_bytes", ()))
+        for number, peak in enumerate(record.info.peak_bytes)
     )
 
 
-def _places(record: Mapping[str, Any]) -> tuple[Share, ...]:
+def _places(record: PipelineRecord) -> Iterator[Share]:
+    if record.loads is None or record.recording is None:
+        return
     stages: dict[int, list[str]] = defaultdict(list)
-    for row in record["rows"]:
-        stages[int(row["configuration"][STAGE_AXIS])].append(row["group"].removeprefix("stage "))
-    found = []
-    for number, (peak, seconds) in enumerate(
-        zip(record["pipeline"]["peak_bytes"], record["loads"], strict=True)
-    ):
+    for row in record.recording.operator_rows():
+        stages[int(row.configuration[STAGE_AXIS])].append(row.group.removeprefix("stage "))
+    for number, (peak, seconds) in enumerate(zip(record.info.peak_bytes, record.loads, strict=True)):
         own = stages[number]
         title = f"place {number}, stage{'s' if len(own) > 1 else ''} {', '.join(own)}"
-        found.append(Share(title, peak, *seconds))
-    return tuple(found)
+        yield Share(title, peak, *seconds)

@@ -49,7 +49,7 @@ def detail(exploration: Exploration, index: int) -> Detail:
     points = exploration.all_points
     if not 0 <= index < len(points):
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
-    if points[index].carried is not None:
+    if points[index].record is not None:
         return carried_detail(exploration, index)
     return _Telling(exploration, index, recorded_of(exploration)).tell()
 

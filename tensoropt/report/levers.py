@@ -143,7 +143,7 @@ def simulated_levers(exploration: Exploration, index: int) -> tuple[tuple[Lever,
             to do.
     """
     point = exploration.all_points[index]
-    if point.carried is not None:
+    if point.record is not None:
         kind = "pipeline" if point.pipeline is not None else "placed plan"
         raise TensorOptError(
             f"a {kind} carries its recording and not its costs, so that it cannot be simulated at other "

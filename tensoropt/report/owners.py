@@ -6,7 +6,7 @@ when, and until when. At every moment the rows add up to the height of the memor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan.exploration import Exploration
 from tensoropt.report.detail import curve_of_step, recorded_step
 from tensoropt.simulate.owners import StepOwners
-from tensoropt.simulate.recording import MemoryAt, OwnerRow
+from tensoropt.simulate.recording import MemoryAt, OwnerRow, Recording
 from tensoropt.units import format_bytes, format_seconds
 
 BY_STAGE = "a pipeline's owners are told by stage and micro-batch: tensors inside a stage are not told apart"
@@ -123,21 +123,20 @@ def point_owners(exploration: Exploration, index: int) -> PointOwners:
     points = exploration.all_points
     if not 0 <= index < len(points):
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
-    if (carried := points[index].carried) is not None:
-        return _carried(carried, points[index].pipeline is not None, index)
+    if (record := points[index].record) is not None:
+        return _recorded(record.recording, points[index].pipeline is not None, index)
     evaluated, recorder = recorded_step(exploration, index)
     return PointOwners(curve_of_step(evaluated, recorder), StepOwners(evaluated.batch, recorder).at)
 
 
-def _carried(record: Mapping[str, Any], pipelined: bool, index: int) -> PointOwners:
-    """Return the owners of a placed or pipelined point, which carries them."""
-    if "owners" not in record:
+def _recorded(recording: Recording | None, pipelined: bool, index: int) -> PointOwners:
+    """Return the owners of a placed or pipelined point, which has them in its record."""
+    if recording is None or recording.owners is None:
         raise TensorOptError(
             f"point {index + 1} was saved without the owners of its memory (by an older version); "
             "explore again"
         )
-    curve = tuple(MemoryAt(*at) for at in record["curve"])
-    owned = record["owners"]
+    curve, owned = recording.memory_curve(), recording.owners
 
     def time_s(number: int) -> float:
         return curve[min(number, len(curve) - 1)].time_s

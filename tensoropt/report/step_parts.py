@@ -241,7 +241,7 @@ def waiting_by_links(
     """Return (links and axes in words, seconds waited for) of a sharded plan, the longest first; they add up
     to all that is waited for. Empty for placed plans and pipelines, whose devices wait at different times."""
     point = exploration.all_points[index]
-    if point.carried is not None or point.exposed_s <= 0:
+    if point.record is not None or point.exposed_s <= 0:
         return ()
     lanes = waited_lanes(timeline)
     total = sum(lanes.values())

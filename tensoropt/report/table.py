@@ -84,7 +84,7 @@ def summary_lines(exploration: Exploration) -> list[str]:
     lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
     if "points_before_judging" in report:
-        own = sum(p.planner == FRONTIER and p.carried is None for p in exploration.points)
+        own = sum(p.planner == FRONTIER and p.record is None for p in exploration.points)
         lines.append(_simulated_words(report, own))
     lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
     return lines

@@ -5,9 +5,9 @@ All of it is plain data, in bytes of one rank and seconds of one step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol
 
 from tensoropt.units import format_bytes, format_seconds
 
@@ -143,6 +143,60 @@ class OwnerRow:
 Owned = tuple[str, str, str, str, float, int, int, str, str]
 """(operator, tensor, what, kind, bytes, the first point of the curve with them, the first later point without
 them, since, until): an :class:`OwnerRow` in the form that a placed or pipelined point stores."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The recorded step of a placed or pipelined point, as plain rows, which are read when looked at.
+
+    Attributes:
+        rows: the fields of each :class:`OperatorRow`, by name.
+        events: the fields of each :class:`TimelineEvent`, up to ``group``.
+        curve: the fields of each :class:`MemoryAt`.
+        owners: the owners of the bytes of this curve (:data:`Owned`); None if an older version saved it.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    events: Sequence[Sequence[Any]]
+    curve: Sequence[Sequence[float]]
+    owners: Sequence[Sequence[Any]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        rows: Iterable[OperatorRow],
+        events: Iterable[Sequence[Any]],
+        curve: Iterable[Sequence[float]],
+        owners: Iterable[Owned],
+    ) -> Recording:
+        """The recording of these rows."""
+        plain = [{**asdict(row), "members": list(row.members), "options": list(row.options)} for row in rows]
+        return cls(plain, *(list(map(list, each)) for each in (events, curve, owners)))
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Recording | None:
+        """The recording that :meth:`to_data` wrote, maybe among other things; None if there is none."""
+        names = (one.name for one in fields(cls))
+        return cls(**{name: data[name] for name in names if name in data}) if "rows" in data else None
+
+    def to_data(self) -> dict[str, Any]:
+        """The recording as plain data."""
+        return {name: rows for name, rows in vars(self).items() if rows is not None}
+
+    def operator_rows(self) -> list[OperatorRow]:
+        """The rows of operators, or of stages."""
+        return [
+            OperatorRow(**{**row, "members": tuple(row["members"]), "options": tuple(row["options"])})
+            for row in self.rows
+        ]
+
+    def timeline(self) -> tuple[TimelineEvent, ...]:
+        """The events of the step."""
+        return tuple(TimelineEvent(*event) for event in self.events)
+
+    def memory_curve(self) -> tuple[MemoryAt, ...]:
+        """The memory of the fullest device or rank."""
+        return tuple(MemoryAt(*at) for at in self.curve)
 
 
 class TwoQueues(Protocol):

@@ -13,7 +13,7 @@ from tensoropt.errors import PlanError
 from tensoropt.pipeline.plans import pipelined_strategy, plan_part
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.plan import Plan, load_plan
-from tensoropt.plan.plan import MeshInfo, ModelInfo, Predicted, pipelined_fields
+from tensoropt.plan.plan import MeshInfo, ModelInfo, Predicted
 from tensoropt.sharding.groups import GroupGraph
 from tests.costs.models import four, problem, three
 from tests.pipeline.models import split_along_the_batch, tables, tied
@@ -23,12 +23,6 @@ from tests.plan.explorations import small_exploration
 def plan_of(strategy: PipelinedStrategy, graph: GroupGraph) -> Plan:
     axes = tuple(f"cpu{i}" for i in range(len(strategy.mesh) - 2))
     part = plan_part(strategy, axes, tuple(1000.0 + place for place in range(strategy.places)))
-    record = {
-        "operators": {n: o.model_dump(mode="json") for n, o in part.operators.items()},
-        "parameters": {n: p.model_dump(mode="json") for n, p in part.parameters.items()},
-        "recomputed": part.recomputed,
-        "pipeline": part.pipeline.model_dump(mode="json"),
-    }
     return Plan(
         planner="by hand",
         model=ModelInfo(source="net", fingerprint=graph.atoms.graph.fingerprint),
@@ -39,7 +33,7 @@ def plan_of(strategy: PipelinedStrategy, graph: GroupGraph) -> Plan:
         predicted=Predicted(
             memory_bytes=1, time_s=1, compute_s=1, communication_s=0, additive_memory_bytes=1
         ),
-        **pipelined_fields(record),
+        **part.plan_fields(strategy.micro_batches),
     )
 
 

@@ -48,7 +48,7 @@ def plan_of(graph: PricedGraph) -> Plan:
         operators=part.operators,
         hubs={},
         parameters=part.parameters,
-        placed=part.placed,
+        placed=part.info,
         predicted=Predicted(
             memory_bytes=simulated.memory_bytes,
             time_s=simulated.time_s,

@@ -73,15 +73,15 @@ def test_its_figures_are_those_of_all_micro_batches():
         assert (strategy.micro_batches, strategy.placement.device) == (count, half.device)
         sent = sum(n for *_, n in points[count].collectives)
         assert sent == count * len(strategy.transfers)
-        table = points[count].placed["rows"]
+        table = points[count].placed.recording.rows
         once = float(graph.problem.forward_s[0, 0])
         assert table[0]["forward_s"] == pytest.approx(count * once)
     assert points[1].space != points[2].space
     assert points[1].identity != points[2].identity
-    kept = [sum(row["kept_bytes"] for row in points[count].placed["rows"]) for count in (1, 2)]
+    kept = [sum(row["kept_bytes"] for row in points[count].placed.recording.rows) for count in (1, 2)]
     # Values that do not follow the batch, such as those of positions, are there once for each.
     assert kept[0] <= kept[1] < 1.2 * kept[0]
-    names = {event[0] for event in points[2].placed["events"] if event[4] == "forward"}
+    names = {event[0] for event in points[2].placed.recording.events if event[4] == "forward"}
     assert {name.rsplit(" ", 1)[1] for name in names} == {"0", "1"}
 
 

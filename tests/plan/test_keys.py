@@ -12,6 +12,8 @@ import pytest
 from tensoropt.plan import load_exploration, load_plan
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.keys import plan_key
+from tensoropt.plan.plan import OperatorPlan, PlacedInfo
+from tensoropt.plan.point_records import PlacedRecord
 from tests.plan.explorations import MIB, point, small_exploration, space
 
 
@@ -66,10 +68,10 @@ def test_another_step_has_other_keys(other: dict[str, Any]) -> None:
 def test_a_placed_point_has_the_key_of_its_plan() -> None:
     devices = space((2,), 1).mesh.model_copy(update={"placed": True, "names": ("device",)})
     where = replace(space((2,), 1), mesh=devices, groups={}, hubs={}, shared={})
-    operator = {"axes": {}, "micro": "", "device": 1, "order": 0, "backward_order": 0}
-    record = {"operators": {"linear": operator}, "parameters": {}, "placed": {"peak_bytes": [1.0, 2.0]}}
-    elsewhere = {**record, "operators": {"linear": {**operator, "device": 0}}}
-    heavier = {**record, "placed": {"peak_bytes": [1.0, 3.0]}}
+    operator = OperatorPlan(axes={}, micro="", device=1, order=0, backward_order=0)
+    record = PlacedRecord(PlacedInfo(peak_bytes=(1.0, 2.0)), {"linear": operator})
+    elsewhere = replace(record, operators={"linear": operator.model_copy(update={"device": 0})})
+    heavier = replace(record, info=PlacedInfo(peak_bytes=(1.0, 3.0)))
     points = [point(MIB, 0.1, 0, choice=(), options=(), placed=one) for one in (record, elsewhere, heavier)]
     found = replace(small_exploration(), spaces=(where,), points=tuple(points))
     assert [plan_key(found.plan(row)) for row in range(3)] == list(found.keys)

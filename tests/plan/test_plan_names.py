@@ -11,9 +11,10 @@ import pytest
 from tensoropt.pipeline.schedules import SCHEDULES as KNOWN
 from tensoropt.plan.export import FIXED_COLUMNS, write_frontier_csv
 from tensoropt.plan.figure_rows import points_data
-from tensoropt.plan.plan import MeshInfo
+from tensoropt.plan.plan import MeshInfo, OperatorPlan, PipelineInfo, StagePlan
 from tensoropt.plan.plan_names import DATA, OTHER, SCHEDULES, TENSOR, WHOLE, plan_names, what_it_does
 from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import PipelineRecord
 from tensoropt.plan.space import Space
 from tensoropt.report.table import point_lines
 from tests.plan.explorations import point, small_exploration
@@ -101,19 +102,24 @@ def test_what_a_label_does(label: str, batch: str, kind: int) -> None:
 
 
 def test_pipelines_say_their_parts_and_their_schedule() -> None:
-    stage = {"begins": "", "groups": {"up": ["rows", "rows"], "arrive.x": ["rows", "none"]},
-             "stored": {"w": ["held/P", "S(0)"]}, "recomputed": []}  # fmt: skip
-    record = {"operators": {"up": {}}, "recomputed": ["h.0"],
-              "pipeline": {"schedule": "1f1b", "stages": [stage] * 4}}  # fmt: skip
+    stage = StagePlan(groups={"up": ("rows", "rows"), "arrive.x": ("rows", "none")}, hubs={},
+                      stored={"w": ("held/P", "S(0)")})  # fmt: skip
+
+    def pipelined(schedule: str, stages: list[StagePlan], *recomputed: str) -> Point:
+        info = PipelineInfo(schedule=schedule, stages=tuple(stages))
+        record = PipelineRecord(info, {"up": OperatorPlan(axes={}, micro="")}, recomputed=recomputed)
+        made: Point = point(1.0, 1.0, 0, choice=(), options=(), pipeline=record)
+        return made
+
     of = Space(MeshInfo(shape=(4, 8), names=("stage", "gpu")), 8, {}, {}, {}, {})
-    made: Point = point(1.0, 1.0, 0, choice=(), options=(), pipeline=record)
+    made = pipelined("1f1b", [stage] * 4, "h.0")
     assert plan_names([made], [of]) == ("DP 8 · ZeRO-1 · 1 block recomputed · 8 micro-batches · PP 4 1F1B",)
-    record["pipeline"] = {"schedule": "interleaved_1f1b", "stages": [stage] * 8}
-    assert plan_names([made], [of])[0].endswith("PP 4 interleaved 1F1B (8 stages)")
+    assert plan_names([pipelined("interleaved_1f1b", [stage] * 8)], [of])[0].endswith(
+        "PP 4 interleaved 1F1B (8 stages)"
+    )
     alone = Space(MeshInfo(shape=(2,), names=("stage",)), 2, {}, {}, {}, {})
-    single = {**stage, "groups": {"up": ["rows"]}, "stored": {"w": ["R"]}}
-    record |= {"pipeline": {"schedule": "gpipe", "stages": [single] * 2}, "recomputed": []}
-    assert plan_names([made], [alone]) == ("2 micro-batches · PP 2 GPipe",)
+    single = stage.model_copy(update={"groups": {"up": ("rows",)}, "stored": {"w": ("R",)}})
+    assert plan_names([pipelined("gpipe", [single] * 2)], [alone]) == ("2 micro-batches · PP 2 GPipe",)
 
 
 def test_every_schedule_has_a_short_title() -> None:

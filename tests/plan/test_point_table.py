@@ -15,6 +15,8 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan import load_exploration
 from tensoropt.plan.exploration_files import read_costs
 from tensoropt.plan.figures import KEPT
+from tensoropt.plan.plan import PlacedInfo
+from tensoropt.plan.point_records import PlacedRecord
 from tests.plan.explorations import MIB, point, small_exploration
 
 OLD = Path(__file__).parent / "data" / "exploration-2"
@@ -35,8 +37,8 @@ def test_a_column_has_the_figure_of_every_point() -> None:
 def test_what_was_saved_is_read_as_it_was(tmp_path: Path) -> None:
     odd = point(1.5, 0.5, 0, planner="zero", gap=None, exact=False, host_s=0.1, collectives=(),
                 terms={"context": 3.0, "inputs": 0.0}, sources={}, allocator={"requested": 7.0})  # fmt: skip
-    carried = point(2.5, 0.4, 0, choice=(), options=(), placed={"operators": {}, "placed": {"splits": {}}})
-    found = replace(small_exploration(), others=(odd, carried))
+    placed = point(2.5, 0.4, 0, choice=(), options=(), placed=PlacedRecord(PlacedInfo()))
+    found = replace(small_exploration(), others=(odd, placed))
     found.save(tmp_path)
     loaded = load_exploration(tmp_path)
     assert loaded.points == found.points

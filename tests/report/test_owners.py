@@ -86,7 +86,7 @@ def test_of_a_pipeline_by_stage_and_micro_batch(pipelined, tmp_path, index):
 
 def test_a_point_saved_before_there_were_owners_says_so(pipelined):
     point = pipelined.points[0]
-    old = {name: value for name, value in point.pipeline.items() if name != "owners"}
+    old = replace(point.pipeline, recording=replace(point.pipeline.recording, owners=None))
     earlier = replace(pipelined, points=(point.changed(pipeline=old),))
     with pytest.raises(TensorOptError, match=r"point 1 was saved without the owners .* explore again"):
         point_owners(earlier, 0)

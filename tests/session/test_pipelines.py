@@ -142,9 +142,9 @@ def test_what_they_compute_is_told_by_their_own_groups(both: Exploration) -> Non
     """Whose stages are simulated once for all that look alike, under the first one's names."""
     for _, point in pipelined(both):
         assert point.pipeline is not None
-        told = [name for name, *_ in point.pipeline["computed"]]
+        told = [name for name, *_ in point.pipeline.computed]
         assert told
-        assert set(told) <= set(point.pipeline["operators"])
+        assert set(told) <= set(point.pipeline.operators)
         assert len(set(told)) == len(told)
 
 
@@ -223,13 +223,13 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
 
     found = looked(1)
     assert any("several stages to a place: of as many blocks each" in note for note in found.report["notes"])
-    shapes = [p.pipeline["pipeline"] for _, p in pipelined(found) if p.pipeline]
-    assert ("interleaved_1f1b", 6) in {(one["schedule"], len(one["stages"])) for one in shapes}
+    shapes = [p.pipeline.info for _, p in pipelined(found) if p.pipeline]
+    assert ("interleaved_1f1b", 6) in {(one.schedule, len(one.stages)) for one in shapes}
     # Cuts that are pinned say how many stages a place has.
     cuts = [f"blocks.{number}" for number in range(1, 6)]
     pin = {"stages": 2, "schedule": "interleaved_1f1b", "cuts": cuts}
-    shapes = [p.pipeline["pipeline"] for p in looked(4, constraints={"pipeline": pin}).points if p.pipeline]
-    assert {(one["schedule"], len(one["stages"])) for one in shapes} == {("interleaved_1f1b", 6)}
+    shapes = [p.pipeline.info for p in looked(4, constraints={"pipeline": pin}).points if p.pipeline]
+    assert {(one.schedule, len(one.stages)) for one in shapes} == {("interleaved_1f1b", 6)}
 
 
 def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(

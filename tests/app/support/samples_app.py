@@ -10,8 +10,9 @@ import numpy as np
 
 from tensoropt.cluster import load_cluster
 from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.plan import MeshInfo, ModelInfo
+from tensoropt.plan.plan import MeshInfo, ModelInfo, OperatorPlan, PlacedInfo
 from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import PlacedRecord
 from tensoropt.plan.space import Space
 
 GIB = 2.0**30
@@ -85,15 +86,13 @@ def exploration(
     return Exploration(tuple(points), tuple(spaces or (space(),)), **{**fields, **more})
 
 
-PLACED = {
-    "operators": {
-        name: {"axes": {}, "micro": "", "device": i % 2, "order": i, "backward_order": 3 - i}
+PLACED = PlacedRecord(
+    PlacedInfo(peak_bytes=(20 * GIB, 10 * GIB)),
+    {
+        name: OperatorPlan(axes={}, micro="", device=i % 2, order=i, backward_order=3 - i)
         for i, name in enumerate(("embedding", "attention", "mlp", "head"))
     },
-    "parameters": {},
-    "placed": {"splits": {}, "transfers": [], "peak_bytes": [20 * GIB, 10 * GIB]},
-    "notes": [],
-}
+)
 
 
 def placed() -> Exploration:

@@ -27,6 +27,7 @@ from tensoropt.plan.exploration import Exploration
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.carried import carried_detail
 from tensoropt.report.detail import detail
+from tensoropt.simulate.recording import Recording
 
 DATA = FrontierData.of(exploration())
 
@@ -142,9 +143,9 @@ def test_below_devices_of_different_loads_stands_what_the_headline_says() -> Non
         ["step", "device 1", 0.7, 0.05, "optimizer", "optimizer"],
         ["send a", "link device 0 out - device 1 in", 0.1, 0.02, "send forward", "a"],
     ]  # fmt: skip
-    carried = PLACED | {"rows": rows, "events": events, "curve": [[0.0, 1.0, 1.0, 1.0, 1.0, 1.0]]}
+    recorded = replace(PLACED, recording=Recording(rows, events, [[0.0, 1.0, 1.0, 1.0, 1.0, 1.0]]))
     mark = point(
-        20 * GIB, 0.9, planner="m_etf", choice=(), options=(), placed=carried, exact=False, compute_s=0.65,
+        20 * GIB, 0.9, planner="m_etf", choice=(), options=(), placed=recorded, exact=False, compute_s=0.65,
         communication_s=0.02,
     )  # fmt: skip
     found = replace(exploration(), others=(mark,))

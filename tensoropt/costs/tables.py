@@ -61,14 +61,19 @@ class CostTables(CostGraph):
                     found.update(array.tobytes())
         for e in self.edges:
             found.update(f"{e.a} {e.b} {e.table.shape}".encode())
-            for array in (e.table, e.rows, e.cols):
-                found.update(array.tobytes())
+            found.update(e.table.tobytes() + e.rows.tobytes() + e.cols.tobytes())
         return found.hexdigest()
 
     def position(self, group: str, index: int) -> int:
         """The index in a group's template of configuration ``index`` of its variable."""
         # In a region the variable has every configuration twice, plain ones first (TableBuilder._group).
         return index % len(self.templates[group].choices)
+
+    def labels(self, group: str, index: int) -> tuple[str, ...]:
+        """What configuration ``index`` of a group's variable splits on each axis of the mesh."""
+        strategies = self.graph.group_of[group].strategies
+        choice = self.templates[group].choices[self.position(group, index)]
+        return tuple(str(strategies[i].label) for i in choice)
 
     def facts(self, choice: Mapping[str, int]) -> dict[str, Facts]:
         """The facts of every group's chosen configuration."""

@@ -33,7 +33,7 @@ TOO_LARGE = "pipelines: some whose places need more than their devices have were
 
 @dataclass(frozen=True)
 class PlaceLoad:
-    """The seconds that a rank of one place spends in a step, by kind.
+    """The seconds that a rank of one place spends in a step, by kind; its fields are figures of a point.
 
     Attributes:
         communication_s: collectives and messages.
@@ -56,7 +56,7 @@ class PipelineEvaluation:
         times: the times of the schedule.
         memory: (places, 5) the peak of tensors on a rank of each place, by kind as in
             :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
-        total_s: seconds of the step.
+        time_s: seconds of the step.
         loads: how each place spends the step.
         kinds: the names of the kinds of devices at each place, if places differ in them.
     """
@@ -65,7 +65,7 @@ class PipelineEvaluation:
     stages: tuple[Evaluation, ...]
     times: ScheduleTimes
     memory: np.ndarray
-    total_s: float
+    time_s: float
     loads: tuple[PlaceLoad, ...]
     kinds: tuple[str, ...] = ()
 
@@ -83,7 +83,7 @@ class PipelineEvaluation:
     @property
     def idle_s(self) -> float:
         """The seconds that the busiest place waits for others (the bubble) and for its host."""
-        return max(self.total_s - self.busiest.compute_s - self.busiest.exposed_s, 0.0)
+        return max(self.time_s - self.busiest.compute_s - self.busiest.exposed_s, 0.0)
 
     @property
     def memory_bytes(self) -> float:

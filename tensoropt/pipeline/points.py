@@ -78,28 +78,21 @@ def pipelined_point(
     whole = float(seconds.sum()) or 1.0
     sent = found.sent_by(found.fullest * found.strategy.devices_per_place)
     busiest = found.busiest
-    memory, time_s = additive or (found.memory_bytes, found.total_s)
+    memory, time_s = additive or (found.memory_bytes, found.time_s)
     return Point.of(
         memory_bytes=found.memory_bytes,
-        time_s=found.total_s,
-        compute_s=busiest.compute_s,
-        communication_s=busiest.communication_s,
-        exposed_s=busiest.exposed_s,
+        time_s=found.time_s,
+        **vars(busiest),
         hidden_s=max(busiest.communication_s - busiest.exposed_s, 0.0),
         idle_s=found.idle_s,
-        host_s=busiest.host_s,
         sent_bytes=max(sent_bytes(found.sent_by(rank), mesh.shape) for rank in range(found.strategy.devices)),
         additive_memory_bytes=memory,
         additive_time_s=time_s,
         memory=tuple(float(size) for size in fullest),
         terms={CONSTANTS: constants} if constants else {},
         space=space,
-        choice=(),
-        options=(),
         collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(sent.items())),
         sources={name: float(x) / whole for name, x in zip(SOURCES, seconds, strict=True) if x},
-        exact=False,
-        gap=None,
         planner=planner,
         pipeline=_record(found, mesh),
     )
@@ -160,7 +153,7 @@ def _events(found: PipelineEvaluation) -> Iterator[Event]:
         whose = stage if h.micro_batch == NO_MICRO_BATCH else f"micro-batch {h.micro_batch}, {stage}"
         lane = "device" if h.kind in "FBIWO" else "link"
         yield f"{phase} of {whose}", f"{lane} {h.place}", h.start_s, h.end_s - h.start_s, phase, stage
-    after_s = found.total_s - found.times.total_s
+    after_s = found.time_s - found.times.total_s
     if after_s > 0:
         last = len(found.stages) - 1
         place = found.strategy.place_of(last)

@@ -371,10 +371,8 @@ class StageFrontiers:
             for name in names:
                 assert placement is not None, "a tensor crosses an end of the model"
                 group = part.graph.group_of[group_named(name)]
-                labels = [
-                    tuple(str(group.strategies[i].label) for i in choice)
-                    for choice in tables.templates[group.name].choices
-                ]
+                choices = tables.templates[group.name].choices
+                labels = [tables.labels(group.name, index) for index in range(len(choices))]
                 batch = micro[group.name].label
                 known = {"batch": str(batch) if batch.splits else "none", "second": "d1", "whole": "none"}
                 wanted = tuple(known[one] for one in placement)

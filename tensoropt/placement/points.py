@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.placement.owners import owned_on
@@ -61,12 +62,8 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         memory=tuple(simulated.peaks[_fullest(simulated)][kind] for kind in MEMORY_KINDS),
         terms=dict(simulated.problem.devices.terms),
         space=space,
-        choice=(),
-        options=(),
         collectives=tuple(("send", pair, size, count) for (pair, size), count in sorted(sends.items())),
         sources=_sources(graph, simulated),
-        exact=False,
-        gap=None,
         planner=planner,
         placed=plan_part(graph.graph, simulated),
     )
@@ -77,7 +74,7 @@ def _fullest(simulated: SimulatedPlacement) -> int:
     return max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
 
 
-def _seconds(simulated: SimulatedPlacement) -> dict[str, float]:
+def _seconds(simulated: SimulatedPlacement) -> dict[str, Any]:
     """Return the parts of the busiest device's step, as figures of a point."""
     busiest = max(range(len(simulated.busy_s)), key=simulated.busy_s.__getitem__)
     total, compute = simulated.time_s, simulated.busy_s[busiest]

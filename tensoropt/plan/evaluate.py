@@ -17,6 +17,7 @@ from tensoropt.costs.source import real_shape
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import layout_names
+from tensoropt.plan.figures import KEPT
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.problem import Problem
@@ -38,6 +39,8 @@ from tensoropt.types import SOURCES, Indices
 
 CHUNK = 4096
 """Strategies simulated at once: enough for numpy, few enough for memory."""
+SIMULATED = tuple(name for name in KEPT if name in {*dir(StepMetrics), *StepMetrics.__annotations__})
+"""The figures of a point that the simulator finds under the same name."""
 
 
 def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str]) -> Space:
@@ -100,25 +103,16 @@ class Evaluation:
         ``additive``: the search's memory and time. ``allocator``: as :meth:`allocator` tells, if known.
         """
         p = self.metrics
-        total, communication = float(p.total_s[row]), float(p.communication_s[row])
-        exposed = float(p.exposed_s[row])
         of_source = p.sources[row]
         weight = float(of_source.sum()) or 1.0
         names = space.variables
         shares = {s: float(x) / weight for s, x in zip(SOURCES, of_source, strict=True) if x}
         return Point.of(
-            memory_bytes=float(p.memory_bytes[row]),
-            time_s=total,
-            compute_s=float(p.compute_s[row]),
-            communication_s=communication,
-            exposed_s=exposed,
-            hidden_s=max(communication - exposed, 0.0),
-            idle_s=float(p.idle_s[row]),
-            host_s=float(p.host_s[row]),
+            **{name: getattr(p, name)[row] for name in SIMULATED},
             sent_bytes=sent_bytes(self.collectives(row), self.batch.mesh[1:]),
             additive_memory_bytes=additive[0],
             additive_time_s=additive[1],
-            memory=tuple(float(m) for m in p.memory[row]),
+            memory=p.memory[row],
             terms=named_terms(p.terms[row].tolist()),
             allocator=self.allocator(row) if allocator is None else allocator,
             space=number,
@@ -126,9 +120,6 @@ class Evaluation:
             options=tuple(int(self.options[n][row]) if n in self.options else 0 for n in names),
             collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(self.collectives(row).items())),
             sources=shares,
-            # Nothing is proven until session.evaluation.certified looks at all spaces together.
-            exact=False,
-            gap=None,
             planner=planner,
         )
 
@@ -166,13 +157,6 @@ class Evaluator:
         return Evaluation(batch, simulate(batch), choices, options)
 
 
-def evaluate(
-    tables: CostTables, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]], overlap: Overlap
-) -> list[Evaluation]:
-    """Simulate strategies of the tables, each given as (choice, options); in parts of :data:`CHUNK`."""
-    return Evaluator(tables, overlap)(chosen)
-
-
 def evaluate_strategy(
     strategy: Strategy,
     works: Mapping[str, Workload],
@@ -196,6 +180,6 @@ def evaluate_strategy(
 def costs_of(evaluated: Sequence[Evaluation]) -> np.ndarray:
     """(n, 2) memory and time of all strategies."""
     return np.concatenate(
-        [np.stack([e.metrics.memory_bytes, e.metrics.total_s], axis=1) for e in evaluated]
+        [np.stack([e.metrics.memory_bytes, e.metrics.time_s], axis=1) for e in evaluated]
         or [np.zeros((0, 2))]
     )

@@ -14,15 +14,11 @@ from typing import Any
 from tensoropt.files import written_whole
 from tensoropt.plan.compared import compared, limits_asked
 from tensoropt.plan.figure_rows import figure_rows
-from tensoropt.plan.figures import FIGURES, FIXED, FURTHER, RATES
+from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.point_plan import plan_of
 from tensoropt.sharding.storage import stored_words
-
-FIXED_COLUMNS = tuple(figure.name for figure in FIXED)
-FURTHER_COLUMNS = tuple(figure.name for figure in FURTHER if not figure.sparse)
-RATE_COLUMNS = tuple(figure.name for figure in RATES)
 
 
 def write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -187,7 +187,7 @@ class Point:
         return facts_html("Point", self.facts())
 
 
-ASSUMED = {f.name: f.default for f in KEPT.values() if f.part is None and f.default == f.default}
+ASSUMED = kept_figures({f.name: f.default for f in KEPT.values() if f.part is None})
 """What a figure is that is not given, where that is not unknown."""
 FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
 """What a point has beside its figures."""

@@ -28,14 +28,14 @@ class PlacedRecord:
     Attributes:
         info: what the plan says beside its operators and parameters.
         notes: its planner's remarks.
-        recording: None of a point that may not be kept: making it takes longer than simulating the step.
+        recording: empty until the point is kept: making it takes longer than simulating the step.
     """
 
     info: PlacedInfo
     operators: Mapping[str, OperatorPlan] = field(default_factory=dict)
     parameters: Mapping[str, ParameterPlan] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    recording: Recording | None = None
+    recording: Recording = field(default_factory=Recording)
 
     def plan_fields(self, micro_batches: int) -> dict[str, Any]:
         """The fields of its plan."""
@@ -52,7 +52,7 @@ class PlacedRecord:
     def to_data(self) -> dict[str, Any]:
         """The record as plain data."""
         own = {"placed": self.info.model_dump(mode="json"), "notes": list(self.notes)}
-        return {**_plans_data(self), **own, **(self.recording.to_data() if self.recording else {})}
+        return {**_plans_data(self), **own, **self.recording.to_data()}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class PipelineRecord:
     computed: tuple[tuple[str, str, str, float], ...] | None = None
     again_s: float = 0.0
     optimizer_s: float = 0.0
-    recording: Recording | None = None
+    recording: Recording = field(default_factory=Recording)
 
     def plan_fields(self, micro_batches: int) -> dict[str, Any]:
         """The fields of its plan."""
@@ -104,7 +104,7 @@ class PipelineRecord:
 
     def to_data(self) -> dict[str, Any]:
         """The record as plain data."""
-        recorded = self.recording.to_data() if self.recording else {}
+        recorded = self.recording.to_data()
         computed = {"computed": self.computed, "again_s": self.again_s, "optimizer_s": self.optimizer_s}
         return {
             **_plans_data(self),
@@ -121,8 +121,11 @@ class PipelineRecord:
 def record_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """The records among the fields of a saved point, by the names of a :class:`~tensoropt.plan.point.Point`'s
     fields."""
-    kinds = {"placed": PlacedRecord, "pipeline": PipelineRecord}
-    return {name: kind.from_data(data[name]) for name, kind in kinds.items() if data.get(name)}
+    placed, pipeline = data.get("placed"), data.get("pipeline")
+    return {
+        "placed": PlacedRecord.from_data(placed) if placed else None,
+        "pipeline": PipelineRecord.from_data(pipeline) if pipeline else None,
+    }
 
 
 def _plans(data: Mapping[str, Any]) -> dict[str, Any]:

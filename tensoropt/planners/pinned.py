@@ -20,13 +20,12 @@ from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource, build_tables, real_shape
 from tensoropt.costs.tables import CostTables
 from tensoropt.ops.layouts import Layout
-from tensoropt.plan.evaluate import evaluate, space_of
+from tensoropt.plan.evaluate import Evaluator, space_of
 from tensoropt.plan.point import Point
 from tensoropt.plan.problem import Problem
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.sharded.zero import STAGES
-from tensoropt.planners.tables import TableSpace
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.search import NoStrategyError, track_frontier
@@ -171,15 +170,14 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
         problem.graph, problem.micro, costs, [mesh], [pinned.micro_batches], regions, limits
     )
     names = space_of(problem, mesh, tables, ())
-    space = TableSpace(mesh, tables, names)
     try:
-        frontier = track_frontier(space.restricted(pinning.allowed), epsilon=1e-3, max_points=MOST_POINTS)
+        frontier = track_frontier(tables.restricted(pinning.allowed), epsilon=1e-3, max_points=MOST_POINTS)
     except NoStrategyError as error:
         raise UnsuitableError(f"the pinned configuration leaves no strategy: {error}") from None
     # Ascending in memory, so that the last one is the fastest.
     chosen = frontier.strategy(len(frontier) - 1), frontier.options(len(frontier) - 1)
     memory, compute, communication = tables.breakdown(*chosen)
-    (evaluation,) = evaluate(tables, [chosen], overlap_of(cluster, mesh, beside=costs.beside))
+    (evaluation,) = Evaluator(tables, overlap_of(cluster, mesh, beside=costs.beside))([chosen])
     point = evaluation.point(0, names, 0, additive=(memory, compute + communication), planner="pinned")
     return PinnedPoint(point, tables, chosen[0], tuple(pinning.notes))
 
@@ -277,7 +275,7 @@ class Pinning:
         same = (str(s.label) for s in group.strategies if str(s.label).partition("@")[0] in stems)
         return megatron | frozenset(same)
 
-    def allowed(self, space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
+    def allowed(self, variable: VariableTable, index: int) -> np.ndarray | None:
         """Return the options that the ZeRO stage and recomputation leave."""
         if variable.key.kind == "parameter":
             masks = self._stored([(layout,) for layout in variable.layouts])

@@ -8,7 +8,6 @@ from itertools import islice
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError
 from tensoropt.pipeline.balance import dealt_cuts
 from tensoropt.pipeline.compose import Composition, Offer, compose
@@ -24,7 +23,6 @@ from tensoropt.plan.problem import Problem
 from tensoropt.plan.settings import Settings
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pinned import PinnedConfiguration, Pinning, check_pinned
-from tensoropt.planners.tables import TableSpace, names_of
 
 EFFORT = Thoroughness(gap=1e-3, candidates=4, in_flight=False)
 """How thoroughly to search what a pinned stage leaves open; an assumption: it leaves little."""
@@ -76,14 +74,17 @@ def simulate_pinned_pipeline(
         names=(STAGE_AXIS, *pinning.names),
     )
 
-    def restricted(tables: CostTables) -> CostTables:
-        return TableSpace(pinned.mesh, tables, names_of(tables)).restricted(pinning.allowed)
-
-    restriction = pinning.restriction()
-
-    again = cutter.can_be_made_again
+    again, restriction = cutter.can_be_made_again, pinning.restriction()
     search = StageSearch(
-        problem, settings, cutter, again, mesh, pinned.micro_batches, restriction, EFFORT, restricted
+        problem,
+        settings,
+        cutter,
+        again,
+        mesh,
+        pinned.micro_batches,
+        restriction,
+        EFFORT,
+        lambda tables: tables.restricted(pinning.allowed),
     )
     frontiers = PlaceFrontiers(search, costs)
     # Megatron-LM sends a part from each tensor-parallel rank and gathers it within the node (Narayanan et
@@ -111,7 +112,7 @@ def simulate_pinned_pipeline(
         )
     best = min(
         (assemble(one.strategy, one.stages, frontiers.prices, communicating_apart=True) for one in found),
-        key=lambda one: one.total_s,
+        key=lambda one: one.time_s,
     )
     point = pipelined_point(best, mesh, space=0, planner="pinned")
     return PinnedPipelinePoint(point, best, (*pinning.notes, *composer.notes))

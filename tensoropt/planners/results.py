@@ -14,7 +14,7 @@ from tensoropt.placement import SimulatedPlacement, simulate_placement
 from tensoropt.placement.points import placed_point, placed_record
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
-from tensoropt.plan.evaluate import CHUNK, evaluate
+from tensoropt.plan.evaluate import CHUNK, Evaluator
 from tensoropt.plan.point import Point, reduce_points
 from tensoropt.plan.point_records import PlacedRecord
 from tensoropt.planners.errors import UnsuitableError
@@ -53,7 +53,7 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
         of_space = [i for i, s in enumerate(selections) if s.space == number]
         chosen = [(selections[i].choice, selections[i].options) for i in of_space]
         overlap = overlap_of(task.cluster, space.mesh, beside=space.tables.prices.beside)
-        simulated = evaluate(space.tables, chosen, overlap)
+        simulated = Evaluator(space.tables, overlap)(chosen)
         for at, i in enumerate(of_space):
             memory, compute, communication = space.tables.breakdown(*chosen[at])
             found[i] = simulated[at // CHUNK].point(

@@ -28,8 +28,8 @@ from tensoropt.simulate.recording import OperatorRow, TimelineEvent
 def carried_detail(exploration: Exploration, index: int) -> Detail:
     """Return the detail of placed or pipelined point ``index`` of ``all_points``, from what it carries."""
     point = exploration.all_points[index]
-    recording = point.record and point.record.recording
-    assert recording is not None, "a point that is kept has a recording"
+    assert point.record is not None, "a point with indices is simulated anew"
+    recording = point.record.recording
     rows, timeline = recording.operator_rows(), recording.timeline()
     parts: tuple[Part, ...]
     if point.pipeline is not None:
@@ -122,12 +122,9 @@ def places_of(point: Point) -> tuple[Share, ...]:
 
 
 def _devices(record: PlacedRecord, beside_bytes: float) -> tuple[Share, ...]:
-    rows, timeline = (), ()
-    if record.recording is not None:
-        rows, timeline = record.recording.operator_rows(), record.recording.timeline()
-    device_of = {row.group: row.configuration["device"] for row in rows}
+    device_of = {row.group: row.configuration["device"] for row in record.recording.operator_rows()}
     seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for event in timeline:
+    for event in record.recording.timeline():
         if event.is_computing:
             seconds[event.lane.removeprefix("device ")][0] += event.duration_s
         elif event.group in device_of:
@@ -139,7 +136,7 @@ def _devices(record: PlacedRecord, beside_bytes: float) -> tuple[Share, ...]:
 
 
 def _places(record: PipelineRecord) -> Iterator[Share]:
-    if record.loads is None or record.recording is None:
+    if record.loads is None:
         return
     stages: dict[int, list[str]] = defaultdict(list)
     for row in record.recording.operator_rows():

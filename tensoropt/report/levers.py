@@ -155,7 +155,7 @@ def simulated_levers(exploration: Exploration, index: int) -> tuple[tuple[Lever,
 
 
 def _time_s(found: Rebuilt, **changed: Any) -> float:
-    return float(found.simulated(**changed).metrics.total_s[0])
+    return float(found.simulated(**changed).metrics.time_s[0])
 
 
 def _without_communication(found: Rebuilt) -> Lever:

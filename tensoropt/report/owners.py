@@ -129,9 +129,9 @@ def point_owners(exploration: Exploration, index: int) -> PointOwners:
     return PointOwners(curve_of_step(evaluated, recorder), StepOwners(evaluated.batch, recorder).at)
 
 
-def _recorded(recording: Recording | None, pipelined: bool, index: int) -> PointOwners:
+def _recorded(recording: Recording, pipelined: bool, index: int) -> PointOwners:
     """Return the owners of a placed or pipelined point, which has them in its record."""
-    if recording is None or recording.owners is None:
+    if recording.owners is None:
         raise TensorOptError(
             f"point {index + 1} was saved without the owners of its memory (by an older version); "
             "explore again"

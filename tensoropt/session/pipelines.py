@@ -287,7 +287,7 @@ class _Finder:
             return []
         simulated = self._simulations.frontier()
         rivals = [(float(m), float(t), -1) for m, t in zip(simulated.memory, simulated.time, strict=True)]
-        ours = [(one.memory_bytes, one.total_s, n) for n, of in enumerate(found) for one in of]
+        ours = [(one.memory_bytes, one.time_s, n) for n, of in enumerate(found) for one in of]
         best = reduce_points([*rivals, *ours], lambda one: one[:2])
         return sorted({number for *_, number in best if number >= 0})
 
@@ -432,4 +432,4 @@ class _Finder:
 
 
 def _unbeaten(found: Sequence[PipelineEvaluation]) -> tuple[PipelineEvaluation, ...]:
-    return reduce_points(found, lambda one: (one.memory_bytes, one.total_s))
+    return reduce_points(found, lambda one: (one.memory_bytes, one.time_s))

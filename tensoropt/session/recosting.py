@@ -33,7 +33,7 @@ def recost_point(session: Session, searched: Searched, old: Exploration, index: 
     facts = {n: searched.costs.facts_of(work) for n, work in works.items()}
     overlap = overlap_of(session.cluster, found.mesh, beside=found.tables.prices.beside)
     metrics = evaluate_strategy(strategy, works, facts, found.tables.prices, overlap).metrics
-    return Recosted(index, float(metrics.memory_bytes[0]), float(metrics.total_s[0]))
+    return Recosted(index, float(metrics.memory_bytes[0]), float(metrics.time_s[0]))
 
 
 def _same_space(searched: Searched, shape: tuple[int, ...], micro_batches: int) -> SearchedSpace | None:

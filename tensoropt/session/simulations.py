@@ -88,7 +88,7 @@ class SpaceSimulations:
         for start in range(0, len(memory), CHUNK):
             part = slice(start, start + CHUNK)
             metrics = self._evaluated(configurations[part], options[part]).metrics
-            costs = np.stack([metrics.memory_bytes, metrics.total_s], axis=1)
+            costs = np.stack([metrics.memory_bytes, metrics.time_s], axis=1)
             added = np.stack([memory[part], time_s[part]], axis=1)
             tensors = metrics.memory.sum(axis=1)
             new = Simulated(configurations[part], options[part], added, costs, tensors)

@@ -156,9 +156,9 @@ class Recording:
         owners: the owners of the bytes of this curve (:data:`Owned`); None if an older version saved it.
     """
 
-    rows: Sequence[Mapping[str, Any]]
-    events: Sequence[Sequence[Any]]
-    curve: Sequence[Sequence[float]]
+    rows: Sequence[Mapping[str, Any]] = ()
+    events: Sequence[Sequence[Any]] = ()
+    curve: Sequence[Sequence[float]] = ()
     owners: Sequence[Sequence[Any]] | None = None
 
     @classmethod
@@ -174,14 +174,13 @@ class Recording:
         return cls(plain, *(list(map(list, each)) for each in (events, curve, owners)))
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Recording | None:
-        """The recording that :meth:`to_data` wrote, maybe among other things; None if there is none."""
-        names = (one.name for one in fields(cls))
-        return cls(**{name: data[name] for name in names if name in data}) if "rows" in data else None
+    def from_data(cls, data: Mapping[str, Any]) -> Recording:
+        """The recording that :meth:`to_data` wrote, maybe among other things."""
+        return cls(**{one.name: data[one.name] for one in fields(cls) if one.name in data})
 
     def to_data(self) -> dict[str, Any]:
-        """The recording as plain data."""
-        return {name: rows for name, rows in vars(self).items() if rows is not None}
+        """The recording as plain data; nothing of an empty one."""
+        return {name: rows for name, rows in vars(self).items() if rows is not None} if self.rows else {}
 
     def operator_rows(self) -> list[OperatorRow]:
         """The rows of operators, or of stages."""

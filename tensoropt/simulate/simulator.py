@@ -46,19 +46,19 @@ class StepMetrics:
         memory: (n, 5) the peak of tensors by kind, as in :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
         terms: (n, 6) what a process uses in addition to tensors, and constants, as in
             :data:`~tensoropt.costs.process_memory.TERMS`.
-        total_s: the whole step; the slower of device and host.
+        time_s: the whole step; the slower of device and host.
         compute_s: device seconds: operators, copies, additions, optimizer.
         communication_s: seconds of all collectives.
         exposed_s: the part of these for which the device waits.
         host_s: the host's time to issue all of it; 0 if the host is the device.
-        idle_s: the device's waiting time for the host; ``total_s - compute_s - exposed_s``.
+        idle_s: the device's waiting time for the host; ``time_s - compute_s - exposed_s``.
         sources: (n, 3) seconds by source, as in ``SOURCES``.
         parts: the device's seconds, and tensors, micro-batch by micro-batch.
     """
 
     memory: Floats
     terms: Floats
-    total_s: Floats
+    time_s: Floats
     compute_s: Floats
     communication_s: Floats
     exposed_s: Floats
@@ -71,6 +71,11 @@ class StepMetrics:
     def memory_bytes(self) -> Floats:
         """(n,) the total: tensors and what a process uses in addition to them."""
         return self.memory.sum(axis=1) + self.terms.sum(axis=1)
+
+    @property
+    def hidden_s(self) -> Floats:
+        """(n,) the part of communication that runs beside something else."""
+        return np.maximum(self.communication_s - self.exposed_s, 0.0)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         overlap = overlap_of(costs.cluster, mesh, beside=costs.beside)
         simulated = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
         rows = rows_of(found)
-        seconds = float(simulated.total_s[0]), float(simulated.communication_s[0])
+        seconds = float(simulated.time_s[0]), float(simulated.communication_s[0])
         order = _order(strategy, of_strategy, facts, costs)
         memory = float(simulated.memory.sum()) + strategy.graph.atoms.graph.constant_bytes
         predictions.append(Prediction(rows, memory, *seconds, order))
@@ -196,7 +196,7 @@ def predict_pipelines(
             Prediction(
                 rows_of(sum(sent, Counter())),
                 found.memory_bytes,
-                found.total_s,
+                found.time_s,
                 found.busiest.communication_s,
                 of_ranks=tuple(map(rows_of, sent)),
                 of_places=tuple(found.peaks.tolist()),

@@ -12,7 +12,8 @@ import pytest
 
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.plan import Exploration, load_exploration
-from tensoropt.plan.export import FIXED_COLUMNS, write_frontier_csv, write_strategies_csv
+from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
+from tensoropt.plan.figures import FIXED as FIXED_FIGURES
 from tensoropt.plan.point import reduce_points
 from tests.plan.explorations import MIB, small_exploration
 
@@ -72,7 +73,7 @@ def test_what_would_fit_is_named(found: Exploration) -> None:
 def test_the_csv_has_its_fixed_columns_and_falls_strictly(found: Exploration, tmp_path: Path) -> None:
     write_frontier_csv(found, tmp_path / "f.csv")
     rows = read(tmp_path / "f.csv")
-    assert ",".join(FIXED_COLUMNS) == FIXED
+    assert ",".join(figure.name for figure in FIXED_FIGURES) == FIXED
     assert (tmp_path / "f.csv").read_text().startswith(FIXED + ",")
     assert [int(r["point"]) for r in rows] == [1, 2, 3, 4]
     memory, time_s = [int(r["memory_bytes"]) for r in rows], [float(r["time_s"]) for r in rows]

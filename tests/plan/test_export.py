@@ -14,13 +14,11 @@ from tensoropt.costs.process_memory import TERMS
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.export import (
     COMPARISON_COLUMNS,
-    FIXED_COLUMNS,
-    FURTHER_COLUMNS,
-    RATE_COLUMNS,
     write_comparison_csv,
     write_frontier_csv,
     write_strategies_csv,
 )
+from tensoropt.plan.figures import FIGURES
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import two_layers
 from tests.plan.explorations import point, small_exploration, space
@@ -52,7 +50,7 @@ def check(exploration: Exploration, rows: list[dict[str, str]]) -> None:
     for i, row in enumerate(rows):
         plan = exploration.plan(i)
         told = plan.predicted
-        assert list(row) == [*FIXED_COLUMNS, *FURTHER_COLUMNS, *RATE_COLUMNS]
+        assert list(row) == [figure.name for figure in FIGURES if not figure.sparse]
         assert row["point"] == str(i + 1)
         assert row["mesh"] == ("pp" if plan.pipeline is not None else "") + "x".join(
             map(str, plan.mesh.shape)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tensoropt.pipeline.schedules import SCHEDULES as KNOWN
-from tensoropt.plan.export import FIXED_COLUMNS, write_frontier_csv
+from tensoropt.plan.export import write_frontier_csv
 from tensoropt.plan.figure_rows import points_data
+from tensoropt.plan.figures import FIXED
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, PipelineInfo, StagePlan
 from tensoropt.plan.plan_names import DATA, OTHER, SCHEDULES, TENSOR, WHOLE, plan_names, what_it_does
 from tensoropt.plan.point import Point
@@ -131,7 +132,7 @@ def test_it_is_the_same_everywhere(tmp_path: Path) -> None:
     write_frontier_csv(found, tmp_path / "frontier.csv")
     with open(tmp_path / "frontier.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0])[: len(FIXED_COLUMNS)] == list(FIXED_COLUMNS)
+    assert list(rows[0])[: len(FIXED)] == [figure.name for figure in FIXED]
     assert [row["name"] for row in rows] == list(found.names)
     assert [row["name"] for row in points_data(found)] == list(found.names)
     for i, named in enumerate(found.names):

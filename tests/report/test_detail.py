@@ -59,7 +59,7 @@ def test_the_timeline_gives_the_very_figures_of_the_frontier(loaded, details):
     for index, told in details:
         point, metrics = told.step, recorded_step(loaded, index)[0].metrics
         assert point == loaded.points[index]
-        assert metrics.total_s[0] == pytest.approx(point.time_s, rel=1e-12)
+        assert metrics.time_s[0] == pytest.approx(point.time_s, rel=1e-12)
         assert metrics.compute_s[0] == pytest.approx(point.compute_s, rel=1e-12)
         assert metrics.exposed_s[0] == pytest.approx(point.exposed_s, rel=1e-9, abs=1e-15)
         assert metrics.idle_s[0] == pytest.approx(point.idle_s, rel=1e-9, abs=1e-15)

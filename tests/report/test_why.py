@@ -15,7 +15,6 @@ from tensoropt.plan.plan import PlacedInfo
 from tensoropt.plan.point_records import PlacedRecord
 from tensoropt.report.levers import Lever
 from tensoropt.report.why import looked_up, why_lines, why_point
-from tensoropt.simulate.recording import Recording
 from tests.plan.explorations import MIB, small_exploration
 
 
@@ -108,7 +107,7 @@ def test_a_plan_that_is_no_point_of_the_frontier() -> None:
 
 def test_a_plan_of_several_devices_is_bounded_by_its_busiest() -> None:
     found = unrecorded()
-    recorded = PlacedRecord(PlacedInfo(), recording=Recording((), (), ()))
+    recorded = PlacedRecord(PlacedInfo())
     point = found.points[0].changed(placed=recorded, compute_s=0.1)
     told = why_point(replace(found, points=(point,)), 0)
     assert told.bounds[1].key == "waiting:none"

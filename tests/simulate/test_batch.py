@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensoropt.plan.evaluate import Evaluator, evaluate
+from tensoropt.plan.evaluate import Evaluator
 from tensoropt.simulate.overlap import BLOCKING
 from tests.costs.models import problem, tables_of
 from tests.situations.readers import WIDTH, Twice, siamese
@@ -49,8 +49,8 @@ def test_a_strategy_costs_the_same_whatever_was_simulated_before(name, mesh):
             chosen.append((choice, options))
         (together,) = evaluator(chosen)
         for row, one in enumerate(chosen):
-            (alone,) = evaluate(tables, [one], BLOCKING)
-            for field in ("memory", "total_s", "compute_s", "communication_s", "sources"):
+            (alone,) = Evaluator(tables, BLOCKING)([one])
+            for field in ("memory", "time_s", "compute_s", "communication_s", "sources"):
                 expected = getattr(alone.metrics, field)[0]
                 assert np.allclose(getattr(together.metrics, field)[row], expected, rtol=1e-12), field
             assert together.collectives(row) == alone.collectives(0)

@@ -11,7 +11,7 @@ import pytest
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.effects import NOTHING, Effects, additive
 from tensoropt.costs.prices import Prices
-from tensoropt.plan.evaluate import Evaluation, costs_of, evaluate, evaluate_strategy
+from tensoropt.plan.evaluate import Evaluation, Evaluator, costs_of, evaluate_strategy
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.serialise import strategy_from_dict
@@ -132,7 +132,7 @@ def scheduled(evaluated: Evaluation) -> Timeline:
 def assert_recorded_as_scheduled(evaluated: Evaluation) -> None:
     """Every event's start, the step's end and the memory's peak."""
     recorder, timeline = recorded(evaluated), scheduled(evaluated)
-    total = evaluated.metrics.total_s[0]
+    total = evaluated.metrics.time_s[0]
     starts = [event.start_s for event in timeline.events]
     assert [event.start_s for event in recorder.events] == pytest.approx(starts, abs=1e-9 * total)
     assert timeline.total_s == pytest.approx(total)
@@ -158,7 +158,7 @@ W1, W2 = 24 * 32 * 4, 32 * 8 * 4
 
 def figures(evaluated: Evaluation) -> tuple[float, float, float, float]:
     p = evaluated.metrics
-    return tuple(float(x[0]) for x in (p.total_s, p.compute_s, p.communication_s, p.exposed_s))
+    return tuple(float(x[0]) for x in (p.time_s, p.compute_s, p.communication_s, p.exposed_s))
 
 
 def test_one_bucket_of_a_small_model_is_all_exposed():
@@ -332,11 +332,11 @@ def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
         )
         summed = NOTHING.plus(*(additive(o.effects.at(0), prices) for o in evaluated.batch.owners))
         expected = summed.compute + summed.communication - shares + reduced
-        assert evaluated.metrics.total_s[0] == pytest.approx(expected)
+        assert evaluated.metrics.time_s[0] == pytest.approx(expected)
         beside = evaluate_strategy(strategy, works, facts, prices, BESIDE).metrics
         assert evaluated.metrics.compute_s[0] == pytest.approx(beside.compute_s[0])
-        assert beside.compute_s[0] <= beside.total_s[0] <= evaluated.metrics.total_s[0] * (1 + 1e-12)
-        assert evaluated.metrics.sources.sum() == pytest.approx(evaluated.metrics.total_s[0])
+        assert beside.compute_s[0] <= beside.time_s[0] <= evaluated.metrics.time_s[0] * (1 + 1e-12)
+        assert evaluated.metrics.sources.sum() == pytest.approx(evaluated.metrics.time_s[0])
         assert memory_curve(strategy, facts, "sgd").peak.total == evaluated.metrics.memory.sum()
         assert_recorded_as_scheduled(evaluated)
 
@@ -414,7 +414,7 @@ def test_the_tables_hold_the_sums_of_what_is_simulated(name, mesh):
         _, compute, communication = tables.breakdown(choice, options)
         if not np.isfinite(communication):
             continue
-        (evaluated,) = evaluate(tables, [(choice, options)], BLOCKING)
+        (evaluated,) = Evaluator(tables, BLOCKING)([(choice, options)])
         summed = NOTHING.plus(*(additive(o.effects.at(0), tables.prices) for o in evaluated.batch.owners))
         assert summed.compute == pytest.approx(compute)
         assert summed.communication == pytest.approx(communication)
@@ -442,10 +442,10 @@ def test_many_at_once_are_simulated_as_one_by_one(name, mesh):
         choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
         options = {v.key: rng.randrange(len(v.memory[choice[v.key]])) for v in tables.variables}
         chosen.append((choice, options))
-    (together,) = evaluate(tables, chosen, BESIDE)
+    (together,) = Evaluator(tables, BESIDE)(chosen)
     for row, one in enumerate(chosen):
-        (alone,) = evaluate(tables, [one], BESIDE)
-        for field in ("memory", "total_s", "compute_s", "communication_s", "exposed_s", "sources"):
+        (alone,) = Evaluator(tables, BESIDE)([one])
+        for field in ("memory", "time_s", "compute_s", "communication_s", "exposed_s", "sources"):
             expected = getattr(alone.metrics, field)[0]
             assert np.allclose(getattr(together.metrics, field)[row], expected, rtol=1e-12), field
         assert together.collectives(row) == alone.collectives(0)
@@ -457,10 +457,10 @@ def test_strategies_beyond_a_part_are_simulated_in_the_next(monkeypatch):
     for _ in range(7):
         choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
         chosen.append((choice, dict.fromkeys(choice, 0)))
-    (whole,) = evaluate(tables, chosen, BESIDE)
+    (whole,) = Evaluator(tables, BESIDE)(chosen)
     monkeypatch.setattr("tensoropt.plan.evaluate.CHUNK", 3)
-    parts = evaluate(tables, chosen, BESIDE)
-    assert [len(part.metrics.total_s) for part in parts] == [3, 3, 1]
+    parts = Evaluator(tables, BESIDE)(chosen)
+    assert [len(part.metrics.time_s) for part in parts] == [3, 3, 1]
     assert costs_of(parts).tolist() == costs_of([whole]).tolist()
     assert costs_of([]).shape == (0, 2)
 
@@ -485,13 +485,13 @@ def test_a_step_takes_the_slower_of_device_and_host(host_s, micro, bound):
     of = evaluated.metrics
     assert of.compute_s[0] == 3.0 * groups * micro
     assert of.host_s[0] == sum(host_s) * groups * micro
-    assert of.total_s[0] == max(of.compute_s[0], of.host_s[0])
-    assert of.idle_s[0] == of.total_s[0] - of.compute_s[0] - of.exposed_s[0]
+    assert of.time_s[0] == max(of.compute_s[0], of.host_s[0])
+    assert of.idle_s[0] == of.time_s[0] - of.compute_s[0] - of.exposed_s[0]
     assert bool(of.idle_s[0]) == bound
     events = recorded(evaluated).events
     ends = [event.end_s for event in events]
     assert ends == sorted(ends)
-    assert ends[-1] <= of.total_s[0]
+    assert ends[-1] <= of.time_s[0]
     worked = sum(event.duration_s for event in events if event.axes is None)
     assert worked == pytest.approx(of.compute_s[0])
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.pipeline.balance import balanced
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Crossings, Cut
 from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise, flat
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
-from tensoropt.planners.tables import TableSpace
 
 LAYERS = 16
 """The most layers into which operators are clustered, as in the paper's examples (appendix)."""
@@ -41,9 +41,9 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
             yield PipelinedAnswer(one, mesh)
 
 
-def _kept(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
+def _kept(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
     """Allow any way to split, with nothing recomputed."""
-    return NO_OPTION if computed_otherwise(space, variable, index, recomputing=False) else None
+    return NO_OPTION if computed_otherwise(tables, variable, index, recomputing=False) else None
 
 
 def _of_equation_2(

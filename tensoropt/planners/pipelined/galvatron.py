@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.balance import balanced
 from tensoropt.pipeline.compose import Composition, Offer, compose
@@ -24,7 +25,7 @@ from tensoropt.pipeline.stages import is_crossing
 from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
 from tensoropt.planners.sharded.megatron import inner_labels
-from tensoropt.planners.tables import Allowed, TableSpace, labels_of
+from tensoropt.planners.tables import Scheme
 
 BINS = 64
 """Bins of the memory budget; an assumption: the paper says that few are enough."""
@@ -56,17 +57,17 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
             yield PipelinedAnswer(one, mesh)
 
 
-def _of_layers(tensor: Mapping[str, frozenset[str]]) -> Allowed:
+def _of_layers(tensor: Mapping[str, frozenset[str]]) -> Scheme:
     """Allow the batch, or what Megatron-LM splits, on each axis; parameters whole or in shards."""
 
-    def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
-        if computed_otherwise(space, variable, index, recomputing=False):
+    def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
+        if computed_otherwise(tables, variable, index, recomputing=False):
             return NO_OPTION
-        if variable.key.kind != "group" or is_crossing(space.tables.graph.group_of[variable.key]):
+        if variable.key.kind != "group" or is_crossing(tables.graph.group_of[variable.key]):
             return None
-        batch = str(space.tables.micro[variable.key].label)
+        batch = str(tables.micro[variable.key].label)
         ways = {batch, *tensor.get(variable.key, ())}
-        if any(label not in ways for label in labels_of(space, variable.key, index)):
+        if any(label not in ways for label in tables.labels(variable.key, index)):
             return NO_OPTION
         return _whole_or_sharded(variable.options[index])
 

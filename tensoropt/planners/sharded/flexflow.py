@@ -26,7 +26,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.plan.evaluate import Evaluator, costs_of
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.batch import batch_labels
-from tensoropt.planners.tables import TableSpace, labels_of
+from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.overlap import overlap_of
 
@@ -123,7 +123,7 @@ class _Chain:
             return None
         choice = {}
         for name in self.groups:
-            fitting = [i for i in self.plain[name] if set(labels_of(self.space, name, i)) <= {labels[name]}]
+            fitting = [i for i in self.plain[name] if set(self.tables.labels(name, i)) <= {labels[name]}]
             if not fitting:
                 return None
             choice[name] = fitting[0]

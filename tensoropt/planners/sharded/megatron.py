@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.batch import batch_labels, whole
 from tensoropt.planners.sharded.common.restricted import restricted_selections, some
-from tensoropt.planners.tables import TableSpace, labels_of
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.labels import Label
@@ -88,7 +88,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     batch = batch_labels(task)
     inner = inner_labels(graph, batch)
 
-    def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
+    def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
         if variable.again and variable.again[index]:
             return NO_OPTION
         # -3 is the code of a partial sum (ops/layouts.py). A tensor with several readers is whole on the
@@ -99,11 +99,11 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             return None if whole_inside or reads_split else NO_OPTION
         if variable.key.kind == "parameter":
             return None
-        labels = labels_of(space, variable.key, index)
+        labels = tables.labels(variable.key, index)
         *outer, last = labels
         if last not in inner[variable.key] or any(label != batch[variable.key] for label in outer):
             return NO_OPTION
-        return whole(space, variable, index)
+        return whole(tables, variable, index)
 
     return some(
         restricted_selections(task, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),

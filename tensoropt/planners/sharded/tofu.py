@@ -21,7 +21,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.elimination import ImpossibleError, IrreducibleError, cheapest
 from tensoropt.planners.sharded.common.timesteps import coalesced, repeated
-from tensoropt.planners.tables import TableSpace, labels_of
+from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 
 WHOLE = frozenset({"none", "partial", "partial_grad"})
@@ -36,7 +36,7 @@ class _Recursion:
         self.space = space
         self.tables: CostTables = space.tables
         self.labels = {
-            g.name: [labels_of(space, g.name, i) for i in range(len(self.tables.of[g.name].memory))]
+            g.name: [self.tables.labels(g.name, i) for i in range(len(self.tables.of[g.name].memory))]
             for g in self.tables.graph.groups
         }
         self.first = repeated(space)

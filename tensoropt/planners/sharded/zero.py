@@ -18,10 +18,11 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.costs.cost_graph import VariableTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.ops.layouts import Layout
 from tensoropt.planners.sharded.common.batch import following_the_batch
 from tensoropt.planners.sharded.common.restricted import restricted_selections, some
-from tensoropt.planners.tables import Allowed, TableSpace
+from tensoropt.planners.tables import Scheme, TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.storage import Reduce, Storage
 
@@ -42,11 +43,11 @@ def _once(layouts: StoredLayouts) -> set[Reduce]:
     return {storage.reduce for storage in found if storage.gathered_once}
 
 
-def of_stage(stage: int) -> Allowed:
+def of_stage(stage: int) -> Scheme:
     """Allow the options that shard the most over the most axes in this stage."""
     reduce = STAGES[stage]
 
-    def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray:
+    def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray:
         if variable.key.kind == "parameter":
             others = [(layout,) for layout in variable.layouts]
             return _mask(others, reduce)[[index]]

@@ -6,8 +6,9 @@ import numpy as np
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.planners.sharded.common.batch import whole
-from tensoropt.planners.tables import Allowed, TableSpace, labels_of
+from tensoropt.planners.tables import Scheme
 from tensoropt.sharding.regions import region_of
 
 Recomputing = bool | None
@@ -19,31 +20,31 @@ def flat(mesh: Mesh) -> bool:
     return len(mesh.shape) <= 2
 
 
-def following_the_batch(*, recomputing: Recomputing = False) -> Allowed:
+def following_the_batch(*, recomputing: Recomputing = False) -> Scheme:
     """Allow every group of a stage to be split along its batch dim only, with whole parameters."""
 
-    def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
-        if computed_otherwise(space, variable, index, recomputing):
+    def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
+        if computed_otherwise(tables, variable, index, recomputing):
             return NO_OPTION
         if variable.key.kind == "parameter":
-            return whole(space, variable, index)
+            return whole(tables, variable, index)
         if variable.key.kind != "group":
             return None
-        batch = str(space.tables.micro[variable.key].label)
-        if any(label != batch for label in labels_of(space, variable.key, index)):
+        batch = str(tables.micro[variable.key].label)
+        if any(label != batch for label in tables.labels(variable.key, index)):
             return NO_OPTION
-        return whole(space, variable, index)
+        return whole(tables, variable, index)
 
     return allowed
 
 
 def computed_otherwise(
-    space: TableSpace, variable: VariableTable, index: int, recomputing: Recomputing
+    tables: CostTables, variable: VariableTable, index: int, recomputing: Recomputing
 ) -> bool:
     """Return whether a configuration recomputes although it should not, or the other way round."""
     if recomputing is None or not variable.again:
         return False
     if recomputing and variable.key.kind == "group":
-        in_block = variable.key in region_of(space.tables.regions)
+        in_block = variable.key in region_of(tables.regions)
         return in_block and not variable.again[index]
     return variable.again[index] and not recomputing

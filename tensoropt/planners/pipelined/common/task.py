@@ -28,7 +28,7 @@ from tensoropt.plan.problem import Problem
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.tables import Allowed, TableSpace, names_of
+from tensoropt.planners.tables import Scheme
 
 MOST_PLACES, MOST_AXES = 16, 2
 """The highest degree that methods try, and the most axes of a place."""
@@ -141,7 +141,7 @@ class PipelineTask:
         self,
         mesh: Mesh,
         micro_batches: int,
-        allowed: Allowed,
+        allowed: Scheme,
         positions: Sequence[Sequence[int]],
         *,
         schedule: str = "1f1b",
@@ -156,7 +156,7 @@ class PipelineTask:
         """
 
         def restricted(tables: CostTables) -> CostTables:
-            return TableSpace(mesh, tables, names_of(tables)).restricted(allowed)
+            return tables.restricted(partial(allowed, tables))
 
         search = StageSearch(
             self.problem,

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.tables import Allowed, TableSpace, labels_of
+from tensoropt.planners.tables import Scheme
 from tensoropt.planners.task import PlanningTask
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 
@@ -26,24 +27,24 @@ def batch_labels(task: PlanningTask) -> Mapping[str, str]:
     return {name: str(strategy.label) for name, strategy in found.items()}
 
 
-def following_the_batch(task: PlanningTask, stored: Allowed) -> Allowed:
+def following_the_batch(task: PlanningTask, stored: Scheme) -> Scheme:
     """Allow every axis of every group on its batch dim, with nothing recomputed; ``stored`` decides about
     options."""
     labels = batch_labels(task)
 
-    def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
+    def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
         if variable.again and variable.again[index]:
             return NO_OPTION
         if variable.key.kind != "group":
-            return stored(space, variable, index) if variable.key.kind == "parameter" else None
-        if any(label != labels[variable.key] for label in labels_of(space, variable.key, index)):
+            return stored(tables, variable, index) if variable.key.kind == "parameter" else None
+        if any(label != labels[variable.key] for label in tables.labels(variable.key, index)):
             return NO_OPTION
-        return stored(space, variable, index)
+        return stored(tables, variable, index)
 
     return allowed
 
 
-def whole(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray:
+def whole(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray:
     """Return the options that shard no parameter: the first is as the parameters are used."""
     # Codes from the second on: the first is the micro-batch axis, on which nothing is sharded.
     if variable.key.kind == "parameter":

@@ -7,9 +7,10 @@ of what remains, so that no scheme looks worse than it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.tables import Allowed, TableSpace
+from tensoropt.planners.tables import Scheme, TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.search import NoStrategyError, TrackedFrontier, track_frontier
 
@@ -18,16 +19,17 @@ MOST_POINTS = 64
 
 
 def restricted_selections(
-    task: PlanningTask, allowed: Allowed, suits: Callable[[TableSpace], bool] = lambda _: True
+    task: PlanningTask, allowed: Scheme, suits: Callable[[TableSpace], bool] = lambda _: True
 ) -> Iterator[Selection]:
     """Yield the frontiers of what is allowed, over all spaces that suit; spaces without any strategy yield
     none."""
     for number, space in enumerate(task.spaces):
         if not suits(space):
             continue
+        graph = space.tables.restricted(partial(allowed, space.tables))
         try:
             # A gap of a thousandth is allowed: what a scheme leaves open does not deserve an exact search.
-            frontier = track_frontier(space.restricted(allowed), epsilon=1e-3, max_points=MOST_POINTS)
+            frontier = track_frontier(graph, epsilon=1e-3, max_points=MOST_POINTS)
         except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
             continue
         yield from selections_of(number, frontier)

@@ -158,8 +158,7 @@ class CostGraph:
             entries = [_options(entry, f"{what}, configuration {i}") for i, entry in enumerate(listed)]
         if not entries:
             raise ValueError(f"{what} has no configurations; give it at least one")
-        for entry in entries:
-            check_costs(entry, what)
+        check_costs(np.concatenate(entries), what)
         memory, time = (tuple(entry[:, column] for entry in entries) for column in (0, 1))
         variable = VariableTable(name, memory, time, tuple(map(np.zeros_like, time)))
         self.variables.append(variable)

@@ -1,4 +1,4 @@
-"""The detail of a point without indices, placed or pipelined, from the recording that it carries."""
+"""The detail of a point without indices, placed or pipelined, from its record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tensoropt.simulate.recording import OperatorRow, TimelineEvent
 
 
 def carried_detail(exploration: Exploration, index: int) -> Detail:
-    """Return the detail of placed or pipelined point ``index`` of ``all_points``, from what it carries."""
+    """Return the detail of placed or pipelined point ``index`` of ``all_points``, from its record."""
     point = exploration.all_points[index]
     assert point.record is not None, "a point with indices is simulated anew"
     recording = point.record.recording

@@ -106,13 +106,14 @@ def _digest(table: FlatTable) -> bytes:
 
 
 def _node_table(variable: VariableTable) -> FlatTable:
-    costs = variable.costs
-    points = np.concatenate([*costs, np.empty((0, 2))])
+    memory, compute, communication = map(
+        np.concatenate, (variable.memory, variable.compute, variable.communication)
+    )
+    points = np.stack([memory, compute + communication], axis=1)
     check_costs(points, f"operator {variable.key!r}")
-    sizes = [len(options) for options in costs]
-    entry = np.repeat(np.arange(len(costs)), sizes)
-    option = np.concatenate([*map(np.arange, sizes), np.empty(0, np.int64)])
-    return _reduced(entry, option, points, (len(costs),))
+    sizes = [len(options) for options in variable.memory]
+    entry = np.repeat(np.arange(len(sizes)), sizes)
+    return _reduced(entry, np.concatenate([*map(np.arange, sizes)]), points, (len(sizes),))
 
 
 def _edge_table(edge: EdgeTable) -> FlatTable:

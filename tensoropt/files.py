@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,20 +15,41 @@ from tensoropt.errors import TensorOptError
 MOST_BYTES = 2**30
 """Unpacked, of a file of an exploration: about a hundred times what the largest of ours holds. A small file
 that was made to unpack into more than a machine's memory must not take the process with it."""
+MOST_MEMBERS = 64
+"""The most members of a gzip file."""
 
 
-def unpacked(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a gzip'd file.
+def unpacked(
+    content: bytes, name: object, most_bytes: int = MOST_BYTES, remedy: str = "explore again"
+) -> bytes:
+    """Return the content of a gzip'd file; no more than ``most_bytes`` are ever unpacked.
+
+    Args:
+        name: how errors call the file.
+        remedy: how errors end.
 
     Raises:
-        TensorOptError: it is larger than ``most_bytes``; it is not read further.
-        OSError, EOFError, zlib.error: it cannot be read, or is damaged.
+        TensorOptError: the content is larger, or damaged.
     """
-    with gzip.open(path) as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise TensorOptError(f"{path} unpacks into more than {most_bytes // 2**20} MiB; it is not read")
-    return content
+    parts: list[bytes] = []
+    room = most_bytes + 1
+    try:
+        while content and room > 0:  # a gzip file may have several members
+            if len(parts) == MOST_MEMBERS:
+                raise TensorOptError(f"'{name}' has more than {MOST_MEMBERS} parts; {remedy}")
+            unpacker = zlib.decompressobj(wbits=31)
+            parts.append(unpacker.decompress(content, room))
+            room -= len(parts[-1])
+            if room > 0 and not unpacker.eof:
+                raise TensorOptError(f"'{name}' breaks off; {remedy}")
+            content = unpacker.unused_data
+    except zlib.error as error:
+        raise TensorOptError(f"'{name}' is damaged ({error}); {remedy}") from error
+    if room <= 0:
+        raise TensorOptError(
+            f"'{name}' unpacks into more than {most_bytes // 2**20} MiB; it is not read further; {remedy}"
+        )
+    return b"".join(parts)
 
 
 def check_size(path: Path, most_bytes: int = MOST_BYTES) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from operator import itemgetter
 from typing import Generic, Self, TypeVar
 
 Item = TypeVar("Item")
@@ -60,32 +61,36 @@ def not_searched_for_garbage() -> Iterator[None]:
 
 
 def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """``work`` of every item, in forks, one per core at a time; here where there is one core or one item, or
-    where this process cannot be forked.
+    """``work`` of every item, as :func:`as_forks_end` does it, in the order of the items."""
+    return [answer for _, answer in sorted(as_forks_end(work, items), key=itemgetter(0))]
+
+
+def as_forks_end(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[tuple[int, Answer]]:
+    """The number of each item with ``work`` of it, as they come: in forks, one per core at a time; here where
+    there is one core or one item, or where this process cannot be forked.
 
     What ``work`` changes in memory may be seen or not, so that it should change nothing. What it returns is
     pickled.
     """
     if min(len(items), cores()) < 2 or not can_fork():
-        return [work(item) for item in items]
-    answers: dict[int, Answer] = {}
+        yield from enumerate(map(work, items))
+        return
     running: dict[Connection, tuple[int, Fork[Answer]]] = {}
     with ExitStack() as stack:
         for number, item in enumerate(items):
             if len(running) == cores():
-                answers |= _ended(running)
+                yield from _ended(running)
             fork = stack.enter_context(Fork(partial(work, item)))
             running[fork.connection] = number, fork
         while running:
-            answers |= _ended(running)
-    return [answers[number] for number in range(len(items))]
+            yield from _ended(running)
 
 
-def _ended(running: dict[Connection, tuple[int, Fork[Answer]]]) -> dict[int, Answer]:
-    """What forks found that have ended, at least one, by number; they are taken from those that run."""
-    ended = wait(list(running))
-    ready = [running.pop(connection) for connection in list(running) if connection in ended]
-    return {number: fork.answer() for number, fork in ready}
+def _ended(running: dict[Connection, tuple[int, Fork[Answer]]]) -> Iterator[tuple[int, Answer]]:
+    """The answers of forks that have ended, at least one, by number; they are taken from those that run."""
+    for connection in wait(list(running)):
+        number, fork = running.pop(connection)  # type: ignore[call-overload]
+        yield number, fork.answer()
 
 
 class Fork(Generic[Answer]):

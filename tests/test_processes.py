@@ -82,7 +82,7 @@ assert most == 2, spans
 def test_a_process_with_other_threads_or_cuda_does_all_itself(monkeypatch):
     import torch
 
-    monkeypatch.setattr(processes, "Fork", None)
+    monkeypatch.setattr(processes, "_fork", None)
     monkeypatch.setattr(processes, "cores", lambda: 2)
     stop = threading.Event()
     threading.Thread(target=stop.wait, name="another").start()

@@ -176,8 +176,8 @@ def answer(
         # Before the model is built, which takes longer than to read what was kept.
         with ProfileStore() as store:
             kept = KeptExplorations(store)
-            found = kept.answer(source, cluster, settings)
-            captured = kept.capture_of(source) if found is None else None
+            captured = kept.capture_of(source)
+            found = captured and kept.find(question_of(captured.model), cluster, settings)
         if found is not None:
             note(found.report["notes"][-1])
             return found
@@ -194,7 +194,7 @@ def answer(
     )  # fmt: skip
     if source is not None and found.recorded is not None:
         with ProfileStore() as store:
-            KeptExplorations(store).note_source(
+            KeptExplorations(store).keep_capture(
                 source, KeptCapture(found.model, found.recorded.graph, loaded.notes)
             )
     return found

@@ -45,7 +45,7 @@ from tensoropt.profiling.export import read_export, write_export
 logger = logging.getLogger(__name__)
 
 KINDS = ("compute", "collective", "saved", "discovery")
-CACHED = ("tables", "frontiers", "explorations", "captures", "questions")
+CACHED = ("tables", "frontiers", "explorations", "captures")
 """The kinds of values that can be computed again, which the store may therefore lose."""
 FAILURES = ("error", "failed", "lost")
 """The keys under which a record says why it is empty (of a workload, a collective, an operator)."""

@@ -113,28 +113,16 @@ class KeptExplorations:
             return f"not kept for the next time it is asked: {error}"
         return ""
 
-    def answer(self, source: str, cluster: Cluster, settings: Settings) -> Exploration | None:
-        """The exploration of what a source has led to before, as :meth:`find` finds it."""
-        question = self.question_from(source)
-        return None if question is None else self.find(question, cluster, settings)
-
-    def question_from(self, source: str) -> str | None:
-        """Return the question to which a source has led before, if any."""
-        data = self.store.get(_hash(source, code()), "questions")
-        return None if data is None else data["question"]
-
-    def note_source(self, source: str, found: KeptCapture) -> None:
-        """Record to which question a source leads, and keep its operator graph for other questions."""
+    def keep_capture(self, source: str, found: KeptCapture) -> None:
+        """Keep what the capture of a source gave."""
         data = {
             "model": found.model.model_dump(mode="json"),
             "graph": graph_to_dict(found.graph),
             "notes": list(found.notes),
         }
-        key = _hash(source, code())
         # What cannot be kept is captured once more the next time.
         with contextlib.suppress(TensorOptError):
-            self.store.put(key, {"question": question_of(found.model)}, "questions")
-            self.store.put(key, data, "captures")
+            self.store.put(_hash(source, code()), data, "captures")
 
     def capture_of(self, source: str) -> KeptCapture | None:
         """Return what the capture of a source gave before, if it was kept."""

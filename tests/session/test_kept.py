@@ -169,11 +169,11 @@ def test_the_graph_of_a_source_is_kept_for_other_questions(store):
     assert explorations.capture_of("zoo:gpt2-tiny") is None
     found = explore(*built, store=store, **ASKED)
     captured = kept.KeptCapture(found.model, found.recorded.graph, ("from a file",))
-    explorations.note_source("zoo:gpt2-tiny", captured)
+    explorations.keep_capture("zoo:gpt2-tiny", captured)
     again = explorations.capture_of("zoo:gpt2-tiny")
     assert again.notes == ("from a file",)
     assert again.graph.fingerprint == found.model.fingerprint
-    assert explorations.question_from("zoo:gpt2-tiny") == kept.question_of(again.model)
+    assert kept.question_of(again.model) == kept.question_of(found.model)
     other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]", "keep": False}
     assert points(explore_graph(again.graph, again.model, store=store, **_without_keep(other))) == points(
         explore(*built, store=store, **other)

@@ -177,10 +177,11 @@ def answer(
         with ProfileStore() as store:
             kept = KeptExplorations(store)
             captured = kept.capture_of(source)
-            found = captured and kept.find(question_of(captured.model), cluster, settings)
-        if found is not None:
-            note(found.report["notes"][-1])
-            return found
+            if captured is not None:
+                found = kept.find(question_of(captured.model), cluster, settings)
+                if found is not None:
+                    note(found.report["notes"][-1])
+                    return found
         if captured is not None:
             note("the operator graph is one that was kept; --anew captures the model again")
             return explore_graph(

@@ -24,8 +24,6 @@ that was made to unpack into more than a machine's memory must not take the proc
 MOST_MEMBERS = 64
 """The most members of a gzip file."""
 _ARRAY = "ndarray"
-_ALIGNED = 64
-"""Bytes to a multiple of which arrays begin, as NumPy's own do, so that compiled kernels take them alike."""
 
 
 def unpacked(
@@ -80,25 +78,23 @@ def pack(value: Any) -> bytes:
     """Return JSON in which arrays may stand, compressed; nothing but data can be read back from it.
 
     Raises:
-        TypeError, ValueError: something in it is neither JSON nor an array of numbers or truth values.
+        TypeError, ValueError: something in it is neither JSON nor an array of plain numbers.
         TensorOptError: it is too large to be read back.
     """
     chunks: list[bytes] = []
     size = 0
 
-    def listed(array: Any) -> Any:
+    def listed(array: Any) -> dict[str, Any]:
         nonlocal size
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise TypeError(f"{type(array).__name__} is not data")
-        in_columns = array.flags.f_contiguous and not array.flags.c_contiguous
-        content = array.tobytes("F" if in_columns else "C")
-        described = [array.dtype.str, list(array.shape), "F" if in_columns else "C", size]
-        chunks.append(content.ljust(-(-len(content) // _ALIGNED) * _ALIGNED, b"\0"))
-        size += len(chunks[-1])
+        order = "F" if array.flags.fnc else "C"
+        described = [array.dtype.str, array.shape, order, size]
+        chunks.append(array.tobytes(order))
+        size += array.nbytes
         return {_ARRAY: described}
 
     text = json.dumps(value, default=listed, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % _ALIGNED)
     if size + len(text) + 8 > MOST_BYTES:
         raise TensorOptError(f"{size // 2**20} MiB of arrays are more than is read back")
     # Costs of equal layers repeat: the fastest level leaves a fortieth of the bytes, in a second per 500 MB.
@@ -111,14 +107,15 @@ def unpack(content: bytes) -> Any:
     Raises:
         TensorOptError, ValueError, TypeError: the content is damaged.
     """
-    raw = bytearray(unpacked(content, "content"))  # of bytes, arrays could not be written to
+    raw = unpacked(content, "content")
     first = 8 + int.from_bytes(raw[:8], "big")
 
     def array_of(data: dict[str, Any]) -> Any:
         if data.keys() != {_ARRAY}:
             return data
         dtype, shape, order, at = data[_ARRAY]
-        return np.frombuffer(raw, np.dtype(dtype), math.prod(shape), first + at).reshape(shape, order=order)
+        array = np.frombuffer(raw, np.dtype(dtype), math.prod(shape), first + at)
+        return array.reshape(shape, order=order).copy("K")  # aligned, and may be written to
 
     return json.loads(raw[8:first], object_hook=array_of)
 

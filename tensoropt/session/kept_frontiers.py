@@ -86,7 +86,7 @@ def data_of(part: SpacePart, tables: CostTables) -> dict[str, Any]:
     frontiers = list({id(frontier): frontier for frontier in every if frontier is not None}.values())
     place: dict[int, int | None] = {id(frontier): place for place, frontier in enumerate(frontiers)}
     place[id(None)] = None
-    columns = {variable.key: column for column, variable in enumerate(tables.variables)}
+    columns: dict[str, int] = {variable.key: column for column, variable in enumerate(tables.variables)}
     return {
         "frontiers": [_frontier_data(frontier, columns) for frontier in frontiers],
         "frontier": place[id(part.frontier)],

@@ -214,7 +214,7 @@ class Hostile:
         lambda path: gzip.compress(
             (64).to_bytes(8, "big") + b'{"ndarray":["O",[1],"C",0]}'.ljust(64) + pickle.dumps(Hostile(path))
         ),
-        lambda path: gzip.compress((64).to_bytes(8, "big") + b'{"ndarray":["f8",[1e9],"C",0]}'.ljust(64)),
+        lambda path: gzip.compress((64).to_bytes(8, "big") + b'{"ndarray":["f8",[1000],"C",0]}'.ljust(64)),
         lambda path: gzip.compress((40000).to_bytes(8, "big") + b"[" * 40000),
     ],
 )

@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -88,7 +88,7 @@ def pack(value: Any) -> bytes:
         nonlocal size
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise TypeError(f"{type(array).__name__} is not data")
-        order = "F" if array.flags.fnc else "C"
+        order: Literal["F", "C"] = "F" if array.flags.fnc else "C"
         described = [array.dtype.str, array.shape, order, size]
         chunks.append(array.tobytes(order))
         size += array.nbytes

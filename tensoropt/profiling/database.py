@@ -51,6 +51,7 @@ def connect(path: Path | None) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path or ":memory:", timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
+    connection.create_function("last_part", 1, lambda key: key.rpartition("/")[2], deterministic=True)
     try:
         _prepare(connection)
     except BaseException:
@@ -165,27 +166,6 @@ def page(
         (*values, most),
     )
     return rows.fetchall()
-
-
-def below(connection: sqlite3.Connection, kind: str, limit: str) -> list[tuple[str, str]]:
-    """The records whose key's last part sorts before ``limit``, prefix by prefix."""
-    found: list[tuple[str, str]] = []
-    after = ""
-    while True:
-        row = connection.execute(
-            "SELECT key FROM profiles WHERE kind = ? AND key >= ? ORDER BY key LIMIT 1", (kind, after)
-        ).fetchone()
-        if row is None:
-            return found
-        prefix = row[0].rpartition("/")[0] + "/" if "/" in row[0] else ""
-        found += connection.execute(
-            "SELECT key, record FROM profiles WHERE kind = ? AND key >= ? AND key < ? ORDER BY key",
-            (kind, prefix, prefix + limit),
-        ).fetchall()
-        if not prefix:
-            return found
-        # The first key after all those that share this prefix: "0" follows "/" in ASCII.
-        after = prefix[:-1] + chr(ord("/") + 1)
 
 
 def read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: float) -> bytes | None:

@@ -29,7 +29,6 @@ from tensoropt.files import pack, unpack
 from tensoropt.profiling.database import (
     BUSY_TIMEOUT_S,
     NotOursError,
-    below,
     cached_keys,
     cannot_write,
     connect,
@@ -158,10 +157,10 @@ class ProfileStore:
         content = pack(record)
 
         def write(connection: sqlite3.Connection) -> None:
-            # A full disk is no reason to keep measurements, which are small, in memory only.
+            # No reason to keep measurements, which are small, in memory only.
             try:
                 write_cached(connection, kind, key, content, time.time())
-            except sqlite3.OperationalError as error:
+            except (sqlite3.OperationalError, sqlite3.DataError) as error:  # a full disk, a value too large
                 raise MeasurementError(f"{self.path} cannot be written ({error})") from error
 
         return self._do(write)
@@ -205,14 +204,15 @@ class ProfileStore:
         """About ``most`` records of a kind, the same each time; all of them if there are fewer.
 
         Keys end with a hash after the last slash. The sample consists of those whose hash begins below a
-        limit, which is the same under every prefix, so nothing else has to be read.
+        limit, whatever is before it.
         """
         total = self.count(kind)
         if total <= most:
             return RecordSample(tuple(self.items(kind)), total)
         # Hashes are uniform, so the share of them below the limit is the share of records.
         limit = f"{round(_HASHES * most / total):08x}"
-        rows = self._do(lambda connection: below(connection, kind, limit))
+        query = "SELECT key, record FROM profiles WHERE kind = ? AND last_part(key) < ? ORDER BY key"
+        rows = self._do(lambda connection: connection.execute(query, (kind, limit)).fetchall())
         return RecordSample(tuple((key, json.loads(record)) for key, record in rows), total)
 
     def count(self, kind: str | None = None) -> int:

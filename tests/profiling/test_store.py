@@ -182,6 +182,19 @@ def test_what_was_unused_for_longest_is_removed(path, monkeypatch):
         assert store.count() == 4
 
 
+def test_a_value_that_does_not_fit_leaves_all_as_it_is(path):
+    with ProfileStore(path) as store:
+        store.put("a", RECORD)
+        store.put("small", {"x": 1}, "tables")
+        store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)
+        with pytest.raises(MeasurementError, match=r"cannot be written .*too big"):
+            store.put("large", {"array": np.random.default_rng(0).random(10**4)}, "tables")
+        with pytest.raises(TypeError, match="set is not data"):
+            store.put("small", {"x": {1}}, "tables")
+        assert (store.get("a"), store.get("small", "tables")) == (RECORD, {"x": 1})
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
 def test_a_store_of_an_earlier_version_is_used_as_it_is(path, caplog):
     """It has no table of cached values."""
     with ProfileStore(path) as store:

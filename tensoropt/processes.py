@@ -25,12 +25,14 @@ Answer = TypeVar("Answer")
 
 LOOK_S = 0.5
 """How often a process looks whether its parent is still there; an assumption."""
+_WATCH = "end with parent"
 
 
 def can_fork() -> bool:
     """Whether this process can be forked safely, and may have children."""
-    # PyTorch's export leaves a thread of tqdm behind, which takes no lock but tqdm's own.
-    threads = [thread for thread in threading.enumerate() if thread.name != "tqdm_monitor"]
+    # PyTorch's export leaves a thread of tqdm behind, which takes no lock but tqdm's own; ours takes none.
+    harmless = ("tqdm_monitor", _WATCH)
+    threads = [thread for thread in threading.enumerate() if thread.name not in harmless]
     torch = sys.modules.get("torch")
     with_cuda = torch is not None and torch.cuda.is_initialized()
     daemon = multiprocessing.current_process().daemon  # which may have no children
@@ -133,4 +135,4 @@ def end_with(parent: int) -> None:
         # Without destructors: they may wait for processes that nobody will end.
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, daemon=True, name=_WATCH).start()

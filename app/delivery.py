@@ -11,12 +11,13 @@ import gzip
 import hashlib
 import re
 import threading
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 from dash import Dash
 from flask import Flask, Response, request
+
+from .recent import Recent
 
 SUITES = "/_dash-component-suites/"
 """The path of the components' scripts: each has one version, so they never change while the server runs."""
@@ -31,27 +32,6 @@ KEPT = 64
 TEXT = re.compile(r"text/|application/(json|javascript|manifest\+json|x-ndjson)|image/svg\+xml")
 
 
-class _Compressed:
-    """Compressed scripts by their address; safe between threads."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def of(self, address: str, body: bytes) -> bytes:
-        sign = hash(body)
-        with self._lock:
-            found = self._kept.get(address)
-        if found is not None and found[0] == sign:
-            return found[1]
-        packed = gzip.compress(body, BEST, mtime=0)
-        with self._lock:
-            self._kept[address] = (sign, packed)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return packed
-
-
 def plotly() -> str:
     """Return Plotly's script with lines, markers and bars, which is all that the figures here use.
 
@@ -64,7 +44,7 @@ def plotly() -> str:
 def deliver(app: Dash) -> None:
     """Compress answers, and set how long a browser may keep them."""
     server: Flask = app.server
-    scripts = _Compressed()
+    scripts = Recent(KEPT)
     script = plotly()
     sign = hashlib.sha256(script.encode()).hexdigest()
 
@@ -99,7 +79,11 @@ def deliver(app: Dash) -> None:
             return response
         fixed = request.path.startswith(SUITES)
         tag, _ = response.get_etag()
-        response.set_data(scripts.of(request.path, body) if fixed else gzip.compress(body, QUICK, mtime=0))
+        if fixed:
+            packed = scripts.get((request.path, hash(body)), lambda: gzip.compress(body, BEST, mtime=0))
+        else:
+            packed = gzip.compress(body, QUICK, mtime=0)
+        response.set_data(packed)
         response.headers["Content-Encoding"] = "gzip"
         if tag:
             # Weak: the same script in other bytes. Dash compares the strong one only.

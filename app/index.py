@@ -6,7 +6,6 @@ hundredth of that. An exploration that cannot be read is known by its fault, and
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,14 @@ from tensoropt.plan.cluster_offers import SomeDevices
 from tensoropt.plan.device_sweep import FILE
 from tensoropt.plan.exploration_files import Costs, read_costs, read_described
 
+from .recent import Recent
+
 STEP = (("mode", "train"), ("optimizer", "adam"), ("dtype", "float32"))
 """Settings that tell two steps of one model apart, with what is meant where one is not written."""
 TOLD_APART = ("mode", "optimizer", "dtype", "micro_batches", "recompute", "epsilon", "max_points", "seed")
 """Settings by which explorations of one model are told apart in a list."""
+MOST = 10_000
+"""The most heads and costs that are remembered; reading one takes about a millisecond."""
 Found = TypeVar("Found")
 
 
@@ -60,8 +63,7 @@ class Index:
     """Heads and costs by folder; safe between threads."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Path], tuple[tuple[int, int], Any]] = {}
-        self._lock = threading.Lock()
+        self._recent = Recent(size=MOST)
 
     def head(self, folder: Path) -> Head:
         """What an exploration is of; its fault where that cannot be read."""
@@ -79,19 +81,15 @@ class Index:
             state = file.stat()
         except OSError as error:
             return fault(f"{file} is gone ({error.strerror})")
-        stamp = (state.st_mtime_ns, state.st_size)
-        with self._lock:
-            known = self._known.get((what, folder))
-        if known is not None and known[0] == stamp:
-            found: Found = known[1]
-            return found
-        try:
-            found = read(folder)
-        # Any damage may surface as any error, and must not reach what other explorations show.
-        except Exception as error:
-            found = fault(f"{folder.name} cannot be read ({type(error).__name__}: {str(error)[:200]})")
-        with self._lock:
-            self._known[what, folder] = (stamp, found)
+
+        def make() -> Found:
+            try:
+                return read(folder)
+            # Any damage may surface as any error, and must not reach what other explorations show.
+            except Exception as error:
+                return fault(f"{folder.name} cannot be read ({type(error).__name__}: {str(error)[:200]})")
+
+        found: Found = self._recent.get((what, folder, state.st_mtime_ns, state.st_size), make)
         return found
 
 

@@ -6,8 +6,6 @@ outside the folders that were found can be opened from the web.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from tensoropt.plan.verified import Verified, load_verified
 
 from .index import Head, Index
 from .labels import Labels
+from .recent import Recent
 
 READY_MADE = Path(__file__).parent / "data"
 CACHED = 8
@@ -89,8 +88,7 @@ class Library:
         self._index = Index()
         self.labels = Labels()
         """People's labels of them; :func:`.server.create_app` keeps the labels beside the jobs."""
-        self._lock = threading.Lock()
-        self._cache: OrderedDict[tuple[Path, int], Exploration] = OrderedDict()
+        self._recent = Recent(CACHED)
         if opened is not None and not any(folders_in(opened)):
             raise TensorOptError(
                 f"{opened} holds no exploration (no {FILE} in it or in a folder of it); "
@@ -173,15 +171,9 @@ class Library:
             raise UnknownExplorationError(
                 f"the files of '{key}' are gone; pick another exploration"
             ) from error
-        with self._lock:
-            if (folder, stamp) in self._cache:
-                self._cache.move_to_end((folder, stamp))
-                return self._cache[folder, stamp]
-        found = _checked(load_exploration(folder), folder)
-        with self._lock:
-            self._cache[folder, stamp] = found
-            while len(self._cache) > CACHED:
-                self._cache.popitem(last=False)
+        found: Exploration = self._recent.get(
+            (folder, stamp), lambda: _checked(load_exploration(folder), folder)
+        )
         return found
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
-import threading
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from typing import NoReturn
 
 from tensoropt.errors import TensorOptError
 from tensoropt.observed.files import KINDS, check_name, parse_observation
 from tensoropt.observed.observation import Observation
 
 from .jobs.uploads import UploadError, label_of
+from .recent import Recent
 
 MOST_BYTES = 64 * 2**20
 """The most bytes of a file as it is uploaded; the command line reads larger ones."""
@@ -22,13 +21,11 @@ MOST_OPCODES = 20_000_000
 """The most instructions of a pickle: a million of them takes about a second."""
 
 
-@dataclass
 class MeasuredFiles:
     """The last few files, by token; safe between threads. Nothing is written to disk."""
 
-    most: int = 8
-    _kept: OrderedDict[str, tuple[str, Observation]] = field(default_factory=OrderedDict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, most: int = 8):
+        self._recent = Recent(most)
 
     def keep(self, contents: object, name: object) -> str:
         """Read what a page uploaded (a ``data:`` URL), and return its token.
@@ -54,10 +51,7 @@ class MeasuredFiles:
         limits = {"most_bytes": MOST_UNPACKED, "most_opcodes": MOST_OPCODES}
         found = parse_observation(label, content, **limits)
         token = secrets.token_hex(8)
-        with self._lock:
-            self._kept[token] = label, found
-            while len(self._kept) > self.most:
-                self._kept.popitem(last=False)
+        self._recent.get(token, lambda: (label, found))
         return token
 
     def get(self, token: object) -> tuple[str, Observation]:
@@ -66,16 +60,16 @@ class MeasuredFiles:
         Raises:
             TensorOptError: it is no longer kept.
         """
-        with self._lock:
-            if isinstance(token, str) and token in self._kept:
-                self._kept.move_to_end(token)
-                return self._kept[token]
-        raise TensorOptError(
-            "the measured file is not kept any more (the server was started anew, or others came after it); "
-            "upload it again"
-        )
+        found: tuple[str, Observation] = self._recent.get(str(token), _gone)
+        return found
 
     def remove(self, token: object) -> None:
         """Forget a file."""
-        with self._lock:
-            self._kept.pop(str(token), None)
+        self._recent.forget(str(token))
+
+
+def _gone() -> NoReturn:
+    raise TensorOptError(
+        "the measured file is not kept any more (the server was started anew, or others came after it); "
+        "upload it again"
+    )

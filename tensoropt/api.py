@@ -176,11 +176,12 @@ def answer(
         # Before the model is built, which takes longer than to read what was kept.
         with ProfileStore() as store:
             kept = KeptExplorations(store)
-            found = kept.answer(source, cluster, settings)
-            captured = kept.capture_of(source) if found is None else None
-        if found is not None:
-            note(found.report["notes"][-1])
-            return found
+            captured = kept.capture_of(source)
+            if captured is not None:
+                found = kept.find(question_of(captured.model), cluster, settings)
+                if found is not None:
+                    note(found.report["notes"][-1])
+                    return found
         if captured is not None:
             note("the operator graph is one that was kept; --anew captures the model again")
             return explore_graph(
@@ -194,7 +195,7 @@ def answer(
     )  # fmt: skip
     if source is not None and found.recorded is not None:
         with ProfileStore() as store:
-            KeptExplorations(store).note_source(
+            KeptExplorations(store).keep_capture(
                 source, KeptCapture(found.model, found.recorded.graph, loaded.notes)
             )
     return found

@@ -1,34 +1,62 @@
-"""Files that are whole or not there: written beside, flushed, then renamed."""
+"""Files that are whole or not there (written beside, flushed, renamed), and content that is only data."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import json
+import math
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
 
 from tensoropt.errors import TensorOptError
 
 MOST_BYTES = 2**30
 """Unpacked, of a file of an exploration: about a hundred times what the largest of ours holds. A small file
 that was made to unpack into more than a machine's memory must not take the process with it."""
+MOST_MEMBERS = 64
+"""The most members of a gzip file."""
+_ARRAY = "ndarray"
 
 
-def unpacked(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a gzip'd file.
+def unpacked(
+    content: bytes, name: object, most_bytes: int = MOST_BYTES, remedy: str = "explore again"
+) -> bytes:
+    """Return the content of a gzip'd file; no more than ``most_bytes`` are ever unpacked.
+
+    Args:
+        name: how errors call the file.
+        remedy: how errors end.
 
     Raises:
-        TensorOptError: it is larger than ``most_bytes``; it is not read further.
-        OSError, EOFError, zlib.error: it cannot be read, or is damaged.
+        TensorOptError: the content is larger, or damaged.
     """
-    with gzip.open(path) as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise TensorOptError(f"{path} unpacks into more than {most_bytes // 2**20} MiB; it is not read")
-    return content
+    parts: list[bytes] = []
+    room = most_bytes + 1
+    try:
+        while content and room > 0:  # a gzip file may have several members
+            if len(parts) == MOST_MEMBERS:
+                raise TensorOptError(f"'{name}' has more than {MOST_MEMBERS} parts; {remedy}")
+            unpacker = zlib.decompressobj(wbits=31)
+            parts.append(unpacker.decompress(content, room))
+            room -= len(parts[-1])
+            if room > 0 and not unpacker.eof:
+                raise TensorOptError(f"'{name}' breaks off; {remedy}")
+            content = unpacker.unused_data
+    except zlib.error as error:
+        raise TensorOptError(f"'{name}' is damaged ({error}); {remedy}") from error
+    if room <= 0:
+        raise TensorOptError(
+            f"'{name}' unpacks into more than {most_bytes // 2**20} MiB; it is not read further; {remedy}"
+        )
+    return b"".join(parts)
 
 
 def check_size(path: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -44,6 +72,52 @@ def check_size(path: Path, most_bytes: int = MOST_BYTES) -> None:
             size = sum(member.file_size for member in archive.infolist())
     if size > most_bytes:
         raise TensorOptError(f"{path} holds more than {most_bytes // 2**20} MiB; it is not read")
+
+
+def pack(value: Any) -> bytes:
+    """Return JSON in which arrays may stand, compressed; nothing but data can be read back from it.
+
+    Raises:
+        TypeError, ValueError: something in it is neither JSON nor an array of plain numbers.
+        TensorOptError: it is too large to be read back.
+    """
+    chunks: list[bytes] = []
+    size = 0
+
+    def listed(array: Any) -> dict[str, Any]:
+        nonlocal size
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+            raise TypeError(f"{type(array).__name__} is not data")
+        order: Literal["F", "C"] = "F" if array.flags.fnc else "C"
+        described = [array.dtype.str, array.shape, order, size]
+        chunks.append(array.tobytes(order))
+        size += array.nbytes
+        return {_ARRAY: described}
+
+    text = json.dumps(value, default=listed, separators=(",", ":")).encode()
+    if size + len(text) + 8 > MOST_BYTES:
+        raise TensorOptError(f"{size // 2**20} MiB of arrays are more than is read back")
+    # Costs of equal layers repeat: the fastest level leaves a fortieth of the bytes, in a second per 500 MB.
+    return gzip.compress(b"".join([len(text).to_bytes(8, "big"), text, *chunks]), 1, mtime=0)
+
+
+def unpack(content: bytes) -> Any:
+    """Return what :func:`pack` was given, with lists for tuples.
+
+    Raises:
+        TensorOptError, ValueError, TypeError: the content is damaged.
+    """
+    raw = unpacked(content, "content")
+    first = 8 + int.from_bytes(raw[:8], "big")
+
+    def array_of(data: dict[str, Any]) -> Any:
+        if data.keys() != {_ARRAY}:
+            return data
+        dtype, shape, order, at = data[_ARRAY]
+        array = np.frombuffer(raw, np.dtype(dtype), math.prod(shape), first + at)
+        return array.reshape(shape, order=order).copy("K")  # aligned, and may be written to
+
+    return json.loads(raw[8:first], object_hook=array_of)
 
 
 @contextlib.contextmanager

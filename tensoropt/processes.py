@@ -16,21 +16,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Generic, Self, TypeVar
+from operator import itemgetter
+from typing import TypeVar, cast
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 LOOK_S = 0.5
-"""How often a fork looks whether its parent is still there; an assumption."""
+"""How often a process looks whether its parent is still there; an assumption."""
+_WATCH = "end with parent"
 
 
 def can_fork() -> bool:
     """Whether this process can be forked safely, and may have children."""
-    # PyTorch's export leaves a thread of tqdm behind, which takes no lock but tqdm's own.
-    threads = [thread for thread in threading.enumerate() if thread.name != "tqdm_monitor"]
+    # PyTorch's export leaves a thread of tqdm behind, which takes no lock but tqdm's own; ours takes none.
+    harmless = ("tqdm_monitor", _WATCH)
+    threads = [thread for thread in threading.enumerate() if thread.name not in harmless]
     torch = sys.modules.get("torch")
     with_cuda = torch is not None and torch.cuda.is_initialized()
     daemon = multiprocessing.current_process().daemon  # which may have no children
@@ -60,81 +62,77 @@ def not_searched_for_garbage() -> Iterator[None]:
 
 
 def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """``work`` of every item, in forks, one per core at a time; here where there is one core or one item, or
-    where this process cannot be forked.
+    """``work`` of every item, as :func:`as_forks_end` does it, in the order of the items."""
+    return [answer for _, answer in sorted(as_forks_end(work, items), key=itemgetter(0))]
+
+
+def as_forks_end(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[tuple[int, Answer]]:
+    """The number of each item with ``work`` of it, as they come: in forks, one per core at a time; here where
+    there is one core or one item, or where this process cannot be forked.
 
     What ``work`` changes in memory may be seen or not, so that it should change nothing. What it returns is
     pickled.
     """
     if min(len(items), cores()) < 2 or not can_fork():
-        return [work(item) for item in items]
-    answers: dict[int, Answer] = {}
-    running: dict[Connection, tuple[int, Fork[Answer]]] = {}
+        yield from enumerate(map(work, items))
+        return
+    running: dict[Connection, int] = {}
     with ExitStack() as stack:
         for number, item in enumerate(items):
             if len(running) == cores():
-                answers |= _ended(running)
-            fork = stack.enter_context(Fork(partial(work, item)))
-            running[fork.connection] = number, fork
+                yield from _ended(running, work, items)
+            running[_fork(stack, work, item)] = number
         while running:
-            answers |= _ended(running)
-    return [answers[number] for number in range(len(items))]
+            yield from _ended(running, work, items)
 
 
-def _ended(running: dict[Connection, tuple[int, Fork[Answer]]]) -> dict[int, Answer]:
-    """What forks found that have ended, at least one, by number; they are taken from those that run."""
-    ended = wait(list(running))
-    ready = [running.pop(connection) for connection in list(running) if connection in ended]
-    return {number: fork.answer() for number, fork in ready}
-
-
-class Fork(Generic[Answer]):
-    """A fork of this process that does one piece of work.
-
-    As a context manager it is ended at the end of the block, whatever it does; it also ends when its parent
-    does.
-
-    Attributes:
-        connection: on which the answer comes.
-    """
-
-    def __init__(self, work: Callable[[], Answer]):
-        self.work = work
-        context = multiprocessing.get_context("fork")
-        self.connection, sending = context.Pipe(duplex=False)
-        self._process = context.Process(target=self._run, args=(sending, os.getpid()), daemon=True)
-        self._process.start()
-        sending.close()  # so that the answer ends when the fork does
-
-    def _run(self, sending: Connection, parent: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-        self.connection.close()  # so that nobody reads what is sent when the parent is gone
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.set_num_threads(1)  # threads of PyTorch's operators do not survive a fork
+def _ended(
+    running: dict[Connection, int], work: Callable[[Item], Answer], items: Sequence[Item]
+) -> Iterator[tuple[int, Answer]]:
+    """The answers of forks that have ended, at least one, by number; they are taken from those that run."""
+    for connection in cast("list[Connection]", wait(list(running))):
+        number = running.pop(connection)
         try:
-            sending.send(self.work())
-        except BaseException:
-            os._exit(1)  # the parent does the work itself, and says what is wrong
-
-    def answer(self) -> Answer:
-        """What the fork found; found here where it was ended or failed."""
-        try:
-            return self.connection.recv()
-        except EOFError:
-            return self.work()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.connection.close()
-        self._process.kill()
-        self._process.join()
+            answer = connection.recv()
+        except EOFError:  # it was ended or failed: what is wrong is said here
+            answer = work(items[number])
+        yield number, answer
 
 
-def _end_with(parent: int) -> None:
-    """End this process when its parent is gone."""
-    while os.getppid() == parent:
-        time.sleep(LOOK_S)
-    os._exit(1)
+def _fork(stack: ExitStack, work: Callable[[Item], Answer], item: Item) -> Connection:
+    """The connection on which a fork sends ``work`` of an item; the fork ends with the stack, whatever it
+    does, and when its parent does."""
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(work, item, receiving, sending, os.getpid()), daemon=True)
+    process.start()
+    sending.close()  # so that the answer ends when the fork does
+    for end in (process.join, process.kill, receiving.close):
+        stack.callback(end)
+    return receiving
+
+
+def _send(
+    work: Callable[[Item], Answer], item: Item, receiving: Connection, sending: Connection, parent: int
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    receiving.close()  # so that nobody reads what is sent when the parent is gone
+    end_with(parent)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)  # threads of PyTorch's operators do not survive a fork
+    try:
+        sending.send(work(item))
+    except BaseException:
+        os._exit(1)  # the parent does the work itself
+
+
+def end_with(parent: int) -> None:
+    """End this process as soon as its parent, by process id, is gone."""
+
+    def watch() -> None:
+        while os.getppid() == parent:  # a process whose parent has died gets another parent
+            time.sleep(LOOK_S)
+        # Without destructors: they may wait for processes that nobody will end.
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name=_WATCH).start()

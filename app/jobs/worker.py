@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-WATCH_S = 1.0
+from tensoropt.processes import end_with
 
 
 def run(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
@@ -23,7 +21,7 @@ def run(arguments: list[str], log: str, messages: Connection, parent: int) -> No
     """
     if hasattr(os, "setsid"):
         os.setsid()
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with(parent)
     with open(log, "a", buffering=1, encoding="utf-8", errors="replace") as file:
         # The descriptors too: ranks and compiled code write past `sys.stdout`.
         os.dup2(file.fileno(), 1)
@@ -31,14 +29,6 @@ def run(arguments: list[str], log: str, messages: Connection, parent: int) -> No
         sys.stdout = sys.stderr = file
         messages.send(_done(Path(log).parent, arguments, messages))
     messages.close()
-
-
-def _end_with(parent: int) -> None:
-    # A process whose parent has died gets another parent.
-    while os.getppid() == parent:
-        time.sleep(WATCH_S)
-    # Without destructors: they may wait for ranks that nobody will end.
-    os._exit(1)
 
 
 def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str, Any]:

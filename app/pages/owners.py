@@ -11,7 +11,8 @@ from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, htm
 from tensoropt.errors import TensorOptError
 from tensoropt.report.owners import PointOwners, point_owners
 
-from ..context import Context, Recent
+from ..context import Context
+from ..recent import Recent
 from ..views.frontier import FrontierData
 from ..views.owners import moment, moment_words, owner_cells, total_cells
 from .parts import aria, panel

@@ -15,9 +15,10 @@ from tensoropt.report.changes import change_named
 from tensoropt.report.levers import OF_SIMULATED
 from tensoropt.report.why import Why, with_simulated
 
-from ..context import Context, Recent
+from ..context import Context
 from ..jobs.deeper import Deeper, deeper_jobs
 from ..jobs.manager import JobManager
+from ..recent import Recent
 from ..state import View
 from ..views.frontier import FrontierData
 from ..views.library import title_of

@@ -58,7 +58,7 @@ class TableBuilder:
         self.training = graph.atoms.graph.training
         self.regions = tuple(regions)
         self.restriction = restriction
-        self.arrays = TableArrays(None) if arrays is None else arrays
+        self.arrays = TableArrays() if arrays is None else arrays
         self.region_of = region_of(regions)
         self._variable_cache: dict[object, VariableTable] = {}
         self._stored_costs: dict[tuple[str, Layout, Use], tuple[Cost, ...]] = {}

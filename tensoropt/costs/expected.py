@@ -1,7 +1,7 @@
 """Estimates of how long tables, and searches of them, will take: the remaining time that people are shown.
 
 The seconds are those of one machine with two cores; another machine's pace is learned while work goes on
-(:class:`tensoropt.session.remaining.Remaining`). No figure of a plan depends on them.
+(:class:`tensoropt.profiling.eta.Remaining`). No figure of a plan depends on them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MeasuredCompute, SlowestCompute, measurement_prefix
 from tensoropt.costs.expected import FACTS_S, guessed_search_s, tables_s
-from tensoropt.costs.kept_tables import KeptTables
+from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
 from tensoropt.costs.process_memory import ProcessMemory, process_memory
 from tensoropt.costs.restrictions import FREE, Restriction
@@ -106,7 +106,7 @@ class CostSource:
         lost: workloads, by key, that must run although they could not be timed; see :meth:`run_one_of`.
         dtypes: the dtypes in which the workloads compute.
         expect: called with a part of the work and its remaining seconds.
-        kept: tables that were built earlier.
+        keep: identifies the code that builds tables, which the store then keeps; None to keep none.
         timing: the progress of timing, which estimates its own duration; by default like all other progress.
         fused: price GPUs that are not on this machine as if neighbouring element-wise operators were one
             kernel (:class:`~tensoropt.costs.roofline.RooflineCompute`).
@@ -129,7 +129,7 @@ class CostSource:
     lost: dict[str, Workload] = field(default_factory=dict)
     dtypes: set[str] = field(default_factory=set)
     expect: Callable[[str, float], None] = lambda part, seconds: None
-    kept: KeptTables = field(default_factory=lambda: KeptTables(None))
+    keep: str | None = None
     timing: Progress | None = None
     fused: bool = False
     dated: str = ""
@@ -563,11 +563,11 @@ def build_tables(
             slower_beside=slower_beside(costs.cluster),
             packs=costs.cluster.device_type == "cpu",
         )
-        arrays = costs.kept.at(repr((costs.training, prices.described)))
+        decided_by = repr((costs.keep, costs.training, prices.described))
+        arrays = TableArrays(costs.store if costs.keep is not None else None, decided_by)
         tables = TableBuilder(graph, micro, made, prices, regions, limit, arrays).build()
         arrays.save()
         result.append((mesh, tables, models[mesh.label]))
-    costs.kept.remove_old()
     costs.expect("tables", 0.0)
     costs.progress("tables", len(shapes), len(shapes), "priced")
     return result

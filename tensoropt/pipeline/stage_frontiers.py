@@ -193,7 +193,7 @@ class StageFrontiers:
         self.frontier: dict[str, StageFrontier | None] = {}
         self.look: dict[Range, str] = {}
         self._strategies: dict[tuple[Range, int], Strategy] = {}
-        self.arrays = (TableArrays(None, in_memory=True), TableArrays(None, in_memory=True))
+        self.arrays = (TableArrays(in_memory=True), TableArrays(in_memory=True))
 
     def find(self, wanted: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
         """Search ranges.

@@ -175,7 +175,7 @@ def load_recorded(path: Path) -> Recorded:
         TensorOptError: it is of another version, or damaged.
     """
     try:
-        data = json.loads(unpacked(path))
+        data = json.loads(unpacked(path.read_bytes(), path))
         if data.get("schema") != SCHEMA:
             raise TensorOptError(f"{path} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")
         if _is_old(data):

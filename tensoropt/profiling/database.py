@@ -6,14 +6,23 @@ Write-ahead logging lets many processes read while one writes.
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 30.0
 """How long a process waits for another one's transaction; a transaction takes milliseconds, so this is an
 assumption on the safe side."""
+MOST_CACHED_BYTES = 2 << 30
+"""The most bytes of values that can be computed again; an assumption."""
+MOST_UNUSED_S = 90 * 86400.0
+"""A value that was not used for so long is removed; an assumption."""
+USED_WITHIN_S = 3600.0
+"""How exactly it is known when a value was used."""
+_LOG_BYTES = 64 << 20
 _APPLICATION_ID = 0x54_4F_50_54  # "TOPT": distinguishes our file from other SQLite files
 
 
@@ -42,6 +51,7 @@ def connect(path: Path | None) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path or ":memory:", timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
+    connection.create_function("last_part", 1, lambda key: key.rpartition("/")[2], deterministic=True)
     try:
         _prepare(connection)
     except BaseException:
@@ -50,31 +60,37 @@ def connect(path: Path | None) -> sqlite3.Connection:
     return connection
 
 
-def read_only_rows(path: Path) -> list[tuple[str, str, str]]:
-    """The kind, key and record of all rows in a store that cannot be written; none if it cannot be read."""
-    # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot provide.
-    try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-    except sqlite3.Error:
-        return []
-    try:
-        _check_owner(connection)
-        return connection.execute("SELECT kind, key, record FROM profiles").fetchall()
-    except (sqlite3.Error, NotOursError):
-        return []
-    finally:
-        connection.close()
+def readable_rows(path: Path) -> list[tuple[str, str, str]]:
+    """The kind, key and record of all rows that can be read in a store that cannot be used."""
+    records: dict[tuple[str, str], str] = {}
+    # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot provide, but
+    # does not see what is still in the log.
+    modes = ("ro", "ro&immutable=1") if Path(f"{path}-wal").exists() else ("ro&immutable=1",)
+    # Damage ends a reading; one from the other end sees what lies behind it.
+    for mode, order in product(modes, ("", "DESC")):
+        uri = f"{path.absolute().as_uri()}?mode={mode}"
+        query = f"SELECT kind, key, record FROM profiles ORDER BY kind {order}, key {order}"
+        with contextlib.suppress(sqlite3.Error, NotOursError, ValueError):
+            with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+                _check_owner(connection)
+                for kind, key, record in connection.execute(query):
+                    json.loads(record)
+                    records[kind, key] = record
+            break
+    return [(*key, record) for key, record in records.items()]
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
     """Check that the file is ours, then create the tables; several processes may do so at once."""
     # Before anything is written: another program's database must not be switched to WAL mode.
-    _check_owner(connection)
+    complete = _check_owner(connection)
     connection.execute("PRAGMA journal_mode = WAL")
     # In WAL mode NORMAL cannot corrupt the file; a power failure may lose the last commits, which are then
     # measured again.
     connection.execute("PRAGMA synchronous = NORMAL")
-    if connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID:
+    # The log of a large value would otherwise stay as large.
+    connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+    if complete:
         return
     with transaction(connection):
         # Checked once more under the writer's lock: another process may have created the file in the
@@ -87,15 +103,21 @@ def _prepare(connection: sqlite3.Connection) -> None:
             "CREATE TABLE IF NOT EXISTS profiles (kind TEXT NOT NULL, key TEXT NOT NULL,"
             " record TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"
         )
+        # A table of its own, as files from before it have only the other: versions of before can use both.
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS cache (kind TEXT NOT NULL, key TEXT NOT NULL, used_s REAL NOT NULL,"
+            " value BLOB NOT NULL, PRIMARY KEY (kind, key))"
+        )
         # In one transaction with the tables, so that a file with our id has them.
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
 
 
-def _check_owner(connection: sqlite3.Connection) -> None:
+def _check_owner(connection: sqlite3.Connection) -> bool:
+    """Whether the file has all tables."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     # An empty file, whether newly created or left by an interruption, may be used.
     if not tables:
-        return
+        return False
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
         raise NotOursError("it is a database of something else")
     row = connection.execute("SELECT version FROM schema").fetchone() if "schema" in tables else None
@@ -103,6 +125,7 @@ def _check_owner(connection: sqlite3.Connection) -> None:
         raise NotOursError(f"it has schema version {row and row[0]}, not {SCHEMA_VERSION}")
     if "profiles" not in tables:
         raise NotOursError("its table of profiles is missing")
+    return "cache" in tables
 
 
 @contextlib.contextmanager
@@ -145,22 +168,31 @@ def page(
     return rows.fetchall()
 
 
-def below(connection: sqlite3.Connection, kind: str, limit: str) -> list[tuple[str, str]]:
-    """The records whose key's last part sorts before ``limit``, prefix by prefix."""
-    found: list[tuple[str, str]] = []
-    after = ""
-    while True:
-        row = connection.execute(
-            "SELECT key FROM profiles WHERE kind = ? AND key >= ? ORDER BY key LIMIT 1", (kind, after)
-        ).fetchone()
-        if row is None:
-            return found
-        prefix = row[0].rpartition("/")[0] + "/" if "/" in row[0] else ""
-        found += connection.execute(
-            "SELECT key, record FROM profiles WHERE kind = ? AND key >= ? AND key < ? ORDER BY key",
-            (kind, prefix, prefix + limit),
-        ).fetchall()
-        if not prefix:
-            return found
-        # The first key after all those that share this prefix: "0" follows "/" in ASCII.
-        after = prefix[:-1] + chr(ord("/") + 1)
+def read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: float) -> bytes | None:
+    """The value of a key, which counts as used now; None if there is none."""
+    row = connection.execute(
+        "SELECT value, used_s FROM cache WHERE kind = ? AND key = ?", (kind, key)
+    ).fetchone()
+    # Not at every use, as SQLite writes the whole row; and whether it can be written decides nothing here.
+    if row is not None and row[1] < now_s - USED_WITHIN_S:
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute("UPDATE cache SET used_s = ? WHERE kind = ? AND key = ?", (now_s, kind, key))
+    return None if row is None else row[0]
+
+
+def write_cached(connection: sqlite3.Connection, kind: str, key: str, value: bytes, now_s: float) -> None:
+    """Save a value, and remove what is more than may be cached: what was unused for longest."""
+    with transaction(connection):
+        connection.execute("INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)", (kind, key, now_s, value))
+        connection.execute(
+            "DELETE FROM cache WHERE used_s < ? OR rowid IN (SELECT rowid FROM (SELECT rowid,"
+            " SUM(LENGTH(value)) OVER (ORDER BY used_s DESC, rowid DESC) AS bytes FROM cache)"
+            " WHERE bytes > ?)",
+            (now_s - MOST_UNUSED_S, MOST_CACHED_BYTES),
+        )
+
+
+def cached_keys(connection: sqlite3.Connection, kind: str, prefix: str) -> list[str]:
+    """The keys of a kind that begin with a prefix."""
+    query = "SELECT key FROM cache WHERE kind = ? AND substr(key, 1, ?) = ?"
+    return [key for (key,) in connection.execute(query, (kind, len(prefix), prefix))]

@@ -1,10 +1,14 @@
-"""Time estimates of profiling: how long it will take, before it begins and while it proceeds."""
+"""Estimates of remaining time: before work begins and while it proceeds.
+
+The seconds that work is expected to take are one machine's; the pace of another machine follows from the
+finished work.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tensoropt.profiling.workload import Workload
 
@@ -14,6 +18,12 @@ interruption loses no more than that. An assumption."""
 _SLOWER = 20.0
 """How much longer than estimated a workload may take, on a busy machine or with a worse kernel than others;
 an assumption."""
+START_S = 3.0
+"""Seconds at the expected pace that are added to those of the finished parts, so that the first part does not
+decide alone; an assumption."""
+LEAST_LEFT = 0.3
+"""When a part takes longer than expected, at least this share of what was left at its beginning is reported
+as left; an assumption."""
 
 
 def allowed_for(timeout_s: float, expected_s: float) -> float:
@@ -37,51 +47,39 @@ def batches(
         yield batch
 
 
-class Eta:
-    """An estimate of the remaining seconds, corrected by how long the finished work really took.
+class Remaining:
+    """The remaining seconds of announced parts of the work, corrected by how long the finished ones took."""
 
-    Args:
-        expected_s: by the key of a workload or a link.
-        start_s: the time of what is done once, before the first of them.
-    """
-
-    def __init__(
-        self,
-        expected_s: Mapping[str, float],
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        start_s: float = 0.0,
-    ):
-        self.expected_s = expected_s
-        self._left = dict(expected_s)
-        self._start_s = start_s
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._began = clock()
+        self._left: dict[str, float] = {}
+        self._done_s = self._took_s = START_S
+        self._since = clock()
 
-    def done(self, keys: Iterable[str]) -> None:
-        """Record that these are done."""
-        for key in keys:
-            self._left.pop(key, None)
+    def expect(self, part: str, seconds: float) -> None:
+        """Announce the remaining seconds of a part; fewer than before if some of it was done since."""
+        now = self._clock()
+        done_s = self._left.get(part, 0.0) - seconds
+        if done_s > 0:
+            # The pace over all finished work, not over the last item: single estimates are inaccurate.
+            self._done_s += done_s
+            self._took_s += now - self._since
+        self._left[part] = seconds
+        self._since = now
 
     @property
     def left_s(self) -> float:
-        """The remaining seconds: the estimates of unfinished work, scaled by how the finished work's
-        estimates turned out."""
-        left_s = sum(self._left.values())
-        done_s = sum(self.expected_s.values()) - left_s
-        if done_s <= 0:
-            return self._start_s + left_s
-        # The ratio over all finished work, not over the last item: single estimates are inaccurate.
-        return left_s * (self._clock() - self._began) / (self._start_s + done_s)
+        """Return the remaining seconds of all parts."""
+        left_s = sum(self._left.values()) * self._took_s / self._done_s
+        return max(left_s - (self._clock() - self._since), LEAST_LEFT * left_s)
 
-    @property
-    def words(self) -> str:
-        """``about 14 s, estimated`` before anything is done; ``about 9 s left`` afterwards."""
-        begun = len(self._left) < len(self.expected_s)
-        return f"about {rounded(self.left_s)} {'left' if begun else 'in all (estimated)'}"
+    def before(self, what: str) -> str:
+        """Return a progress report with the remaining time in front, such as ``about 20 s left, mesh 8``; as
+        it is if nothing is left."""
+        return f"about {rounded(self.left_s)} left, {what}" if any(self._left.values()) else what
 
 
-_AHEAD = re.compile(r"^about [0-9.]+ (?:s|min|h) (?:left|in all \(estimated\))(?:, |$)")
+_AHEAD = re.compile(r"^about [0-9.]+ (?:s|min|h) left(?:, |$)")
 
 
 def without_eta(what: str) -> str:

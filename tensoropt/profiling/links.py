@@ -29,7 +29,7 @@ import numpy as np
 
 from tensoropt.cluster import Cluster, Mesh, available_cores, stolen_s
 from tensoropt.errors import MeasurementError
-from tensoropt.profiling.eta import Eta
+from tensoropt.profiling.eta import Remaining
 from tensoropt.profiling.link_fits import LinkFit, fit_segments
 from tensoropt.profiling.link_timing import COLLECTIVES, SizeStamps, time_collective, time_pair
 from tensoropt.profiling.store import ProfileStore
@@ -208,13 +208,15 @@ def measure_links(
     found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
     failed: dict[str, str] = {}
     plans = {job: PAIR_SIZES if job.kind == SEND else sizes for job in jobs}
-    missing = {keys[j]: measuring_s(j.kind, plans[j], pool.backend) for j in jobs if j not in found}
+    missing = {j: measuring_s(j.kind, plans[j], pool.backend) for j in jobs if j not in found}
+    remaining = Remaining()
     # The pool starts its ranks with the first run.
-    eta = Eta(missing, start_s=0.0 if pool.process_ids else _START_S)
+    start_s = _START_S if missing and not pool.process_ids else 0.0
+    remaining.expect("links", start_s + sum(missing.values()))
     for done, job in enumerate(jobs):
         kind, groups = job
         what = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
-        progress(stage, done, len(jobs), f"{eta.words}, {what}" if missing else what)
+        progress(stage, done, len(jobs), remaining.before(what))
         if job in found:
             continue
         try:
@@ -224,7 +226,8 @@ def measure_links(
             failed[what] = str(error).split("\n", 1)[0]
             record = {"failed": failed[what]}
             logger.warning("%s could not be measured: %s", what, failed[what])
-        eta.done([keys[job]])
+        del missing[job]
+        remaining.expect("links", sum(missing.values()))
         if store is not None:
             # At once, job by job: an interrupted call resumes where it stopped.
             store.put(keys[job], record, "collective")

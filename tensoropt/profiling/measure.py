@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.profiling.eta import Eta, allowed_for, batches
+from tensoropt.profiling.eta import Remaining, allowed_for, batches
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import WallTimer, timer_of
 from tensoropt.profiling.workload import Workload
@@ -70,20 +70,22 @@ def measure_workloads(
     known = store.get_many([f"{prefix}/{key}" for key in wanted])
     records = {key: known[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in known}
     missing = [work for key, work in wanted.items() if key not in records]
-    eta = Eta({work.key: timing_s(work, expected_s(work)) for work in missing})
+    seconds = {work.key: timing_s(work, expected_s(work)) for work in missing}
+    remaining = Remaining()
+    remaining.expect("timing", sum(seconds.values()))
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
         found = {key: {**record, **describe(wanted[key])} for key, record in fresh.items()}
         store.put_many({f"{prefix}/{key}": record for key, record in found.items()})
         records.update(found)
-        eta.done(found)
+        remaining.expect("timing", sum(s for key, s in seconds.items() if key not in records))
 
     def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
         short: list[Workload] = []
-        for chunk in batches(works, eta.expected_s, batch):
+        for chunk in batches(works, seconds, batch):
             done = sum(work.key in records for work in missing)
-            progress("measure", done, len(missing), f"{eta.words}, {chunk[0].describe()}")
-            short += _Batch(pool, training, eta.expected_s, keep).time(chunk, again=again)
+            progress("measure", done, len(missing), remaining.before(chunk[0].describe()))
+            short += _Batch(pool, training, seconds, keep).time(chunk, again=again)
         return short
 
     if short := time_all(missing, again=True):

@@ -1,8 +1,9 @@
-"""The profile store: all measurements, kept in one SQLite file.
+"""The profile store: all measurements, and what was computed and can be again, in one SQLite file.
 
-Every ``put_many`` is one transaction: an interruption loses at most that batch, never anything saved before.
-A store that cannot be read or is of another version is moved aside, and one that cannot be written is
-replaced by memory; both with a warning, never a crash, because measurements can be repeated.
+Every ``put`` is one transaction: an interruption loses at most that batch, never anything saved before. A
+store that cannot be read or is of another version is moved aside, with what can be read taken along, and one
+that cannot be written is replaced by memory; both with a warning, never a crash, because measurements can be
+repeated. Nothing that is read is ever run.
 """
 
 from __future__ import annotations
@@ -24,22 +25,27 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from tensoropt.errors import MeasurementError
+from tensoropt.files import pack, unpack
 from tensoropt.profiling.database import (
     BUSY_TIMEOUT_S,
     NotOursError,
-    below,
+    cached_keys,
     cannot_write,
     connect,
     insert,
     page,
-    read_only_rows,
+    read_cached,
+    readable_rows,
     transaction,
+    write_cached,
 )
 from tensoropt.profiling.export import read_export, write_export
 
 logger = logging.getLogger(__name__)
 
 KINDS = ("compute", "collective", "saved", "discovery")
+CACHED = ("tables", "frontiers", "explorations", "captures")
+"""The kinds of values that can be computed again, which the store may therefore lose."""
 FAILURES = ("error", "failed", "lost")
 """The keys under which a record says why it is empty (of a workload, a collective, an operator)."""
 _ROWS_PER_BATCH = 10_000  # an assumption: some megabytes of records at a time
@@ -83,8 +89,9 @@ class ProfileStore:
     Args:
         path: the file; :func:`default_path` if None. Missing folders are created.
 
-    Kinds are ``compute``, ``collective``, ``saved`` and ``discovery``. It may be used from any number of
-    processes and threads; as a context manager it closes itself.
+    Kinds of records are ``compute``, ``collective``, ``saved`` and ``discovery``, which it never removes; of
+    the kinds in :data:`CACHED` it holds values for as long as they are used. It may be used from any number
+    of processes and threads, but not from both sides of a fork; as a context manager it closes itself.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -97,9 +104,15 @@ class ProfileStore:
         """False if records are kept only in memory, because the file cannot be written."""
         return self.path is not None
 
-    def get(self, key: str, kind: str = "compute") -> Record | None:
-        """The record, or None."""
-        return self.get_many([key], kind).get(key)
+    def get(self, key: str, kind: str = "compute") -> Any:
+        """The record, or the cached value with lists for tuples; None if there is none."""
+        if kind not in CACHED:
+            return self.get_many([key], kind).get(key)
+        content = self._do(lambda connection: read_cached(connection, kind, key, time.time()))
+        # A damaged value is as good as none, and damage may surface as any error.
+        with contextlib.suppress(Exception):
+            return None if content is None else unpack(content)
+        return None
 
     def get_many(self, keys: Iterable[str], kind: str = "compute") -> dict[str, Record]:
         """The records of those keys that exist."""
@@ -131,8 +144,30 @@ class ProfileStore:
             self._do(lambda connection: insert(connection, rows))
 
     def put(self, key: str, record: Mapping[str, Any], kind: str = "compute") -> None:
-        """Save one record."""
-        self.put_many({key: record}, kind)
+        """Save one record, or a value of a kind in :data:`CACHED`, in which arrays may stand; a store in
+        memory caches nothing.
+
+        Raises:
+            TensorOptError: a record is not JSON, or a value is too large or cannot be written.
+        """
+        if kind not in CACHED:
+            return self.put_many({key: record}, kind)
+        if not self.persistent:
+            return None
+        content = pack(record)
+
+        def write(connection: sqlite3.Connection) -> None:
+            # No reason to keep measurements, which are small, in memory only.
+            try:
+                write_cached(connection, kind, key, content, time.time())
+            except (sqlite3.OperationalError, sqlite3.DataError) as error:  # a full disk, a value too large
+                raise MeasurementError(f"{self.path} cannot be written ({error})") from error
+
+        return self._do(write)
+
+    def cached(self, kind: str, prefix: str) -> list[str]:
+        """The keys of the cached values of a kind that begin with ``prefix``."""
+        return self._do(lambda connection: cached_keys(connection, kind, prefix))
 
     def forget_failed(self) -> int:
         """Forget what could not be measured or tried, so it is tried again; return the number of records."""
@@ -169,14 +204,15 @@ class ProfileStore:
         """About ``most`` records of a kind, the same each time; all of them if there are fewer.
 
         Keys end with a hash after the last slash. The sample consists of those whose hash begins below a
-        limit, which is the same under every prefix, so nothing else has to be read.
+        limit, whatever is before it.
         """
         total = self.count(kind)
         if total <= most:
             return RecordSample(tuple(self.items(kind)), total)
         # Hashes are uniform, so the share of them below the limit is the share of records.
         limit = f"{round(_HASHES * most / total):08x}"
-        rows = self._do(lambda connection: below(connection, kind, limit))
+        query = "SELECT key, record FROM profiles WHERE kind = ? AND last_part(key) < ? ORDER BY key"
+        rows = self._do(lambda connection: connection.execute(query, (kind, limit)).fetchall())
         return RecordSample(tuple((key, json.loads(record)) for key, record in rows), total)
 
     def count(self, kind: str | None = None) -> int:
@@ -264,21 +300,24 @@ class ProfileStore:
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{ending}", f"{aside}{ending}")
             connection = connect(self.path)
+            rows = readable_rows(aside)
+            insert(connection, rows)
         except (OSError, sqlite3.DatabaseError, NotOursError) as error:
             return self._fall_back(f"{reason}; it could not be moved aside either: {error}")
         logger.warning(
-            "The profile store %s could not be used (%s). It was moved to %s and a new one was begun; "
-            "measurements are made again where needed.",
+            "The profile store %s could not be used (%s). It was moved to %s, and a new one was begun with "
+            "the %d records that could be read; other measurements are made again where needed.",
             self.path,
             reason,
             aside,
+            len(rows),
         )
         return connection
 
     def _fall_back(self, reason: str) -> sqlite3.Connection:
         """Continue in memory, with the contents of the file if it can at least be read."""
         assert self.path is not None
-        known = read_only_rows(self.path)
+        known = readable_rows(self.path)
         logger.warning(
             "The profile store %s cannot be written (%s). Its %d records are used; new measurements are kept "
             "in memory and lost at the end. Set TENSOROPT_CACHE to a folder that can be written.",

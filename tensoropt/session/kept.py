@@ -1,7 +1,7 @@
 """Explorations kept by what they depend on, so that a repeated question is answered at once.
 
 The key of an exploration is a hash of all that decides its points: the operator graph, the cluster, the
-settings, what the profile store knows, and this package's own code. A memory budget is not part of it: it
+settings, the profile store's measurements, and this package's own code. A memory budget is not part of it: it
 decides only which points fit. An exploration that was searched with a smaller gap than is allowed is good
 enough. What is known before a model is captured (a zoo model's name, a file's content) leads to the operator
 graph's part of the key, so that not even the capture is repeated; the graph is kept too, for other questions
@@ -11,28 +11,25 @@ about it.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import importlib.metadata
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from tensoropt.cluster import Cluster
-from tensoropt.costs.kept_tables import KeptTables
 from tensoropt.errors import TensorOptError
-from tensoropt.files import written_together
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
 from tensoropt.plan.exploration import Exploration, load_exploration
-from tensoropt.plan.exploration_files import DESCRIBED
+from tensoropt.plan.exploration_files import DESCRIBED, LISTED, POINTS, RECORDED, STRATEGIES
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import check_budget
 from tensoropt.plan.settings import Settings
@@ -41,10 +38,8 @@ from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.session.kept_frontiers import KeptFrontiers
 from tensoropt.version import __version__
 
-MOST_KEPT = 64
-"""The most explorations, and operator graphs, that are kept; beyond that, those unused for longest are
-removed. An assumption."""
-GRAPH = ".graph.json.gz"
+FILES = {DESCRIBED, POINTS, LISTED, STRATEGIES, RECORDED}
+"""The files of an exploration that are kept, and no others are written where one is read."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +57,15 @@ class KeptCapture:
 
 
 class KeptExplorations:
-    """The explorations kept beside a profile store.
+    """The explorations kept in a profile store.
 
     Args:
-        store: the profile store; its contents are part of every key; a store in memory keeps no explorations.
+        store: the profile store; its measurements are part of every key; a store in memory keeps no
+            explorations.
     """
 
     def __init__(self, store: ProfileStore):
         self.store = store
-        self.folder = None if store.path is None else store.path.parent / "explorations"
 
     def find(self, question: str, cluster: Cluster, settings: Settings) -> Exploration | None:
         """Return the exploration of a question, if it was kept and nothing that decides it has changed since.
@@ -81,140 +76,92 @@ class KeptExplorations:
         Raises:
             InfeasibleError: none of its points fits the budget of the settings.
         """
-        if self.folder is None:
-            return None
-        for folder, gap in self._good_enough(self._key(question, cluster, settings), settings.epsilon):
+        for key, gap in self._good_enough(self._key(question, cluster, settings), settings.epsilon):
+            data = self.store.get(key, "explorations")
             try:
-                found = load_exploration(folder)
-            except TensorOptError:
-                continue  # damaged: as if it were not there
-            return self._as_asked(folder, gap, found, settings)
+                with TemporaryDirectory() as folder:
+                    for name in FILES & data["files"].keys():
+                        (Path(folder) / name).write_bytes(data["files"][name])
+                    found = load_exploration(folder)
+            # Damaged, in whatever way: as if it were not there.
+            except Exception:
+                continue
+            return self._as_asked(data["made"], gap, found, settings)
         return None
 
-    def _as_asked(self, folder: Path, gap: float, found: Exploration, settings: Settings) -> Exploration:
+    def _as_asked(self, made: str, gap: float, found: Exploration, settings: Settings) -> Exploration:
         """Return an exploration that was searched with a gap, as the answer to these settings."""
-        made = datetime.fromtimestamp((folder / DESCRIBED).stat().st_mtime)
-        with contextlib.suppress(OSError):
-            os.utime(folder)
         closer = "" if gap == settings.epsilon else f", searched with the smaller gap {gap:g}"
-        note = f"kept from {made:%Y-%m-%d %H:%M}, as nothing has changed since{closer}; --anew explores again"
-        report = {
-            **found.report,
-            "notes": [*found.report["notes"], note],
-            "kept": made.isoformat(timespec="minutes"),
-        }
+        when = made.replace("T", " ")
+        note = f"kept from {when}, as nothing has changed since{closer}; --anew explores again"
+        report = {**found.report, "notes": [*found.report["notes"], note], "kept": made}
         check_budget(found.points, settings.memory_bytes)
         return replace(found, settings=settings.to_dict(), report=report)
 
     def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> str:
         """Keep an exploration; return why that was not possible, in words, or an empty text."""
-        if self.folder is None:
+        if not self.store.persistent:
             return ""  # a store in memory says so itself
-        # Written beside and renamed, so that nobody finds half of one.
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            beside = Path(tempfile.mkdtemp(prefix=".", dir=self.folder))
-            try:
-                found.save(beside)
-                target = self.folder / f"{self._key(question, cluster, settings)}-{float(settings.epsilon)!r}"
-                shutil.rmtree(target, ignore_errors=True)
-                os.replace(beside, target)
-            finally:
-                shutil.rmtree(beside, ignore_errors=True)
-            self._remove_old()
+            with TemporaryDirectory() as folder:
+                found.save(folder)
+                files = {path.name: np.fromfile(path, np.uint8) for path in Path(folder).iterdir()}
+            key = f"{self._key(question, cluster, settings)}-{float(settings.epsilon)!r}"
+            made = datetime.now().isoformat(timespec="minutes")
+            self.store.put(key, {"made": made, "files": files}, "explorations")
         except (OSError, TensorOptError) as error:
             return f"not kept for the next time it is asked: {error}"
         return ""
 
-    def answer(self, source: str, cluster: Cluster, settings: Settings) -> Exploration | None:
-        """The exploration of what a source has led to before, as :meth:`find` finds it."""
-        question = self.question_from(source)
-        return None if question is None else self.find(question, cluster, settings)
-
-    def question_from(self, source: str) -> str | None:
-        """Return the question to which a source has led before, if any."""
-        if self.folder is None:
-            return None
-        try:
-            return (self.folder / "sources" / _hash(source, code())).read_text(encoding="utf-8")
-        except OSError:
-            return None
-
-    def note_source(self, source: str, found: KeptCapture) -> None:
-        """Record to which question a source leads, and keep its operator graph for other questions."""
-        if self.folder is None:
-            return
+    def keep_capture(self, source: str, found: KeptCapture) -> None:
+        """Keep what the capture of a source gave."""
         data = {
             "model": found.model.model_dump(mode="json"),
             "graph": graph_to_dict(found.graph),
             "notes": list(found.notes),
         }
-        path = self.folder / "sources" / _hash(source, code())
-        with contextlib.suppress(TensorOptError), written_together([path, path.with_suffix(GRAPH)]) as files:
-            files[0].write_text(question_of(found.model), encoding="utf-8")
-            files[1].write_bytes(gzip.compress(json.dumps(data).encode()))
+        # What cannot be kept is captured once more the next time.
+        with contextlib.suppress(TensorOptError):
+            self.store.put(_hash(source, code()), data, "captures")
 
     def capture_of(self, source: str) -> KeptCapture | None:
         """Return what the capture of a source gave before, if it was kept."""
-        if self.folder is None:
-            return None
-        path = (self.folder / "sources" / _hash(source, code())).with_suffix(GRAPH)
+        data = self.store.get(_hash(source, code()), "captures")
         try:
-            data = json.loads(gzip.decompress(path.read_bytes()))
-            with contextlib.suppress(OSError):
-                os.utime(path)
             return KeptCapture(
                 ModelInfo.model_validate(data["model"]), graph_from_dict(data["graph"]), tuple(data["notes"])
             )
-        except (OSError, EOFError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return None  # not there, or damaged: as if it were not there
 
-    def _good_enough(self, key: str, epsilon: float) -> list[tuple[Path, float]]:
-        """Return the folders of what was searched with this gap or a smaller one, the widest first, with
-        their gaps.
+    def _good_enough(self, key: str, epsilon: float) -> list[tuple[str, float]]:
+        """Return the keys of what was searched with this gap or a smaller one, the widest first, with their
+        gaps.
 
         An exact list answers only a request for one: it may be ten times as long.
         """
-        assert self.folder is not None
-        found: list[tuple[Path, float]] = []
-        for path in self.folder.glob(f"{key}-*"):
-            with contextlib.suppress(ValueError):  # not made here
-                found.append((path, float(path.name.removeprefix(f"{key}-"))))
-        enough = [(path, gap) for path, gap in found if gap == epsilon or 0.0 < gap < epsilon]
-        return sorted(enough, key=lambda one: -one[1])
+        keys = self.store.cached("explorations", f"{key}-")
+        gaps = [(name, float(name.removeprefix(f"{key}-"))) for name in keys]
+        enough = [(name, gap) for name, gap in gaps if gap == epsilon or 0.0 < gap < epsilon]
+        return sorted(enough, key=lambda entry: -entry[1])
 
     def _key(self, question: str, cluster: Cluster, settings: Settings) -> str:
-        """Return the key of everything but the allowed gap, which the folder's name adds."""
+        """Return the key of everything but the allowed gap, which is added at its end."""
         asked = {**settings.to_dict(), "memory_bytes": None, "epsilon": None}
         told = json.dumps([cluster.to_dict(), asked, _kernel_settings(cluster)], sort_keys=True)
         return _hash(question, code(), told, self.store.digest())
-
-    def _remove_old(self) -> None:
-        assert self.folder is not None
-        kept = [path for path in self.folder.iterdir() if path.name != "sources" and path.name[0] != "."]
-        for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-MOST_KEPT]:
-            shutil.rmtree(path, ignore_errors=True)
-        graphs = list((self.folder / "sources").glob(f"*{GRAPH}"))
-        for path in sorted(graphs, key=lambda path: path.stat().st_mtime)[:-MOST_KEPT]:
-            path.unlink(missing_ok=True)
-
-
-def kept_tables(store: ProfileStore) -> KeptTables:
-    """Return the cost tables beside a profile store; a store in memory keeps none."""
-    return KeptTables(None if store.path is None else store.path.parent / "tables", code())
 
 
 def kept_frontiers(
     store: ProfileStore, graph: OperatorGraph, cluster: Cluster, settings: Settings
 ) -> KeptFrontiers:
-    """Return the frontiers of single spaces beside a profile store; a store in memory keeps none."""
-    if store.path is None:
-        return KeptFrontiers()
+    """Return the frontiers of single spaces in a profile store."""
     # A budget only decides which points fit, and placed plans come from no space.
     asked = {**settings.to_dict(), "memory_bytes": None, "placements": None}
     told = json.dumps([cluster.to_dict(), asked, _kernel_settings(cluster)], sort_keys=True)
-    key = _hash(graph.fingerprint, code(), told, store.digest())
-    return KeptFrontiers(store.path.parent / "frontiers", key)
+    return KeptFrontiers(
+        store if store.persistent else None, _hash(graph.fingerprint, code(), told, store.digest())
+    )
 
 
 def _kernel_settings(cluster: Cluster) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tensoropt.costs.kept_tables import KeptTables
 from tensoropt.costs.math_form import math_form_notes
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError
@@ -14,7 +13,7 @@ from tensoropt.plan.model_flops import model_flops
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
 from tensoropt.processes import not_searched_for_garbage
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.session.kept import kept_frontiers, kept_tables
+from tensoropt.session.kept import code, kept_frontiers
 from tensoropt.session.kept_frontiers import KeptFrontiers
 from tensoropt.session.meshes import left_to_search, searched_meshes
 from tensoropt.session.one_space import SearchedSpace
@@ -71,7 +70,7 @@ def search(session: Session, problem: Problem) -> Searched:
             pool,
             session.report,
             expect=session.remaining.expect,
-            kept=kept_tables(store) if session.keep else KeptTables(None),
+            keep=code() if session.keep else None,
             timing=session.progress,
         )
         tables = SpaceTables(problem, costs, offered_regions(problem, settings))
@@ -89,7 +88,6 @@ def search(session: Session, problem: Problem) -> Searched:
         with clock.stage("judge"), not_searched_for_garbage():
             spaces.simulate()
         refined = refine(session, tables, spaces, wide)
-        kept.remove_old()
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
             _, split_share = shares_of_flops(problem, costs.facts_of)

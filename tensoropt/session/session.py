@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from tensoropt.cluster import Cluster
 from tensoropt.plan.settings import Settings
+from tensoropt.profiling.eta import Remaining
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.ranks.pool import RankPool
 from tensoropt.session.clock import StageClock
-from tensoropt.session.remaining import Remaining
 from tensoropt.types import Progress, silent
 
 
@@ -38,8 +38,7 @@ class Session:
 
     def report(self, stage: str, done: int, total: int, what: str, /) -> None:
         """Show progress, and how long everything that was announced still takes."""
-        words = self.remaining.words
-        self.progress(stage, done, total, f"{words}, {what}" if words else what)
+        self.progress(stage, done, total, self.remaining.before(what))
 
     def open_store(self) -> AbstractContextManager[ProfileStore]:
         """Return the profile store for a block; a given store stays open afterwards."""

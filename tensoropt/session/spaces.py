@@ -12,10 +12,11 @@ import numpy as np
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.settings import Settings
 from tensoropt.processes import cores
+from tensoropt.profiling.eta import Remaining
 from tensoropt.search import TOO_LARGE, TrackedFrontier
 from tensoropt.session.kept_frontiers import KeptFrontiers
 from tensoropt.session.one_space import Built, OneSpace, SearchedSpace, SpacePart, comes_close
-from tensoropt.session.remaining import Remaining, outlined_s
+from tensoropt.session.remaining import outlined_s
 from tensoropt.session.simulations import Simulations
 from tensoropt.session.turns import Found, first_look, neighbours_of_winners
 from tensoropt.sharding.constraints import ConstraintError

@@ -58,7 +58,7 @@ def test_anything_else_is_refused(contents, name, why):
     files = MeasuredFiles()
     with pytest.raises(TensorOptError, match=why):
         files.keep(contents, name)
-    assert not files._kept
+    assert not len(files._recent)
 
 
 def test_large_files_and_bombs_are_refused(monkeypatch):

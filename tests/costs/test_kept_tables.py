@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +13,16 @@ from tensoropt.capture import capture
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs import kept_tables
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.kept_tables import KeptTables, TableArrays
+from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.plan.problem import prepare_graph
+from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import tables_of
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ProfileStore(tmp_path / "profiles.sqlite") as opened:
+        yield opened
 
 
 class Layers(nn.Module):
@@ -41,8 +46,8 @@ def problem(width: int = 32):
 class Counted(TableArrays):
     """Counts what is asked for and what is made."""
 
-    def __init__(self, path: Path | None):
-        super().__init__(path)
+    def __init__(self, store: ProfileStore):
+        super().__init__(store, "prices")
         self.asked, self.made = 0, 0
 
     def once(self, depends_on, make):
@@ -63,28 +68,31 @@ def same(one, other) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(arrays_in(one), arrays_in(other), strict=True))
 
 
-def test_tables_are_the_same_to_the_last_bit(tmp_path):
-    fresh, first = tables_of(problem(), (2, 4)), Counted(tmp_path / "tables.npz")
+def test_tables_are_the_same_to_the_last_bit(store):
+    fresh, first = tables_of(problem(), (2, 4)), Counted(store)
     assert same(fresh, tables_of(problem(), (2, 4), arrays=first))
     assert first.made == first.asked > 5
     first.save()
-    again = Counted(tmp_path / "tables.npz")
+    again = Counted(store)
     assert same(fresh, tables_of(problem(), (2, 4), arrays=again))
     assert (again.made, again.asked) == (0, first.asked)
 
 
-def test_only_what_belongs_to_a_changed_layer_is_made_anew(tmp_path):
-    first = Counted(tmp_path / "tables.npz")
+def test_only_what_belongs_to_a_changed_layer_is_made_anew(store):
+    first = Counted(store)
     tables_of(problem(), (2, 4), arrays=first)
     first.save()
-    changed = Counted(tmp_path / "tables.npz")
+    changed = Counted(store)
     assert same(tables_of(problem(24), (2, 4)), tables_of(problem(24), (2, 4), arrays=changed))
     assert 0 < changed.made < changed.asked / 2
 
 
-def test_other_prices_and_other_code_have_other_files(tmp_path):
-    paths = {KeptTables(tmp_path, code).at(prices).path for code in "ab" for prices in ("4 GB/s", "8 GB/s")}
-    assert len(paths) == 4
+def test_other_prices_have_other_arrays(store):
+    first, second = (TableArrays(store, prices) for prices in ("4 GB/s", "8 GB/s"))
+    first.once(lambda: "key", lambda: np.ones(1))
+    first.save()
+    second.save()
+    assert store.cached("tables", "") == [first.key]
 
 
 def test_all_that_decides_prices_is_in_their_description():
@@ -100,8 +108,8 @@ def test_all_that_decides_prices_is_in_their_description():
     assert len(set(described)) == 3
 
 
-def test_nothing_is_kept_without_a_folder():
-    arrays = KeptTables(None).at("prices")
+def test_nothing_is_kept_without_a_store():
+    arrays = TableArrays()
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             arrays.once(lambda: 1 / 0, lambda: 1 / 0)
@@ -109,41 +117,18 @@ def test_nothing_is_kept_without_a_folder():
     arrays.save()
 
 
-@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 half of one", None])
-def test_a_damaged_file_is_as_if_it_were_not_there(tmp_path, damage):
-    path = tmp_path / "tables.npz"
-    if damage is None:
-        np.savez(path, objects=np.array([{}], dtype=object), allow_pickle=True)
-    else:
-        path.write_bytes(damage)
-    arrays = TableArrays(path)
-    assert arrays.once(lambda: "key", lambda: np.arange(3)).tolist() == [0, 1, 2]
-    arrays.save()
-    assert TableArrays(path).once(lambda: "key", lambda: pytest.fail("is there")).tolist() == [0, 1, 2]
-    assert [p.name for p in tmp_path.iterdir()] == ["tables.npz"]
-
-
-def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path):
-    (tmp_path / "file").write_text("")
-    arrays = TableArrays(tmp_path / "file" / "tables.npz")
-    assert arrays.once(lambda: "key", lambda: np.ones(1)).sum() == 1
-    arrays.save()
-
-
-def test_the_oldest_files_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_tables, "MOST_BYTES", 2500)
-    kept = KeptTables(tmp_path)
-    for age, name in enumerate("abc"):
-        path = tmp_path / f"{name}.npz"
-        path.write_bytes(b"0" * 1000)
-        os.utime(path, (1e9 - age, 1e9 - age))
-    kept.remove_old()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.npz", "b.npz"]
-
-
-def test_large_files_are_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_tables, "MOST_FILE_BYTES", 100)
-    arrays = TableArrays(tmp_path / "tables.npz")
+def test_large_arrays_are_not_kept(store, monkeypatch):
+    monkeypatch.setattr(kept_tables, "MOST_BYTES", 100)
+    arrays = TableArrays(store, "prices")
     arrays.once(lambda: "key", lambda: np.ones(100))
     arrays.save()
-    assert not list(tmp_path.iterdir())
+    assert not store.cached("tables", "")
+
+
+def test_what_cannot_be_stored_is_built_again(store):
+    store._connection.execute("PRAGMA max_page_count = 1")  # no more than there are
+    arrays = TableArrays(store, "prices")
+    assert arrays.once(lambda: "key", lambda: np.random.default_rng(0).random(10**4)).size == 10**4
+    arrays.save()
+    assert store.persistent
+    assert not store.cached("tables", "")

@@ -22,8 +22,8 @@ from tensoropt.profiling import fact_finding
 from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all
 from tests.profiling.test_fact_finding import WORKS
 fact_finding.cores = processes.cores = lambda: 2
-forks, fork = [], processes.Fork
-processes.Fork = lambda work: forks.append(fork(work)) or forks[-1]
+forks, fork = [], processes._fork
+processes._fork = lambda *asked: forks.append(fork(*asked)) or forks[-1]
 assert find_facts_of_all(WORKS) == [find_facts(work) for work in WORKS]
 assert len(forks) == 2
 assert find_facts_of_all(WORKS[:LEAST_PER_PROCESS], False) == [

@@ -292,7 +292,7 @@ def test_a_measurement_that_fails_is_marked_and_the_rest_goes_on(store):
     assert len(fits.collectives) == 4
     assert "not measured: rank 1" in fits.table()
     assert seen[0][:3] == ("links", 0, 7)
-    assert re.match(r"about \d+ s in all \(estimated\), all_reduce 0,1", seen[0][3])
+    assert re.match(r"about \d+ s left, all_reduce 0,1", seen[0][3])
     assert " left, " in seen[1][3]
     assert seen[-1][:3] == ("links", 7, 7)
     seen.clear()

@@ -246,7 +246,7 @@ def test_seconds_are_said_in_advance(store):
         expected_s=lambda work: 2.0,
         progress=lambda stage, done, total, what: said.append(what),
     )
-    assert said[0].startswith("about 42 s in all (estimated), aten.linear")
+    assert said[0].startswith("about 42 s left, aten.linear")
     assert " left, aten.linear" in said[1]
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import logging
-import os
+import pickle
 import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.errors import MeasurementError
+from tensoropt.profiling.database import MOST_UNUSED_S, USED_WITHIN_S
 from tensoropt.profiling.store import KINDS, ProfileStore, default_path
 
 RECORD = {"forward_s": 1e-3, "backward_s": 2.5e-3, "spread": 0.02, "repeats": 7}
@@ -96,6 +100,146 @@ def test_two_processes_and_a_kill_lose_nothing_saved(path):
         assert store.count() % 10 == 1  # whole batches only
 
 
+WRITER = """
+import sys
+import numpy as np
+from tensoropt.profiling.store import ProfileStore
+store = ProfileStore(sys.argv[1])
+for i in range(100000):
+    store.put(f"{sys.argv[2]}-{i % 50}", {"i": i, "array": i % 7 * np.arange(10**5)}, "tables")
+    store.put(f"{sys.argv[2]}-{i}", {"i": i})
+    print(i, flush=True)
+"""
+
+
+def test_two_writers_of_large_values_and_a_kill_lose_nothing_saved(path):
+    """Whichever of the two is killed, in the middle of whatever it does."""
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), name], stdout=subprocess.PIPE, text=True)
+        for name in "ab"
+    ]
+    last = [int([process.stdout.readline() for _ in range(5)][-1]) for process in writers]
+    writers[0].kill()
+    writers[0].wait()
+    for _ in range(5):  # the other goes on
+        last[1] = int(writers[1].stdout.readline())
+    writers[1].kill()
+    writers[1].wait()
+    with ProfileStore(path) as store:
+        assert store._connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        for name, process, saved in zip("ab", writers, last, strict=True):
+            process.stdout.close()
+            assert store.get_many([f"{name}-{i}" for i in range(saved + 1)]).keys() == {
+                f"{name}-{i}" for i in range(saved + 1)
+            }
+            for key in store.cached("tables", name):
+                value = store.get(key, "tables")
+                assert (value["array"] == value["i"] % 7 * np.arange(10**5)).all()
+        store.put("from here", {"yes": True})
+    assert not list(path.parent.glob("*.aside-*"))
+
+
+def test_cached_values_come_back_as_they_were(path):
+    columns = np.asfortranarray(np.arange(12.0).reshape(3, 4))
+    value = {
+        "text": "a",
+        "numbers": (1, 2.5, np.inf, None, True),
+        "none": np.zeros((0, 3)),
+        "columns": columns,
+    }
+    with ProfileStore(path) as store:
+        digest = store.digest()
+        store.put("key", value, "frontiers")
+        assert (store.digest(), store.count()) == (digest, 0)  # it is no measurement
+    with ProfileStore(path) as store:
+        found = store.get("key", "frontiers")
+        assert store.get("other", "frontiers") is None
+        assert (store.cached("frontiers", "k"), store.cached("frontiers", "o")) == (["key"], [])
+    assert (found["text"], found["numbers"]) == ("a", [1, 2.5, np.inf, None, True])
+    assert found["none"].shape == (0, 3)
+    assert (found["columns"] == columns).all()
+    assert found["columns"].flags.f_contiguous
+    assert found["columns"].flags.writeable
+    assert found["columns"].flags.aligned
+
+
+def test_what_was_unused_for_longest_is_removed(path, monkeypatch):
+    clock = [1e9]
+    monkeypatch.setattr("tensoropt.profiling.store.time.time", lambda: clock[0])
+    large = {"array": np.random.default_rng(0).random(10**4)}
+    monkeypatch.setattr("tensoropt.profiling.database.MOST_CACHED_BYTES", 250_000)
+    with ProfileStore(path) as store:
+        for name in "abcd":
+            store.put(name, large, "tables" if name == "c" else "frontiers")
+            store.put(name, RECORD)
+            clock[0] += 2 * USED_WITHIN_S
+            store.get("a", "frontiers")
+        assert (store.cached("frontiers", ""), store.cached("tables", "")) == (["a", "d"], ["c"])
+        clock[0] += MOST_UNUSED_S
+        store.get("a", "frontiers")
+        store.put("e", {}, "tables")
+        assert (store.cached("frontiers", ""), store.cached("tables", "")) == (["a"], ["e"])
+        assert store.count() == 4
+
+
+def test_a_value_that_does_not_fit_leaves_all_as_it_is(path):
+    with ProfileStore(path) as store:
+        store.put("a", RECORD)
+        store.put("small", {"x": 1}, "tables")
+        store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)
+        with pytest.raises(MeasurementError, match=r"cannot be written .*too big"):
+            store.put("large", {"array": np.random.default_rng(0).random(10**4)}, "tables")
+        with pytest.raises(TypeError, match="set is not data"):
+            store.put("small", {"x": {1}}, "tables")
+        assert (store.get("a"), store.get("small", "tables")) == (RECORD, {"x": 1})
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_store_of_an_earlier_version_is_used_as_it_is(path, caplog):
+    """It has no table of cached values."""
+    with ProfileStore(path) as store:
+        store.put_many({"a": RECORD, "b": RECORD})
+        store._connection.execute("DROP TABLE cache")
+    with caplog.at_level(logging.WARNING), ProfileStore(path) as store:
+        assert store.get_many(["a", "b"]) == {"a": RECORD, "b": RECORD}
+        store.put("a", {"x": 1}, "tables")
+        assert store.get("a", "tables") == {"x": 1}
+    assert not caplog.text
+
+
+class Hostile:
+    """Would write a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda path: pickle.dumps(Hostile(path)),
+        lambda path: gzip.compress(pickle.dumps(Hostile(path))),
+        lambda path: b"",
+        lambda path: gzip.compress(b" " * 2**24)[:2000],
+        lambda path: gzip.compress(
+            (64).to_bytes(8, "big") + b'{"ndarray":["O",[1],"C",0]}'.ljust(64) + pickle.dumps(Hostile(path))
+        ),
+        lambda path: gzip.compress((64).to_bytes(8, "big") + b'{"ndarray":["f8",[1000],"C",0]}'.ljust(64)),
+        lambda path: gzip.compress((40000).to_bytes(8, "big") + b"[" * 40000),
+    ],
+)
+def test_values_that_somebody_else_wrote_run_nothing(path, content):
+    run = path.parent / "run"
+    with ProfileStore(path) as store:
+        store.put("key", {}, "tables")
+        store._connection.execute("UPDATE cache SET value = ?", (content(run),))
+        assert store.get("key", "tables") is None
+    assert not run.exists()
+
+
 def test_a_corrupt_store_is_moved_aside(path, caplog):
     path.parent.mkdir(parents=True)
     path.write_bytes(b"this is no database" * 100)
@@ -107,17 +251,28 @@ def test_a_corrupt_store_is_moved_aside(path, caplog):
     assert [file.read_bytes()[:7] for file in path.parent.glob("*.aside-*")] == [b"this is"]
 
 
-def test_corruption_found_later_is_no_crash_either(path, caplog):
+def test_records_outside_of_the_damage_are_taken_along(path, caplog):
+    """From both ends; the damaged file stays as it is."""
     with ProfileStore(path) as store:
-        store.put_many({str(i): RECORD for i in range(5000)})
-    with open(path, "r+b") as file:  # header and schema page stay, the data is overwritten
-        file.seek(2 * 4096)
-        file.write(os.urandom(20 * 4096))
+        store.put_many({f"{i:04d}": RECORD for i in range(5000)})
+        store.put("large", {"array": np.random.default_rng(0).random(10**5)}, "tables")
+    pages = path.stat().st_size // 4096
+    with open(path, "r+b") as file:  # header and schema page stay
+        for page in (pages // 8, pages - 20):
+            file.seek(page * 4096)
+            file.write(b"\xff" * 2 * 4096)
+    damaged = path.read_bytes()
     with caplog.at_level(logging.WARNING), ProfileStore(path) as store:
-        store.get_many([str(i) for i in range(5000)])
+        found = store.get_many([f"{i:04d}" for i in range(5000)])
         store.put("new", RECORD)
         assert store.get("new") == RECORD
+        assert store.count() == len(found) + 1
     assert "moved to" in caplog.text
+    assert f"{len(found)} records that could be read" in caplog.text
+    assert {"0000", "4999"} <= found.keys()
+    assert 4000 < len(found) < 5000
+    (aside,) = path.parent.glob("*.aside-*")
+    assert aside.read_bytes() == damaged
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+import numpy as np
 import pytest
 
 from tensoropt.api import explore, explore_graph
@@ -107,22 +106,39 @@ def test_another_budget_is_free_and_checked(model, store, searches):
     assert len(searches) == 1
 
 
-def test_a_damaged_one_is_explored_anew(model, store, searches, tmp_path):
+def change(store, change):
+    """Replace what is kept of the only exploration."""
+    (key,) = store.cached("explorations", "")
+    data = store.get(key, "explorations")
+    change(data)
+    store.put(key, data, "explorations")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data["files"].update({"exploration.json": np.frombuffer(b"{", np.uint8)}),
+        lambda data: data["files"].pop("points.npz"),
+        lambda data: data.clear(),
+    ],
+)
+def test_a_damaged_one_is_explored_anew(model, store, searches, damage):
     first = explore(*model, store=store, **ASKED)
-    (folder,) = [path for path in (tmp_path / "explorations").iterdir() if path.name != "sources"]
-    (folder / "exploration.json").write_text("{", encoding="utf-8")
+    change(store, damage)
     again = explore(*model, store=store, **ASKED)
     assert points(again) == points(first)
     assert len(searches) == 2
-    assert json.loads((folder / "exploration.json").read_text(encoding="utf-8"))["points"]
+    explore(*model, store=store, **ASKED)
+    assert len(searches) == 2
 
 
-def test_the_oldest_are_removed(model, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "MOST_KEPT", 2)
-    for seed in range(4):
-        explore(*model, store=store, seed=seed, **ASKED)
-    left = [path for path in (tmp_path / "explorations").iterdir() if path.name != "sources"]
-    assert len(left) == 2
+def test_no_other_file_is_written(model, store, searches, tmp_path):
+    """A store that somebody else wrote may name any path."""
+    first = explore(*model, store=store, **ASKED)
+    change(store, lambda data: data["files"].update({str(tmp_path / "run"): np.zeros(1, np.uint8)}))
+    assert points(explore(*model, store=store, **ASKED)) == points(first)
+    assert len(searches) == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_only_sources_without_code_have_a_key(tmp_path):
@@ -138,49 +154,33 @@ def test_only_sources_without_code_have_a_key(tmp_path):
     assert kept.source_key(str(file), {}) is None
 
 
-def test_what_cannot_be_kept_is_said(model, store, tmp_path):
-    (tmp_path / "explorations").write_text("a file where the folder would be")
-    found = explore(*model, store=store, **ASKED)
-    assert found.report["notes"][-1].startswith("not kept for the next time it is asked: ")
+def test_what_cannot_be_kept_is_said(model, store):
+    found = explore(*model, store=store, **{**ASKED, "keep": False})
+    store._connection.execute("PRAGMA max_page_count = 1")  # no more than there are
+    said = kept.KeptExplorations(store).keep("question", load_cluster("dgx-h100[2]"), Settings(), found)
+    assert said.startswith("not kept for the next time it is asked: ")
+    assert "disk is full" in said
+    assert store.persistent
 
 
-def test_a_folder_of_somebody_else_is_passed_over(model, store, searches, tmp_path):
-    explore(*model, store=store, **ASKED)
-    (folder,) = [path for path in (tmp_path / "explorations").iterdir() if path.name != "sources"]
-    folder.rename(folder.with_name(folder.name + ".old"))
-    explore(*model, store=store, **ASKED)
-    assert len(searches) == 2
-
-
-def test_the_graph_of_a_source_is_kept_for_other_questions(store, tmp_path):
+def test_the_graph_of_a_source_is_kept_for_other_questions(store):
     built = ModelSpec("zoo:gpt2-tiny", 0).build()
     explorations = kept.KeptExplorations(store)
     assert explorations.capture_of("zoo:gpt2-tiny") is None
     found = explore(*built, store=store, **ASKED)
     captured = kept.KeptCapture(found.model, found.recorded.graph, ("from a file",))
-    explorations.note_source("zoo:gpt2-tiny", captured)
+    explorations.keep_capture("zoo:gpt2-tiny", captured)
     again = explorations.capture_of("zoo:gpt2-tiny")
     assert again.notes == ("from a file",)
     assert again.graph.fingerprint == found.model.fingerprint
-    assert explorations.question_from("zoo:gpt2-tiny") == kept.question_of(again.model)
+    assert kept.question_of(again.model) == kept.question_of(found.model)
     other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]", "keep": False}
     assert points(explore_graph(again.graph, again.model, store=store, **_without_keep(other))) == points(
         explore(*built, store=store, **other)
     )
-    (file,) = (tmp_path / "explorations" / "sources").glob(f"*{kept.GRAPH}")
-    file.write_bytes(file.read_bytes()[:100])
+    store._connection.execute("UPDATE cache SET value = substr(value, 1, 100) WHERE kind = 'captures'")
     assert explorations.capture_of("zoo:gpt2-tiny") is None
 
 
 def _without_keep(asked):
     return {name: value for name, value in asked.items() if name != "keep"}
-
-
-def test_of_graphs_too_the_oldest_are_removed(model, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "MOST_KEPT", 2)
-    found = explore(*model, store=store, **ASKED)
-    explorations = kept.KeptExplorations(store)
-    for name in "abc":
-        explorations.note_source(name, kept.KeptCapture(found.model, found.recorded.graph))
-    explorations.keep("question", load_cluster("dgx-h100[2]"), Settings(), found)
-    assert len(list((tmp_path / "explorations" / "sources").glob(f"*{kept.GRAPH}"))) == 2

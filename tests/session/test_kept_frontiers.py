@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import io
-import pickle
-from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tensoropt.api import compare, explore, explore_graph, recost
+from tensoropt.costs import source
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.kept_tables import KeptTables, TableArrays
+from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.engine.models import ModelSpec
-from tensoropt.profiling.store import ProfileStore
+from tensoropt.files import pack, unpack
+from tensoropt.profiling.store import CACHED, ProfileStore
 from tensoropt.search.bounds import Bound
 from tensoropt.session import kept_frontiers
 from tensoropt.session.kept import KeptExplorations
-from tensoropt.session.kept_frontiers import READABLE, KeptFrontiers, PartReader
+from tensoropt.session.kept_frontiers import BOUNDS, part_from
 from tensoropt.session.one_space import OneSpace
 
 ASKED = {"cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1, 2]}
@@ -123,60 +123,30 @@ def test_tables_of_other_numbers_are_searched_again(model, store, count, monkeyp
     prices = CommunicationModel.time_s
     monkeypatch.setattr(CommunicationModel, "time_s", lambda *args: 2 * prices(*args))
     monkeypatch.setattr(KeptExplorations, "find", lambda *_: None)
-    monkeypatch.setattr(KeptTables, "at", lambda *_: TableArrays(None))
+    monkeypatch.setattr(source, "TableArrays", lambda *_: TableArrays())
     slower = explore(*model, store=store, keep=True, **ASKED)
     assert count.done == 2 * before
     assert points(slower) == points(explore(*model, store=None, **ASKED))
 
 
-def test_damaged_files_are_as_if_they_were_not_there(model, store, count, tmp_path):
+def test_damaged_values_are_as_if_they_were_not_there(model, store, count):
     found = explore(*model, store=store, keep=True, **ASKED)
-    files = sorted((tmp_path / "frontiers").rglob("*.pickle.gz"))
-    files[0].write_bytes(b"")
-    files[1].write_bytes(files[1].read_bytes()[:100])
+    first, second, *_ = store.cached("frontiers", "")
+    for key, damage in ((first, b""), (second, b"\x1f\x8b half of one")):
+        store._connection.execute("UPDATE cache SET value = ? WHERE key = ?", (damage, key))
     before = count.done
     again = compare(*model, planners=["optcnn"], store=store, keep=True, **ASKED)
     assert count.done == before + 2
     assert points(again) == points(found)
 
 
-def test_nothing_is_kept_unasked(model, store, tmp_path):
+def test_nothing_is_kept_unasked(model, store):
     explore(*model, store=store, **ASKED)
-    assert not (tmp_path / "frontiers").exists()
-    assert not (tmp_path / "tables").exists()
-
-
-def test_the_oldest_searches_go(tmp_path, monkeypatch):
-    import os
-
-    monkeypatch.setattr(kept_frontiers, "MOST_BYTES", 2500)
-    for age, name in enumerate("abc"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "1-0.pickle.gz").write_bytes(b"0" * 1000)
-        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
-    KeptFrontiers(tmp_path, "a").remove_old()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
-
-
-class Hostile:
-    """Would write a file where it is read."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-def test_a_file_of_somebody_else_runs_nothing(tmp_path):
-    file = tmp_path / "run"
-    with pytest.raises(pickle.UnpicklingError, match="is no part of a search"):
-        PartReader(io.BytesIO(pickle.dumps(Hostile(file)))).load()
-    assert not file.exists()
+    assert [store.cached(kind, "") for kind in CACHED] == [[]] * len(CACHED)
 
 
 def test_every_bound_can_be_read_back():
-    """A class that is not on the list would have its search made again each time, in silence."""
+    """A class that is not on the list could not be kept."""
     modules = [importlib.import_module(f"tensoropt.search.{name}") for name in ("bands", "bounds", "hull")]
     bounds = {
         found
@@ -185,5 +155,38 @@ def test_every_bound_can_be_read_back():
         if inspect.isclass(found) and "bounds" in vars(found) and found is not Bound
     }
     assert {found.__name__ for found in bounds} >= {"BandBound", "Staircase", "Hull"}
-    for found in bounds:
-        assert found.__name__ in READABLE[found.__module__], found
+    assert bounds <= set(BOUNDS.values())
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.01])
+def test_what_is_read_back_is_what_was_found(model, store, monkeypatch, epsilon):
+    """Points, strategies, what was simulated, and the certificate within any budget."""
+    kept, real = [], kept_frontiers.data_of
+    monkeypatch.setattr(
+        kept_frontiers, "data_of", lambda part, tables: kept.append((part, tables)) or real(part, tables)
+    )
+    explore(*model, store=store, keep=True, epsilon=epsilon, **ASKED)
+    assert kept
+    for part, tables in kept:
+        read = part_from(unpack(pack(real(part, tables))), part.number, tables)
+        frontiers = [
+            (found.frontier, same.frontier) for found, same in zip(part.every, read.every, strict=True)
+        ]
+        assert [cap for cap, _ in read.capped] == [cap for cap, _ in part.capped]
+        assert all(
+            a.numbers.tolist() == b.numbers.tolist() for a, b in zip(part.every, read.every, strict=True)
+        )
+        assert (read.frontier is None) == (part.frontier is None)
+        assert read.frontier is None or any(read.frontier is same for _, same in frontiers)
+        assert np.array_equal(read.simulated.configurations, part.simulated.configurations)
+        assert np.array_equal(read.simulated.costs, part.simulated.costs)
+        for found, same in frontiers:
+            assert (same.exact, same.notes) == (found.exact, found.notes)
+            assert (
+                same.memory.tobytes() + same.time.tobytes() == found.memory.tobytes() + found.time.tobytes()
+            )
+            for point in range(0, len(found), 1 + len(found) // 9):
+                assert same.strategy(point) == found.strategy(point)
+                assert same.options(point) == found.options(point)
+            budgets = np.concatenate([[0.0], found.memory, found.memory * 1.001, [np.inf]])
+            assert same.bounds(budgets).tobytes() == found.bounds(budgets).tobytes()

@@ -1,4 +1,4 @@
-"""How long an exploration still takes."""
+"""How long parts of an exploration take."""
 
 from __future__ import annotations
 
@@ -11,56 +11,10 @@ from tensoropt.cluster import load_cluster
 from tensoropt.costs import expected
 from tensoropt.plan.settings import Settings
 from tensoropt.session import remaining
-from tensoropt.session.remaining import LEAST_LEFT, START_S, Remaining
 from tensoropt.session.session import Session
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-def test_nothing_is_said_before_something_is_announced(clock):
-    assert Remaining(clock).words == ""
-
-
-def test_what_is_announced_adds_up_and_runs_down(clock):
-    left = Remaining(clock)
-    left.expect("tables", 6.0)
-    left.expect("searches", 4.0)
-    assert left.words == "about 10 s left"
-    clock.now += 3
-    assert left.left_s == pytest.approx(7.0)
-    clock.now += 100
-    assert left.left_s == pytest.approx(LEAST_LEFT * 10)
-
-
-def test_what_is_done_corrects_the_pace(clock):
-    """Four seconds took twelve: of the rest as much more as START_S at the expected pace leaves."""
-    left = Remaining(clock)
-    left.expect("tables", 4.0)
-    left.expect("searches", 10.0)
-    clock.now += 12
-    left.expect("tables", 0.0)
-    assert left.left_s == pytest.approx(10 * (START_S + 12) / (START_S + 4))
-
-
-def test_what_turns_out_to_be_more_is_no_sign_of_a_slow_pace(clock):
-    left = Remaining(clock)
-    left.expect("searches", 2.0)
-    clock.now += 50
-    left.expect("searches", 8.0)
-    assert left.left_s == pytest.approx(8.0)
-
-
-def test_progress_says_how_long_it_still_takes(clock):
+def test_progress_says_how_long_it_still_takes():
     told = []
     session = Session(load_cluster("dgx-h100"), Settings(), progress=lambda *a: told.append(a))
     session.report("capture", 0, 1, "a model")

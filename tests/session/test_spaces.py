@@ -153,8 +153,8 @@ os.sched_setaffinity(0, list(os.sched_getaffinity(0))[: int(sys.argv[1])])
 from tensoropt import processes
 if int(sys.argv[1]) > 1:
     processes.cores = lambda: 2
-forks, fork = [], processes.Fork
-processes.Fork = lambda work: forks.append(fork(work)) or forks[-1]
+forks, fork = [], processes._fork
+processes._fork = lambda *asked: forks.append(fork(*asked)) or forks[-1]
 from tensoropt.cli.parser import main
 model = ["zoo:gpt2-tiny", "--cluster", "dgx-h100[4]", "--micro-batches", "1,2"]
 assert main(["explore", *model, "--anew", "--out", sys.argv[2]]) == 0

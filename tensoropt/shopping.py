@@ -15,7 +15,7 @@ from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
 from tensoropt.files import write_text
 from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
-from tensoropt.plan.cluster_offers import Offers, Question, check_headroom, check_prices, offers
+from tensoropt.plan.cluster_offers import ClusterQuestion, Offers, check_headroom, check_prices, offers
 from tensoropt.plan.device_sweep import folders_in, same_step
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.types import Progress, silent
@@ -205,5 +205,5 @@ def shop(
     if not isinstance(saved, OnClusters):
         saved = OnClusters(tuple(saved), {})
     check_prices(saved.explorations, tariff)
-    question = Question(time_s, cost, memory_bytes, headroom, amount, tariff)
+    question = ClusterQuestion(time_s, cost, memory_bytes, headroom, amount, tariff)
     return offers(saved.explorations, question, saved.refused)

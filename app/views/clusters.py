@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.cluster_offers import ClusterCurve, Offer, Offers, Question, offer_of
+from tensoropt.plan.cluster_offers import ClusterCurve, ClusterOffer, ClusterQuestion, Offers, offer_of
 from tensoropt.plan.rates import HOUR_S
 from tensoropt.plan.step_work import StepWork
 from tensoropt.shopping import refused_in
@@ -32,7 +32,7 @@ class OnCluster:
 
     entry: Entry
     label: str
-    offer: Offer
+    offer: ClusterOffer
     curve: ClusterCurve
     fitting: np.ndarray
     money: np.ndarray | None
@@ -86,7 +86,7 @@ def clusters_data(library: Library, view: View) -> ClustersData | None:
     )
     offers = Offers(asked, tuple(row.offer for row in rows))
 
-    def place(offer: Offer | None) -> int | None:
+    def place(offer: ClusterOffer | None) -> int | None:
         return next((i for i, row in enumerate(rows) if row.offer is offer), None)
 
     return ClustersData(
@@ -103,8 +103,8 @@ def clusters_data(library: Library, view: View) -> ClustersData | None:
     )
 
 
-def _question(view: View, work: StepWork) -> tuple[Question, str]:
-    asked = Question(
+def _question(view: View, work: StepWork) -> tuple[ClusterQuestion, str]:
+    asked = ClusterQuestion(
         time_s=view.within_s,
         cost=view.within_cost,
         headroom=view.headroom,
@@ -114,12 +114,12 @@ def _question(view: View, work: StepWork) -> tuple[Question, str]:
     try:
         asked.amount.steps(work)
     except TensorOptError as error:
-        return replace(asked, amount=Question().amount), f"{asked.amount.words}: {error}"
+        return replace(asked, amount=ClusterQuestion().amount), f"{asked.amount.words}: {error}"
     return asked, ""
 
 
 def _row(
-    entry: Entry, curve: ClusterCurve, work: StepWork, asked: Question, *, priced: bool, alone: bool
+    entry: Entry, curve: ClusterCurve, work: StepWork, asked: ClusterQuestion, *, priced: bool, alone: bool
 ) -> OnCluster:
     label = curve.cluster if alone else f"{curve.cluster} ({entry.key.removeprefix('opened-')})"
     named = replace(curve, cluster=label)

@@ -22,7 +22,7 @@ from tensoropt.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
-class Offer:
+class ClusterOffer:
     """What one cluster offers.
 
     Attributes:
@@ -49,7 +49,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Question:
+class ClusterQuestion:
     """What is asked of clusters.
 
     Attributes:
@@ -76,22 +76,22 @@ class Question:
 class Offers:
     """The answer: a row per cluster, in the order they were given in; last those that were not explored."""
 
-    question: Question
-    rows: tuple[Offer, ...]
+    question: ClusterQuestion
+    rows: tuple[ClusterOffer, ...]
 
     @property
-    def within(self) -> tuple[Offer, ...]:
+    def within(self) -> tuple[ClusterOffer, ...]:
         """The rows within what was asked."""
         return tuple(row for row in self.rows if not row.reason)
 
     @property
-    def cheapest(self) -> Offer | None:
+    def cheapest(self) -> ClusterOffer | None:
         """Of those within the limits whose price is known, the cheapest, of equals the fastest."""
         priced = [row for row in self.within if row.cost is not None]
         return min(priced, key=lambda row: (row.cost or 0.0, _seconds(row)), default=None)
 
     @property
-    def fastest(self) -> Offer | None:
+    def fastest(self) -> ClusterOffer | None:
         """Of those within the limits the fastest, of equals the cheapest."""
         return min(
             self.within,
@@ -127,14 +127,14 @@ class Offers:
             yield f"Without a price, and so left out of what is cheapest: {', '.join(unknown)}."
 
 
-def _seconds(row: Offer) -> float:
+def _seconds(row: ClusterOffer) -> float:
     assert row.rates is not None
     return row.rates.step_s
 
 
 def offers(
     explorations: Sequence[Exploration],
-    question: Question | None = None,
+    question: ClusterQuestion | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> Offers:
     """What clusters offer for one model's step.
@@ -145,21 +145,21 @@ def offers(
     Raises:
         TensorOptError: the amount is in a unit of which a step's is unknown.
     """
-    asked = question or Question()
+    asked = question or ClusterQuestion()
     rows = [_offer(found, asked) for found in explorations]
-    rows += [Offer(cluster, reason=why) for cluster, why in (refused or {}).items()]
+    rows += [ClusterOffer(cluster, reason=why) for cluster, why in (refused or {}).items()]
     return Offers(asked, tuple(rows))
 
 
-def _offer(found: Exploration, asked: Question) -> Offer:
+def _offer(found: Exploration, asked: ClusterQuestion) -> ClusterOffer:
     table = RatesOf(found, asked.tariff)
     cluster = str(found.cluster["name"])
     if table.cluster is None:
-        return Offer(cluster, reason="the cluster was not saved with it; explore again")
+        return ClusterOffer(cluster, reason="the cluster was not saved with it; explore again")
     memory = np.array([point.memory_bytes for point in found.points])
     time = np.array([point.time_s for point in found.points])
     best = _fastest(memory, time, asked.room(table.cluster.memory_bytes))
-    row = Offer(cluster, table.cluster.counts)
+    row = ClusterOffer(cluster, table.cluster.counts)
     if best is None:
         return replace(row, reason=_no_room(memory, asked.room(table.cluster.memory_bytes)))
     return _filled(
@@ -193,19 +193,19 @@ class ClusterCurve:
             return None
         return sum(some.count * (price or 0.0) for some, price in zip(self.devices, prices, strict=True))
 
-    def fitting(self, asked: Question) -> np.ndarray:
+    def fitting(self, asked: ClusterQuestion) -> np.ndarray:
         """Per point whether it fits what a device may use."""
         room = asked.room(min(some.memory_bytes for some in self.devices))
         return np.asarray(self.memory <= room)
 
 
-def offer_of(curve: ClusterCurve, work: StepWork, asked: Question) -> Offer:
+def offer_of(curve: ClusterCurve, work: StepWork, asked: ClusterQuestion) -> ClusterOffer:
     """What a cluster offers by its curve alone: as :func:`offers` has it, without MFU and the plan's name.
 
     Args:
         work: of the step, which all clusters share.
     """
-    row = Offer(curve.cluster, ", ".join(f"{some.count} x {some.kind}" for some in curve.devices))
+    row = ClusterOffer(curve.cluster, ", ".join(f"{some.count} x {some.kind}" for some in curve.devices))
     room = asked.room(min(some.memory_bytes for some in curve.devices))
     best = _fastest(curve.memory, curve.time, room)
     if best is None:
@@ -241,8 +241,8 @@ def _no_room(memory: np.ndarray, room: float) -> str:
 
 
 def _filled(
-    row: Offer, point: int, memory_bytes: float, rates: Rates, work: StepWork, asked: Question
-) -> Offer:
+    row: ClusterOffer, point: int, memory_bytes: float, rates: Rates, work: StepWork, asked: ClusterQuestion
+) -> ClusterOffer:
     """A row with the figures of its point, and why that is not within what was asked."""
     steps = asked.amount.steps(work)
     cost = rates.cost(steps)
@@ -265,7 +265,7 @@ def _filled(
     )
 
 
-OFFER_COLUMNS: dict[str, Callable[[Offer], object]] = {
+OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
     "cluster": lambda row: row.cluster,
     "devices": lambda row: row.devices,
     "point": lambda row: None if row.point is None else row.point + 1,

@@ -40,7 +40,7 @@ class CostTable:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Edge:
+class _Edge:
     """The costs between two operators; configurations (i, j) have the cost of entry (rows[i], cols[j]) of
     ``table``.
 
@@ -66,7 +66,7 @@ class CostGraph:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.nodes: list[CostTable] = []
-        self.edges: list[Edge] = []
+        self.edges: list[_Edge] = []
         self._index: dict[str, int] = {}
         self._ordinals: dict[tuple[int, int], int] = {}
         self._tables: dict[bytes, CostTable] = {}
@@ -129,7 +129,7 @@ class CostGraph:
             maps.append(self._shared_map(_class_map(given, self.nodes[v].entries, size, f"{what}: {side}")))
         ordinal = self._ordinals.get((a, b), 0)
         self._ordinals[a, b] = ordinal + 1
-        self.edges.append(Edge(a, b, ordinal, table, maps[0], maps[1]))
+        self.edges.append(_Edge(a, b, ordinal, table, maps[0], maps[1]))
 
     def blocked(self) -> str | None:
         """The first operator or edge that alone makes every strategy impossible, in words; None if there is

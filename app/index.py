@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.cluster_offers import SomeDevices
-from tensoropt.plan.device_sweep import FILE
-from tensoropt.plan.exploration_files import Costs, read_costs, read_described
+from tensoropt.plan.cluster_offers import SomeDevices, some_devices
+from tensoropt.plan.exploration_files import DESCRIBED, Costs, read_costs, read_described
 
 STEP = (("mode", "train"), ("optimizer", "adam"), ("dtype", "float32"))
 """Settings that tell two steps of one model apart, with what is meant where one is not written."""
@@ -74,7 +73,7 @@ class Index:
     def _once(
         self, what: str, folder: Path, read: Callable[[Path], Found], fault: Callable[[str], Found]
     ) -> Found:
-        file = folder / FILE
+        file = folder / DESCRIBED
         try:
             state = file.stat()
         except OSError as error:
@@ -109,15 +108,7 @@ def _head(folder: Path) -> Head:
         kind=str(least["name"]),
         # A cluster with one price missing has none: a sum of what is known would be too low.
         price=None if None in prices else max(map(float, prices)),
-        kinds=tuple(
-            SomeDevices(
-                str(kind["name"]),
-                sum(number == place for number in cluster.get("devices", ())),
-                float(kind["memory_bytes"]),
-                None if kind.get("price_per_hour") is None else float(kind["price_per_hour"]),
-            )
-            for place, kind in enumerate(cluster["kinds"])
-        ),
+        kinds=some_devices(cluster),
         settings=(
             ("devices", str(len(cluster.get("devices", ())))),
             ("batch", str(model.get("batch") or "")),

@@ -98,8 +98,8 @@ ONCE = {
     "Settings",
     "Strategy",
 }
-"""Aliases, and classes of any folder, that one file at most defines, as each public class of the package: a reader
-who meets the name knows what it is."""
+"""Aliases and classes of any folder that one file at most defines, as each public class of the package: a
+reader who meets the name knows what it is."""
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 FILES = sorted(p for top in ("tensoropt", "app") for p in (ROOT / top).rglob("*.py"))

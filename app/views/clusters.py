@@ -77,7 +77,7 @@ def clusters_data(library: Library, view: View) -> ClustersData | None:
         return None
     work, units = StepWork.of(chosen), Units.of(chosen)
     asked, fault = _question(view, work)
-    found = [(entry, _curve(library, entry)) for entry in _alike(library, view.exploration)]
+    found = list(library.alike(view.exploration).items())
     names = [curve.cluster for _, curve in found]
     priced = any(curve.per_hour(asked.tariff) is not None for _, curve in found)
     rows = tuple(
@@ -135,14 +135,6 @@ def _row(
     )
 
 
-def _alike(library: Library, key: str) -> list[Entry]:
-    """Return explorations of the same step that have points, in the library's order; none of them is
-    opened."""
-    step = library.head_of(library.entry(key)).step
-    alike = [entry for entry in library.entries() if library.head_of(entry).step == step]
-    return [e for e in alike if len(library.costs_of(e).memory) and library.head_of(e).kinds]
-
-
 def _refused(found: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
     """Return what the folders of these explorations say about clusters without an exploration."""
     said: dict[str, str] = {}
@@ -150,11 +142,6 @@ def _refused(found: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
         said |= refused_in(folder)
     known = {curve.cluster for _, curve in found}
     return {name: why for name, why in said.items() if name not in known}
-
-
-def _curve(library: Library, entry: Entry) -> ClusterCurve:
-    head, curve = library.head_of(entry), library.costs_of(entry)
-    return ClusterCurve(head.cluster, head.kinds, curve.memory, curve.time)
 
 
 def unpriced_kinds(data: ClustersData, view: View) -> list[str]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.plan.device_sweep import FILE
-from tensoropt.plan.exploration_files import Costs
+from tensoropt.plan.exploration_files import DESCRIBED, Costs
 
 from ..index import Head
 from ..library import Entry, Library
@@ -102,7 +101,7 @@ def runs_of(library: Library, *, curves: bool = True) -> tuple[Run, ...]:
 
 def _made(entry: Entry) -> float | None:
     try:
-        return (entry.folder / FILE).stat().st_mtime
+        return (entry.folder / DESCRIBED).stat().st_mtime
     except OSError:
         return None
 

@@ -6,7 +6,7 @@ import argparse
 
 from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
 from tensoropt.cli.arguments import add_folder, add_headroom, budget, limits, point_index
-from tensoropt.cli.device_profile import profile_answer
+from tensoropt.cli.shop import offers_answer
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -22,7 +22,9 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     add_headroom(verb)
     which = verb.add_mutually_exclusive_group(required=True)
-    which.add_argument("--profile", action="store_true", help="the table devices x memory -> time, no plan")
+    which.add_argument(
+        "--profile", action="store_true", help="the table devices x memory -> time, no plan; as shop"
+    )
     which.add_argument("--memory", metavar="24GiB", help="the fastest plan within this much per device")
     which.add_argument(
         "--time", metavar="0.5", help="the leanest plan within this time per step (seconds, 500ms)"
@@ -43,7 +45,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     if options.headroom is not None and options.memory is None:
         raise TensorOptError("--headroom says what a budget leaves free; give --memory with it")
     if options.profile:
-        return Answer(*profile_answer(options.dir))
+        return offers_answer(options.dir, {})
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
     amount, tariff = amount_option(options), tariff_option(options)

@@ -1,8 +1,12 @@
-"""``shop``: which cluster to take for a model that was explored on several."""
+"""``shop``: what several clusters, or numbers of devices, offer for one model, and which to take.
+
+``explore --devices``, ``explore --also-on`` and ``choose --profile`` end with the same answer.
+"""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
@@ -14,7 +18,9 @@ from tensoropt.units import format_bytes, format_number, format_seconds, parse_b
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """What the verb takes."""
-    verb.add_argument("dir", metavar="DIR", help="the folder given to explore --also-on --out")
+    verb.add_argument(
+        "dir", metavar="DIR", help="the folder given to explore --out with --also-on or --devices"
+    )
     verb.add_argument("--time", metavar="300ms", help="the cheapest cluster within this time per step")
     verb.add_argument("--cost", metavar="5", help="the fastest within this money for what is asked below")
     verb.add_argument("--memory", metavar="24GiB", help="use at most this much of every device")
@@ -24,20 +30,22 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """A row per cluster, and which to take."""
-    asked = _asked(options)
-    from tensoropt.shopping import load_clusters
-
-    return shop_answer(load_clusters(options.dir), asked, options.csv)
+    """Devices x memory -> time, a row per exploration, and which to take."""
+    return offers_answer(options.dir, _asked(options), options.csv)
 
 
-def shop_answer(found: Any, asked: dict[str, Any], csv: str | None = None) -> Answer:
-    """The table and the answer of explorations on clusters (:class:`tensoropt.shopping.OnClusters`)."""
+def offers_answer(saved: Any, asked: dict[str, Any], csv: str | None = None) -> Answer:
+    """The tables and the answer of explorations on several clusters, or numbers of devices.
+
+    Args:
+        saved: :data:`tensoropt.shopping.SavedOnClusters`.
+    """
     from tensoropt.plan.cluster_offers import offers_data, write_offers_csv
-    from tensoropt.shopping import shop
+    from tensoropt.shopping import OnClusters, shop
 
-    told = shop(found, **asked)
-    lines = [_table(told), "", *told.sentences()]
+    found = OnClusters.of(saved)
+    told, profile = shop(found, **asked), found.profile
+    lines = [_profile_table(profile), "", _table(told), "", *told.sentences()]
     if csv:
         write_offers_csv(told, csv)
         lines.append(f"{len(told.rows)} clusters written to {csv}")
@@ -46,6 +54,7 @@ def shop_answer(found: Any, asked: dict[str, Any], csv: str | None = None) -> An
         for name, row in (("cheapest", told.cheapest), ("fastest", told.fastest))
     }
     data = {
+        "profile": asdict(profile),
         **best,
         "amount": told.question.amount.words,
         "currency": told.question.tariff.currency,
@@ -53,6 +62,14 @@ def shop_answer(found: Any, asked: dict[str, Any], csv: str | None = None) -> An
         "csv": csv,
     }
     return Answer(data, "\n".join(lines))
+
+
+def _profile_table(profile: Any) -> str:
+    rows = [["devices", "kind", *(f"<= {format_bytes(budget)}" for budget in profile.budgets_bytes)]]
+    for row in profile.rows:
+        cells = ("-" if cell is None else format_seconds(cell.time_s) for cell in row.cells)
+        rows.append([str(row.devices), row.kind, *cells])
+    return columns(rows, left=(1,))
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
@@ -121,4 +138,9 @@ def _remark(told: Any, row: Any) -> str:
     return "<- " + ", ".join(marks) if marks and marks[0] in ("cheapest", "fastest") else ", ".join(marks)
 
 
-VERB = Verb("shop", "say which cluster to take for a model explored on several", add_arguments, answer)
+VERB = Verb(
+    "shop",
+    "say which cluster, or how many devices, to take for a model explored on several",
+    add_arguments,
+    answer,
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -153,18 +154,12 @@ def offers(
 
 def _offer(found: Exploration, asked: ClusterQuestion) -> ClusterOffer:
     table = RatesOf(found, asked.tariff)
-    cluster = str(found.cluster["name"])
     if table.cluster is None:
-        return ClusterOffer(cluster, reason="the cluster was not saved with it; explore again")
-    memory = np.array([point.memory_bytes for point in found.points])
-    time = np.array([point.time_s for point in found.points])
-    best = _fastest(memory, time, asked.room(table.cluster.memory_bytes))
-    row = ClusterOffer(cluster, table.cluster.counts)
-    if best is None:
-        return replace(row, reason=_no_room(memory, asked.room(table.cluster.memory_bytes)))
-    return _filled(
-        replace(row, name=found.names[best]), best, float(memory[best]), table.of(best), table.work, asked
-    )
+        return ClusterOffer(
+            str(found.cluster["name"]), reason="the cluster was not saved with it; explore again"
+        )
+    row = offer_of(ClusterCurve.of(found), table.work, asked, table.of)
+    return row if row.point is None else replace(row, name=found.names[row.point])
 
 
 @dataclass(frozen=True)
@@ -177,14 +172,47 @@ class SomeDevices:
     price: float | None
 
 
+def some_devices(cluster: Mapping[str, Any]) -> tuple[SomeDevices, ...]:
+    """The devices in a cluster's data, by kind."""
+    return tuple(
+        SomeDevices(
+            str(kind["name"]),
+            sum(number == place for number in cluster.get("devices", ())),
+            float(kind["memory_bytes"]),
+            None if kind.get("price_per_hour") is None else float(kind["price_per_hour"]),
+        )
+        for place, kind in enumerate(cluster["kinds"])
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class ClusterCurve:
-    """A frontier as numbers, with what its cluster has: enough to offer it without opening it."""
+    """A frontier as numbers, with what its cluster has: enough to offer it without opening it.
+
+    Attributes:
+        devices: those of the cluster, by kind.
+        count: the number of devices that plans are on.
+        memory, time: bytes ascending, seconds descending.
+    """
 
     cluster: str
     devices: tuple[SomeDevices, ...]
+    count: int
     memory: np.ndarray
     time: np.ndarray
+
+    @classmethod
+    def of(cls, found: Exploration) -> ClusterCurve:
+        """The frontier of an exploration."""
+        memory, time = (
+            np.array([getattr(p, name) for p in found.points]) for name in ("memory_bytes", "time_s")
+        )
+        return cls(str(found.cluster["name"]), some_devices(found.cluster), found.devices, memory, time)
+
+    @property
+    def smallest(self) -> SomeDevices:
+        """The devices that limit memory, as budgets are per device."""
+        return min(self.devices, key=lambda some: some.memory_bytes)
 
     def per_hour(self, tariff: Tariff) -> float | None:
         """Money for an hour of all devices; None where a price is unknown."""
@@ -195,55 +223,30 @@ class ClusterCurve:
 
     def fitting(self, asked: ClusterQuestion) -> np.ndarray:
         """Per point whether it fits what a device may use."""
-        room = asked.room(min(some.memory_bytes for some in self.devices))
+        room = asked.room(self.smallest.memory_bytes)
         return np.asarray(self.memory <= room)
 
 
-def offer_of(curve: ClusterCurve, work: StepWork, asked: ClusterQuestion) -> ClusterOffer:
-    """What a cluster offers by its curve alone: as :func:`offers` has it, without MFU and the plan's name.
+def offer_of(
+    curve: ClusterCurve,
+    work: StepWork,
+    asked: ClusterQuestion,
+    rates_of: Callable[[int], Rates] | None = None,
+) -> ClusterOffer:
+    """What a cluster offers: its fastest point that fits, and why that is not within what was asked.
 
     Args:
         work: of the step, which all clusters share.
+        rates_of: the rates of a point; without it those that follow from the curve alone, without MFU.
     """
     row = ClusterOffer(curve.cluster, ", ".join(f"{some.count} x {some.kind}" for some in curve.devices))
-    room = asked.room(min(some.memory_bytes for some in curve.devices))
-    best = _fastest(curve.memory, curve.time, room)
-    if best is None:
-        return replace(row, reason=_no_room(curve.memory, room))
-    seconds, per_hour = float(curve.time[best]), curve.per_hour(asked.tariff)
-    unknown = [s.kind for s in curve.devices if asked.tariff.of_named(s.kind, s.price) is None]
-    whys = {
-        "mfu": "not worked out",
-        "per_hour": f"no price of a device-hour is known for {', '.join(unknown)}",
-    }
-    rates = Rates(
-        step_s=seconds,
-        devices=sum(some.count for some in curve.devices),
-        samples_per_s=None if work.samples is None else work.samples / seconds,
-        tokens_per_s=None if work.tokens is None else work.tokens / seconds,
-        flops_per_s=None,
-        mfu=None,
-        per_hour=per_hour,
-        whys=whys,
-    )
-    return _filled(row, best, float(curve.memory[best]), rates, work, asked)
-
-
-def _fastest(memory: np.ndarray, time: np.ndarray, room: float) -> int | None:
-    """The fastest point that fits; None where none does."""
-    fitting = np.flatnonzero(memory <= room)
-    return int(fitting[np.argmin(time[fitting])]) if len(fitting) else None
-
-
-def _no_room(memory: np.ndarray, room: float) -> str:
-    smallest = float(memory.min()) if len(memory) else float("inf")
-    return f"does not fit: {format_bytes(smallest)} at least, {format_bytes(room)} a device may use"
-
-
-def _filled(
-    row: ClusterOffer, point: int, memory_bytes: float, rates: Rates, work: StepWork, asked: ClusterQuestion
-) -> ClusterOffer:
-    """A row with the figures of its point, and why that is not within what was asked."""
+    fitting = np.flatnonzero(curve.fitting(asked))
+    if not len(fitting):
+        room = format_bytes(asked.room(curve.smallest.memory_bytes))
+        least = format_bytes(float(curve.memory.min(initial=np.inf)))
+        return replace(row, reason=f"does not fit: {least} at least, {room} a device may use")
+    best = int(fitting[np.argmin(curve.time[fitting])])
+    rates = _rates(curve, best, work, asked.tariff) if rates_of is None else rates_of(best)
     steps = asked.amount.steps(work)
     cost = rates.cost(steps)
     reason = ""
@@ -255,13 +258,31 @@ def _filled(
         reason = f"too dear: {asked.tariff.words(cost)}"
     return replace(
         row,
-        point=point,
+        point=best,
         rates=rates,
-        memory_bytes=memory_bytes,
+        memory_bytes=float(curve.memory[best]),
         hours=rates.hours(steps),
         device_hours=rates.device_hours(steps),
         cost=cost,
         reason=reason,
+    )
+
+
+def _rates(curve: ClusterCurve, point: int, work: StepWork, tariff: Tariff) -> Rates:
+    seconds = float(curve.time[point])
+    unknown = [some.kind for some in curve.devices if tariff.of_named(some.kind, some.price) is None]
+    return Rates(
+        step_s=seconds,
+        devices=sum(some.count for some in curve.devices),
+        samples_per_s=None if work.samples is None else work.samples / seconds,
+        tokens_per_s=None if work.tokens is None else work.tokens / seconds,
+        flops_per_s=None,
+        mfu=None,
+        per_hour=curve.per_hour(tariff),
+        whys={
+            "mfu": "not worked out",
+            "per_hour": f"no price of a device-hour is known for {', '.join(unknown)}",
+        },
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
-from tensoropt.cli.arguments import add_folder, add_headroom, budget, limits, point_index
+from tensoropt.cli.arguments import add_folder, add_headroom, add_point, budget, limits, point_index
 from tensoropt.cli.shop import offers_answer
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
@@ -25,17 +25,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--profile", action="store_true", help="the table devices x memory -> time, no plan; as shop"
     )
-    which.add_argument("--memory", metavar="24GiB", help="the fastest plan within this much per device")
-    which.add_argument(
-        "--time", metavar="0.5", help="the leanest plan within this time per step (seconds, 500ms)"
-    )
-    which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
-    which.add_argument(
-        "--point",
-        type=int,
-        metavar="N",
-        help="its number, from 1; after the frontier's those of other planners",
-    )
+    add_point(which, default="")
     verb.add_argument("--out", metavar="plan.json", help="where to write the plan")
     add_amount(verb)
 

@@ -72,15 +72,18 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
 
 def over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     """The answer on several clusters, or on several numbers of one's devices; the model is captured once."""
+    from tensoropt.cluster import load_cluster
     from tensoropt.shopping import named_clusters
     from tensoropt.shopping import over_clusters as explore_each
 
     if question.devices:
-        whole = question.loaded_cluster()
+        whole = load_cluster(question.cluster)
         clusters = {f"{n}-devices": whole.subset(n) for n in part_sizes(question.devices, whole)}
     else:
-        first = question.cluster if isinstance(question.cluster, str) else question.loaded_cluster()
-        clusters = named_clusters([first, *question.also_on])
+        first = question.cluster
+        clusters = named_clusters(
+            [first if isinstance(first, str) else load_cluster(first), *question.also_on]
+        )
     with writable_folder(out) as folder:
 
         def on(cluster: Any, known: Any) -> Any:

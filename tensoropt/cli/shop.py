@@ -24,7 +24,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--time", metavar="300ms", help="the cheapest cluster within this time per step")
     verb.add_argument("--cost", metavar="5", help="the fastest within this money for what is asked below")
     verb.add_argument("--memory", metavar="24GiB", help="use at most this much of every device")
-    verb.add_argument("--headroom", default="5%", metavar="5%%", help="of devices' memory kept free")
+    verb.add_argument("--headroom", default="5%", metavar="5%", help="of devices' memory kept free")
     verb.add_argument("--csv", metavar="FILE", help="write the table")
     add_amount(verb)
 

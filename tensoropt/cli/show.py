@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
-from tensoropt.cli.arguments import add_folder, limits, point_option
+from tensoropt.cli.arguments import add_folder, add_point, limits, point_option
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -15,11 +15,7 @@ from tensoropt.units import parse_seconds
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """What the verb takes."""
     add_folder(verb)
-    point = verb.add_mutually_exclusive_group()
-    point.add_argument("--point", type=int, metavar="N", help="its number, from 1; default: the fastest")
-    point.add_argument("--memory", metavar="24GiB", help="the fastest within this much per device")
-    point.add_argument("--time", metavar="0.5", help="the leanest within this time per step (seconds, 500ms)")
-    point.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
+    add_point(verb.add_mutually_exclusive_group())
     verb.add_argument(
         "--trace", metavar="FILE", help="write its timeline for ui.perfetto.dev, chrome://tracing"
     )

@@ -47,8 +47,8 @@ PAIR_FIELDS = (
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
-def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
-    """Return the cluster that a text names.
+def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Cluster) -> Cluster:
+    """Return the cluster that a text names, or that the content of a cluster file describes.
 
     Args:
         description: ``local`` (the GPUs that NVML sees, or one CPU rank per core if there are none),
@@ -63,6 +63,8 @@ def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
     """
     if isinstance(description, Cluster):
         return description
+    if isinstance(description, Mapping):
+        return cluster_from(description, name="cluster")
     text = os.fspath(description).strip()
     if part := re.fullmatch(r"(.+)\[(\d{1,9})\]", text):
         return load_cluster(part.group(1)).subset(int(part.group(2)))
@@ -106,9 +108,6 @@ def _load_file(path: Path) -> Cluster:
         raise ClusterError(f"cluster file '{path}' cannot be read ({error.strerror})") from None
     if isinstance(data, dict) and isinstance(data.get("cluster"), dict) and "kinds" in data["cluster"]:
         data = data["cluster"]  # an exploration's file contains the cluster that it was made for
-    # Only Cluster.to_dict writes ``kinds``; a cluster file has ``devices`` with kinds in them.
-    if isinstance(data, dict) and "kinds" in data:
-        return Cluster.from_dict(data)
     try:
         return cluster_from(data, name=path.stem)
     except ClusterError as error:
@@ -116,7 +115,15 @@ def _load_file(path: Path) -> Cluster:
 
 
 def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluster:
-    """A cluster from the parsed content of a cluster file; ``nodes`` overrides the file's."""
+    """A cluster from the parsed content of a cluster file, or from :meth:`Cluster.to_dict`.
+
+    Args:
+        name: the cluster's, if the file gives none.
+        nodes: overrides the file's.
+    """
+    # Only Cluster.to_dict writes ``kinds``; a cluster file has ``devices`` with kinds in them.
+    if isinstance(data, Mapping) and "kinds" in data:
+        return Cluster.from_dict(data)
     entry = check_fields(data, FILE_FIELDS, "a cluster")
     of_nodes = _nodes(entry, nodes)
     per_node, node_count = of_nodes[0], len(of_nodes)

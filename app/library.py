@@ -152,8 +152,8 @@ class Library:
         step = self.head_of(self.entry(key)).step
         found = {}
         for entry in self.entries():
-            head, costs = self.head_of(entry), self.costs_of(entry)
-            if head.step == step and head.kinds and len(costs.memory):
+            head = self.head_of(entry)
+            if head.step == step and head.kinds and len((costs := self.costs_of(entry)).memory):
                 count = int(costs.devices[0])
                 found[entry] = ClusterCurve(head.cluster, head.kinds, count, costs.memory, costs.time)
         return found

@@ -7,7 +7,7 @@ leaves it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.plan.cluster_offers import ClusterCurve
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.exploration_files import DESCRIBED
+from tensoropt.plan.settings import settings_fields
 from tensoropt.units import format_bytes
 
 BUDGETS = 6
@@ -91,7 +92,7 @@ def load_sweep(
             f"{folder} holds no exploration that can be read (no {DESCRIBED} in it or in a folder of it); "
             "run `tensoropt explore` with --out"
         )
-    if len({same_step(exploration) for exploration in sweep}) > 1:
+    if len({same_step(exploration.model.fingerprint, exploration.settings) for exploration in sweep}) > 1:
         raise TensorOptError(
             f"{folder} holds explorations of different models or settings, which cannot be compared; name "
             "one of them, or keep those of one in a folder of their own"
@@ -99,15 +100,15 @@ def load_sweep(
     return tuple(sorted(sweep, key=lambda exploration: exploration.devices))
 
 
-def same_step(exploration: Exploration) -> tuple[Any, ...]:
-    """What explorations must share to be compared: the operators, and what is done with them in a step."""
-    settings = exploration.settings
-    return (
-        exploration.model.fingerprint,
-        settings.get("mode", "train"),
-        settings.get("optimizer", "adam"),
-        settings.get("dtype", "float32"),
-    )
+def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """What explorations must share to be compared: the operators, and what is done with them in a step.
+
+    Args:
+        fingerprint: of the operators.
+        settings: as the exploration keeps them.
+    """
+    of_step = (setting for setting in settings_fields() if setting.of_step)
+    return fingerprint, *(str(settings.get(setting.name, setting.default)) for setting in of_step)
 
 
 def profile(curves: Sequence[ClusterCurve], columns: int = BUDGETS) -> Profile:

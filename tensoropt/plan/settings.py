@@ -248,15 +248,10 @@ class Settings:
     mode: Annotated[
         Literal["train", "inference"],
         Setting(
-            "inference: the forward pass alone",
-            "Mode",
-            STEP,
-            title="{}",
-            assumed=True,
-            of_step=True,
+            "inference: the forward pass alone", "Mode", STEP, title="{}", assumed=True, of_step=True,
             width=120,
         ),
-    ] = "train"
+    ] = "train"  # fmt: skip
     optimizer: Annotated[
         Optimizer,
         Setting(

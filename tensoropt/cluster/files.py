@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from tensoropt.cluster.catalog import (
     check_fields,
@@ -24,8 +21,9 @@ from tensoropt.cluster.devices import DeviceKind, Link
 from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.local import available_cores, cpu_cluster, local_cluster
 from tensoropt.cluster.pairs import all_pairs, levels_from_pairs
-from tensoropt.cluster.quantities import MEMORY, count, positive, size_bytes, written
+from tensoropt.cluster.quantities import MEMORY, count, positive
 from tensoropt.errors import ClusterError, suggest
+from tensoropt.files import read_document
 
 FILE_FIELDS = ("name", "devices", "nodes", "links", "source", "scalable")
 NODE_ENTRY_FIELDS = ("count", "devices")
@@ -96,16 +94,7 @@ def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Clust
 
 
 def _load_file(path: Path) -> Cluster:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        data = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
-    except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ClusterError(
-            f"cluster file '{path}' is not valid YAML or JSON ({reason}); correct that line"
-        ) from None
-    except OSError as error:
-        raise ClusterError(f"cluster file '{path}' cannot be read ({error.strerror})") from None
+    data = read_document(path, "cluster", ClusterError)
     if isinstance(data, dict) and isinstance(data.get("cluster"), dict) and "kinds" in data["cluster"]:
         data = data["cluster"]  # an exploration's file contains the cluster that it was made for
     try:
@@ -222,8 +211,8 @@ def _devices(value: object, what: str) -> list[DeviceKind]:
             raise ClusterError(f"{where} has no kind; add for example kind: H100-80GB")
         kind = device_from(entry["kind"], f"{where}.kind")
         if "memory" in entry:
-            memory = written(entry["memory"], f"memory of {where}", MEMORY)
-            kind = replace(kind, memory_bytes=size_bytes(memory, f"memory of {where}"))
+            memory = MEMORY.read_written(entry["memory"], f"memory of {where}")
+            kind = replace(kind, memory_bytes=int(memory))
         if entry.get("price_per_hour") is not None:
             kind = replace(
                 kind, price_per_hour=positive(entry["price_per_hour"], f"price_per_hour of {where}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
+from tensoropt.cli.amounts import add_amount, point_rates
 from tensoropt.cli.arguments import add_folder, add_headroom, add_point, budget, limits, point_index
 from tensoropt.cli.shop import offers_answer
 from tensoropt.cli.verb import Answer, Verb
@@ -38,11 +38,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         return offers_answer(options.dir, {})
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
-    amount, tariff = amount_option(options), tariff_option(options)
     from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.made_for import for_gpus
-    from tensoropt.plan.rates import RatesOf, kinds_of
-    from tensoropt.report.rate_words import rate_lines, rates_data
     from tensoropt.report.table import point_lines, run_line
     from tensoropt.saved import chosen_point, opened
 
@@ -54,9 +51,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     else:
         found, index = chosen_point(options.dir, devices=options.devices, **wanted)
     plan = found.plan(index)
-    tariff.check(kinds_of(found))
-    rated = RatesOf(found, tariff)
-    lines = [*point_lines(found, index), *rate_lines(rated, index, amount)]
+    rated_lines, rates = point_rates(options, found, index)
+    lines = [*point_lines(found, index), *rated_lines]
     if options.out:
         plan.save(options.out)
         gpus = for_gpus(found.cluster)
@@ -66,7 +62,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         lines.append("not saved; give --out plan.json to keep it")
     data = {
         **points_data(found, [index])[0],
-        "rates": rates_data(rated, index, amount),
+        "rates": rates,
         "out": options.out,
         "plan": plan.to_data(),
     }

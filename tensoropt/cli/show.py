@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
+from tensoropt.cli.amounts import add_amount, point_rates
 from tensoropt.cli.arguments import add_folder, add_point, limits, point_option
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
@@ -50,13 +50,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError(f"--align {options.align} is about a measured file; give it with --beside FILE")
     if options.top < 1:
         raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
-    amount, tariff = amount_option(options), tariff_option(options)
     from tensoropt.observed.files import read_observation
-    from tensoropt.plan.rates import RatesOf, kinds_of
     from tensoropt.report.beside import beside
     from tensoropt.report.explain import detail_lines
     from tensoropt.report.owners import point_owners
-    from tensoropt.report.rate_words import rate_lines, rates_data
     from tensoropt.report.table import point_lines
     from tensoropt.report.trace import write_trace
     from tensoropt.saved import opened, show
@@ -64,9 +61,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     found = opened(options.dir)
     told = show(found, point_option(options, found), **wanted)
     summed = found.all_points[told.point].carried is None
-    tariff.check(kinds_of(found))
-    rated = RatesOf(found, tariff)
-    rated_lines = rate_lines(rated, told.point, amount)
+    rated_lines, rates = point_rates(options, found, told.point)
     lines = [
         *point_lines(found, told.point),
         *rated_lines,
@@ -92,7 +87,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         data["beside"] = measured.to_dict()
     if owned is not None:
         data["owners"] = owned.to_dict()
-    data["rates"] = rates_data(rated, told.point, amount)
+    data["rates"] = rates
     return Answer(data, "\n".join(lines))
 
 

@@ -78,7 +78,7 @@ def over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer:
 
     if question.devices:
         whole = load_cluster(question.cluster)
-        clusters = {f"{n}-devices": whole.subset(n) for n in part_sizes(question.devices, whole)}
+        clusters: Any = {f"{n}-devices": whole.subset(n) for n in part_sizes(question.devices, whole)}
     else:
         first = question.cluster
         clusters = named_clusters(

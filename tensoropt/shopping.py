@@ -181,8 +181,13 @@ def refused_in(folder: Path) -> dict[str, str]:
 
 
 def device_profile(saved: SavedOnClusters) -> Profile:
-    """The table devices x memory -> time of the explorations in a folder, or of those given."""
-    return OnClusters.of(saved).profile
+    """The table devices x memory -> time of the explorations in a folder, or of those given.
+
+    Raises:
+        TensorOptError: the folder holds none, one is damaged, or they are not of one model's step.
+    """
+    # The table has no place for what cannot be read.
+    return OnClusters.of(load_sweep(saved) if isinstance(saved, (str, os.PathLike)) else saved).profile
 
 
 def shop(

@@ -53,7 +53,7 @@ def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Clust
             ``local:N`` (N of them), ``cpu`` and ``cpu:N`` (CPU ranks, even on a machine with GPUs), a preset
             (see :func:`list_clusters`), or the path of a YAML or JSON file. Such a file may also hold the
             output of :meth:`Cluster.to_dict`, or be the ``exploration.json`` that contains it. ``[N]`` after
-            any of these selects its first N devices.
+            any of these selects its first N devices. Or the parsed content of such a file.
 
     Raises:
         ClusterError: the text names nothing, or the file does not describe a cluster; the message states the

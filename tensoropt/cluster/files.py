@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster.catalog import (
+    LINK_FIELDS,
     check_fields,
     cluster_preset,
     device_from,
-    link,
     link_from,
     list_clusters,
 )
@@ -29,19 +29,7 @@ FILE_FIELDS = ("name", "devices", "nodes", "links", "source", "scalable")
 NODE_ENTRY_FIELDS = ("count", "devices")
 DEVICE_ENTRY_FIELDS = ("kind", "count", "memory", "price_per_hour")
 LINK_ENTRY_FIELDS = ("intra_node", "inter_node", "pairs")
-PAIR_FIELDS = (
-    "between",
-    "from",
-    "to",
-    "link",
-    "name",
-    "latency",
-    "alpha",
-    "bandwidth",
-    "beta",
-    "dedicated",
-    "source",
-)
+PAIR_FIELDS = ("between", "from", "to", "link", *LINK_FIELDS)
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
@@ -234,12 +222,16 @@ def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
         return link_from(value, f"links.{key}"), 1
     inner = dict(value)
     cards = count(inner.pop("count", 1), f"count of links.{key}")
-    if "link" in inner:
-        if len(inner) > 1:
-            raise ClusterError(f"links.{key} names a link and gives figures as well; keep one")
-        return link_from(inner["link"], f"links.{key}"), cards
-    inner.setdefault("name", key)
-    return link_from(inner, f"links.{key}"), cards
+    return _own_link(inner, f"links.{key}", key), cards
+
+
+def _own_link(entry: Mapping[str, Any], where: str, name: str) -> Link:
+    """The link that an entry names, or describes; then ``name`` is what it is called unless it says."""
+    if "link" not in entry:
+        return link_from({"name": name, **entry}, where)
+    if len(entry) > 1:
+        raise ClusterError(f"{where} names a link and gives figures as well; keep one")
+    return link_from(entry["link"], where)
 
 
 def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, int], Link], bool]:
@@ -255,13 +247,7 @@ def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, in
         where = f"links.pairs[{position}]"
         entry = dict(check_fields(item, PAIR_FIELDS, where))
         ends, both = _ends(entry, where, total)
-        if "link" in entry:
-            if len(entry) > 1:
-                raise ClusterError(f"{where} names a link and gives figures as well; keep one")
-            pair_link = link(str(entry["link"]))
-        else:
-            entry.setdefault("name", f"{ends[0]}-{ends[1]}")
-            pair_link = link_from(entry, where)
+        pair_link = _own_link(entry, where, f"{ends[0]}-{ends[1]}")
         for direction in (ends, ends[::-1]) if both else (ends,):
             if direction in directed:
                 raise ClusterError(

@@ -133,7 +133,7 @@ def over_clusters(
     Raises:
         ClusterError: one is no cluster; before anything is explored.
     """
-    found: list[Exploration] = []
+    explorations: list[Exploration] = []
     refused: dict[str, str] = {}
     named = clusters if isinstance(clusters, Mapping) else {}
     loaded = [*named.values()] or [load_cluster(cluster) for cluster in clusters]
@@ -141,11 +141,13 @@ def over_clusters(
         name = given if isinstance(given, str) else given.name
         progress("clusters", number, len(clusters), name)
         try:
-            first = next((known for known in found if known.recorded is not None), None)
+            first = next((e for e in explorations if e.recorded is not None), None)
             exploration = explore_on(cluster, first)
             if out is not None:
-                exploration.save(Path(out) / name if named else _folder(Path(out), cluster.name, found))
-            found.append(exploration)
+                exploration.save(
+                    Path(out) / name if named else _folder(Path(out), cluster.name, explorations)
+                )
+            explorations.append(exploration)
         except (CaptureError, ModelSourceError):
             raise  # no cluster mends it
         except TensorOptError as error:
@@ -155,11 +157,11 @@ def over_clusters(
                 f"TensorOpt itself failed with {type(error).__name__}: {' '.join(str(error).split())}"
             )
     progress("clusters", len(clusters), len(clusters), "")
-    if not found:
+    if not explorations:
         raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
     if out is not None:
         write_text(Path(out) / REFUSED, json.dumps(refused, indent=1) + "\n")
-    return OnClusters(tuple(found), refused)
+    return OnClusters(tuple(explorations), refused)
 
 
 def _folder(out: Path, name: str, found: Sequence[Exploration]) -> Path:

@@ -31,10 +31,10 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Devices x memory -> time, a row per exploration, and which to take."""
-    return offers_answer(options.dir, _asked(options), options.csv)
+    return offers_answer(options.dir, _limits(options), options.csv)
 
 
-def offers_answer(saved: Any, asked: dict[str, Any], csv: str | None = None) -> Answer:
+def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) -> Answer:
     """The tables and the answer of explorations on several clusters, or numbers of devices.
 
     Args:
@@ -44,21 +44,21 @@ def offers_answer(saved: Any, asked: dict[str, Any], csv: str | None = None) -> 
     from tensoropt.shopping import OnClusters, shop
 
     found = OnClusters.of(saved)
-    told, profile = shop(found, **asked), found.profile
-    lines = [_profile_table(profile), "", _table(told), "", *told.sentences()]
+    offers, profile = shop(found, **limits), found.profile
+    lines = [_profile_table(profile), "", _table(offers), "", *offers.sentences()]
     if csv:
-        write_offers_csv(told, csv)
-        lines.append(f"{len(told.rows)} clusters written to {csv}")
+        write_offers_csv(offers, csv)
+        lines.append(f"{len(offers.rows)} clusters written to {csv}")
     best = {
         name: None if row is None else row.cluster
-        for name, row in (("cheapest", told.cheapest), ("fastest", told.fastest))
+        for name, row in (("cheapest", offers.cheapest), ("fastest", offers.fastest))
     }
     data = {
         "profile": asdict(profile),
         **best,
-        "amount": told.question.amount.words,
-        "currency": told.question.tariff.currency,
-        "clusters": offers_data(told),
+        "amount": offers.question.amount.words,
+        "currency": offers.question.tariff.currency,
+        "clusters": offers_data(offers),
         "csv": csv,
     }
     return Answer(data, "\n".join(lines))
@@ -72,7 +72,7 @@ def _profile_table(profile: Any) -> str:
     return columns(rows, left=(1,))
 
 
-def _asked(options: argparse.Namespace) -> dict[str, Any]:
+def _limits(options: argparse.Namespace) -> dict[str, Any]:
     from tensoropt.plan.amounts import THOUSAND_STEPS
 
     return {
@@ -106,11 +106,11 @@ def _share(text: str) -> float:
     return found
 
 
-def _table(told: Any) -> str:
-    currency = told.question.tariff.currency or "money"
+def _table(offers: Any) -> str:
+    currency = offers.question.tariff.currency or "money"
     head = ["cluster", "devices", "time/step", "memory", f"{currency}/h", "hours", currency, "plan", ""]
     rows = [head]
-    for row in told.rows:
+    for row in offers.rows:
         rates = row.rates
         rows.append(
             [
@@ -122,17 +122,17 @@ def _table(told: Any) -> str:
                 "-" if row.hours is None else format_number(row.hours),
                 "-" if row.cost is None else format_number(row.cost),
                 row.name,
-                _remark(told, row),
+                _remark(offers, row),
             ]
         )
-    caption = f"hours and {currency} are of {told.question.amount.words}"
+    caption = f"hours and {currency} are of {offers.question.amount.words}"
     return "\n".join([columns(rows, left=(0, 1, 7, 8)), caption])
 
 
-def _remark(told: Any, row: Any) -> str:
+def _remark(offers: Any, row: Any) -> str:
     if row.reason:
         return str(row.reason)
-    marks = [word for word in ("cheapest", "fastest") if getattr(told, word) is row]
+    marks = [word for word in ("cheapest", "fastest") if getattr(offers, word) is row]
     if row.cost is None:
         marks.append(row.rates.whys["per_hour"])
     return "<- " + ", ".join(marks) if marks and marks[0] in ("cheapest", "fastest") else ", ".join(marks)

@@ -59,30 +59,35 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.saved import opened, show
 
     found = opened(options.dir)
-    told = show(found, point_option(options, found), **wanted)
-    summed = found.all_points[told.point].carried is None
-    rated_lines, rates = point_rates(options, found, told.point)
+    detail = show(found, point_option(options, found), **wanted)
+    summed = found.all_points[detail.point].carried is None
+    rated_lines, rates = point_rates(options, found, detail.point)
     lines = [
-        *point_lines(found, told.point),
+        *point_lines(found, detail.point),
         *rated_lines,
         "",
-        *detail_lines(told, options.top, summed=summed),
+        *detail_lines(detail, options.top, summed=summed),
     ]
     if options.trace:
-        write_trace(told.trace(), options.trace)
+        write_trace(detail.trace(), options.trace)
         lines.append(
             f"trace written to {options.trace}; open it at https://ui.perfetto.dev or chrome://tracing"
         )
     owned = None
     if options.owners is not None:
-        of_point = point_owners(found, told.point)
+        of_point = point_owners(found, detail.point)
         owned = of_point.at(None if at_s is None else of_point.number_at(at_s))
         lines += ["", *owned.lines(options.top), *([of_point.note] if of_point.note else [])]
     measured = None
     if options.beside is not None:
-        measured = beside(found, told, read_observation(options.beside), options.align)
+        measured = beside(found, detail, read_observation(options.beside), options.align)
         lines += ["", *measured.lines()]
-    data = {**told.to_dict(), "point": told.point + 1, "headline": told.headline(), "trace": options.trace}
+    data = {
+        **detail.to_dict(),
+        "point": detail.point + 1,
+        "headline": detail.headline(),
+        "trace": options.trace,
+    }
     if measured is not None:
         data["beside"] = measured.to_dict()
     if owned is not None:

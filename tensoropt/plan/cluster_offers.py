@@ -102,10 +102,10 @@ class Offers:
 
     def sentences(self) -> Iterator[str]:
         """The answer in words."""
-        asked = self.question
+        question = self.question
         limits = [
-            *([f"within {format_seconds(asked.time_s)} a step"] if asked.time_s is not None else []),
-            *([f"at most {asked.tariff.words(asked.cost)}"] if asked.cost is not None else []),
+            *([f"within {format_seconds(question.time_s)} a step"] if question.time_s is not None else []),
+            *([f"at most {question.tariff.words(question.cost)}"] if question.cost is not None else []),
         ]
         said = " and ".join(limits) or "without limits"
         fastest, cheapest = self.fastest, self.cheapest
@@ -115,13 +115,13 @@ class Offers:
         if cheapest is not None:
             assert cheapest.cost is not None
             yield (
-                f"Cheapest {said}: {cheapest.cluster}, {asked.tariff.words(cheapest.cost)} for "
-                f"{asked.amount.words} at {format_seconds(_seconds(cheapest))} a step."
+                f"Cheapest {said}: {cheapest.cluster}, {question.tariff.words(cheapest.cost)} for "
+                f"{question.amount.words} at {format_seconds(_seconds(cheapest))} a step."
             )
         else:
             among = f" of a cluster {said}" if limits else ""
             yield f"Which is cheapest is unknown: no price{among} is known."
-        cost = "of unknown price" if fastest.cost is None else asked.tariff.words(fastest.cost)
+        cost = "of unknown price" if fastest.cost is None else question.tariff.words(fastest.cost)
         yield f"Fastest {said}: {fastest.cluster}, {format_seconds(_seconds(fastest))} a step, {cost}."
         unknown = [row.cluster for row in self.within if row.cost is None]
         if unknown and cheapest is not None:
@@ -146,19 +146,19 @@ def offers(
     Raises:
         TensorOptError: the amount is in a unit of which a step's is unknown.
     """
-    asked = question or ClusterQuestion()
-    rows = [_offer(found, asked) for found in explorations]
+    question = question or ClusterQuestion()
+    rows = [_offer(found, question) for found in explorations]
     rows += [ClusterOffer(cluster, reason=why) for cluster, why in (refused or {}).items()]
-    return Offers(asked, tuple(rows))
+    return Offers(question, tuple(rows))
 
 
-def _offer(found: Exploration, asked: ClusterQuestion) -> ClusterOffer:
-    table = RatesOf(found, asked.tariff)
+def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
+    table = RatesOf(found, question.tariff)
     if table.cluster is None:
         return ClusterOffer(
             str(found.cluster["name"]), reason="the cluster was not saved with it; explore again"
         )
-    row = offer_of(ClusterCurve.of(found), table.work, asked, table.of)
+    row = offer_of(ClusterCurve.of(found), table.work, question, table.of)
     return row if row.point is None else replace(row, name=found.names[row.point])
 
 
@@ -221,16 +221,16 @@ class ClusterCurve:
             return None
         return sum(some.count * (price or 0.0) for some, price in zip(self.devices, prices, strict=True))
 
-    def fitting(self, asked: ClusterQuestion) -> np.ndarray:
+    def fitting(self, question: ClusterQuestion) -> np.ndarray:
         """Per point whether it fits what a device may use."""
-        room = asked.room(self.smallest.memory_bytes)
+        room = question.room(self.smallest.memory_bytes)
         return np.asarray(self.memory <= room)
 
 
 def offer_of(
     curve: ClusterCurve,
     work: StepWork,
-    asked: ClusterQuestion,
+    question: ClusterQuestion,
     rates_of: Callable[[int], Rates] | None = None,
 ) -> ClusterOffer:
     """What a cluster offers: its fastest point that fits, and why that is not within what was asked.
@@ -240,22 +240,22 @@ def offer_of(
         rates_of: the rates of a point; without it those that follow from the curve alone, without MFU.
     """
     row = ClusterOffer(curve.cluster, ", ".join(f"{some.count} x {some.kind}" for some in curve.devices))
-    fitting = np.flatnonzero(curve.fitting(asked))
+    fitting = np.flatnonzero(curve.fitting(question))
     if not len(fitting):
-        room = format_bytes(asked.room(curve.smallest.memory_bytes))
+        room = format_bytes(question.room(curve.smallest.memory_bytes))
         least = format_bytes(float(curve.memory.min(initial=np.inf)))
         return replace(row, reason=f"does not fit: {least} at least, {room} a device may use")
     best = int(fitting[np.argmin(curve.time[fitting])])
-    rates = _rates(curve, best, work, asked.tariff) if rates_of is None else rates_of(best)
-    steps = asked.amount.steps(work)
+    rates = _rates(curve, best, work, question.tariff) if rates_of is None else rates_of(best)
+    steps = question.amount.steps(work)
     cost = rates.cost(steps)
     reason = ""
-    if asked.time_s is not None and rates.step_s > asked.time_s:
+    if question.time_s is not None and rates.step_s > question.time_s:
         reason = f"too slow: {format_seconds(rates.step_s)} a step"
-    elif asked.cost is not None and cost is None:
+    elif question.cost is not None and cost is None:
         reason = rates.whys["per_hour"]
-    elif asked.cost is not None and cost is not None and cost > asked.cost:
-        reason = f"too dear: {asked.tariff.words(cost)}"
+    elif question.cost is not None and cost is not None and cost > question.cost:
+        reason = f"too dear: {question.tariff.words(cost)}"
     return replace(
         row,
         point=best,

@@ -88,9 +88,10 @@ def load_sweep(
                 raise
             damaged[path.name] = str(error)
     if not sweep:
+        reasons = [f"{name}: {reason}" for name, reason in (damaged or {}).items()]
+        reason = "; ".join(reasons) or f"no {DESCRIBED} in it or in a folder of it"
         raise TensorOptError(
-            f"{folder} holds no exploration that can be read (no {DESCRIBED} in it or in a folder of it); "
-            "run `tensoropt explore` with --out"
+            f"{folder} holds no exploration that can be read ({reason}); run `tensoropt explore` with --out"
         )
     if len({same_step(exploration.model.fingerprint, exploration.settings) for exploration in sweep}) > 1:
         raise TensorOptError(

@@ -14,16 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.cluster_offers import SomeDevices
-from tensoropt.plan.device_sweep import FILE
-from tensoropt.plan.exploration_files import Costs, read_costs, read_described
+from tensoropt.plan.cluster_offers import SomeDevices, some_devices
+from tensoropt.plan.device_sweep import same_step
+from tensoropt.plan.exploration_files import DESCRIBED, Costs, read_costs, read_described
+from tensoropt.plan.settings import settings_fields
 
 from .recent import Recent
 
-STEP = (("mode", "train"), ("optimizer", "adam"), ("dtype", "float32"))
-"""Settings that tell two steps of one model apart, with what is meant where one is not written."""
-TOLD_APART = ("mode", "optimizer", "dtype", "micro_batches", "recompute", "epsilon", "max_points", "seed")
-"""Settings by which explorations of one model are told apart in a list."""
 MOST = 10_000
 """The most heads and costs that are remembered; reading one takes about a millisecond."""
 Found = TypeVar("Found")
@@ -36,7 +33,7 @@ class Head:
     Attributes:
         source: the model, as ``explore`` was given it.
         cluster: its name.
-        step: what explorations must share to be compared, as :func:`tensoropt.plan.device_sweep.same_step`.
+        step: what explorations must share to be compared, as :func:`same_step` has it.
         kind: of the devices with the least memory.
         price: money per device-hour, None where unknown.
         kinds: of devices of its cluster, with what a tariff asks of them.
@@ -76,7 +73,7 @@ class Index:
     def _once(
         self, what: str, folder: Path, read: Callable[[Path], Found], fault: Callable[[str], Found]
     ) -> Found:
-        file = folder / FILE
+        file = folder / DESCRIBED
         try:
             state = file.stat()
         except OSError as error:
@@ -103,23 +100,15 @@ def _head(folder: Path) -> Head:
     return Head(
         source=str(model["source"]),
         cluster=str(cluster["name"]),
-        step=(str(model["fingerprint"]), *(str(settings.get(n, usual)) for n, usual in STEP)),
+        step=same_step(str(model["fingerprint"]), settings),
         kind=str(least["name"]),
         # A cluster with one price missing has none: a sum of what is known would be too low.
         price=None if None in prices else max(map(float, prices)),
-        kinds=tuple(
-            SomeDevices(
-                str(kind["name"]),
-                sum(number == place for number in cluster.get("devices", ())),
-                float(kind["memory_bytes"]),
-                None if kind.get("price_per_hour") is None else float(kind["price_per_hour"]),
-            )
-            for place, kind in enumerate(cluster["kinds"])
-        ),
+        kinds=some_devices(cluster),
         settings=(
             ("devices", str(len(cluster.get("devices", ())))),
             ("batch", str(model.get("batch") or "")),
-            *((name, _words(settings.get(name))) for name in TOLD_APART),
+            *((s.flag, s.notable(settings.get(s.name, s.default))) for s in settings_fields()),
             ("beside", _compared(data)),
         ),
         batch=_batch(model),
@@ -137,12 +126,6 @@ def _batch(model: dict[str, Any]) -> int | None:
         if isinstance(value, dict) and value.get("tensor"):
             return int(value["tensor"][0])
     return None
-
-
-def _words(value: Any) -> str:
-    if value is None or isinstance(value, dict):
-        return ""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _compared(data: dict[str, Any]) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, load_exploration
-from tensoropt.plan.device_sweep import FILE, folders_in
-from tensoropt.plan.exploration_files import Costs
+from tensoropt.plan.cluster_offers import ClusterCurve
+from tensoropt.plan.device_sweep import folders_in
+from tensoropt.plan.exploration_files import DESCRIBED, Costs
 from tensoropt.plan.verified import Verified, load_verified
 
 from .index import Head, Index
@@ -91,7 +92,7 @@ class Library:
         self._recent = Recent(CACHED)
         if opened is not None and not any(folders_in(opened)):
             raise TensorOptError(
-                f"{opened} holds no exploration (no {FILE} in it or in a folder of it); "
+                f"{opened} holds no exploration (no {DESCRIBED} in it or in a folder of it); "
                 "run `tensoropt explore MODEL --cluster CLUSTER --out DIR` and open that DIR"
             )
 
@@ -143,6 +144,18 @@ class Library:
         """Return the costs of an exploration's points; none if they cannot be read."""
         return self._index.costs(entry.shown)
 
+    def alike(self, key: str) -> dict[Entry, ClusterCurve]:
+        """Return the explorations of the same step that have points, in the library's order, with their
+        curves; none of them is opened."""
+        step = self.head_of(self.entry(key)).step
+        found = {}
+        for entry in self.entries():
+            head = self.head_of(entry)
+            if head.step == step and head.kinds and len((costs := self.costs_of(entry)).memory):
+                count = int(costs.devices[0])
+                found[entry] = ClusterCurve(head.cluster, head.kinds, count, costs.memory, costs.time)
+        return found
+
     def model_name(self, source: str) -> str:
         """Return what people call a model: its upload's or the zoo's name, or the last part of its file's."""
         return self._names().get(source) or source.removeprefix("zoo:").rpartition("/")[2] or "model"
@@ -166,7 +179,7 @@ class Library:
         folder = self.entry(key).shown
         try:
             # Part of the cache's key: a folder that is explored again shows its new content.
-            stamp = (folder / FILE).stat().st_mtime_ns
+            stamp = (folder / DESCRIBED).stat().st_mtime_ns
         except OSError as error:
             raise UnknownExplorationError(
                 f"the files of '{key}' are gone; pick another exploration"

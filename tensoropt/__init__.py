@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from tensoropt.plan import Exploration, Plan, Point, Space, load_model, load_plan
     from tensoropt.plan import load_exploration as load
     from tensoropt.plan.settings import Settings
-    from tensoropt.saved import choose, device_profile, export_csv, export_sheet, show, why
+    from tensoropt.saved import choose, export_csv, export_sheet, show, why
     from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
-    from tensoropt.shopping import explore_clusters, shop
+    from tensoropt.shopping import device_profile, explore_clusters, shop
     from tensoropt.verify import verify_plan, verify_random
 
 _MODULE_OF = {
@@ -49,7 +49,7 @@ _MODULE_OF = {
     "choose": "tensoropt.saved",
     "compare": "tensoropt.api",
     "dashboard": "tensoropt.machine",
-    "device_profile": "tensoropt.saved",
+    "device_profile": "tensoropt.shopping",
     "explore": "tensoropt.api",
     "explore_changed": "tensoropt.api",
     "explore_clusters": "tensoropt.shopping",

@@ -26,6 +26,7 @@ from tensoropt.plan.problem import Problem, prepare, prepare_graph
 from tensoropt.plan.question import Question
 from tensoropt.plan.settings import Settings, settings_of
 from tensoropt.planners.compare import asked
+from tensoropt.planners.registry import Entry
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.changes import question_of_change
@@ -99,13 +100,7 @@ def explore(
         captured, problem = _prepared(session, loaded, loss)
     info = _model_info(session, captured, loaded)
     with failures_named(name, captured.graph):
-        found = _kept(session, info) if not entries else None
-        if found is None:
-            searched = search(session, problem)
-            found = _evaluated(session, searched, info, loaded.notes)
-            if entries:
-                found = with_planners(session, searched, found, entries, limits)
-            found = _keep(session, found)
+        found = _explored(session, info, lambda: problem, loaded.notes, entries, limits)
     return replace(found, captured=captured)
 
 
@@ -136,13 +131,13 @@ def explore_graph(
     """
     settings = settings_of(settings, chosen)
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
+
+    def prepared() -> Problem:
+        with session.clock.stage("capture"), session.open_store() as kept:
+            return prepare_graph(graph, kept=kept)
+
     with failures_named("the model", graph):
-        found = _kept(session, model)
-        if found is None:
-            with session.clock.stage("capture"), session.open_store() as kept:
-                problem = prepare_graph(graph, kept=kept)
-            found = _keep(session, _evaluated(session, search(session, problem), model, notes))
-    return found
+        return _explored(session, model, prepared, notes)
 
 
 def answer(
@@ -164,14 +159,11 @@ def answer(
     Raises:
         CaptureError, TensorOptError: as :func:`explore` and :func:`load_model` do.
     """
-    keep = not question.anew
+    keep, captured, source = not question.anew, None, None
     if known is not None and known.recorded is not None:
-        graph = known.recorded.graph
-        return explore_graph(
-            graph, known.model, cluster=cluster, settings=settings, progress=progress, keep=keep
-        )
-    fresh = question.anew or question.planners
-    source = None if fresh else source_key(question.model, question.capture_facts)
+        captured = KeptCapture(known.model, known.recorded.graph)
+    elif keep and not question.planners:
+        source = source_key(question.model, question.capture_facts)
     if source is not None:
         # Before the model is built, which takes longer than to read what was kept.
         with ProfileStore() as store:
@@ -184,10 +176,11 @@ def answer(
                     return found
         if captured is not None:
             note("the operator graph is one that was kept; --anew captures the model again")
-            return explore_graph(
-                captured.graph, captured.model, cluster=cluster, settings=settings, progress=progress,
-                keep=True, notes=captured.notes,
-            )  # fmt: skip
+    if captured is not None:
+        return explore_graph(
+            captured.graph, captured.model, cluster=cluster, settings=settings, progress=progress,
+            keep=keep, notes=captured.notes,
+        )  # fmt: skip
     loaded = question.loaded_model(on_meta=not has_local_cores(cluster))
     found = explore(
         loaded, cluster=cluster, settings=settings, progress=progress, planners=question.planners,
@@ -302,46 +295,54 @@ def explore_changed(
     )
 
 
+def _explored(
+    session: Session,
+    info: ModelInfo,
+    prepared: Callable[[], Problem],
+    notes: Sequence[str],
+    entries: Sequence[Entry] = (),
+    limits: Sequence[float | None] = (),
+) -> Exploration:
+    """The exploration that was kept, where the session keeps any; else one that is made, and kept.
+
+    Args:
+        prepared: the model's operators, made ready for costs.
+        notes: what the import of the model had to say; they come first.
+        entries, limits: planners to run beside it, and what memory they are given; nothing is kept with them.
+
+    Raises:
+        InfeasibleError: none of its points fits the budget.
+    """
+    question, cluster, settings = question_of(info), session.cluster, session.settings
+    keep = session.keep and not entries
+    if keep:
+        with session.open_store() as store:
+            kept = KeptExplorations(store).find(question, cluster, settings)
+        if kept is not None:
+            return kept
+    searched = search(session, prepared())
+    found = _evaluated(session, searched, info, notes)
+    if entries:
+        found = with_planners(session, searched, found, entries, limits)
+    check_budget(found.points, settings.memory_bytes)
+    if keep:
+        with session.open_store() as store:
+            refusal = KeptExplorations(store).keep(question, cluster, settings, found)
+        if refusal:
+            found = replace(found, report={**found.report, "notes": [*found.report["notes"], refusal]})
+    return found
+
+
 def _evaluated(
     session: Session, searched: Searched, info: ModelInfo, notes: Sequence[str] = ()
 ) -> Exploration:
-    """The points of all that was searched, of pipelines where these are asked for, and of quick planners.
-
-    Args:
-        notes: what the import of the model had to say; they come first.
-    """
+    """The points of all that was searched, of pipelines where these are asked for, and of quick planners."""
     found = evaluate_searched(session, searched, info)
     if wants_pipelines(session):
         found = with_pipelines(session, searched, found)
     found = with_quick_plans(session, searched, found)
     notes = [*notes, *implausible(session.cluster, found.points), *found.report["notes"]]
     return replace(found, report={**found.report, "notes": notes})
-
-
-def _kept(session: Session, info: ModelInfo) -> Exploration | None:
-    """The exploration that was kept, where the session keeps any."""
-    if not session.keep:
-        return None
-    with session.open_store() as store:
-        return KeptExplorations(store).find(question_of(info), session.cluster, session.settings)
-
-
-def _keep(session: Session, found: Exploration) -> Exploration:
-    """The exploration, kept where the session keeps any and it has no planners beside it.
-
-    Raises:
-        InfeasibleError: none of its points fits the budget.
-    """
-    check_budget(found.points, session.settings.memory_bytes)
-    if not session.keep or found.comparison:
-        return found
-    with session.open_store() as store:
-        refusal = KeptExplorations(store).keep(
-            question_of(found.model), session.cluster, session.settings, found
-        )
-    if refusal:
-        found = replace(found, report={**found.report, "notes": [*found.report["notes"], refusal]})
-    return found
 
 
 def _prepared(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import yaml
 
 from tensoropt.errors import TensorOptError
 
@@ -175,3 +176,26 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def read_document(path: Path, what: str, refused: type[TensorOptError]) -> Any:
+    """The values in a file that a person wrote: ``.json`` is JSON, anything else YAML.
+
+    Args:
+        what: the file's kind, for errors.
+
+    Raises:
+        refused: it is not there, cannot be read, or is neither.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        raise refused(f"{what} file '{path}' does not exist; correct the path") from None
+    except OSError as error:
+        raise refused(f"{what} file '{path}' cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise refused(
+            f"{what} file '{path}' is not valid YAML or JSON ({reason}); correct that line"
+        ) from None

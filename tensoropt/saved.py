@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.amounts import CLUSTERS_OWN, Amount, Tariff
-from tensoropt.plan.device_sweep import Profile, fewest_devices, folders_in, load_sweep, member, profile
+from tensoropt.plan.device_sweep import fewest_devices, folders_in, load_sweep, member
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.plan import Plan
@@ -207,11 +206,6 @@ def export_sheet(
     )
     write_sheet(found, point, sheet, options)
     return point
-
-
-def device_profile(saved: str | os.PathLike[str] | Sequence[Exploration]) -> Profile:
-    """The table devices x memory -> time of the explorations in a folder, or of those given."""
-    return profile(load_sweep(saved) if isinstance(saved, (str, os.PathLike)) else saved)
 
 
 def opened(saved: Saved) -> Exploration:

@@ -1,4 +1,4 @@
-"""One model on several clusters: exploring it there, and which cluster to take."""
+"""One model on several clusters, or on several numbers of devices of one: explored there, and compared."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
 from tensoropt.files import write_text
 from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
-from tensoropt.plan.cluster_offers import Offers, Question, check_headroom, check_prices, offers
-from tensoropt.plan.device_sweep import folders_in, same_step
-from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.plan.cluster_offers import (
+    ClusterCurve,
+    ClusterQuestion,
+    Offers,
+    check_headroom,
+    check_prices,
+    offers,
+)
+from tensoropt.plan.device_sweep import Profile, load_sweep, profile
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.model_source import ModelSourceError
 from tensoropt.types import Progress, silent
 
 REFUSED = "refused.json"
@@ -32,6 +40,29 @@ class OnClusters:
 
     explorations: tuple[Exploration, ...]
     refused: Mapping[str, str]
+
+    @classmethod
+    def of(cls, saved: SavedOnClusters) -> OnClusters:
+        """Explorations however they are given. One in a folder that cannot be read is among those refused.
+
+        Raises:
+            TensorOptError: the folder holds none, or they are not of one model's step.
+        """
+        if isinstance(saved, OnClusters):
+            return saved
+        if isinstance(saved, (str, os.PathLike)):
+            refused = refused_in(Path(saved))
+            return cls(load_sweep(saved, refused), refused)
+        return cls(tuple(saved), {})
+
+    @property
+    def profile(self) -> Profile:
+        """The table devices x memory -> time."""
+        return profile([ClusterCurve.of(found) for found in self.explorations])
+
+
+SavedOnClusters = OnClusters | str | os.PathLike[str] | Sequence[Exploration]
+"""Explorations on several clusters or numbers of devices, or the folder that they were saved in."""
 
 
 def explore_clusters(
@@ -63,14 +94,13 @@ def explore_clusters(
     """
     graph_settings = {k: v for k, v in more.items() if k not in ("loss", "source", "seed")}
 
-    def anew(cluster: Cluster) -> Exploration:
-        return explore(model, args, kwargs, cluster=cluster, progress=progress, **more)
-
-    def again(cluster: Cluster, first: Exploration) -> Exploration:
+    def on(cluster: Cluster, first: Exploration | None) -> Exploration:
+        if first is None:
+            return explore(model, args, kwargs, cluster=cluster, progress=progress, **more)
         graph = first.recorded.graph
         return explore_graph(graph, first.model, cluster=cluster, progress=progress, **graph_settings)
 
-    return over_clusters(named_clusters(clusters), anew, again, out=out, progress=progress or silent)
+    return over_clusters(named_clusters(clusters), on, out=out, progress=progress or silent)
 
 
 def named_clusters(clusters: str | Sequence[str | Cluster]) -> list[str | Cluster]:
@@ -87,9 +117,8 @@ def named_clusters(clusters: str | Sequence[str | Cluster]) -> list[str | Cluste
 
 
 def over_clusters(
-    clusters: Sequence[str | Cluster],
-    anew: Callable[[Cluster], Exploration],
-    again: Callable[[Cluster, Exploration], Exploration],
+    clusters: Sequence[str | Cluster] | Mapping[str, Cluster],
+    explore_on: Callable[[Cluster, Exploration | None], Exploration],
     *,
     out: str | os.PathLike[str] | None,
     progress: Progress,
@@ -97,25 +126,29 @@ def over_clusters(
     """Explorations on clusters one after the other.
 
     Args:
-        anew: explores with the capture of the model.
-        again: explores the operators of an exploration on another cluster.
+        clusters: those of a mapping are called, and saved, by its keys.
+        explore_on: explores on a cluster; gets an exploration on another one, whose operators it takes, if
+            there is any.
 
     Raises:
         ClusterError: one is no cluster; before anything is explored.
     """
-    found: list[Exploration] = []
+    explorations: list[Exploration] = []
     refused: dict[str, str] = {}
-    loaded = [load_cluster(one) if isinstance(one, str) else one for one in clusters]
-    for number, (one, cluster) in enumerate(zip(clusters, loaded, strict=True)):
-        name = one if isinstance(one, str) else one.name
+    named = clusters if isinstance(clusters, Mapping) else {}
+    loaded = [*named.values()] or [load_cluster(cluster) for cluster in clusters]
+    for number, (given, cluster) in enumerate(zip(clusters, loaded, strict=True)):
+        name = given if isinstance(given, str) else given.name
         progress("clusters", number, len(clusters), name)
         try:
-            first = next((known for known in found if known.recorded is not None), None)
-            exploration = anew(cluster) if first is None else again(cluster, first)
+            first = next((e for e in explorations if e.recorded is not None), None)
+            exploration = explore_on(cluster, first)
             if out is not None:
-                exploration.save(_folder(Path(out), cluster.name, found))
-            found.append(exploration)
-        except CaptureError:
+                exploration.save(
+                    Path(out) / name if named else _folder(Path(out), cluster.name, explorations)
+                )
+            explorations.append(exploration)
+        except (CaptureError, ModelSourceError):
             raise  # no cluster mends it
         except TensorOptError as error:
             refused[name] = " ".join(str(error).split())
@@ -124,11 +157,11 @@ def over_clusters(
                 f"TensorOpt itself failed with {type(error).__name__}: {' '.join(str(error).split())}"
             )
     progress("clusters", len(clusters), len(clusters), "")
-    if not found:
+    if not explorations:
         raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
     if out is not None:
         write_text(Path(out) / REFUSED, json.dumps(refused, indent=1) + "\n")
-    return OnClusters(tuple(found), refused)
+    return OnClusters(tuple(explorations), refused)
 
 
 def _folder(out: Path, name: str, found: Sequence[Exploration]) -> Path:
@@ -136,32 +169,6 @@ def _folder(out: Path, name: str, found: Sequence[Exploration]) -> Path:
     plain = re.sub(r"[^\w.\[\]-]+", "-", name).lstrip(".") or "cluster"
     same = sum(str(one.cluster["name"]) == name for one in found)
     return out / (f"{plain}-{same + 1}" if same else plain)
-
-
-def load_clusters(folder: str | os.PathLike[str]) -> OnClusters:
-    """The explorations of a folder, by name, and why there is none of others.
-
-    One that cannot be read is among those that are refused.
-
-    Raises:
-        TensorOptError: there is none, or they are not of one model's step.
-    """
-    found, refused = [], refused_in(Path(folder))
-    for one in folders_in(folder):
-        try:
-            found.append(load_exploration(one))
-        except TensorOptError as error:
-            refused[one.name] = str(error)
-    if not found:
-        raise TensorOptError(
-            f"{folder} holds no exploration that can be read; run `tensoropt explore` with --also-on"
-        )
-    if len({same_step(one) for one in found}) > 1:
-        raise TensorOptError(
-            f"{folder} holds explorations of different models or settings, which cannot be compared; "
-            "keep those of one in a folder of their own"
-        )
-    return OnClusters(tuple(found), refused)
 
 
 def refused_in(folder: Path) -> dict[str, str]:
@@ -175,8 +182,18 @@ def refused_in(folder: Path) -> dict[str, str]:
         return {REFUSED: f"cannot be read ({error}); what could not be explored is not known"}
 
 
+def device_profile(saved: SavedOnClusters) -> Profile:
+    """The table devices x memory -> time of the explorations in a folder, or of those given.
+
+    Raises:
+        TensorOptError: the folder holds none, one is damaged, or they are not of one model's step.
+    """
+    # The table has no place for what cannot be read.
+    return OnClusters.of(load_sweep(saved) if isinstance(saved, (str, os.PathLike)) else saved).profile
+
+
 def shop(
-    saved: OnClusters | str | os.PathLike[str] | Sequence[Exploration],
+    saved: SavedOnClusters,
     *,
     time_s: float | None = None,
     cost: float | None = None,
@@ -200,10 +217,7 @@ def shop(
         TensorOptError: the folder holds none, they are of different steps, or the amount's unit is unknown.
     """
     check_headroom(headroom)
-    if isinstance(saved, (str, os.PathLike)):
-        saved = load_clusters(saved)
-    if not isinstance(saved, OnClusters):
-        saved = OnClusters(tuple(saved), {})
+    saved = OnClusters.of(saved)
     check_prices(saved.explorations, tariff)
-    question = Question(time_s, cost, memory_bytes, headroom, amount, tariff)
+    question = ClusterQuestion(time_s, cost, memory_bytes, headroom, amount, tariff)
     return offers(saved.explorations, question, saved.refused)

@@ -65,26 +65,27 @@ def test_a_model_is_captured_once_and_explored_on_each(
 
 
 def test_what_is_no_cluster_is_refused_before_anything_is_explored(tmp_path: Path) -> None:
-    def anew(cluster: object) -> Exploration:
+    def explore_on(cluster: object, first: object) -> Exploration:
         raise AssertionError("nothing is to be explored")
 
     with pytest.raises(ClusterError, match="unknown cluster 'nonsense'"):
         shopping.over_clusters(
             ["dgx-h100", "nonsense"],
-            anew,
-            anew,
+            explore_on,
             out=tmp_path / "out",
-            progress=lambda *_: None,  # type: ignore[arg-type]
+            progress=lambda *_: None,
         )
     assert not (tmp_path / "out").exists()
 
 
 def test_a_fault_of_one_cluster_costs_the_others_nothing() -> None:
-    def again(cluster: object, first: object) -> object:
+    def explore_on(cluster: object, first: Exploration | None) -> Exploration:
+        if first is None:
+            return FAST_RECORDED
         raise ZeroDivisionError("out of luck")
 
     names = ["dgx-h100", "dgx-a100"]
-    found = shopping.over_clusters(names, lambda _: FAST_RECORDED, again, out=None, progress=lambda *_: None)  # type: ignore[arg-type]
+    found = shopping.over_clusters(names, explore_on, out=None, progress=lambda *_: None)
     assert found.explorations == (FAST_RECORDED,)
     assert found.refused == {"dgx-a100": "TensorOpt itself failed with ZeroDivisionError: out of luck"}
 
@@ -97,24 +98,23 @@ FAST_RECORDED = replace(FAST, recorded=_Recorded())
 
 
 def test_a_model_that_cannot_be_captured_is_no_cluster_s_fault() -> None:
-    def anew(cluster: object) -> object:
+    def explore_on(cluster: object, first: object) -> Exploration:
         raise CaptureError("it branches")
 
     with pytest.raises(CaptureError):
-        shopping.over_clusters(["dgx-h100"], anew, None, out=None, progress=lambda *_: None)  # type: ignore[arg-type]
+        shopping.over_clusters(["dgx-h100"], explore_on, out=None, progress=lambda *_: None)
 
 
 def test_where_no_cluster_will_do_each_says_why() -> None:
-    def anew(cluster: object) -> object:
+    def explore_on(cluster: object, first: object) -> Exploration:
         raise InfeasibleError("too small")
 
     with pytest.raises(InfeasibleError, match="dgx-h100: too small; dgx-a100: too small"):
         shopping.over_clusters(
             ["dgx-h100", "dgx-a100"],
-            anew,
-            None,
+            explore_on,
             out=None,
-            progress=lambda *_: None,  # type: ignore[arg-type]
+            progress=lambda *_: None,
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tensoropt
-from tensoropt.cli.verbs import VERBS
+from tensoropt.cli.parser import VERBS
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tests.plan.explorations import MIB, small_exploration
 

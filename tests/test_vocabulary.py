@@ -98,7 +98,8 @@ ONCE = {
     "Settings",
     "Strategy",
 }
-"""Classes and aliases that one file at most defines: a reader who meets the name knows what it is."""
+"""Aliases and classes of any folder that one file at most defines, as each public class of the package: a
+reader who meets the name knows what it is."""
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 FILES = sorted(p for top in ("tensoropt", "app") for p in (ROOT / top).rglob("*.py"))
@@ -156,13 +157,15 @@ def banned(path: Path) -> set[str]:
 
 
 def defined_more_than_once() -> dict[str, set[str]]:
-    """Files by the name of ``ONCE`` that several of them define."""
+    """Files by the public class of the package, or the name of ``ONCE``, that several of them define."""
     found = defaultdict(set)
     for path in FILES:
+        in_package = path.is_relative_to(ROOT / "tensoropt")
         for node in parsed(path).body:
-            targets = [node] if isinstance(node, ast.ClassDef) else getattr(node, "targets", ())
+            is_class = isinstance(node, ast.ClassDef)
+            targets = [node] if is_class else getattr(node, "targets", ())
             for name in (getattr(t, "name", getattr(t, "id", "")) for t in targets):
-                if name in ONCE:
+                if name in ONCE or (is_class and in_package and not name.startswith("_")):
                     found[name].add(short(path))
     return {name: files for name, files in found.items() if len(files) > 1}
 
@@ -183,7 +186,7 @@ def test_files_use_the_words_of_the_glossary() -> None:
     assert not {path: advice(used) for path, used in found.items() if used}
 
 
-def test_names_of_the_seams_are_defined_once() -> None:
+def test_names_of_classes_and_of_the_seams_are_defined_once() -> None:
     assert {name: sorted(files) for name, files in defined_more_than_once().items()} == {}
 
 

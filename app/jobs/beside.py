@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.changed import PLANNERS, load_changed
-from tensoropt.plan.device_sweep import FILE
+from tensoropt.plan.exploration_files import DESCRIBED
 
 VERB, ONLY_BESIDE = "recost", "--only-beside"
 
@@ -77,7 +77,7 @@ def _is_the_same(before: Path, folder: Path) -> bool:
     try:
         changed = load_changed(folder)
         # One that was explored again since is another one.
-        newer = (before / FILE).stat().st_mtime <= (folder / FILE).stat().st_mtime
+        newer = (before / DESCRIBED).stat().st_mtime <= (folder / DESCRIBED).stat().st_mtime
     except (OSError, TensorOptError):
         return False
     return newer and changed is not None and changed.key == PLANNERS

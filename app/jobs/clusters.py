@@ -9,8 +9,7 @@ from typing import Any
 
 import yaml
 
-from tensoropt.cluster import Cluster
-from tensoropt.cluster.files import cluster_from
+from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
 
 from . import fields
@@ -94,12 +93,9 @@ def cluster_file(description: Mapping[str, Any], label: str) -> ClusterFile:
         raise RequestError(f"'{label}' has more than {fields.MOST_DEVICES:,} devices; take fewer")
     content = dict(description)
     try:
-        if "kinds" in content:  # what `Cluster.to_dict` gives, which explorations keep
-            cluster = Cluster.from_dict(content)
-        else:
-            # In its own folder every job's file has the same name; people know the cluster by theirs.
-            content.setdefault("name", label.rpartition(".")[0] or label)
-            cluster = cluster_from(content, name=label)
+        # In its own folder every job's file has the same name; people know the cluster by theirs.
+        content.setdefault("name", label.rpartition(".")[0] or label)
+        cluster = load_cluster(content)
     except TensorOptError as error:
         raise RequestError(f"'{label}': {str(error)[:400]}") from None
     # A nesting that none of the checks above foresees is still only a wrong file.

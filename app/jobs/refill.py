@@ -18,7 +18,7 @@ from tensoropt.cli.parser import parser
 from tensoropt.cli.question import question_option
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.question import Question, cluster_of
+from tensoropt.plan.question import Question
 from tensoropt.plan.settings import settings_fields
 from tensoropt.planners import ENTRIES
 from tensoropt.units import write_counts, write_size
@@ -86,7 +86,7 @@ def refill(question: Question, uploads: Uploads) -> Refill:
         RequestError, ClusterError: the form cannot express it; says why, and what to do.
     """
     model = _model(question, uploads)
-    cluster = question.loaded_cluster()
+    cluster = load_cluster(question.cluster)
     named = question.cluster if isinstance(question.cluster, str) else str(cluster.name)
     limits = [limit for limit in question.limits if limit is not None]
     settings = question.settings
@@ -178,7 +178,7 @@ def edited_preset(cluster: Cluster, named: str) -> Hardware | None:
     )
     # Whether the form can express it is asked of what the form makes of it.
     try:
-        made = cluster_of(wanted.asked())
+        made = load_cluster(wanted.asked())
     except TensorOptError:
         return None
     return wanted if _same(made, cluster) else None

@@ -68,8 +68,7 @@ def _answer(folder: Path, arguments: list[str], progress: Any) -> Any:
     """The answer to the question of a job's folder; where it has none, of the verb in ``arguments``."""
     from tensoropt.cli.compare import compare
     from tensoropt.cli.explore import explore
-    from tensoropt.cli.parser import parser
-    from tensoropt.cli.verbs import VERBS
+    from tensoropt.cli.parser import VERBS, parser
     from tensoropt.plan.question import Question
 
     from .record import read_job

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.cluster_offers import ClusterCurve, Offer, Offers, Question, offer_of
+from tensoropt.plan.cluster_offers import ClusterCurve, ClusterOffer, ClusterQuestion, Offers, offer_of
 from tensoropt.plan.rates import HOUR_S
 from tensoropt.plan.step_work import StepWork
 from tensoropt.shopping import refused_in
@@ -32,7 +32,7 @@ class OnCluster:
 
     entry: Entry
     label: str
-    offer: Offer
+    offer: ClusterOffer
     curve: ClusterCurve
     fitting: np.ndarray
     money: np.ndarray | None
@@ -77,7 +77,7 @@ def clusters_data(library: Library, view: View) -> ClustersData | None:
         return None
     work, units = StepWork.of(chosen), Units.of(chosen)
     asked, fault = _question(view, work)
-    found = [(entry, _curve(library, entry)) for entry in _alike(library, view.exploration)]
+    found = list(library.alike(view.exploration).items())
     names = [curve.cluster for _, curve in found]
     priced = any(curve.per_hour(asked.tariff) is not None for _, curve in found)
     rows = tuple(
@@ -86,7 +86,7 @@ def clusters_data(library: Library, view: View) -> ClustersData | None:
     )
     offers = Offers(asked, tuple(row.offer for row in rows))
 
-    def place(offer: Offer | None) -> int | None:
+    def place(offer: ClusterOffer | None) -> int | None:
         return next((i for i, row in enumerate(rows) if row.offer is offer), None)
 
     return ClustersData(
@@ -103,8 +103,8 @@ def clusters_data(library: Library, view: View) -> ClustersData | None:
     )
 
 
-def _question(view: View, work: StepWork) -> tuple[Question, str]:
-    asked = Question(
+def _question(view: View, work: StepWork) -> tuple[ClusterQuestion, str]:
+    asked = ClusterQuestion(
         time_s=view.within_s,
         cost=view.within_cost,
         headroom=view.headroom,
@@ -114,12 +114,12 @@ def _question(view: View, work: StepWork) -> tuple[Question, str]:
     try:
         asked.amount.steps(work)
     except TensorOptError as error:
-        return replace(asked, amount=Question().amount), f"{asked.amount.words}: {error}"
+        return replace(asked, amount=ClusterQuestion().amount), f"{asked.amount.words}: {error}"
     return asked, ""
 
 
 def _row(
-    entry: Entry, curve: ClusterCurve, work: StepWork, asked: Question, *, priced: bool, alone: bool
+    entry: Entry, curve: ClusterCurve, work: StepWork, asked: ClusterQuestion, *, priced: bool, alone: bool
 ) -> OnCluster:
     label = curve.cluster if alone else f"{curve.cluster} ({entry.key.removeprefix('opened-')})"
     named = replace(curve, cluster=label)
@@ -135,14 +135,6 @@ def _row(
     )
 
 
-def _alike(library: Library, key: str) -> list[Entry]:
-    """Return explorations of the same step that have points, in the library's order; none of them is
-    opened."""
-    step = library.head_of(library.entry(key)).step
-    alike = [entry for entry in library.entries() if library.head_of(entry).step == step]
-    return [e for e in alike if len(library.costs_of(e).memory) and library.head_of(e).kinds]
-
-
 def _refused(found: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
     """Return what the folders of these explorations say about clusters without an exploration."""
     said: dict[str, str] = {}
@@ -150,11 +142,6 @@ def _refused(found: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
         said |= refused_in(folder)
     known = {curve.cluster for _, curve in found}
     return {name: why for name, why in said.items() if name not in known}
-
-
-def _curve(library: Library, entry: Entry) -> ClusterCurve:
-    head, curve = library.head_of(entry), library.costs_of(entry)
-    return ClusterCurve(head.cluster, head.kinds, curve.memory, curve.time)
 
 
 def unpriced_kinds(data: ClustersData, view: View) -> list[str]:

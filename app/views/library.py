@@ -56,8 +56,7 @@ def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
     values = [dict(pairs) for pairs in settings.values()]
     differing = [n for n in values[0] if len({v.get(n) for v in values}) > 1]
     words = {
-        e: "".join(f" · {n.replace('_', '-')} {v}" for n, v in pairs if n in differing and v)
-        for e, pairs in settings.items()
+        e: "".join(f" · {n} {v}" for n, v in pairs if n in differing and v) for e, pairs in settings.items()
     }
     told = list(words.values())
     for entry, said in words.items():

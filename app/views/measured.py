@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensoropt.report.beside import PEAK, WHOLE, Beside, Figure
+from tensoropt.report.beside import PEAK, WHOLE, Beside, MeasuredFigure
 
 from .units import Units
 
@@ -22,7 +22,7 @@ def figure_rows(found: Beside, units: Units) -> list[list[str]]:
     return [_row(figure, units) for figure in found.figures]
 
 
-def _row(figure: Figure, units: Units) -> list[str]:
+def _row(figure: MeasuredFigure, units: Units) -> list[str]:
     unit = units.memory if figure.unit == "bytes" else units.time
     if figure.measured is None:
         return [figure.name, unit.text(figure.predicted), NOT_TOLD, ""]

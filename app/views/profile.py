@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.device_sweep import Cell, Curve, profile_of
+from tensoropt.plan.device_sweep import Cell, profile
 
-from ..library import Entry, Library
+from ..library import Library
 from ..state import View
 from .frontier import money, unit_for
 from .units import Units
@@ -45,28 +45,25 @@ def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
         chosen = library.load(view.exploration)
     except TensorOptError:
         return None
-    entries = _alike(library, library.entry(view.exploration))
+    alike = library.alike(view.exploration)
+    entries = sorted(alike, key=lambda entry: entry.key != view.exploration)
     if not entries or entries[0].key != view.exploration:
         return None
     # From the index: none of the others is opened for it.
-    heads = [library.head_of(entry) for entry in entries]
-    found = [library.costs_of(entry) for entry in entries]
-    curves = [
-        Curve(int(curve.devices[0]), head.kind, curve.memory, curve.time)
-        for head, curve in zip(heads, found, strict=True)
-    ]
-    table = profile_of(curves)
+    curves = [alike[entry] for entry in entries]
+    table = profile(curves)
     if len(table.rows) < 2:
         return None
-    units, own = Units.of(chosen), (curves[0].devices, curves[0].kind)
+    units, own = Units.of(chosen), (curves[0].count, curves[0].smallest.kind)
 
     def cell(of: Cell | None, budget: float) -> ProfileCell | None:
         if of is None:
             return None
-        price = heads[of.exploration].price if view.price is None else view.price
-        devices = int(found[of.exploration].devices[of.point])
+        entry = entries[of.exploration]
+        price = library.head_of(entry).price if view.price is None else view.price
+        devices = int(library.costs_of(entry).devices[of.point])
         shown = View(
-            exploration=entries[of.exploration].key,
+            exploration=entry.key,
             point=of.point,
             budget_bytes=float(round(budget)),
             headroom=view.headroom,
@@ -86,10 +83,3 @@ def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
             for row in table.rows
         ),
     )
-
-
-def _alike(library: Library, chosen: Entry) -> list[Entry]:
-    """Return the explorations of the same step that have points, the chosen one first."""
-    step = library.head_of(chosen).step
-    others = [e for e in library.entries() if e != chosen and library.head_of(e).step == step]
-    return [e for e in (chosen, *others) if len(library.costs_of(e).memory)]

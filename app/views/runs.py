@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.plan.device_sweep import FILE
-from tensoropt.plan.exploration_files import Costs
+from tensoropt.plan.exploration_files import DESCRIBED, Costs
+from tensoropt.plan.settings import settings_fields
 
 from ..index import Head
 from ..library import Entry, Library
@@ -102,7 +102,7 @@ def runs_of(library: Library, *, curves: bool = True) -> tuple[Run, ...]:
 
 def _made(entry: Entry) -> float | None:
     try:
-        return (entry.folder / FILE).stat().st_mtime
+        return (entry.folder / DESCRIBED).stat().st_mtime
     except OSError:
         return None
 
@@ -125,9 +125,8 @@ def time_unit(seconds: float) -> Unit:
 
 
 COMPARED = (
-    ("model", "model"), ("graph", "model's shapes"), ("mode", "mode"), ("optimizer", "optimizer"),
-    ("batch", "batch"), ("cluster", "cluster"), ("devices", "devices"), ("dtype", "dtype"),
-    ("micro", "micro-batches"), ("recompute", "recomputation"), ("constraints", "constraints"),
+    ("model", "model"), ("graph", "model's shapes"), ("batch", "batch"), ("cluster", "cluster"),
+    ("devices", "devices"), *((setting.name, setting.flag) for setting in settings_fields()),
 )  # fmt: skip
 """The fields in which explorations may differ, with their titles."""
 WORK = ("model", "graph", "mode", "optimizer", "batch")
@@ -142,7 +141,8 @@ def table_rows(runs: Sequence[Run], units: Units) -> list[dict[str, Any]]:
 def _row(run: Run, units: Units) -> dict[str, Any]:
     head, settings = run.head, dict(run.head.settings)
     read = run.curve is not None and run.points > 0
-    mode = head.step[1] if head.step else ""
+    if settings.get("mode") != "train":
+        settings["optimizer"] = ""  # inference updates nothing, whatever the settings say
     return {
         "id": run.key,
         "name": run.title,
@@ -154,14 +154,8 @@ def _row(run: Run, units: Units) -> dict[str, Any]:
         "graph": str(head.step[0])[:12] if head.step else "",
         "cluster": head.cluster,
         "devices": head.devices or None,
-        "dtype": head.step[3] if head.step else "",
         "batch": head.batch,
-        "mode": mode,
-        # Inference updates nothing, whatever the settings say.
-        "optimizer": head.step[2] if head.step and mode == "train" else "",
-        "micro": settings.get("micro_batches", ""),
-        "recompute": settings.get("recompute", ""),
-        "constraints": settings.get("constraints", ""),
+        **{setting.name: settings.get(setting.flag, "") for setting in settings_fields()},
         "points": run.points if run.curve is not None else None,
         "memory": _round(units.memory.of(float(run.curve.memory.min()))) if read and run.curve else None,
         "time": _round(units.time.of(float(run.curve.time.min()))) if read and run.curve else None,

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from tensoropt.capture.lines import current_line, first_line, shown_error
 from tensoropt.capture.unsupported import own_calls
 from tensoropt.errors import CaptureError
-from tensoropt.ops.functions import FunctionCall, NotConstant, Place, apply, operator_of, set_tracing
+from tensoropt.ops.functions import FunctionCall, NotConstant, Slot, apply, operator_of, set_tracing
 
 _PYTORCH_KEPT = ("torch.nn.",)
 """PyTorch modules whose functions are layers. The functions in its other modules are the building blocks of
@@ -121,7 +121,7 @@ def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dic
     leaves, spec = pytree.tree_flatten(args)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     number = iter(range(len(tensors)))
-    places = [Place(next(number)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    places = [Slot(next(number)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     call, looked = _examined(FunctionCall(cls, places, spec), tensors)
     try:
         operator = operator_of(call)
@@ -201,8 +201,8 @@ def _with_results(call: FunctionCall, returned: Any) -> FunctionCall:
     single = not isinstance(returned, (tuple, list))
     results = [returned] if single else list(returned)
     number = iter(range(len(results)))
-    kept = [Place(next(number)) if isinstance(value, torch.Tensor) else value for value in results]
-    if not any(isinstance(value, Place) for value in kept):
+    kept = [Slot(next(number)) if isinstance(value, torch.Tensor) else value for value in results]
+    if not any(isinstance(value, Slot) for value in kept):
         raise _refused(call.cls, "it returns no tensor; return the tensors themselves or a tuple of them")
     return replace(call, results=kept, single=single)
 

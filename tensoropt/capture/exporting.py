@@ -17,7 +17,7 @@ import torch
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture.blocks import Blocks, Likeness, Unlike, write_out
+from tensoropt.capture.blocks import Likeness, TracedBlocks, Unlike, write_out
 from tensoropt.capture.checkpoints import Checkpoints
 from tensoropt.capture.custom_functions import own_backwards
 from tensoropt.capture.detaching import Detachments
@@ -153,7 +153,7 @@ def _with_blocks_once(
 ) -> torch.export.ExportedProgram:
     apart: list[Likeness] = []
     while True:
-        blocks = Blocks(subject, apart)
+        blocks = TracedBlocks(subject, apart)
         notes.clear()
         try:
             with blocks.once():

@@ -63,3 +63,18 @@ def tariff_option(options: argparse.Namespace) -> Any:
 
     price, by_kind = prices_of(",".join(options.price))
     return Tariff(price, by_kind, options.currency.strip())
+
+
+def point_rates(options: argparse.Namespace, found: Any, index: int) -> tuple[list[str], dict[str, Any]]:
+    """What a step of a point and the training that is asked for take and cost, as lines and as data.
+
+    Raises:
+        TensorOptError: an amount or a price is none, or is of devices that the cluster does not have.
+    """
+    from tensoropt.plan.rates import RatesOf, kinds_of
+    from tensoropt.report.rate_words import rate_lines, rates_data
+
+    amount, tariff = amount_option(options), tariff_option(options)
+    tariff.check(kinds_of(found))
+    rated = RatesOf(found, tariff)
+    return rate_lines(rated, index, amount), rates_data(rated, index, amount)

@@ -77,10 +77,32 @@ def budget(options: argparse.Namespace, device_bytes: Callable[[], float]) -> fl
     Raises:
         TensorOptError: headroom that is no share and no size, or that leaves nothing.
     """
-    from tensoropt.plan.question import budget_within
+    from tensoropt.plan.question import headroom_bytes
 
     memory = parse_bytes(options.memory) if options.memory is not None else None
-    return budget_within(memory, options.headroom or "", device_bytes)
+    if options.headroom is None:
+        return memory
+    whole = device_bytes()
+    usable = whole - headroom_bytes(options.headroom, whole)
+    return usable if memory is None else min(memory, usable)
+
+
+def add_point(which: Any, default: str = "; default: the fastest", *, memory: bool = True) -> None:
+    """Which point of a saved frontier.
+
+    Args:
+        which: a group of arguments that exclude each other.
+        default: what is taken without any of them, in words.
+        memory: whether a budget alone says so, too.
+    """
+    which.add_argument(
+        "--point", type=int, metavar="N",
+        help=f"its number, from 1; after the frontier's those of other planners{default}",
+    )  # fmt: skip
+    if memory:
+        which.add_argument("--memory", metavar="24GiB", help="the fastest within this much per device")
+    which.add_argument("--time", metavar="0.5", help="the leanest within this time per step (seconds, 500ms)")
+    which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
 
 
 def point_index(number: int, found: Any) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
-from tensoropt.cli.arguments import add_folder, add_headroom, budget, limits, point_index
-from tensoropt.cli.device_profile import profile_answer
+from tensoropt.cli.amounts import add_amount, point_rates
+from tensoropt.cli.arguments import add_folder, add_headroom, add_point, budget, limits, point_index
+from tensoropt.cli.shop import offers_answer
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -22,18 +22,10 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     add_headroom(verb)
     which = verb.add_mutually_exclusive_group(required=True)
-    which.add_argument("--profile", action="store_true", help="the table devices x memory -> time, no plan")
-    which.add_argument("--memory", metavar="24GiB", help="the fastest plan within this much per device")
     which.add_argument(
-        "--time", metavar="0.5", help="the leanest plan within this time per step (seconds, 500ms)"
+        "--profile", action="store_true", help="the table devices x memory -> time, no plan; as shop"
     )
-    which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
-    which.add_argument(
-        "--point",
-        type=int,
-        metavar="N",
-        help="its number, from 1; after the frontier's those of other planners",
-    )
+    add_point(which, default="")
     verb.add_argument("--out", metavar="plan.json", help="where to write the plan")
     add_amount(verb)
 
@@ -43,14 +35,11 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     if options.headroom is not None and options.memory is None:
         raise TensorOptError("--headroom says what a budget leaves free; give --memory with it")
     if options.profile:
-        return Answer(*profile_answer(options.dir))
+        return offers_answer(options.dir, {})
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
-    amount, tariff = amount_option(options), tariff_option(options)
     from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.made_for import for_gpus
-    from tensoropt.plan.rates import RatesOf, kinds_of
-    from tensoropt.report.rate_words import rate_lines, rates_data
     from tensoropt.report.table import point_lines, run_line
     from tensoropt.saved import chosen_point, opened
 
@@ -62,9 +51,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     else:
         found, index = chosen_point(options.dir, devices=options.devices, **wanted)
     plan = found.plan(index)
-    tariff.check(kinds_of(found))
-    rated = RatesOf(found, tariff)
-    lines = [*point_lines(found, index), *rate_lines(rated, index, amount)]
+    rated_lines, rates = point_rates(options, found, index)
+    lines = [*point_lines(found, index), *rated_lines]
     if options.out:
         plan.save(options.out)
         gpus = for_gpus(found.cluster)
@@ -74,7 +62,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         lines.append("not saved; give --out plan.json to keep it")
     data = {
         **points_data(found, [index])[0],
-        "rates": rates_data(rated, index, amount),
+        "rates": rates,
         "out": options.out,
         "plan": plan.to_data(),
     }

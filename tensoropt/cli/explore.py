@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cli.arguments import add_headroom, writable_folder
-from tensoropt.cli.device_profile import profile_answer
 from tensoropt.cli.question import add_question, explored, question_option
-from tensoropt.cli.shop import shop_answer
+from tensoropt.cli.shop import offers_answer
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
-from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.errors import TensorOptError
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -40,15 +39,13 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     """The answer to a question about a model; the result is saved in ``out``."""
-    if question.also_on:
-        if question.devices:
-            raise TensorOptError(
-                "--devices is for parts of one cluster, --also-on for several clusters; name parts of "
-                "these as in --also-on 'dgx-h100[4],dgx-a100[4]'"
-            )
+    if question.also_on and question.devices:
+        raise TensorOptError(
+            "--devices is for parts of one cluster, --also-on for several clusters; name parts of these as "
+            "in --also-on 'dgx-h100[4],dgx-a100[4]'"
+        )
+    if question.also_on or question.devices:
         return over_clusters(question, progress, out)
-    if question.devices:
-        return sweep(question, progress, out)
     found, folder = explored(question, progress, out), Path(out)
     from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.frontier_table import frontier_text
@@ -74,47 +71,29 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
 
 
 def over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer:
-    """The same question on several clusters; the model is captured once."""
+    """The answer on several clusters, or on several numbers of one's devices; the model is captured once."""
+    from tensoropt.cluster import load_cluster
     from tensoropt.shopping import named_clusters
     from tensoropt.shopping import over_clusters as explore_each
 
-    first = question.cluster if isinstance(question.cluster, str) else question.loaded_cluster()
-    names = named_clusters([first, *question.also_on])
+    if question.devices:
+        whole = load_cluster(question.cluster)
+        clusters: Any = {f"{n}-devices": whole.subset(n) for n in part_sizes(question.devices, whole)}
+    else:
+        first = question.cluster
+        clusters = named_clusters(
+            [first if isinstance(first, str) else load_cluster(first), *question.also_on]
+        )
     with writable_folder(out) as folder:
 
-        def anew(cluster: Any) -> Any:
-            return explored(question, progress, None, cluster)
-
-        def again(cluster: Any, known: Any) -> Any:
+        def on(cluster: Any, known: Any) -> Any:
             return explored(question, progress, None, cluster, known)
 
-        found = explore_each(names, anew, again, out=folder, progress=progress)
-    answer = shop_answer(found, {})
-    data = {"out": str(folder), **answer.data}
-    saved = f"saved: {folder}, one exploration for each cluster; `tensoropt shop {folder} --time ...` asks on"
-    return Answer(data, "\n".join([answer.text, saved]))
-
-
-def sweep(question: Any, progress: ProgressDisplay, out: str) -> Answer:
-    """The same question on several numbers of devices, which the paper calls profiling mode."""
-    cluster = question.loaded_cluster()
-    sizes = part_sizes(question.devices, cluster)
-    found, refused = [], []
-    with writable_folder(out) as folder:
-        for number, size in enumerate(sizes):
-            progress("devices", number, len(sizes), str(size))
-            try:
-                part = str(folder / f"{size}-devices")
-                found.append(explored(question, progress, part, cluster.subset(size)))
-            # Too few devices for the model are part of the answer: the sweep goes on.
-            except InfeasibleError as error:
-                refused.append(f"{size} devices: {error}")
-        progress("devices", len(sizes), len(sizes), "")
-        if not found:
-            raise InfeasibleError("; ".join(refused))
-    data, text = profile_answer(found)
-    data = {"out": str(folder), "refused": refused, **data}
-    return Answer(data, "\n".join([text, *refused, f"saved: {folder}/N-devices, one exploration each"]))
+        found = explore_each(clusters, on, out=folder, progress=progress)
+    answer = offers_answer(found, {})
+    refused = [f"{name}: {reason}" for name, reason in found.refused.items()]
+    saved = f"saved: {folder}, one exploration for each; `tensoropt shop {folder} --time ...` asks on"
+    return Answer({"out": str(folder), "refused": refused, **answer.data}, f"{answer.text}\n{saved}")
 
 
 def part_sizes(devices: str | tuple[int, ...], cluster: Any) -> tuple[int, ...]:

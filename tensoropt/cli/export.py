@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from tensoropt.cli.amounts import OF_AMOUNT, add_amount, amount_option, tariff_option
-from tensoropt.cli.arguments import add_folder, add_headroom, budget, point_option
+from tensoropt.cli.arguments import add_folder, add_headroom, point_option
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -67,28 +67,19 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 def _sheet(options: argparse.Namespace, found: Any) -> dict[str, Any]:
     """What the sheet is told; wrong values are refused before anything is written."""
+    from tensoropt.cluster import Cluster
+    from tensoropt.plan.question import headroom_bytes
+
     point = point_option(options, found)
-
-    def device_bytes() -> float:
-        from tensoropt.cluster import Cluster
-
-        return float(Cluster.from_dict(found.cluster).memory_bytes)
-
-    budget(options, device_bytes)  # says what is wrong with either
+    whole = Cluster.from_dict(found.cluster).memory_bytes if options.headroom else 0
     return {
         "point": point,
         "memory_bytes": parse_bytes(options.memory) if options.memory is not None else None,
-        "headroom": 0.0 if options.headroom is None else _share(options.headroom, device_bytes()),
+        "headroom": headroom_bytes(options.headroom, whole) / whole if options.headroom else 0.0,
         "tariff": tariff_option(options),
         "amount": amount_option(options),
         "folder": str(options.dir),
     }
-
-
-def _share(headroom: str, whole: float) -> float:
-    """The headroom as a share of a device."""
-    text, percent, _ = headroom.partition("%")
-    return float(text) / 100 if percent else parse_bytes(headroom) / whole
 
 
 VERB = Verb("export", "write a saved frontier as CSV, a point as a decision sheet", add_arguments, answer)

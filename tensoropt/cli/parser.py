@@ -14,10 +14,33 @@ import traceback
 from collections.abc import Sequence
 
 from tensoropt import __version__
-from tensoropt.cli.verbs import VERBS
+from tensoropt.cli import (
+    choose,
+    compare,
+    dashboard,
+    demo,
+    explore,
+    export,
+    list_names,
+    measure_links,
+    profiles,
+    recost,
+    selftest,
+    shop,
+    show,
+    verify,
+    why,
+)
+from tensoropt.cli.verb import Verb
 from tensoropt.console import ProgressDisplay, json_text, reserved_stdout
 from tensoropt.errors import TensorOptError
 
+_IN_ORDER = (
+    explore, compare, choose, show, why, shop, recost, export, verify, list_names, measure_links, profiles,
+    dashboard, demo, selftest,
+)  # fmt: skip
+VERBS: dict[str, Verb] = {module.VERB.name: module.VERB for module in _IN_ORDER}
+"""The verbs of the command line, in the order in which ``--help`` lists them."""
 EXIT_OK, EXIT_CHECK, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 

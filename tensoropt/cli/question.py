@@ -118,8 +118,10 @@ def explored(
         cluster: where, if not on the question's cluster.
         known: an exploration of the same model elsewhere, whose operators are taken.
     """
-    # Settings before cluster and folder: a wrong option is refused before anything is made.
-    cluster = question.loaded_cluster() if cluster is None else cluster
+    from tensoropt.cluster import load_cluster
+
+    # Before the folder: a wrong option is refused before anything is made.
+    cluster = load_cluster(question.cluster if cluster is None else cluster)
     settings = question.settings_on(cluster)
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
         progress.note(question.in_effect(cluster, settings, out))

@@ -1,8 +1,12 @@
-"""``shop``: which cluster to take for a model that was explored on several."""
+"""``shop``: what several clusters, or numbers of devices, offer for one model, and which to take.
+
+``explore --devices``, ``explore --also-on`` and ``choose --profile`` end with the same answer.
+"""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
@@ -14,48 +18,61 @@ from tensoropt.units import format_bytes, format_number, format_seconds, parse_b
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """What the verb takes."""
-    verb.add_argument("dir", metavar="DIR", help="the folder given to explore --also-on --out")
+    verb.add_argument(
+        "dir", metavar="DIR", help="the folder given to explore --out with --also-on or --devices"
+    )
     verb.add_argument("--time", metavar="300ms", help="the cheapest cluster within this time per step")
     verb.add_argument("--cost", metavar="5", help="the fastest within this money for what is asked below")
     verb.add_argument("--memory", metavar="24GiB", help="use at most this much of every device")
-    verb.add_argument("--headroom", default="5%", metavar="5%%", help="of devices' memory kept free")
+    verb.add_argument("--headroom", default="5%", metavar="5%", help="of devices' memory kept free")
     verb.add_argument("--csv", metavar="FILE", help="write the table")
     add_amount(verb)
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """A row per cluster, and which to take."""
-    asked = _asked(options)
-    from tensoropt.shopping import load_clusters
-
-    return shop_answer(load_clusters(options.dir), asked, options.csv)
+    """Devices x memory -> time, a row per exploration, and which to take."""
+    return offers_answer(options.dir, _limits(options), options.csv)
 
 
-def shop_answer(found: Any, asked: dict[str, Any], csv: str | None = None) -> Answer:
-    """The table and the answer of explorations on clusters (:class:`tensoropt.shopping.OnClusters`)."""
+def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) -> Answer:
+    """The tables and the answer of explorations on several clusters, or numbers of devices.
+
+    Args:
+        saved: :data:`tensoropt.shopping.SavedOnClusters`.
+    """
     from tensoropt.plan.cluster_offers import offers_data, write_offers_csv
-    from tensoropt.shopping import shop
+    from tensoropt.shopping import OnClusters, shop
 
-    told = shop(found, **asked)
-    lines = [_table(told), "", *told.sentences()]
+    found = OnClusters.of(saved)
+    offers, profile = shop(found, **limits), found.profile
+    lines = [_profile_table(profile), "", _table(offers), "", *offers.sentences()]
     if csv:
-        write_offers_csv(told, csv)
-        lines.append(f"{len(told.rows)} clusters written to {csv}")
+        write_offers_csv(offers, csv)
+        lines.append(f"{len(offers.rows)} clusters written to {csv}")
     best = {
         name: None if row is None else row.cluster
-        for name, row in (("cheapest", told.cheapest), ("fastest", told.fastest))
+        for name, row in (("cheapest", offers.cheapest), ("fastest", offers.fastest))
     }
     data = {
+        "profile": asdict(profile),
         **best,
-        "amount": told.question.amount.words,
-        "currency": told.question.tariff.currency,
-        "clusters": offers_data(told),
+        "amount": offers.question.amount.words,
+        "currency": offers.question.tariff.currency,
+        "clusters": offers_data(offers),
         "csv": csv,
     }
     return Answer(data, "\n".join(lines))
 
 
-def _asked(options: argparse.Namespace) -> dict[str, Any]:
+def _profile_table(profile: Any) -> str:
+    rows = [["devices", "kind", *(f"<= {format_bytes(budget)}" for budget in profile.budgets_bytes)]]
+    for row in profile.rows:
+        cells = ("-" if cell is None else format_seconds(cell.time_s) for cell in row.cells)
+        rows.append([str(row.devices), row.kind, *cells])
+    return columns(rows, left=(1,))
+
+
+def _limits(options: argparse.Namespace) -> dict[str, Any]:
     from tensoropt.plan.amounts import THOUSAND_STEPS
 
     return {
@@ -89,11 +106,11 @@ def _share(text: str) -> float:
     return found
 
 
-def _table(told: Any) -> str:
-    currency = told.question.tariff.currency or "money"
+def _table(offers: Any) -> str:
+    currency = offers.question.tariff.currency or "money"
     head = ["cluster", "devices", "time/step", "memory", f"{currency}/h", "hours", currency, "plan", ""]
     rows = [head]
-    for row in told.rows:
+    for row in offers.rows:
         rates = row.rates
         rows.append(
             [
@@ -105,20 +122,25 @@ def _table(told: Any) -> str:
                 "-" if row.hours is None else format_number(row.hours),
                 "-" if row.cost is None else format_number(row.cost),
                 row.name,
-                _remark(told, row),
+                _remark(offers, row),
             ]
         )
-    caption = f"hours and {currency} are of {told.question.amount.words}"
+    caption = f"hours and {currency} are of {offers.question.amount.words}"
     return "\n".join([columns(rows, left=(0, 1, 7, 8)), caption])
 
 
-def _remark(told: Any, row: Any) -> str:
+def _remark(offers: Any, row: Any) -> str:
     if row.reason:
         return str(row.reason)
-    marks = [word for word in ("cheapest", "fastest") if getattr(told, word) is row]
+    marks = [word for word in ("cheapest", "fastest") if getattr(offers, word) is row]
     if row.cost is None:
         marks.append(row.rates.whys["per_hour"])
     return "<- " + ", ".join(marks) if marks and marks[0] in ("cheapest", "fastest") else ", ".join(marks)
 
 
-VERB = Verb("shop", "say which cluster to take for a model explored on several", add_arguments, answer)
+VERB = Verb(
+    "shop",
+    "say which cluster, or how many devices, to take for a model explored on several",
+    add_arguments,
+    answer,
+)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
-from tensoropt.cli.arguments import add_folder, limits, point_option
+from tensoropt.cli.amounts import add_amount, point_rates
+from tensoropt.cli.arguments import add_folder, add_point, limits, point_option
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -15,11 +15,7 @@ from tensoropt.units import parse_seconds
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """What the verb takes."""
     add_folder(verb)
-    point = verb.add_mutually_exclusive_group()
-    point.add_argument("--point", type=int, metavar="N", help="its number, from 1; default: the fastest")
-    point.add_argument("--memory", metavar="24GiB", help="the fastest within this much per device")
-    point.add_argument("--time", metavar="0.5", help="the leanest within this time per step (seconds, 500ms)")
-    point.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
+    add_point(verb.add_mutually_exclusive_group())
     verb.add_argument(
         "--trace", metavar="FILE", help="write its timeline for ui.perfetto.dev, chrome://tracing"
     )
@@ -54,49 +50,49 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError(f"--align {options.align} is about a measured file; give it with --beside FILE")
     if options.top < 1:
         raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
-    amount, tariff = amount_option(options), tariff_option(options)
     from tensoropt.observed.files import read_observation
-    from tensoropt.plan.rates import RatesOf, kinds_of
     from tensoropt.report.beside import beside
     from tensoropt.report.explain import detail_lines
     from tensoropt.report.owners import point_owners
-    from tensoropt.report.rate_words import rate_lines, rates_data
     from tensoropt.report.table import point_lines
     from tensoropt.report.trace import write_trace
     from tensoropt.saved import opened, show
 
     found = opened(options.dir)
-    told = show(found, point_option(options, found), **wanted)
-    summed = found.all_points[told.point].record is None
-    tariff.check(kinds_of(found))
-    rated = RatesOf(found, tariff)
-    rated_lines = rate_lines(rated, told.point, amount)
+    detail = show(found, point_option(options, found), **wanted)
+    summed = found.all_points[detail.point].record is None
+    rated_lines, rates = point_rates(options, found, detail.point)
     lines = [
-        *point_lines(found, told.point),
+        *point_lines(found, detail.point),
         *rated_lines,
         "",
-        *detail_lines(told, options.top, summed=summed),
+        *detail_lines(detail, options.top, summed=summed),
     ]
     if options.trace:
-        write_trace(told.trace(), options.trace)
+        write_trace(detail.trace(), options.trace)
         lines.append(
             f"trace written to {options.trace}; open it at https://ui.perfetto.dev or chrome://tracing"
         )
     owned = None
     if options.owners is not None:
-        of_point = point_owners(found, told.point)
+        of_point = point_owners(found, detail.point)
         owned = of_point.at(None if at_s is None else of_point.number_at(at_s))
         lines += ["", *owned.lines(options.top), *([of_point.note] if of_point.note else [])]
     measured = None
     if options.beside is not None:
-        measured = beside(found, told, read_observation(options.beside), options.align)
+        measured = beside(found, detail, read_observation(options.beside), options.align)
         lines += ["", *measured.lines()]
-    data = {**told.to_dict(), "point": told.point + 1, "headline": told.headline(), "trace": options.trace}
+    data = {
+        **detail.to_dict(),
+        "point": detail.point + 1,
+        "headline": detail.headline(),
+        "trace": options.trace,
+    }
     if measured is not None:
         data["beside"] = measured.to_dict()
     if owned is not None:
         data["owners"] = owned.to_dict()
-    data["rates"] = rates_data(rated, told.point, amount)
+    data["rates"] = rates
     return Answer(data, "\n".join(lines))
 
 

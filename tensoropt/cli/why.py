@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tensoropt.cli.arguments import add_folder, limits, point_option, writable_folder
+from tensoropt.cli.arguments import add_folder, add_point, limits, point_option, writable_folder
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -14,10 +14,7 @@ from tensoropt.errors import TensorOptError
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """What the verb takes."""
     add_folder(verb)
-    point = verb.add_mutually_exclusive_group()
-    point.add_argument("--point", type=int, metavar="N", help="its number, from 1; default: the fastest")
-    point.add_argument("--time", metavar="0.5", help="the leanest within this time per step (seconds, 500ms)")
-    point.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
+    add_point(verb.add_mutually_exclusive_group(), memory=False)
     verb.add_argument(
         "--memory",
         metavar="24GiB",

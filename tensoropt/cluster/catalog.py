@@ -11,16 +11,7 @@ from typing import Any
 import yaml
 
 from tensoropt.cluster.devices import DeviceKind, Link
-from tensoropt.cluster.quantities import (
-    BANDWIDTH,
-    FLOPS,
-    LATENCY,
-    MEMORY,
-    bandwidth,
-    latency_s,
-    size_bytes,
-    written,
-)
+from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY
 from tensoropt.errors import ClusterError, suggest
 
 DEVICE_FIELDS = (
@@ -153,17 +144,18 @@ def _kind_from(name: str, entry: Mapping[str, Any]) -> DeviceKind:
         raise ClusterError(
             f"device kind '{name}' lacks {', '.join(missing)}; add them, or 'base: KIND' to start from"
         )
-    memory, wide = f"memory of device kind '{name}'", f"memory bandwidth of device kind '{name}'"
     rates = entry["flops"]
     if isinstance(rates, Mapping):
         for dtype, value in rates.items():
-            written(value, f"{dtype} FLOP/s of device kind '{name}'", FLOPS)
+            FLOPS.read_written(value, f"{dtype} FLOP/s of device kind '{name}'")
+    memory = MEMORY.read_written(entry["memory"], f"memory of device kind '{name}'")
+    wide = BANDWIDTH.read_written(entry["memory_bandwidth"], f"memory bandwidth of device kind '{name}'")
     return DeviceKind(
         name=name,
         type=entry["type"],
-        memory_bytes=size_bytes(written(entry["memory"], memory, MEMORY), memory),
+        memory_bytes=int(memory),
         flops=rates,
-        memory_bandwidth=bandwidth(written(entry["memory_bandwidth"], wide, BANDWIDTH), wide),
+        memory_bandwidth=wide,
         price_per_hour=entry.get("price_per_hour"),
         source=entry.get("source", "cluster file"),
         capability=str(entry.get("capability", "")),
@@ -183,11 +175,10 @@ def link_from(value: object, where: str) -> Link:
         raise ClusterError(
             f"{where} needs latency and bandwidth (or alpha and beta), for example 5us and 25GB/s"
         )
-    slow, wide = f"latency of {where}", f"bandwidth of {where}"
     return Link(
         name=str(entry.get("name", "custom")),
-        latency_s=latency_s(written(alpha, slow, LATENCY), slow),
-        bandwidth_bytes_per_s=bandwidth(written(beta, wide, BANDWIDTH), wide),
+        latency_s=LATENCY.read_written(alpha, f"latency of {where}"),
+        bandwidth_bytes_per_s=BANDWIDTH.read_written(beta, f"bandwidth of {where}"),
         source=str(entry.get("source", "cluster file")),
         dedicated=bool(entry.get("dedicated", False)),
     )

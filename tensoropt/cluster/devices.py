@@ -7,13 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from tensoropt.cluster.quantities import (
-    bandwidth,
-    flops,
-    latency_s,
-    positive,
-    size_bytes,
-)
+from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY, positive
 from tensoropt.errors import ClusterError, suggest
 
 DEVICE_TYPES = ("cpu", "cuda")
@@ -54,15 +48,15 @@ class DeviceKind:
             raise ClusterError(
                 f"device kind '{self.name}' has type '{self.type}'; {suggest(meant, DEVICE_TYPES)}"
             )
-        size_bytes(self.memory_bytes, f"memory of device kind '{self.name}'")
-        bandwidth(self.memory_bandwidth, f"memory bandwidth of device kind '{self.name}'")
+        MEMORY.read(self.memory_bytes, f"memory of device kind '{self.name}'")
+        BANDWIDTH.read(self.memory_bandwidth, f"memory bandwidth of device kind '{self.name}'")
         if not isinstance(self.flops, Mapping) or "float32" not in self.flops:
             raise ClusterError(
                 f"device kind '{self.name}' must give flops for float32 at least,"
                 " for example {float32: 15.7e12}"
             )
         checked = {
-            str(dtype): flops(value, f"{dtype} FLOP/s of device kind '{self.name}'")
+            str(dtype): FLOPS.read(value, f"{dtype} FLOP/s of device kind '{self.name}'")
             for dtype, value in self.flops.items()
         }
         # Frozen like the rest: all callers share the mapping of a catalogue kind.
@@ -117,8 +111,8 @@ class Link:
     dedicated: bool = False
 
     def __post_init__(self) -> None:
-        latency_s(self.latency_s, f"latency of link '{self.name}'")
-        bandwidth(self.bandwidth_bytes_per_s, f"bandwidth of link '{self.name}'")
+        LATENCY.read(self.latency_s, f"latency of link '{self.name}'")
+        BANDWIDTH.read(self.bandwidth_bytes_per_s, f"bandwidth of link '{self.name}'")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""

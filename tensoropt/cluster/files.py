@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -10,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tensoropt.cluster.catalog import (
+    LINK_FIELDS,
     check_fields,
     cluster_preset,
     device_from,
-    link,
     link_from,
     list_clusters,
 )
@@ -24,38 +21,27 @@ from tensoropt.cluster.devices import DeviceKind, Link
 from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.local import available_cores, cpu_cluster, local_cluster
 from tensoropt.cluster.pairs import all_pairs, levels_from_pairs
-from tensoropt.cluster.quantities import MEMORY, count, positive, size_bytes, written
+from tensoropt.cluster.quantities import MEMORY, count, positive
 from tensoropt.errors import ClusterError, suggest
+from tensoropt.files import read_document
 
 FILE_FIELDS = ("name", "devices", "nodes", "links", "source", "scalable")
 NODE_ENTRY_FIELDS = ("count", "devices")
 DEVICE_ENTRY_FIELDS = ("kind", "count", "memory", "price_per_hour")
 LINK_ENTRY_FIELDS = ("intra_node", "inter_node", "pairs")
-PAIR_FIELDS = (
-    "between",
-    "from",
-    "to",
-    "link",
-    "name",
-    "latency",
-    "alpha",
-    "bandwidth",
-    "beta",
-    "dedicated",
-    "source",
-)
+PAIR_FIELDS = ("between", "from", "to", "link", *LINK_FIELDS)
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
-def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
-    """Return the cluster that a text names.
+def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Cluster) -> Cluster:
+    """Return the cluster that a text names, or that the content of a cluster file describes.
 
     Args:
         description: ``local`` (the GPUs that NVML sees, or one CPU rank per core if there are none),
             ``local:N`` (N of them), ``cpu`` and ``cpu:N`` (CPU ranks, even on a machine with GPUs), a preset
             (see :func:`list_clusters`), or the path of a YAML or JSON file. Such a file may also hold the
             output of :meth:`Cluster.to_dict`, or be the ``exploration.json`` that contains it. ``[N]`` after
-            any of these selects its first N devices.
+            any of these selects its first N devices. Or the parsed content of such a file.
 
     Raises:
         ClusterError: the text names nothing, or the file does not describe a cluster; the message states the
@@ -63,6 +49,8 @@ def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
     """
     if isinstance(description, Cluster):
         return description
+    if isinstance(description, Mapping):
+        return cluster_from(description, name="cluster")
     text = os.fspath(description).strip()
     if part := re.fullmatch(r"(.+)\[(\d{1,9})\]", text):
         return load_cluster(part.group(1)).subset(int(part.group(2)))
@@ -94,21 +82,9 @@ def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
 
 
 def _load_file(path: Path) -> Cluster:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        data = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
-    except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ClusterError(
-            f"cluster file '{path}' is not valid YAML or JSON ({reason}); correct that line"
-        ) from None
-    except OSError as error:
-        raise ClusterError(f"cluster file '{path}' cannot be read ({error.strerror})") from None
+    data = read_document(path, "cluster", ClusterError)
     if isinstance(data, dict) and isinstance(data.get("cluster"), dict) and "kinds" in data["cluster"]:
         data = data["cluster"]  # an exploration's file contains the cluster that it was made for
-    # Only Cluster.to_dict writes ``kinds``; a cluster file has ``devices`` with kinds in them.
-    if isinstance(data, dict) and "kinds" in data:
-        return Cluster.from_dict(data)
     try:
         return cluster_from(data, name=path.stem)
     except ClusterError as error:
@@ -116,7 +92,15 @@ def _load_file(path: Path) -> Cluster:
 
 
 def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluster:
-    """A cluster from the parsed content of a cluster file; ``nodes`` overrides the file's."""
+    """A cluster from the parsed content of a cluster file, or from :meth:`Cluster.to_dict`.
+
+    Args:
+        name: the cluster's, if the file gives none.
+        nodes: overrides the file's.
+    """
+    # Only Cluster.to_dict writes ``kinds``; a cluster file has ``devices`` with kinds in them.
+    if isinstance(data, Mapping) and "kinds" in data:
+        return Cluster.from_dict(data)
     entry = check_fields(data, FILE_FIELDS, "a cluster")
     of_nodes = _nodes(entry, nodes)
     per_node, node_count = of_nodes[0], len(of_nodes)
@@ -215,8 +199,8 @@ def _devices(value: object, what: str) -> list[DeviceKind]:
             raise ClusterError(f"{where} has no kind; add for example kind: H100-80GB")
         kind = device_from(entry["kind"], f"{where}.kind")
         if "memory" in entry:
-            memory = written(entry["memory"], f"memory of {where}", MEMORY)
-            kind = replace(kind, memory_bytes=size_bytes(memory, f"memory of {where}"))
+            memory = MEMORY.read_written(entry["memory"], f"memory of {where}")
+            kind = replace(kind, memory_bytes=int(memory))
         if entry.get("price_per_hour") is not None:
             kind = replace(
                 kind, price_per_hour=positive(entry["price_per_hour"], f"price_per_hour of {where}")
@@ -238,12 +222,16 @@ def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
         return link_from(value, f"links.{key}"), 1
     inner = dict(value)
     cards = count(inner.pop("count", 1), f"count of links.{key}")
-    if "link" in inner:
-        if len(inner) > 1:
-            raise ClusterError(f"links.{key} names a link and gives figures as well; keep one")
-        return link_from(inner["link"], f"links.{key}"), cards
-    inner.setdefault("name", key)
-    return link_from(inner, f"links.{key}"), cards
+    return _own_link(inner, f"links.{key}", key), cards
+
+
+def _own_link(entry: Mapping[str, Any], where: str, name: str) -> Link:
+    """The link that an entry names, or describes; then ``name`` is what it is called unless it says."""
+    if "link" not in entry:
+        return link_from({"name": name, **entry}, where)
+    if len(entry) > 1:
+        raise ClusterError(f"{where} names a link and gives figures as well; keep one")
+    return link_from(entry["link"], where)
 
 
 def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, int], Link], bool]:
@@ -259,13 +247,7 @@ def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, in
         where = f"links.pairs[{position}]"
         entry = dict(check_fields(item, PAIR_FIELDS, where))
         ends, both = _ends(entry, where, total)
-        if "link" in entry:
-            if len(entry) > 1:
-                raise ClusterError(f"{where} names a link and gives figures as well; keep one")
-            pair_link = link(str(entry["link"]))
-        else:
-            entry.setdefault("name", f"{ends[0]}-{ends[1]}")
-            pair_link = link_from(entry, where)
+        pair_link = _own_link(entry, where, f"{ends[0]}-{ends[1]}")
         for direction in (ends, ends[::-1]) if both else (ends,):
             if direction in directed:
                 raise ClusterError(

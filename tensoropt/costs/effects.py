@@ -124,7 +124,7 @@ class GradientShare(NamedTuple):
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
-class Together(NamedTuple):
+class SharedCollective(NamedTuple):
     """A parameter's part in a collective that several parameters share.
 
     Attributes:
@@ -172,7 +172,7 @@ class Effect:
     source: str = ""
     sends: tuple[Send, ...] = ()
     beside_work_s: float = 0.0
-    beside: tuple[Together, ...] = ()
+    beside: tuple[SharedCollective, ...] = ()
     moves: bool = False
     share: GradientShare | None = None
     host_s: float = 0.0

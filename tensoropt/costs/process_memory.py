@@ -19,7 +19,7 @@ import numpy as np
 from tensoropt.cluster import Cluster
 from tensoropt.cluster.catalog import process_memory_figures
 from tensoropt.cluster.devices import DeviceKind
-from tensoropt.cluster.quantities import size_bytes
+from tensoropt.cluster.quantities import MEMORY
 from tensoropt.graph import OperatorGraph
 from tensoropt.types import Flags, Floats
 from tensoropt.units import format_bytes
@@ -134,11 +134,11 @@ def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = Tr
         return ProcessMemory(constants=graph.constant_bytes)
     figures = process_memory_figures()
     of = figures["communicators"]
-    each = size_bytes(of["connection"], "buffers of a channel's connection")
+    each = int(MEMORY.read(of["connection"], "buffers of a channel's connection"))
     return ProcessMemory(
-        context=size_bytes(figures["context"]["bytes"], "context"),
+        context=int(MEMORY.read(figures["context"]["bytes"], "context")),
         workspaces=max(_workspaces(kind, figures["workspaces"]["by_capability"]) for kind in cluster.devices),
-        segments=size_bytes(figures["segments"]["bytes"], "segments"),
+        segments=int(MEMORY.read(figures["segments"]["bytes"], "segments")),
         inputs=sum(t.bytes for t in graph.tensors.values() if t.kind in ("input", "buffer")),
         constants=graph.constant_bytes,
         communicator={level.name: _communicator(level.link.name, each, of) for level in cluster.levels},
@@ -182,4 +182,4 @@ def _of_link(link: str, figures: Mapping[str, int]) -> int:
 
 def _workspaces(kind: DeviceKind, by_capability: Mapping[int, str]) -> int:
     major = int((kind.capability or "0").partition(".")[0])
-    return size_bytes(by_capability[max(m for m in by_capability if m <= major)], "workspaces")
+    return int(MEMORY.read(by_capability[max(m for m in by_capability if m <= major)], "workspaces"))

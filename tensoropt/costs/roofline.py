@@ -126,7 +126,7 @@ def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample
 
 
 @dataclass(frozen=True)
-class Curve:
+class EfficiencyCurve:
     """log10 of efficiency over log10 of ideal seconds, linear between knots and flat outside."""
 
     sizes: tuple[float, ...]
@@ -154,7 +154,7 @@ class FitError:
 class Efficiencies:
     """Fitted curves by (class, direction), and how well they predict."""
 
-    curves: Mapping[tuple[str, str], Curve]
+    curves: Mapping[tuple[str, str], EfficiencyCurve]
     errors: tuple[FitError, ...] = ()
 
     def seconds(self, cls: str, direction: str, ideal: float) -> float | None:
@@ -204,7 +204,7 @@ def fit_errors(
     }
 
 
-def _curve(pairs: Sequence[tuple[float, float]]) -> Curve:
+def _curve(pairs: Sequence[tuple[float, float]]) -> EfficiencyCurve:
     """A curve through the medians of groups of neighbouring sizes."""
     # Efficiencies span orders of magnitude between launch-bound and large work, so both axes are logarithmic,
     # and medians ignore the few timings that another process disturbed.
@@ -215,7 +215,7 @@ def _curve(pairs: Sequence[tuple[float, float]]) -> Curve:
     for part in np.array_split(np.array(ordered), knots):
         sizes.append(float(np.median(part[:, 0])))
         values.append(float(np.median(part[:, 1])))
-    return Curve(tuple(sizes), tuple(values))
+    return EfficiencyCurve(tuple(sizes), tuple(values))
 
 
 def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:

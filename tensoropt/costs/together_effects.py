@@ -27,7 +27,7 @@ from tensoropt.costs.effects import (
     PARAMETERS,
     REDUCE_LAST,
     Effect,
-    Together,
+    SharedCollective,
     When,
     part_of,
 )
@@ -224,7 +224,7 @@ class TogetherEffects(MoveEffects):
         ]
 
     def _together(self, when: When, name: str, sends: tuple[Send, ...], *, stays: bool = False) -> Effect:
-        beside = tuple(Together(send, self.tensors[name].dtype, stays) for send in sends)
+        beside = tuple(SharedCollective(send, self.tensors[name].dtype, stays) for send in sends)
         return Effect(when, source=self.overheads_source, beside=beside, moves=True)
 
     def _flat(self, name: str, steps: Sequence[Step]) -> _Flat:

@@ -21,7 +21,7 @@ from tensoropt.engine.engine import Engine
 from tensoropt.engine.guard import Guard, keep_in_place
 from tensoropt.engine.optimizers import Forgotten, hand_over, is_state_of
 from tensoropt.engine.spread_values import SpreadValue
-from tensoropt.engine.together import Together
+from tensoropt.engine.together import JobRanks
 from tensoropt.errors import PlanError
 
 ATTRIBUTE = "_tensoropt"
@@ -56,7 +56,7 @@ class ParallelModel(ABC, Generic[E]):
         if captured.returned is not None:  # refused here, and not by the first call
             captured.returned.rebuild(torch.zeros(()))
         self.guard = Guard(model)
-        self.together = Together() if engine.runtime.distributed else None
+        self.together = JobRanks() if engine.runtime.distributed else None
         self.names: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.parameters: dict[str, nn.Parameter] = {}

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from tensoropt.engine.together import Together
+from tensoropt.engine.together import JobRanks
 
 _aten = torch.ops.aten
 _SUMS = (
@@ -29,10 +29,10 @@ _WHOLE = (
     _aten.smooth_l1_loss_backward.default, _aten.huber_loss.default, _aten.huber_loss_backward.default,
 )  # fmt: skip
 """Operators that divide by a count, for which PyTorch takes that of the shard where shards are unlike."""
-_of_mesh: dict[DeviceMesh, Together] = {}
+_of_mesh: dict[DeviceMesh, JobRanks] = {}
 
 
-def read_whole(mesh: DeviceMesh, together: Together) -> None:
+def read_whole(mesh: DeviceMesh, together: JobRanks) -> None:
     """Make numbers computed from DTensors of a mesh the same on all ranks from now on; those of other meshes
     stay as they are."""
     _of_mesh[mesh] = together

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizers
 
-from tensoropt.engine.together import Together
+from tensoropt.engine.together import JobRanks
 from tensoropt.errors import PlanError
 
 _ELEMENTWISE = frozenset((
@@ -45,7 +45,7 @@ class SpreadValue(torch.Tensor):
         cut: returns this rank's part of a tensor of that shape.
     """
 
-    together: Together
+    together: JobRanks
     share: float | torch.Tensor
     count: int
     key: tuple[str, ...]
@@ -92,7 +92,7 @@ optimizers._foreach_supported_types.append(SpreadValue)
 
 def spread_value(
     part: torch.Tensor,
-    together: Together,
+    together: JobRanks,
     copies: int,
     key: str,
     whole: Sequence[int],

@@ -22,10 +22,10 @@ from tensoropt.errors import PlanError
 LOOKS_AFTER_S, SURE_AFTER_S = 1.0, 3.0
 """When a waiting rank begins to look for ranks that have gone on, and how long it sees one before it says so:
 what that rank did before may still be under way."""
-_alive: weakref.WeakSet[Together] = weakref.WeakSet()
+_alive: weakref.WeakSet[JobRanks] = weakref.WeakSet()
 
 
-class Together:
+class JobRanks:
     """The ranks of a job, for what their scripts do at the same time. All ranks must make it."""
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ class OtherDevicesError(PlanError):
 
 
 @dataclass(frozen=True)
-class Weights:
+class _WeightSource:
     """The source of weights; without either, the model's source makes them, whole, in every rank's memory.
 
     Attributes:
@@ -86,7 +86,7 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
         plan = load_plan(options.plan)
         check_trainable(plan)
         init = named_function(options.init_weights, "(module)") if options.init_weights else None
-        weights = Weights(options.checkpoint, init)
+        weights = _WeightSource(options.checkpoint, init)
         with job(plan, device_type(plan, options.cpu), options.timeout) as device:
             say = None if options.quiet else answers
             result = train(plan, options.steps, device=device, weights=weights, lr=options.lr, say=say)
@@ -236,7 +236,7 @@ def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device
 
 
 def start(
-    plan: Plan, device: torch.device, weights: Weights
+    plan: Plan, device: torch.device, weights: _WeightSource
 ) -> tuple[Engine, tuple[torch.Tensor, ...], bool]:
     """Return (engine, example inputs on the device, whether the inputs had to be made up) of this rank.
 
@@ -268,7 +268,7 @@ def train(
     steps: int,
     *,
     device: torch.device | None = None,
-    weights: Weights | None = None,
+    weights: _WeightSource | None = None,
     lr: float = 1e-3,
     say: TextIO | None = None,
 ) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def train(
         the example inputs were made up (``inputs_made_up``).
     """
     device = device or torch.device("cpu")
-    engine, inputs, made_up = start(plan, device, weights or Weights())
+    engine, inputs, made_up = start(plan, device, weights or _WeightSource())
     leader = engine.runtime.rank == 0
     if made_up and leader and say is not None:
         print("inputs    drawn or zero: the model was built without values", file=say, flush=True)

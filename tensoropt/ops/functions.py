@@ -34,7 +34,7 @@ class NotConstant(Exception):  # noqa: N818 - says what an argument is; capture 
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """The position of a tensor among a function's arguments or results."""
 
     index: int
@@ -46,8 +46,8 @@ class FunctionCall:
 
     Attributes:
         cls: the class that is called.
-        leaves, spec: pytree of its arguments, with a :class:`Place` for each tensor.
-        results: its results, with a :class:`Place` for each tensor.
+        leaves, spec: pytree of its arguments, with a :class:`Slot` for each tensor.
+        results: its results, with a :class:`Slot` for each tensor.
         single: whether it returns its result itself rather than a tuple.
     """
 
@@ -60,22 +60,22 @@ class FunctionCall:
     @property
     def tensors(self) -> int:
         """The number of tensors that it reads."""
-        return sum(isinstance(leaf, Place) for leaf in self.leaves)
+        return sum(isinstance(leaf, Slot) for leaf in self.leaves)
 
     def run(self, tensors: Sequence[Any]) -> Any:
         """Run the function itself on these tensors and return its result; autograd uses its own backward."""
-        leaves = [tensors[leaf.index] if isinstance(leaf, Place) else leaf for leaf in self.leaves]
+        leaves = [tensors[leaf.index] if isinstance(leaf, Slot) else leaf for leaf in self.leaves]
         return apply(self.cls, *pytree.tree_unflatten(leaves, self.spec))
 
     def returned(self, made: Sequence[torch.Tensor]) -> Any:
         """Return the function's result, given the tensors in it."""
-        results = [made[value.index] if isinstance(value, Place) else value for value in self.results]
+        results = [made[value.index] if isinstance(value, Slot) else value for value in self.results]
         return results[0] if self.single else tuple(results)
 
     def tensors_of(self, result: Any) -> list[torch.Tensor]:
         """The tensors in the result of a call."""
         results = [result] if self.single else list(result)
-        return [value for value, kept in zip(results, self.results, strict=True) if isinstance(kept, Place)]
+        return [value for value, kept in zip(results, self.results, strict=True) if isinstance(kept, Slot)]
 
 
 _calls: dict[str, FunctionCall] = {}
@@ -134,7 +134,7 @@ def operator_of(call: FunctionCall) -> Any:
 
 def _define(name: str, call: FunctionCall) -> None:
     operands = ", ".join(f"Tensor t{index}" for index in range(call.tensors))
-    count = sum(isinstance(value, Place) for value in call.results)
+    count = sum(isinstance(value, Slot) for value in call.results)
     results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
     _LIBRARY.define(f"{name}({operands}) -> {results}")
 
@@ -172,8 +172,8 @@ def _listed(made: Any) -> list[torch.Tensor]:
 
 
 def _digest(call: FunctionCall) -> str:
-    results = [value if isinstance(value, Place) else constant_text(value) for value in call.results]
-    arguments = [leaf if isinstance(leaf, Place) else constant_text(leaf) for leaf in call.leaves]
+    results = [value if isinstance(value, Slot) else constant_text(value) for value in call.results]
+    arguments = [leaf if isinstance(leaf, Slot) else constant_text(leaf) for leaf in call.leaves]
     payload = repr((list(_code_of(call.cls)), arguments, _structure(call.spec), results, call.single))
     return hashlib.sha256(payload.encode()).hexdigest()[:8]
 

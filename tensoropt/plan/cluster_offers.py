@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from tensoropt.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
-class Offer:
+class ClusterOffer:
     """What one cluster offers.
 
     Attributes:
@@ -49,7 +50,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Question:
+class ClusterQuestion:
     """What is asked of clusters.
 
     Attributes:
@@ -76,22 +77,22 @@ class Question:
 class Offers:
     """The answer: a row per cluster, in the order they were given in; last those that were not explored."""
 
-    question: Question
-    rows: tuple[Offer, ...]
+    question: ClusterQuestion
+    rows: tuple[ClusterOffer, ...]
 
     @property
-    def within(self) -> tuple[Offer, ...]:
+    def within(self) -> tuple[ClusterOffer, ...]:
         """The rows within what was asked."""
         return tuple(row for row in self.rows if not row.reason)
 
     @property
-    def cheapest(self) -> Offer | None:
+    def cheapest(self) -> ClusterOffer | None:
         """Of those within the limits whose price is known, the cheapest, of equals the fastest."""
         priced = [row for row in self.within if row.cost is not None]
         return min(priced, key=lambda row: (row.cost or 0.0, _seconds(row)), default=None)
 
     @property
-    def fastest(self) -> Offer | None:
+    def fastest(self) -> ClusterOffer | None:
         """Of those within the limits the fastest, of equals the cheapest."""
         return min(
             self.within,
@@ -101,10 +102,10 @@ class Offers:
 
     def sentences(self) -> Iterator[str]:
         """The answer in words."""
-        asked = self.question
+        question = self.question
         limits = [
-            *([f"within {format_seconds(asked.time_s)} a step"] if asked.time_s is not None else []),
-            *([f"at most {asked.tariff.words(asked.cost)}"] if asked.cost is not None else []),
+            *([f"within {format_seconds(question.time_s)} a step"] if question.time_s is not None else []),
+            *([f"at most {question.tariff.words(question.cost)}"] if question.cost is not None else []),
         ]
         said = " and ".join(limits) or "without limits"
         fastest, cheapest = self.fastest, self.cheapest
@@ -114,27 +115,27 @@ class Offers:
         if cheapest is not None:
             assert cheapest.cost is not None
             yield (
-                f"Cheapest {said}: {cheapest.cluster}, {asked.tariff.words(cheapest.cost)} for "
-                f"{asked.amount.words} at {format_seconds(_seconds(cheapest))} a step."
+                f"Cheapest {said}: {cheapest.cluster}, {question.tariff.words(cheapest.cost)} for "
+                f"{question.amount.words} at {format_seconds(_seconds(cheapest))} a step."
             )
         else:
             among = f" of a cluster {said}" if limits else ""
             yield f"Which is cheapest is unknown: no price{among} is known."
-        cost = "of unknown price" if fastest.cost is None else asked.tariff.words(fastest.cost)
+        cost = "of unknown price" if fastest.cost is None else question.tariff.words(fastest.cost)
         yield f"Fastest {said}: {fastest.cluster}, {format_seconds(_seconds(fastest))} a step, {cost}."
         unknown = [row.cluster for row in self.within if row.cost is None]
         if unknown and cheapest is not None:
             yield f"Without a price, and so left out of what is cheapest: {', '.join(unknown)}."
 
 
-def _seconds(row: Offer) -> float:
+def _seconds(row: ClusterOffer) -> float:
     assert row.rates is not None
     return row.rates.step_s
 
 
 def offers(
     explorations: Sequence[Exploration],
-    question: Question | None = None,
+    question: ClusterQuestion | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> Offers:
     """What clusters offer for one model's step.
@@ -145,26 +146,20 @@ def offers(
     Raises:
         TensorOptError: the amount is in a unit of which a step's is unknown.
     """
-    asked = question or Question()
-    rows = [_offer(found, asked) for found in explorations]
-    rows += [Offer(cluster, reason=why) for cluster, why in (refused or {}).items()]
-    return Offers(asked, tuple(rows))
+    question = question or ClusterQuestion()
+    rows = [_offer(found, question) for found in explorations]
+    rows += [ClusterOffer(cluster, reason=why) for cluster, why in (refused or {}).items()]
+    return Offers(question, tuple(rows))
 
 
-def _offer(found: Exploration, asked: Question) -> Offer:
-    table = RatesOf(found, asked.tariff)
-    cluster = str(found.cluster["name"])
+def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
+    table = RatesOf(found, question.tariff)
     if table.cluster is None:
-        return Offer(cluster, reason="the cluster was not saved with it; explore again")
-    memory = np.array([point.memory_bytes for point in found.points])
-    time = np.array([point.time_s for point in found.points])
-    best = _fastest(memory, time, asked.room(table.cluster.memory_bytes))
-    row = Offer(cluster, table.cluster.counts)
-    if best is None:
-        return replace(row, reason=_no_room(memory, asked.room(table.cluster.memory_bytes)))
-    return _filled(
-        replace(row, name=found.names[best]), best, float(memory[best]), table.of(best), table.work, asked
-    )
+        return ClusterOffer(
+            str(found.cluster["name"]), reason="the cluster was not saved with it; explore again"
+        )
+    row = offer_of(ClusterCurve.of(found), table.work, question, table.of)
+    return row if row.point is None else replace(row, name=found.names[row.point])
 
 
 @dataclass(frozen=True)
@@ -177,14 +172,47 @@ class SomeDevices:
     price: float | None
 
 
+def some_devices(cluster: Mapping[str, Any]) -> tuple[SomeDevices, ...]:
+    """The devices in a cluster's data, by kind."""
+    return tuple(
+        SomeDevices(
+            str(kind["name"]),
+            sum(number == place for number in cluster.get("devices", ())),
+            float(kind["memory_bytes"]),
+            None if kind.get("price_per_hour") is None else float(kind["price_per_hour"]),
+        )
+        for place, kind in enumerate(cluster["kinds"])
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class ClusterCurve:
-    """A frontier as numbers, with what its cluster has: enough to offer it without opening it."""
+    """A frontier as numbers, with what its cluster has: enough to offer it without opening it.
+
+    Attributes:
+        devices: those of the cluster, by kind.
+        count: the number of devices that plans are on.
+        memory, time: bytes ascending, seconds descending.
+    """
 
     cluster: str
     devices: tuple[SomeDevices, ...]
+    count: int
     memory: np.ndarray
     time: np.ndarray
+
+    @classmethod
+    def of(cls, found: Exploration) -> ClusterCurve:
+        """The frontier of an exploration."""
+        memory, time = (
+            np.array([getattr(p, name) for p in found.points]) for name in ("memory_bytes", "time_s")
+        )
+        return cls(str(found.cluster["name"]), some_devices(found.cluster), found.devices, memory, time)
+
+    @property
+    def smallest(self) -> SomeDevices:
+        """The devices that limit memory, as budgets are per device."""
+        return min(self.devices, key=lambda some: some.memory_bytes)
 
     def per_hour(self, tariff: Tariff) -> float | None:
         """Money for an hour of all devices; None where a price is unknown."""
@@ -193,71 +221,46 @@ class ClusterCurve:
             return None
         return sum(some.count * (price or 0.0) for some, price in zip(self.devices, prices, strict=True))
 
-    def fitting(self, asked: Question) -> np.ndarray:
+    def fitting(self, question: ClusterQuestion) -> np.ndarray:
         """Per point whether it fits what a device may use."""
-        room = asked.room(min(some.memory_bytes for some in self.devices))
+        room = question.room(self.smallest.memory_bytes)
         return np.asarray(self.memory <= room)
 
 
-def offer_of(curve: ClusterCurve, work: StepWork, asked: Question) -> Offer:
-    """What a cluster offers by its curve alone: as :func:`offers` has it, without MFU and the plan's name.
+def offer_of(
+    curve: ClusterCurve,
+    work: StepWork,
+    question: ClusterQuestion,
+    rates_of: Callable[[int], Rates] | None = None,
+) -> ClusterOffer:
+    """What a cluster offers: its fastest point that fits, and why that is not within what was asked.
 
     Args:
         work: of the step, which all clusters share.
+        rates_of: the rates of a point; without it those that follow from the curve alone, without MFU.
     """
-    row = Offer(curve.cluster, ", ".join(f"{some.count} x {some.kind}" for some in curve.devices))
-    room = asked.room(min(some.memory_bytes for some in curve.devices))
-    best = _fastest(curve.memory, curve.time, room)
-    if best is None:
-        return replace(row, reason=_no_room(curve.memory, room))
-    seconds, per_hour = float(curve.time[best]), curve.per_hour(asked.tariff)
-    unknown = [s.kind for s in curve.devices if asked.tariff.of_named(s.kind, s.price) is None]
-    whys = {
-        "mfu": "not worked out",
-        "per_hour": f"no price of a device-hour is known for {', '.join(unknown)}",
-    }
-    rates = Rates(
-        step_s=seconds,
-        devices=sum(some.count for some in curve.devices),
-        samples_per_s=None if work.samples is None else work.samples / seconds,
-        tokens_per_s=None if work.tokens is None else work.tokens / seconds,
-        flops_per_s=None,
-        mfu=None,
-        per_hour=per_hour,
-        whys=whys,
-    )
-    return _filled(row, best, float(curve.memory[best]), rates, work, asked)
-
-
-def _fastest(memory: np.ndarray, time: np.ndarray, room: float) -> int | None:
-    """The fastest point that fits; None where none does."""
-    fitting = np.flatnonzero(memory <= room)
-    return int(fitting[np.argmin(time[fitting])]) if len(fitting) else None
-
-
-def _no_room(memory: np.ndarray, room: float) -> str:
-    smallest = float(memory.min()) if len(memory) else float("inf")
-    return f"does not fit: {format_bytes(smallest)} at least, {format_bytes(room)} a device may use"
-
-
-def _filled(
-    row: Offer, point: int, memory_bytes: float, rates: Rates, work: StepWork, asked: Question
-) -> Offer:
-    """A row with the figures of its point, and why that is not within what was asked."""
-    steps = asked.amount.steps(work)
+    row = ClusterOffer(curve.cluster, ", ".join(f"{some.count} x {some.kind}" for some in curve.devices))
+    fitting = np.flatnonzero(curve.fitting(question))
+    if not len(fitting):
+        room = format_bytes(question.room(curve.smallest.memory_bytes))
+        least = format_bytes(float(curve.memory.min(initial=np.inf)))
+        return replace(row, reason=f"does not fit: {least} at least, {room} a device may use")
+    best = int(fitting[np.argmin(curve.time[fitting])])
+    rates = _rates(curve, best, work, question.tariff) if rates_of is None else rates_of(best)
+    steps = question.amount.steps(work)
     cost = rates.cost(steps)
     reason = ""
-    if asked.time_s is not None and rates.step_s > asked.time_s:
+    if question.time_s is not None and rates.step_s > question.time_s:
         reason = f"too slow: {format_seconds(rates.step_s)} a step"
-    elif asked.cost is not None and cost is None:
+    elif question.cost is not None and cost is None:
         reason = rates.whys["per_hour"]
-    elif asked.cost is not None and cost is not None and cost > asked.cost:
-        reason = f"too dear: {asked.tariff.words(cost)}"
+    elif question.cost is not None and cost is not None and cost > question.cost:
+        reason = f"too dear: {question.tariff.words(cost)}"
     return replace(
         row,
-        point=point,
+        point=best,
         rates=rates,
-        memory_bytes=memory_bytes,
+        memory_bytes=float(curve.memory[best]),
         hours=rates.hours(steps),
         device_hours=rates.device_hours(steps),
         cost=cost,
@@ -265,7 +268,25 @@ def _filled(
     )
 
 
-OFFER_COLUMNS: dict[str, Callable[[Offer], object]] = {
+def _rates(curve: ClusterCurve, point: int, work: StepWork, tariff: Tariff) -> Rates:
+    seconds = float(curve.time[point])
+    unknown = [some.kind for some in curve.devices if tariff.of_named(some.kind, some.price) is None]
+    return Rates(
+        step_s=seconds,
+        devices=sum(some.count for some in curve.devices),
+        samples_per_s=None if work.samples is None else work.samples / seconds,
+        tokens_per_s=None if work.tokens is None else work.tokens / seconds,
+        flops_per_s=None,
+        mfu=None,
+        per_hour=curve.per_hour(tariff),
+        whys={
+            "mfu": "not worked out",
+            "per_hour": f"no price of a device-hour is known for {', '.join(unknown)}",
+        },
+    )
+
+
+OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
     "cluster": lambda row: row.cluster,
     "devices": lambda row: row.devices,
     "point": lambda row: None if row.point is None else row.point + 1,

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tensoropt.files import read_document
+from tensoropt.plan.exploration_files import DESCRIBED
 from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict
 
 LARGEST_BYTES = 1 << 20
 """No larger file is read. An assumption: what a person writes, with patterns for names, is far smaller."""
-
-KEPT_IN = "exploration.json"
-"""The file of an exploration, which keeps the constraints that it was made with, and much more."""
 
 Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
 """Constraints, their content, or the path of their file."""
@@ -43,22 +39,9 @@ def load_constraints(path: str | os.PathLike[str]) -> Constraints:
         ConstraintError: it cannot be read, or an entry is malformed; names the file and the entry.
     """
     file = Path(path)
-    try:
-        if file.stat().st_size > LARGEST_BYTES and file.name != KEPT_IN:
-            raise ConstraintError(f"constraints file '{file}' is larger than 1 MiB; use patterns (*)")
-        text = file.read_text(encoding="utf-8")
-        data = json.loads(text) if file.suffix.lower() == ".json" else yaml.safe_load(text)
-    except FileNotFoundError:
-        raise ConstraintError(f"constraints file '{file}' does not exist; correct the path") from None
-    except OSError as error:
-        raise ConstraintError(f"constraints file '{file}' cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if isinstance(error, ConstraintError):
-            raise
-        reason = " ".join(str(error).split())
-        raise ConstraintError(
-            f"constraints file '{file}' is not valid YAML or JSON ({reason}); correct that line"
-        ) from None
+    if file.is_file() and file.stat().st_size > LARGEST_BYTES and file.name != DESCRIBED:
+        raise ConstraintError(f"constraints file '{file}' is larger than 1 MiB; use patterns (*)")
+    data = read_document(file, "constraints", ConstraintError)
     if isinstance(data, dict) and isinstance(settings := data.get("settings"), dict) and "cluster" in data:
         if not settings.get("constraints"):
             raise ConstraintError(f"'{file}' is an exploration without constraints; leave --constraints out")

@@ -7,7 +7,7 @@ leaves it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.plan.cluster_offers import ClusterCurve
 from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.plan.exploration_files import DESCRIBED
+from tensoropt.plan.settings import settings_fields
 from tensoropt.units import format_bytes
 
-FILE = "exploration.json"
 BUDGETS = 6
 """Columns of a profile: as many as fit into a terminal's width."""
 
@@ -58,81 +60,71 @@ def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
     """The folder itself if it is an exploration, else those of its children that are, by name."""
     if folder is None or not Path(folder).is_dir():
         return
-    if (Path(folder) / FILE).is_file():
+    if (Path(folder) / DESCRIBED).is_file():
         yield Path(folder)
         return
     for child in sorted(Path(folder).iterdir()):
-        if (child / FILE).is_file():
+        if (child / DESCRIBED).is_file():
             yield child
 
 
-def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
+def load_sweep(
+    folder: str | os.PathLike[str], damaged: dict[str, str] | None = None
+) -> tuple[Exploration, ...]:
     """The explorations of a folder, ascending in devices; one where the folder is an exploration itself.
 
+    Args:
+        damaged: gets the reason for each that cannot be read, by name; without it, that is an error.
+
     Raises:
-        TensorOptError: there is none, one is damaged, or they are not of one model.
+        TensorOptError: there is none, one is damaged, or they are not of one model's step.
     """
-    found = [load_exploration(one) for one in folders_in(folder)]
-    if not found:
+    sweep = []
+    for path in folders_in(folder):
+        try:
+            sweep.append(load_exploration(path))
+        except TensorOptError as error:
+            if damaged is None:
+                raise
+            damaged[path.name] = str(error)
+    if not sweep:
+        reasons = [f"{name}: {reason}" for name, reason in (damaged or {}).items()]
+        reason = "; ".join(reasons) or f"no {DESCRIBED} in it or in a folder of it"
         raise TensorOptError(
-            f"{folder} holds no exploration (no {FILE} in it or in a folder of it); run `tensoropt explore` "
-            "with --out"
+            f"{folder} holds no exploration that can be read ({reason}); run `tensoropt explore` with --out"
         )
-    if len({same_step(one) for one in found}) > 1:
-        raise TensorOptError(f"{folder} holds explorations of different models or settings; name one of them")
-    return tuple(sorted(found, key=lambda one: one.devices))
+    if len({same_step(exploration.model.fingerprint, exploration.settings) for exploration in sweep}) > 1:
+        raise TensorOptError(
+            f"{folder} holds explorations of different models or settings, which cannot be compared; name "
+            "one of them, or keep those of one in a folder of their own"
+        )
+    return tuple(sorted(sweep, key=lambda exploration: exploration.devices))
 
 
-def same_step(exploration: Exploration) -> tuple[Any, ...]:
-    """What explorations must share to be compared: the operators, and what is done with them in a step."""
-    settings = exploration.settings
-    return (
-        exploration.model.fingerprint,
-        settings.get("mode", "train"),
-        settings.get("optimizer", "adam"),
-        settings.get("dtype", "float32"),
-    )
+def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """What explorations must share to be compared: the operators, and what is done with them in a step.
+
+    Args:
+        fingerprint: of the operators.
+        settings: as the exploration keeps them.
+    """
+    of_step = (setting for setting in settings_fields() if setting.of_step)
+    return fingerprint, *(str(settings.get(setting.name, setting.default)) for setting in of_step)
 
 
-def profile(explorations: Sequence[Exploration], columns: int = BUDGETS) -> Profile:
+def profile(curves: Sequence[ClusterCurve], columns: int = BUDGETS) -> Profile:
     """The fastest step per number of devices and memory budget.
 
+    A cell's ``exploration`` is its place in ``curves``.
     Budgets are spread evenly over the logarithm of memory, from what the leanest plan of all needs to what
     the fattest needs; what plans need on each number of devices differs by factors.
     """
-    return profile_of([Curve.of(found) for found in explorations], columns)
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """A frontier as numbers: bytes ascending, seconds descending, on ``devices`` of a ``kind``."""
-
-    devices: int
-    kind: str
-    memory: np.ndarray
-    time: np.ndarray
-
-    @classmethod
-    def of(cls, found: Exploration) -> Curve:
-        """The frontier of an exploration."""
-        # The kind that limits memory names the row, as budgets are per device.
-        kind = min(found.cluster["kinds"], key=lambda k: k["memory_bytes"])["name"]
-        return cls(
-            found.devices,
-            str(kind),
-            np.array([p.memory_bytes for p in found.points]),
-            np.array([p.time_s for p in found.points]),
-        )
-
-
-def profile_of(curves: Sequence[Curve], columns: int = BUDGETS) -> Profile:
-    """:func:`profile` of frontiers as numbers; a cell's ``exploration`` is the place in ``curves``."""
     known = [(number, curve) for number, curve in enumerate(curves) if len(curve.memory)]
     sizes = np.concatenate([curve.memory for _, curve in known]) if known else np.array([])
     budgets = np.geomspace(sizes.min(), sizes.max(), columns) if len(sizes) else np.array([])
-    alike: dict[tuple[int, str], list[tuple[int, Curve]]] = {}
+    alike: dict[tuple[int, str], list[tuple[int, ClusterCurve]]] = {}
     for number, curve in enumerate(curves):
-        alike.setdefault((curve.devices, curve.kind), []).append((number, curve))
+        alike.setdefault((curve.count, curve.smallest.kind), []).append((number, curve))
     return Profile(
         tuple(map(float, budgets)),
         tuple(
@@ -142,7 +134,7 @@ def profile_of(curves: Sequence[Curve], columns: int = BUDGETS) -> Profile:
     )
 
 
-def _fastest(curves: Sequence[tuple[int, Curve]], budget_bytes: float) -> Cell | None:
+def _fastest(curves: Sequence[tuple[int, ClusterCurve]], budget_bytes: float) -> Cell | None:
     best: tuple[float, float, int, int] | None = None
     for number, curve in curves:
         # The ends of the budgets are memories of points, which geomspace may miss by a rounding.

@@ -30,6 +30,11 @@ class Exploration(Findings):
     def _repr_html_(self) -> str:
         return overview_html(self)
 
+    def fastest_within(self, memory_bytes: float) -> int | None:
+        """The fastest point of the frontier within a budget; None where none fits."""
+        # Points ascend in memory and descend in time.
+        return max((i for i, p in enumerate(self.points) if p.memory_bytes <= memory_bytes), default=None)
+
     def index(
         self, *, memory_bytes: float | None = None, time_s: float | None = None, knee_point: bool = False
     ) -> int:
@@ -41,19 +46,15 @@ class Exploration(Findings):
         if knee_point:
             return self.knee
         if memory_bytes is not None:
-            fitting = [i for i, p in enumerate(self.points) if p.memory_bytes <= memory_bytes]
-            if time_s is not None:
-                fitting = [i for i in fitting if self.points[i].time_s <= time_s]
-            if not fitting:
+            fastest = self.fastest_within(memory_bytes)
+            if fastest is None or (time_s is not None and self.points[fastest].time_s > time_s):
                 smallest = self.points[0].memory_bytes
                 raise InfeasibleError(
                     f"no plan fits {format_bytes(memory_bytes)}"
                     + (f" and {format_seconds(time_s)}" if time_s is not None else "")
                     + f"; the smallest plan needs {format_bytes(smallest)}"
                 )
-            # Points ascend in memory and descend in time: the last that fits is the fastest, the first the
-            # leanest.
-            return fitting[-1]
+            return fastest
         if time_s is not None:
             for i, p in enumerate(self.points):
                 if p.time_s <= time_s:

@@ -7,14 +7,13 @@ from it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
-from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.cluster.files import cluster_from
+from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.model_source import LoadedModel, ModelSourceError, OnnxOptions, is_onnx, load_model
 from tensoropt.plan.settings import Settings, settings_fields
@@ -104,16 +103,12 @@ class Question(BaseModel):
                 pass  # some code needs values; it either builds on the CPU or says there what is wrong
         return load_model(self.model, device="cpu", seed=self.seed, batch=self.batch, onnx=self.onnx)
 
-    def loaded_cluster(self) -> Cluster:
-        """Its cluster; raises :class:`ClusterError` where that is none."""
-        return cluster_of(self.cluster)
-
     def settings_on(self, cluster: Cluster) -> Settings:
         """The settings on a cluster, whose devices the headroom is kept free of."""
         if not self.headroom:
             return self.settings
-        memory = budget_within(self.settings.memory_bytes, self.headroom, lambda: cluster.memory_bytes)
-        return replace(self.settings, memory_bytes=memory)
+        usable = cluster.memory_bytes - headroom_bytes(self.headroom, cluster.memory_bytes)
+        return replace(self.settings, memory_bytes=min(self.settings.memory_bytes or usable, usable))
 
     def in_effect(self, cluster: Cluster, settings: Settings, out: str | None) -> str:
         """Everything in effect, defaults included, in one line."""
@@ -166,14 +161,6 @@ class Question(BaseModel):
         return shlex.join(["tensoropt", *self.words(out, cluster_file, constraints_file)])
 
 
-def cluster_of(given: str | dict[str, Any]) -> Cluster:
-    """The cluster of a name, or of the content of a file; raises :class:`ClusterError`."""
-    if isinstance(given, str):
-        return load_cluster(given)
-    # What :meth:`Cluster.to_dict` gives, which explorations keep; else what people write.
-    return Cluster.from_dict(given) if "kinds" in given else cluster_from(given, name="cluster")
-
-
 def onnx_options(
     source: str, dims: Mapping[str, int], outputs: Sequence[str], loss: str | None, *, training: bool
 ) -> OnnxOptions | None:
@@ -189,23 +176,16 @@ def onnx_options(
     return OnnxOptions.of(dims, outputs, (loss or "auto") if training else None)
 
 
-def budget_within(memory: float | None, headroom: str, device_bytes: Callable[[], float]) -> float | None:
-    """Bytes per device that a budget and headroom leave together.
-
-    Args:
-        headroom: ``5%`` of what the smallest device has, or ``2GiB``; "" for none.
-        device_bytes: what that is; called only where headroom is asked for.
+def headroom_bytes(headroom: str, whole: float) -> float:
+    """The bytes that are kept free of devices that have ``whole``: ``5%`` of them, or ``2GiB``.
 
     Raises:
-        TensorOptError: headroom that is no share and no size, or that leaves nothing.
+        TensorOptError: it is no share and no size, or leaves nothing.
     """
-    if not headroom:
-        return memory
-    whole = device_bytes()
     share, percent, rest = headroom.partition("%")
     try:
         kept = whole * float(share) / 100 if percent and not rest.strip() else parse_bytes(headroom)
-    except ValueError:
+    except (ValueError, TensorOptError):
         raise TensorOptError(
             f"--headroom '{headroom}' is neither a share nor a size; write 5% or 2GiB"
         ) from None
@@ -214,4 +194,4 @@ def budget_within(memory: float | None, headroom: str, device_bytes: Callable[[]
             f"--headroom {headroom} is {format_bytes(kept)} of devices that have {format_bytes(whole)}; keep "
             "less of them free"
         )
-    return whole - kept if memory is None else min(memory, whole - kept)
+    return kept

@@ -56,6 +56,7 @@ class Setting:
         title: how a value reads in a title, by default after the flag.
         words: how a value reads among assumptions, where it isn't as it is written.
         assumed: whether it stands among assumptions at its default, too.
+        of_step: whether explorations at different values are of different steps, which are not compared.
         percent: whether a form shows 100 times the value.
         read: the value of a text.
         write: the text of a value, which is read as that value again.
@@ -73,6 +74,7 @@ class Setting:
     title: str = ""
     words: Callable[[Any], str] | None = None
     assumed: bool = False
+    of_step: bool = False
     percent: bool = False
     read: Callable[[str], Any] = str
     write: Callable[[Any], str] = str
@@ -106,6 +108,10 @@ class Setting:
     def row(self, value: Any) -> str:
         """A value as it reads among assumptions."""
         return self.text(value) if self.words is None or value is None else self.words(value)
+
+    def notable(self, value: Any) -> str:
+        """A value as it is written where it tells explorations apart; "" where it says nothing."""
+        return "" if value is None or (value == self.default and not self.assumed) else self.text(value)
 
     def in_title(self, value: Any) -> str:
         """A value as it reads in a title."""
@@ -241,14 +247,18 @@ class Settings:
 
     mode: Annotated[
         Literal["train", "inference"],
-        Setting("inference: the forward pass alone", "Mode", STEP, title="{}", assumed=True, width=120),
-    ] = "train"
+        Setting(
+            "inference: the forward pass alone", "Mode", STEP, title="{}", assumed=True, of_step=True,
+            width=120,
+        ),
+    ] = "train"  # fmt: skip
     optimizer: Annotated[
         Optimizer,
         Setting(
-            "adam_fused: one kernel, nothing made for a while", "Optimizer", STEP, title="{}", assumed=True
+            "adam_fused: one kernel, nothing made for a while", "Optimizer", STEP, title="{}", assumed=True,
+            of_step=True,
         ),
-    ] = "adam"
+    ] = "adam"  # fmt: skip
     micro_batches: Annotated[
         str | Sequence[int],
         BeforeValidator(_counts),
@@ -286,7 +296,7 @@ class Settings:
         ComputeDtype,
         Setting(
             "what operators compute in; float32: the model's own dtypes; bfloat16: mixed precision with "
-            "float32 master weights", "Computes in", STEP, title="{}", assumed=True,
+            "float32 master weights", "Computes in", STEP, title="{}", assumed=True, of_step=True,
         ),
     ] = "float32"  # fmt: skip
     recompute: Annotated[

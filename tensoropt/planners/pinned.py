@@ -112,7 +112,7 @@ class PinnedConfiguration:
         return Mesh(shape=tuple(axes.values()), names=tuple(axes))
 
 
-class Computed(NamedTuple):
+class _ComputedWork(NamedTuple):
     """A group's piece of work, and how many times its forward and its backward run in a step."""
 
     work: Workload
@@ -137,7 +137,7 @@ class PinnedPoint:
     choice: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
-    def computed(self) -> Iterator[Computed]:
+    def computed(self) -> Iterator[_ComputedWork]:
         """Yield what each group computes in the step."""
         micro_batches = self.tables.mesh[0]
         for group in self.tables.graph.groups:
@@ -146,7 +146,7 @@ class PinnedPoint:
             at = index % len(template.works)
             again = bool(self.tables.of[group.name].again) and self.tables.of[group.name].again[index]
             forwards = micro_batches * (2 if again else 1)
-            yield Computed(template.works[at], template.facts[at], forwards, micro_batches)
+            yield _ComputedWork(template.works[at], template.facts[at], forwards, micro_batches)
 
 
 def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> PinnedPoint:

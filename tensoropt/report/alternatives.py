@@ -48,9 +48,9 @@ def alternatives(
         folder: the exploration's folder, for commands.
     """
     named = {other: list(words) for other, words in marks_of(exploration).items()}
-    fitting = [i for i, point in enumerate(exploration.points) if point.memory_bytes <= limit_bytes]
-    if fitting and fitting[-1] != len(exploration.points) - 1:
-        named.setdefault(fitting[-1], []).append(f"fastest within {limit}")
+    fastest = exploration.fastest_within(limit_bytes)
+    if fastest is not None and fastest != len(exploration.points) - 1:
+        named.setdefault(fastest, []).append(f"fastest within {limit}")
     found = []
     for other in sorted(named):
         if other != index:

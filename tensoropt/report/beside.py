@@ -24,7 +24,7 @@ PEAK, WHOLE = "peak", "whole"
 
 
 @dataclass(frozen=True)
-class Figure:
+class MeasuredFigure:
     """A figure, predicted and measured; bytes or seconds by ``unit`` (``bytes``, ``s``).
 
     Attributes:
@@ -78,7 +78,7 @@ class Beside:
     bytes: Floats
     device: str
     events: tuple[TimelineEvent, ...]
-    figures: tuple[Figure, ...]
+    figures: tuple[MeasuredFigure, ...]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,11 +161,13 @@ def beside(
     )
 
 
-def _peak(detail: Detail, measured: float | None) -> Figure:
-    return Figure("peak memory", "bytes", detail.peak.total, measured)
+def _peak(detail: Detail, measured: float | None) -> MeasuredFigure:
+    return MeasuredFigure("peak memory", "bytes", detail.peak.total, measured)
 
 
-def _times(detail: Detail, events: Sequence[ObservedEvent], step_s: float | None) -> tuple[Figure, ...]:
+def _times(
+    detail: Detail, events: Sequence[ObservedEvent], step_s: float | None
+) -> tuple[MeasuredFigure, ...]:
     step = detail.step
     predicted = (step.time_s, step.compute_s, step.exposed_s + step.hidden_s, step.exposed_s)
     measured: tuple[float | None, ...] = (step_s, None, None, None)
@@ -176,7 +178,7 @@ def _times(detail: Detail, events: Sequence[ObservedEvent], step_s: float | None
         both = length_s(joined([*computing, *sending]))
         measured = step_s, computed, length_s(sending), both - computed
     names = ("step", "computing", "communication, all", "communication, exposed")
-    return tuple(Figure(n, "s", p, m) for n, p, m in zip(names, predicted, measured, strict=True))
+    return tuple(MeasuredFigure(n, "s", p, m) for n, p, m in zip(names, predicted, measured, strict=True))
 
 
 def _verified(

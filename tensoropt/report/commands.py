@@ -10,8 +10,8 @@ from typing import Any
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import ClusterError
 from tensoropt.plan.compared import limits_asked
-from tensoropt.plan.device_sweep import FILE
 from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.exploration_files import DESCRIBED
 from tensoropt.plan.made_for import for_gpus
 from tensoropt.plan.model_source import is_onnx
 from tensoropt.plan.point import FRONTIER
@@ -72,7 +72,7 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
         folder: the exploration's folder, whose file has its cluster and its constraints if these have no
             name.
     """
-    file = f"{folder}/{FILE}"
+    file = f"{folder}/{DESCRIBED}"
     constraints = exploration.settings.get("constraints")
     # Named, not read: that would take PyTorch, which pages that show explorations do without.
     bare = replace(exploration, settings={**exploration.settings, "constraints": None})

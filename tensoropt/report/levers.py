@@ -83,12 +83,12 @@ def memory_levers(exploration: Exploration, memory_bytes: float) -> tuple[Lever,
 def _with_memory(exploration: Exploration, title: str, memory_bytes: float, more: float) -> Lever:
     points, budget = exploration.points, memory_bytes + more
     key = f"memory:{more:+.0f}"
-    fitting = [i for i, point in enumerate(points) if point.memory_bytes <= budget]
-    if not fitting:
+    fastest = exploration.fastest_within(budget)
+    if fastest is None:
         leanest = format_bytes(points[0].memory_bytes)
         words = f"no plan needs so little: the leanest takes {leanest}"
         return Lever(key, title, LOOKED_UP, words=words)
-    best = points[fitting[-1]]
+    best = points[fastest]
     words = f"the frontier's fastest within {format_bytes(budget)}"
     if best.memory_bytes <= memory_bytes and more > 0:
         words = "no faster plan needs that little more"
@@ -97,7 +97,7 @@ def _with_memory(exploration: Exploration, title: str, memory_bytes: float, more
     capacity = float(Cluster.from_dict(exploration.cluster).memory_bytes)
     if budget > capacity and best.memory_bytes > capacity:
         words += f", more than the {format_bytes(capacity)} of a device"
-    return Lever(key, title, LOOKED_UP, best.time_s, best.memory_bytes, fitting[-1], words)
+    return Lever(key, title, LOOKED_UP, best.time_s, best.memory_bytes, fastest, words)
 
 
 def unlimited_memory(exploration: Exploration) -> Lever:
@@ -319,18 +319,18 @@ def explored_lever(
         unchanged_s: seconds of the fastest plan within the budget without the change, if that is not the plan
             in question.
     """
-    fitting = [i for i, point in enumerate(found.points) if point.memory_bytes <= memory_bytes]
-    if not fitting:
+    fastest = found.fastest_within(memory_bytes)
+    if fastest is None:
         words = (
             f"searched again: no plan fits {format_bytes(memory_bytes)}, the leanest needs "
             f"{format_bytes(found.points[0].memory_bytes)}"
         )
         return Lever(key, title, EXPLORED, words=words)
-    best = found.points[fitting[-1]]
+    best = found.points[fastest]
     words = f"searched again: the fastest within {format_bytes(memory_bytes)}, all else as it was"
     if unchanged_s is not None:
         words += f"; without the change another plan takes {format_seconds(unchanged_s)} within it"
-    return Lever(key, title, EXPLORED, best.time_s, best.memory_bytes, fitting[-1], words)
+    return Lever(key, title, EXPLORED, best.time_s, best.memory_bytes, fastest, words)
 
 
 MOVED = 0.01

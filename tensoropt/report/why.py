@@ -140,9 +140,8 @@ def looked_up(
                 f"{exploration.title(index)} needs {format_bytes(point.memory_bytes)}, more than the budget "
                 f"of {format_bytes(budget)}; take a point that fits, or a larger budget"
             )
-    fitting = [i for i, one in enumerate(exploration.points) if one.memory_bytes <= budget]
-    # A planner's plan may need less memory than the leanest point.
-    within = fitting[-1] if fitting else 0
+    fastest = exploration.fastest_within(budget)
+    within = fastest or 0  # a planner's plan may need less memory than the leanest point
     best_s = exploration.points[within].time_s
     notes = []
     if detail is None:
@@ -157,7 +156,7 @@ def looked_up(
         time_s=point.time_s,
         memory_bytes=budget,
         within=within,
-        unchanged_s=best_s if fitting and best_s < point.time_s * (1 - 1e-9) else None,
+        unchanged_s=best_s if fastest is not None and best_s < point.time_s * (1 - 1e-9) else None,
         binding=binding(exploration, index, detail, budget, within, limit=limit),
         bounds=(
             unlimited_memory(exploration),

@@ -31,7 +31,7 @@ one can wrongly beat the other, so a frontier is accurate to twice this."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Band:
+class BandSearch:
     """One search. Its points ``first:last`` belong to the result; ``caps`` say where its bounds hold."""
 
     caps: Caps
@@ -79,7 +79,7 @@ class BandBound:
 
 def search_bands(
     reduced: ReducedGraph, method: str, settings: SearchSettings, caps: Caps = UNLIMITED
-) -> list[Band]:
+) -> list[BandSearch]:
     """The bands from the leanest to the fastest; empty if no strategy is possible within ``caps``."""
     found = _track(reduced, method, settings)
     if found is None:
@@ -89,7 +89,7 @@ def search_bands(
     first = int(np.searchsorted(-time, -caps.time))
     last = int(np.searchsorted(memory, caps.memory, side="right"))
     if first >= last:
-        return [Band(caps, reduced, found, last, last)]
+        return [BandSearch(caps, reduced, found, last, last)]
     # Rounding moves a point by up to the error, so a point below error / RESOLUTION may move by more than
     # RESOLUTION of itself. The least cost that the grid resolves decides, not the resulting points: one that
     # the grid rounds to zero can hide others.
@@ -106,7 +106,7 @@ def search_bands(
         inner = replace(caps, time=min(caps.time, coarse.time + 2 * reduced.time_error))
         above = _within(reduced, method, settings, found, inner)
         last = fast if above else last
-    return [*below, Band(caps, reduced, found, first, max(first, last)), *above]
+    return [*below, BandSearch(caps, reduced, found, first, max(first, last)), *above]
 
 
 def _track(reduced: ReducedGraph, method: str, settings: SearchSettings) -> SearchResult | None:
@@ -117,7 +117,7 @@ def _track(reduced: ReducedGraph, method: str, settings: SearchSettings) -> Sear
 
 def _within(
     reduced: ReducedGraph, method: str, settings: SearchSettings, found: SearchResult, caps: Caps
-) -> list[Band]:
+) -> list[BandSearch]:
     """The bands within ``caps``; empty if leaving entries out makes no grid finer."""
     inner = reduce_graph(reduced.tables, caps)
     # Only a finer grid can resolve more, and without this check the recursion would not end.
@@ -133,7 +133,7 @@ def _within(
     return search_bands(inner, method, replace(settings, rivals=rivals), caps)
 
 
-def distinct(points: Frontier, bands: list[Band]) -> NDArray[np.bool_]:
+def distinct(points: Frontier, bands: list[BandSearch]) -> NDArray[np.bool_]:
     """Mark the points of ``merge(bands)`` that remain when points that differ only by rounding count as one.
 
     A sum such as 0.1 + 0.2 differs from 0.3 by an ulp, and one strategy can appear on two grids: of two

@@ -210,7 +210,7 @@ _NO_LINES = np.empty(0)
 _ALL_ALIVE = np.empty(0, np.bool_)
 
 
-class Engine:
+class ProgramRunner:
     """The runner of one program's passes, which owns the threads."""
 
     def __init__(self, program: Program, threads: int | None) -> None:

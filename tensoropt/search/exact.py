@@ -12,12 +12,12 @@ from tensoropt.frontier import Frontier, merge
 from tensoropt.frontier.tools import Points
 from tensoropt.search.bounds import Bound
 from tensoropt.search.crossover import mix_neighbours
-from tensoropt.search.engine import Engine, Messages
+from tensoropt.search.engine import Messages, ProgramRunner
 from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.limits import corners_of, reachable_entries
 from tensoropt.search.memory import TableTooLargeError
 from tensoropt.search.order import Order, greedy_order
-from tensoropt.search.program import Builder, Program
+from tensoropt.search.program import Program, ProgramBuilder
 from tensoropt.search.pruning_target import looseness, pruning_target
 from tensoropt.search.reduced_graph import ReducedGraph, restrict
 from tensoropt.search.scalar import flatten
@@ -95,7 +95,7 @@ class SearchResult:
 
 def build_program(reduced: ReducedGraph, order: Order) -> Program:
     """Remove the operators of ``order`` one after another."""
-    builder = Builder(reduced)
+    builder = ProgramBuilder(reduced)
     for v in order.removed:
         builder.eliminate(v)
     return builder.finish()
@@ -176,7 +176,7 @@ def few_sums(program: Program) -> bool:
 
 def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
     """The frontier of a small graph, which is cheaper to compute than bounds to prune it by."""
-    latest = PassSource(program, Engine(program, settings.threads).run_pass(None, 0))
+    latest = PassSource(program, ProgramRunner(program, settings.threads).run_pass(None, 0))
     if not len(latest.memory):
         return None
     return SearchResult((latest,), merge([latest]), None, True)
@@ -187,7 +187,7 @@ def _passes(
 ) -> SearchResult:
     """Run passes, each pruned by all strategies known before it, until nothing is missing."""
     inside, outside = search.messages()
-    engine = Engine(program, settings.threads)
+    engine = ProgramRunner(program, settings.threads)
     known = settings.with_rivals(sources)
 
     def below(goal: Points) -> Messages:

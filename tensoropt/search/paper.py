@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from tensoropt.frontier import merge
-from tensoropt.search.engine import Engine
+from tensoropt.search.engine import ProgramRunner
 from tensoropt.search.entangled.fixing import condition, preferred_classes
 from tensoropt.search.entangled.relaxation import Solver, every_assignment, heuristic, possible, relax
 from tensoropt.search.exact import LINES, SearchResult, SearchSettings, build_program, lines_that_fit
@@ -42,7 +42,7 @@ def _unpruned(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> 
     if hull is None:
         return None
     thin = settings.max_points or (FINE_POINTS if settings.epsilon > 0 else 0)
-    result = Engine(program, settings.threads).run_pass(None, thin)
+    result = ProgramRunner(program, settings.threads).run_pass(None, thin)
     source = PassSource(program, result)
     return SearchResult((source,), merge([source]), hull, not result.thinned)
 

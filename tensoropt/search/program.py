@@ -30,7 +30,7 @@ BYTES_PER_ENTRY = 96  # two indices, an offset, and scalar bounds for at least f
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Step:
+class ProgramStep:
     """One table made from two; the entries of ``left`` are ``left_out[o] + left_k[k]``, and likewise for
     right."""
 
@@ -71,7 +71,7 @@ class Program:
 
     reduced: ReducedGraph
     leaves: int
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     logical: tuple[Logical, ...]
     root: int
     sizes: Indices
@@ -106,11 +106,11 @@ class Factor:
 
 
 @dataclass(eq=False)
-class Builder:
+class ProgramBuilder:
     """A builder that makes a program by removing one operator after another."""
 
     reduced: ReducedGraph
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ProgramStep] = field(default_factory=list)
     logical: list[Logical] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     factors: dict[int, Factor] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class Builder:
             values = self._single
         sides = [self._strides(f, scope, representatives, remove, values) for f in (left, right)]
         tables = self.logical[left.node].table, self.logical[right.node].table
-        table = self._step(Step(*tables, *sides[0], *sides[1]))
+        table = self._step(ProgramStep(*tables, *sides[0], *sides[1]))
         shape = tuple(len(r) for r in representatives)
         self.logical.append(Logical(table, left.node, right.node, remove, values if remove >= 0 else None))
         weight = left.weight + right.weight
@@ -269,7 +269,7 @@ class Builder:
         self._indices[key] = out, removed
         return self._indices[key]
 
-    def _step(self, step: Step) -> int:
+    def _step(self, step: ProgramStep) -> int:
         arrays = (step.left_out, step.left_k, step.right_out, step.right_k)
         # _strides returns the same arrays for equal queries, so this recognises equal steps without comparing
         # contents.

@@ -11,7 +11,7 @@ from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.frontier import merge
 from tensoropt.frontier.kernels import thin
 from tensoropt.frontier.tools import Points
-from tensoropt.search.bands import Band, distinct, search_bands
+from tensoropt.search.bands import BandSearch, distinct, search_bands
 from tensoropt.search.bounds import Highest, Staircase
 from tensoropt.search.exact import SearchSettings
 from tensoropt.search.flat_tables import FlatTables
@@ -80,7 +80,7 @@ def track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFro
     tables = FlatTables.of(graph)
     tables.check_sums()
     culprit = tables.blocked()
-    bands: list[Band] = []
+    bands: list[BandSearch] = []
     if culprit is None:
         reduced = reduce_graph(tables)
         bands = search_bands(reduced, method, settings)
@@ -110,7 +110,7 @@ def check_settings(
     return SearchSettings(epsilon, max_points, threads)
 
 
-def _result(bands: list[Band], settings: SearchSettings) -> TrackedFrontier:
+def _result(bands: list[BandSearch], settings: SearchSettings) -> TrackedFrontier:
     everything = merge(bands)
     exact = all(band.found.exact for band in bands)
     tolerance = np.array([band.reduced.memory_tolerance for band in bands])[everything.origin[:, 0]]
@@ -141,7 +141,7 @@ def _result(bands: list[Band], settings: SearchSettings) -> TrackedFrontier:
     return TrackedFrontier(memory, time, exact, notes, unroll, bounds)
 
 
-def _rebuilt(bands: list[Band], origin: Indices) -> ChosenStrategies:
+def _rebuilt(bands: list[BandSearch], origin: Indices) -> ChosenStrategies:
     """The strategies of points ``origin`` (n, 2): a band, and the index of a point in it."""
     found: list[ChosenStrategies] = []
     order: list[Indices] = []

@@ -23,7 +23,7 @@ import numpy as np
 from tensoropt.frontier import Frontier, merge
 from tensoropt.frontier.tools import Points
 from tensoropt.search.bounds import Bound, Highest, Lowest, Staircase, lowered
-from tensoropt.search.engine import Engine, Messages, Pass, TooManySumsError
+from tensoropt.search.engine import Messages, Pass, ProgramRunner, TooManySumsError
 from tensoropt.search.exact import (
     CORNERS,
     FEW_LINES,
@@ -183,7 +183,7 @@ class _Within:
     def _passes(self, program: Program, search: HullSearch, hull: Hull) -> SearchResult:
         """Make thinned passes, then the one that proves the gap."""
         inside, outside = search.messages()
-        engine = Engine(program, self.settings.threads)
+        engine = ProgramRunner(program, self.settings.threads)
         bound = self.bound(hull)
 
         def below(goal: Points) -> Messages:

@@ -12,7 +12,7 @@ from tensoropt.execute.checkpoint import load_checkpoint, optimizer_state, save_
 from tensoropt.execute.parallel import parallelize
 from tensoropt.profiling.optimizers import make_optimizer
 from tensoropt.selftest.models import device_of_check, loss_of, module_of
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.verify.differences import outputs_difference
 
 SOURCE = "zoo:gpt-mini"
@@ -39,9 +39,9 @@ def run(context: CheckContext) -> Outcome:
     goes_on = [run.steps(STEPS) for run in (first, second)]
     return Outcome.of(
         [
-            Figure("tensors that are not what was saved, bit for bit", len(unlike), 0),
-            Figure("tensors saved", len(saved)),
-            Figure("losses of the steps after", outputs_difference(goes_on[1], goes_on[0]), BOUND),
+            Bounded("tensors that are not what was saved, bit for bit", len(unlike), 0),
+            Bounded("tensors saved", len(saved)),
+            Bounded("losses of the steps after", outputs_difference(goes_on[1], goes_on[0]), BOUND),
         ],
         unlike=sorted(unlike)[:5],
     )

@@ -9,7 +9,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from tensoropt.selftest.models import device_of_check
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.selftest.timing import device_seconds
 
 BOUND = 0.05
@@ -27,7 +27,7 @@ def run(context: CheckContext) -> Outcome:
         # The best of a few: a process that interrupts this one affects only the clock.
         ratios = [ratio(work, device) for _ in range(ROUNDS)]
         figures.append(
-            Figure.share(f"{name}: clock against profiler", min(abs(one - 1) for one in ratios), BOUND)
+            Bounded.share(f"{name}: clock against profiler", min(abs(one - 1) for one in ratios), BOUND)
         )
     return Outcome.of(figures, f"the best of {ROUNDS} runs of {CALLS} calls")
 

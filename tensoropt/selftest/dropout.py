@@ -8,7 +8,7 @@ from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.ops.context import SingleDevice
 from tensoropt.ops.families.generators import keep_mask, random_kernel
 from tensoropt.selftest.models import device_of_check, unsplit_engine
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.verify.differences import outputs_difference
 from tensoropt.verify.reference import first_step
 
@@ -25,9 +25,9 @@ def run(context: CheckContext) -> Outcome:
     reference = torch.device("cpu")
     masks = [mask(step, reference) for step in range(3)]
     figures = [
-        Figure("bits of masks that differ, shards against the whole", _shards_differ(device, masks[0]), 0),
-        Figure("bits that are alike in two steps, beyond chance", _alike(masks[0], masks[1]), 0.01),
-        Figure("share dropped, beside what was asked for", abs(_dropped(masks[0]) - CHANCE), 0.005),
+        Bounded("bits of masks that differ, shards against the whole", _shards_differ(device, masks[0]), 0),
+        Bounded("bits that are alike in two steps, beyond chance", _alike(masks[0], masks[1]), 0.01),
+        Bounded("share dropped, beside what was asked for", abs(_dropped(masks[0]) - CHANCE), 0.005),
     ]
     if not context.on_gpu:
         return Outcome.of(figures, "there is no GPU whose bits could be compared with the CPU's")
@@ -35,9 +35,9 @@ def run(context: CheckContext) -> Outcome:
     numbers = int((_numbers(device).cpu() != _numbers(reference)).sum())
     return Outcome.of(
         [
-            Figure("bits of masks that differ, GPU against CPU", differ, 0),
-            Figure("uniform numbers that differ, GPU against CPU", numbers, 0),
-            Figure("loss of a model with dropout, GPU against CPU", _loss_difference(device), LOSS_BOUND),
+            Bounded("bits of masks that differ, GPU against CPU", differ, 0),
+            Bounded("uniform numbers that differ, GPU against CPU", numbers, 0),
+            Bounded("loss of a model with dropout, GPU against CPU", _loss_difference(device), LOSS_BOUND),
             *figures,
         ]
     )

@@ -14,7 +14,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.pool import RankPool
 from tensoropt.selftest.models import short_name, small_models
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 
 BOUND = 0.01
 """The relative bound: the goal for memory as a whole."""
@@ -26,7 +26,7 @@ def run(context: CheckContext) -> Outcome:
     """Compare the bytes that the groups of small models keep and need, for fake tensors and for real ones."""
     capability = torch.cuda.get_device_capability(0) if context.on_gpu else None
     specs = [replace(spec, compute_dtype=dtype) for spec in small_models(context) for dtype in DTYPES]
-    figures: list[Figure] = []
+    figures: list[Bounded] = []
     other: list[str] = []
     with RankPool(1, backend=context.backend) as pool:
         for spec in specs:
@@ -58,7 +58,7 @@ def workloads_of(spec: ModelSpec) -> list[Workload]:
     return list({work.key: work for work in works}.values())
 
 
-def compared(name: str, fake: Iterable[Facts], real: Iterable[Facts]) -> list[Figure]:
+def compared(name: str, fake: Iterable[Facts], real: Iterable[Facts]) -> list[Bounded]:
     """Return the sums over all workloads of what is kept, and of what backward needs beside it."""
     kinds: dict[str, Callable[[Facts], int]] = {
         "kept for backward": lambda facts: facts.kept_bytes,
@@ -67,7 +67,7 @@ def compared(name: str, fake: Iterable[Facts], real: Iterable[Facts]) -> list[Fi
     }
     fake, real = list(fake), list(real)
     return [
-        Figure.share(f"{name}: {what}", off(sum(map(size, fake)), sum(map(size, real))), BOUND)
+        Bounded.share(f"{name}: {what}", off(sum(map(size, fake)), sum(map(size, real))), BOUND)
         for what, size in kinds.items()
     ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt import fake_cuda
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 
 DEVICES = 8
 CASES = (
@@ -37,7 +37,7 @@ def run(context: CheckContext) -> Outcome:
     from tensoropt.fake_cuda.operators import cuda_operators
     from tensoropt.selftest.fake_steps import watched_random
 
-    figures: list[Figure] = []
+    figures: list[Bounded] = []
     unlike: dict[str, Any] = {}
     with cuda_operators():
         for source, dtype, mesh in CASES:
@@ -74,12 +74,12 @@ def misplaced(seen: dict[str, Any]) -> list[str]:
     return [operator for operator in seen["cpu"] if operator not in ON_THE_CPU]
 
 
-def figures_of(name: str, seen: dict[str, Any]) -> list[Figure]:
+def figures_of(name: str, seen: dict[str, Any]) -> list[Bounded]:
     """Return the observations of one strategy (:func:`tensoropt.selftest.fake_steps.watched`) as figures."""
     return [
-        Figure(f"{name}: operators that make a tensor on the CPU", len(misplaced(seen)), 0),
-        Figure(f"{name}: steps with other collectives than on the CPU", int(not seen["alike"]), 0),
-        Figure.share(
+        Bounded(f"{name}: operators that make a tensor on the CPU", len(misplaced(seen)), 0),
+        Bounded(f"{name}: steps with other collectives than on the CPU", int(not seen["alike"]), 0),
+        Bounded.share(
             f"{name}: memory, predicted against tracked", abs(seen["predicted"] / seen["tracked"] - 1), BOUND
         ),
     ]

@@ -16,9 +16,9 @@ from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.selftest.facts import off
 from tensoropt.selftest.models import short_name, timed_models, unsplit_engine
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.simulate.memory_curve import memory_curve
-from tensoropt.verify.steps import Step, tracked_memory
+from tensoropt.verify.steps import RunStep, tracked_memory
 
 BOUND = {"cuda": 0.01, "cpu": 0.05}
 """The bound relative to the allocator's peak: the goal for a GPU. On the CPU, convolution kernels take
@@ -28,7 +28,7 @@ _WATCHED = "the step that is watched"
 
 def run(context: CheckContext) -> Outcome:
     """Compare peaks of a step with Adam for the timed models."""
-    figures: list[Figure] = []
+    figures: list[Bounded] = []
     for spec in timed_models(context):
         figures += _of_gpu(spec) if context.on_gpu else _of_cpu(spec, context.folder)
     if context.on_gpu:
@@ -44,7 +44,7 @@ def run(context: CheckContext) -> Outcome:
     )
 
 
-def _of_gpu(spec: ModelSpec) -> list[Figure]:
+def _of_gpu(spec: ModelSpec) -> list[Bounded]:
     capability = torch.cuda.get_device_capability(0)
     loaded = load_model(spec)
     step = _ready(loaded)
@@ -56,21 +56,21 @@ def _of_gpu(spec: ModelSpec) -> list[Figure]:
     beside = before - between
     name, allocated = short_name(spec), found["allocated"]
     return [
-        Figure.share(
+        Bounded.share(
             f"{name}: tracked, against the allocator",
             off(found["peak"] - found["constants"] + beside, allocated),
             BOUND["cuda"],
         ),
-        Figure.share(
+        Bounded.share(
             f"{name}: predicted, against the allocator",
             off(predicted_peak(loaded, capability) + beside, allocated),
             BOUND["cuda"],
         ),
-        Figure(f"{name}: the allocator's peak", allocated, unit="bytes"),
-        Figure(f"{name}: taken from the GPU", found["reserved"], unit="bytes"),
-        Figure(f"{name}: in use on the GPU beside that", _not_pytorchs(), unit="bytes"),
-        Figure(f"{name}: beside the step", beside, unit="bytes"),
-        Figure(f"{name}: of it, inputs and constants", found["inputs_and_constants"], unit="bytes"),
+        Bounded(f"{name}: the allocator's peak", allocated, unit="bytes"),
+        Bounded(f"{name}: taken from the GPU", found["reserved"], unit="bytes"),
+        Bounded(f"{name}: in use on the GPU beside that", _not_pytorchs(), unit="bytes"),
+        Bounded(f"{name}: beside the step", beside, unit="bytes"),
+        Bounded(f"{name}: of it, inputs and constants", found["inputs_and_constants"], unit="bytes"),
     ]
 
 
@@ -81,7 +81,7 @@ def _not_pytorchs() -> int:
     return total - free - torch.cuda.memory_reserved(0)
 
 
-def _of_cpu(spec: ModelSpec, folder: Path) -> list[Figure]:
+def _of_cpu(spec: ModelSpec, folder: Path) -> list[Bounded]:
     loaded = load_model(spec)
     step = _ready(loaded)
     found = tracked_memory(step)
@@ -90,21 +90,21 @@ def _of_cpu(spec: ModelSpec, folder: Path) -> list[Figure]:
     predicted = predicted_peak(loaded, None)
     name, tracked = short_name(spec), found["peak"] - found["constants"]
     return [
-        Figure.share(
+        Bounded.share(
             f"{name}: tracked, against the allocator", off(tracked, between + allocated), BOUND["cpu"]
         ),
-        Figure.share(
+        Bounded.share(
             f"{name}: predicted, against the allocator", off(predicted, between + allocated), BOUND["cpu"]
         ),
-        Figure(f"{name}: the allocator's peak", between + allocated, unit="bytes"),
+        Bounded(f"{name}: the allocator's peak", between + allocated, unit="bytes"),
     ]
 
 
-def _ready(loaded: CapturedModel) -> Step:
+def _ready(loaded: CapturedModel) -> RunStep:
     """Return a step that has run once, so that libraries have their workspaces and the optimizer its
     state."""
     gc.collect()  # or the model before this one would be freed in the middle of the step
-    step = Step(unsplit_engine(loaded), loaded.inputs, "adam")
+    step = RunStep(unsplit_engine(loaded), loaded.inputs, "adam")
     step()
     step()
     return step
@@ -118,7 +118,7 @@ def predicted_peak(loaded: CapturedModel, capability: Capability | None) -> floa
     return float(memory_curve(strategy, facts, "adam").peak.total)
 
 
-def allocated_above(step: Step, folder: Path) -> int:
+def allocated_above(step: RunStep, folder: Path) -> int:
     """Return the most bytes that PyTorch's CPU allocator hands out during a step, above those at its
     beginning."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:

@@ -18,7 +18,7 @@ from tensoropt.selftest.models import (
     small_models,
     unsplit_engine,
 )
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.verify.reference import first_step, module_difference
 from tensoropt.verify.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE, NARROW_FACTOR
 
@@ -38,27 +38,27 @@ def run(context: CheckContext) -> Outcome:
     )
 
 
-def _float32(spec: ModelSpec) -> list[Figure]:
+def _float32(spec: ModelSpec) -> list[Bounded]:
     found = module_difference(0, 1, spec, 0)
     assert found is not None  # models that draw numbers are not among the small ones
     name, differences = short_name(spec), found.differences
     loss, gradient = (math.nan if x is None else x for x in (differences.loss, differences.gradient))
     return [
-        Figure(f"{name}, float32: loss", loss, LOSS_TOLERANCE),
-        Figure(f"{name}, float32: gradients", gradient, GRADIENT_TOLERANCE),
-        Figure(f"{name}, float32: values that are NaN or infinite", sum(found.not_finite.values()), 0),
+        Bounded(f"{name}, float32: loss", loss, LOSS_TOLERANCE),
+        Bounded(f"{name}, float32: gradients", gradient, GRADIENT_TOLERANCE),
+        Bounded(f"{name}, float32: values that are NaN or infinite", sum(found.not_finite.values()), 0),
     ]
 
 
-def _bfloat16(spec: ModelSpec, device: torch.device) -> list[Figure]:
+def _bfloat16(spec: ModelSpec, device: torch.device) -> list[Bounded]:
     loaded = open_model(replace(spec, compute_dtype="bfloat16"))
     exact = module_gradients(loaded, device, autocast=False)
     autocast = distance(module_gradients(loaded, device, autocast=True), exact)
     graph = distance(first_step(unsplit_engine(loaded), loaded)[1], exact)
     name = short_name(spec)
     return [
-        Figure(f"{name}, bfloat16: gradients over autocast's", graph / autocast, NARROW_FACTOR),
-        Figure(f"{name}, bfloat16: gradients", graph),
+        Bounded(f"{name}, bfloat16: gradients over autocast's", graph / autocast, NARROW_FACTOR),
+        Bounded(f"{name}, bfloat16: gradients", graph),
     ]
 
 

@@ -17,7 +17,7 @@ State = Literal["passed", "failed", "skipped", "left out"]
 
 
 @dataclass(frozen=True)
-class Figure:
+class Bounded:
     """A figure with its bound.
 
     Attributes:
@@ -33,7 +33,7 @@ class Figure:
     unit: str = ""
 
     @classmethod
-    def share(cls, what: str, value: float, bound: float) -> Figure:
+    def share(cls, what: str, value: float, bound: float) -> Bounded:
         """Make a share, which people read as per cents."""
         return cls(what, value, bound, "share")
 
@@ -74,13 +74,13 @@ class Outcome:
     """
 
     state: State
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[Bounded, ...] = ()
     reason: str = ""
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, figures: Sequence[Figure], *notes: str, **details: Any) -> Outcome:
+    def of(cls, figures: Sequence[Bounded], *notes: str, **details: Any) -> Outcome:
         """Make an outcome that is passed if all figures are within their bounds; at least one must have a
         bound."""
         bounded = [figure for figure in figures if figure.bound is not None]
@@ -122,7 +122,9 @@ class Outcome:
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
         """Return the outcome that :meth:`to_dict` wrote; its inverse."""
         figures = tuple(
-            Figure(one["what"], math.nan if one["value"] is None else one["value"], one["bound"], one["unit"])
+            Bounded(
+                one["what"], math.nan if one["value"] is None else one["value"], one["bound"], one["unit"]
+            )
             for one in data["figures"]
         )
         return cls(data["state"], figures, data["reason"], tuple(data["notes"]), dict(data["details"]))

@@ -13,7 +13,7 @@ from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.execute.parallel import parallelize
 from tensoropt.profiling.optimizers import make_optimizer
 from tensoropt.selftest.models import device_of_check, loss_of, module_of, short_name, timed_models
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.selftest.timing import in_turns, over, unless_busy
 
 BOUND = {"cuda": 0.03, "cpu": 0.15}
@@ -68,7 +68,7 @@ def _of(
     return Outcome.of([figure for figures in found for figure in figures], _WORDS)
 
 
-def _compared(spec: ModelSpec, context: CheckContext, bound: float, wrap: Wrap) -> list[Figure]:
+def _compared(spec: ModelSpec, context: CheckContext, bound: float, wrap: Wrap) -> list[Bounded]:
     device = device_of_check(context)
     steps = [step_of_module(spec, device, wrap), step_of_graph(spec, device, wrap)]
     for step in steps:
@@ -77,9 +77,9 @@ def _compared(spec: ModelSpec, context: CheckContext, bound: float, wrap: Wrap) 
     module, graph = in_turns(steps, device, ROUNDS)
     name = short_name(spec)
     return [
-        Figure.share(f"{name}: over the module's step", over(graph, module), bound),
-        Figure(f"{name}: step of the module", min(module), unit="s"),
-        Figure(f"{name}: step of the lowered graph", min(graph), unit="s"),
+        Bounded.share(f"{name}: over the module's step", over(graph, module), bound),
+        Bounded(f"{name}: step of the module", min(module), unit="s"),
+        Bounded(f"{name}: step of the lowered graph", min(graph), unit="s"),
     ]
 
 

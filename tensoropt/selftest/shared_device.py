@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.verify import verify_random
 
 CLUSTER = "dgx-a100[2]"
@@ -21,7 +21,7 @@ STRATEGIES = (
 
 def run(context: CheckContext) -> Outcome:
     """Compare random legal strategies with the unsplit model, as ``verify --random`` does."""
-    figures: list[Figure] = []
+    figures: list[Bounded] = []
     remarks: list[str] = []
     with ProfileStore(context.folder / "profiles.sqlite") as store:
         for source, dtype, placed, count in STRATEGIES:
@@ -42,15 +42,15 @@ def run(context: CheckContext) -> Outcome:
     )
 
 
-def figures_of(name: str, answer: dict[str, Any]) -> list[Figure]:
+def figures_of(name: str, answer: dict[str, Any]) -> list[Bounded]:
     """Return what is wrong in an answer of ``verify``, and how far numbers differ."""
     largest = {
         kind: max(_number(plan[f"{kind}_difference"]) for plan in answer["plans"])
         for kind in ("loss", "gradient")
     }
     return [
-        Figure(f"{name}: wrong ones", len(_wrong(answer)) + (not answer["ok"] and not _wrong(answer)), 0),
-        *(Figure(f"{name}: {kind}", value) for kind, value in largest.items()),
+        Bounded(f"{name}: wrong ones", len(_wrong(answer)) + (not answer["ok"] and not _wrong(answer)), 0),
+        *(Bounded(f"{name}: {kind}", value) for kind, value in largest.items()),
     ]
 
 

@@ -14,7 +14,7 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.local_hardware import local_backend, local_notes
 from tensoropt.selftest.facts import off
 from tensoropt.selftest.models import short_name, timed_models
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.selftest.timing import unless_busy
 from tensoropt.types import silent
 from tensoropt.verify.places import place_for
@@ -38,7 +38,7 @@ def predicted_and_measured(context: CheckContext) -> Outcome:
     if local_backend(cluster) is None:
         return Outcome.skipped("nothing can be timed here: " + "; ".join(local_notes(cluster)))
     place = place_for(1, cluster.device_type, cluster.name, "auto")
-    figures: list[Figure] = []
+    figures: list[Bounded] = []
     errors = []
     with ProfileStore(context.folder / "profiles.sqlite") as store:
         for spec in timed_models(context):
@@ -53,9 +53,9 @@ def predicted_and_measured(context: CheckContext) -> Outcome:
                 return Outcome.failed(f"{name}: the step cannot be run: {found['error'] or 'it differs'}")
             errors.append(off(found["time_predicted_s"], found["time_measured_s"]))
             figures += [
-                Figure.share(f"{name}: predicted against measured", errors[-1], BOUND[context.device]),
-                Figure(f"{name}: predicted", found["time_predicted_s"], unit="s"),
-                Figure(f"{name}: measured", found["time_measured_s"], unit="s"),
+                Bounded.share(f"{name}: predicted against measured", errors[-1], BOUND[context.device]),
+                Bounded(f"{name}: predicted", found["time_predicted_s"], unit="s"),
+                Bounded(f"{name}: measured", found["time_measured_s"], unit="s"),
             ]
-    figures.append(Figure("median of the errors", statistics.median(errors), unit="share"))
+    figures.append(Bounded("median of the errors", statistics.median(errors), unit="share"))
     return Outcome.of(figures, "a step with Adam, batch and all; operators were timed one by one in this run")

@@ -10,7 +10,7 @@ import torch
 
 from tensoropt.engine.models import load_model
 from tensoropt.selftest.models import device_of_check, short_name, small_models, unsplit_engine
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.selftest.timing import device_seconds, in_turns
 from tensoropt.verify.differences import named_difference, outputs_difference
 from tensoropt.verify.reference import first_step
@@ -29,7 +29,7 @@ def run(context: CheckContext) -> Outcome:
     if not context.on_gpu:
         return Outcome.skipped("CPU ranks have no streams; give --gpu on a machine that has one")
     device = device_of_check(context)
-    figures: list[Figure] = []
+    figures: list[Bounded] = []
     for spec in small_models(context):
         loaded = load_model(spec)
         wanted = first_step(unsplit_engine(loaded), loaded)
@@ -42,8 +42,8 @@ def run(context: CheckContext) -> Outcome:
         name = short_name(spec)
         gradients = named_difference(got[1], wanted[1], 1e-3)
         figures += [
-            Figure(f"{name}: loss in a side stream", outputs_difference(got[0], wanted[0]), LOSS_TOLERANCE),
-            Figure(f"{name}: gradients in a side stream", gradients, GRADIENT_TOLERANCE),
+            Bounded(f"{name}: loss in a side stream", outputs_difference(got[0], wanted[0]), LOSS_TOLERANCE),
+            Bounded(f"{name}: gradients in a side stream", gradients, GRADIENT_TOLERANCE),
         ]
     compute, copy = _works(device)
     alone, moved, both = map(
@@ -52,12 +52,12 @@ def run(context: CheckContext) -> Outcome:
     return Outcome.of(
         [
             *figures,
-            Figure.share(
+            Bounded.share(
                 "share of a copy that computation does not hide", exposed(alone, moved, both), BOUND
             ),
-            Figure("computation alone", alone, unit="s"),
-            Figure("copy from the host alone", moved, unit="s"),
-            Figure("both in two streams", both, unit="s"),
+            Bounded("computation alone", alone, unit="s"),
+            Bounded("copy from the host alone", moved, unit="s"),
+            Bounded("both in two streams", both, unit="s"),
         ]
     )
 

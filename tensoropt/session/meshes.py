@@ -20,11 +20,6 @@ searched; an assumption. Tables and searches grow with the square: GPT-2 on 2x2x
 ways, and for two micro-batch counts the tables alone took 73 s."""
 
 
-def searched_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
-    """Return the cluster's meshes of up to :data:`MAX_AXES` axes."""
-    return cluster.meshes(MAX_AXES)
-
-
 def is_wide(mesh: Mesh, graph: GroupGraph) -> bool:
     """Return whether a mesh offers a group too many configurations to search all of them."""
     most = max((len(group.strategies) for group in graph.groups), default=1)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tensoropt.cluster import Cluster
-from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY, unusual
+from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY
 from tensoropt.costs.process_memory import process_notes
 from tensoropt.ops.atom_graph import AtomGraph
 from tensoropt.plan.point import Point
@@ -87,14 +87,14 @@ def run_report(
 def unusual_figures(cluster: Cluster) -> Iterator[str]:
     """Yield figures of a cluster that no device or link has, in words: units are easily mistaken."""
     for kind in cluster.device_kinds:
-        yield from unusual(kind.memory_bytes, f"memory of {kind.name}", MEMORY)
-        yield from unusual(kind.memory_bandwidth, f"memory bandwidth of {kind.name}", BANDWIDTH)
+        yield from MEMORY.unusual(kind.memory_bytes, f"memory of {kind.name}")
+        yield from BANDWIDTH.unusual(kind.memory_bandwidth, f"memory bandwidth of {kind.name}")
         for dtype, rate in kind.flops.items():
-            yield from unusual(rate, f"{dtype} FLOP/s of {kind.name}", FLOPS)
+            yield from FLOPS.unusual(rate, f"{dtype} FLOP/s of {kind.name}")
     links = {link.name: link for link in (*(level.link for level in cluster.levels), *cluster.pairs.values())}
     for name, link in links.items():
-        yield from unusual(link.latency_s, f"latency of {name}", LATENCY)
-        yield from unusual(link.bandwidth_bytes_per_s, f"bandwidth of {name}", BANDWIDTH)
+        yield from LATENCY.unusual(link.latency_s, f"latency of {name}")
+        yield from BANDWIDTH.unusual(link.bandwidth_bytes_per_s, f"bandwidth of {name}")
 
 
 def implausible(cluster: Cluster, points: Sequence[Point]) -> Iterator[str]:

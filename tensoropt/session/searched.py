@@ -12,10 +12,9 @@ from tensoropt.plan.coverage import shares_of_flops, undivided, unsplit
 from tensoropt.plan.model_flops import model_flops
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
 from tensoropt.processes import not_searched_for_garbage
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.session.kept import code, kept_frontiers
 from tensoropt.session.kept_frontiers import KeptFrontiers
-from tensoropt.session.meshes import left_to_search, searched_meshes
+from tensoropt.session.meshes import MAX_AXES, left_to_search
 from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.refining import Offered, SpaceTables, announce, apart, refine
 from tensoropt.session.remaining import simulate_s
@@ -59,7 +58,7 @@ def search(session: Session, problem: Problem) -> Searched:
     """
     settings, clock = session.settings, session.clock
     counts = micro_batch_counts(problem, settings)
-    meshes = searched_meshes(session.cluster)
+    meshes = session.cluster.meshes(MAX_AXES)
     left = left_to_search(settings.constraints, problem, session.cluster, meshes, counts)
     narrow, wide = apart(problem.graph, meshes, counts, left)
     with session.open_store() as store, session.open_ranks() as pool:
@@ -75,7 +74,9 @@ def search(session: Session, problem: Problem) -> Searched:
         )
         tables = SpaceTables(problem, costs, offered_regions(problem, settings))
         refused: tuple[str, ...] = ()
-        kept = _kept_frontiers(session, store, problem)
+        kept = KeptFrontiers()
+        if session.keep:
+            kept = kept_frontiers(store, problem.graph.atoms.graph, session.cluster, settings)
         try:
             spaces = _search(session, tables, narrow, wide, kept)
         except (InfeasibleError, ConstraintError) as error:
@@ -106,12 +107,6 @@ def search(session: Session, problem: Problem) -> Searched:
         flops,
         (*math_form, *left.notes, *refused, *spaces.notes, *refined, *left_out),
     )
-
-
-def _kept_frontiers(session: Session, store: ProfileStore, problem: Problem) -> KeptFrontiers:
-    if not session.keep:
-        return KeptFrontiers()
-    return kept_frontiers(store, problem.graph.atoms.graph, session.cluster, session.settings)
 
 
 def _search(

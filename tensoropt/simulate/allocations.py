@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.caching_allocator import AllocatorPeaks, Block, CachingAllocator
+from tensoropt.simulate.caching_allocator import AllocatorBlock, AllocatorPeaks, CachingAllocator
 from tensoropt.simulate.recording import ALLOCATOR
 from tensoropt.simulate.reductions import reductions_of
 
@@ -27,7 +27,7 @@ first."""
 
 
 @dataclass
-class Moment:
+class MomentRequests:
     """The requests and frees of one moment, as (owner, bytes).
 
     Attributes:
@@ -58,7 +58,7 @@ class StepRequests:
 
     lasting: Sequence[int]
     state: Sequence[int]
-    moments: Sequence[Moment]
+    moments: Sequence[MomentRequests]
     last: int
     micro_batches: int
 
@@ -71,7 +71,7 @@ class StepRequests:
         allocator = CachingAllocator(expandable=expandable)
         for size in (*beside, *self.lasting):
             allocator.allocate(size)
-        owned: dict[int, list[Block]] = {}
+        owned: dict[int, list[AllocatorBlock]] = {}
         for step in range(REPEATS):
             for _ in range(min(self.micro_batches, REPEATS)):
                 for moment in self.moments[: self.last]:
@@ -102,7 +102,7 @@ def replayed(batch: Batch, row: int) -> dict[str, float]:
 def step_requests(batch: Batch, row: int) -> StepRequests:
     """The requests of strategy ``row`` of a batch."""
     count = len(batch.schedule.moments)
-    moments = [Moment([], [], [], [], []) for _ in range(count)]
+    moments = [MomentRequests([], [], [], [], []) for _ in range(count)]
     lasting: list[int] = []
     state: list[int] = []
     for number, owner in enumerate(batch.owners):
@@ -128,7 +128,9 @@ def step_requests(batch: Batch, row: int) -> StepRequests:
     return StepRequests(lasting, state, moments, batch.schedule.last, batch.mesh[0])
 
 
-def _pass(allocator: CachingAllocator, owned: dict[int, list[Block]], moment: Moment) -> None:
+def _pass(
+    allocator: CachingAllocator, owned: dict[int, list[AllocatorBlock]], moment: MomentRequests
+) -> None:
     """Make the requests and frees of one moment."""
     for owner, size in moment.ended:
         _end(allocator, owned.setdefault(owner, []), -size)
@@ -154,7 +156,7 @@ def _pass(allocator: CachingAllocator, owned: dict[int, list[Block]], moment: Mo
         owned.setdefault(owner, []).append(allocator.allocate(size))
 
 
-def _end(allocator: CachingAllocator, blocks: list[Block], size: int) -> None:
+def _end(allocator: CachingAllocator, blocks: list[AllocatorBlock], size: int) -> None:
     """Free ``size`` bytes of an owner's blocks: one of that size, otherwise the oldest first."""
     same = next((block for block in blocks if block.requested == size), None)
     if same is not None:

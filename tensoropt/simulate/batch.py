@@ -32,7 +32,7 @@ from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import Storage, whole_layout
 from tensoropt.simulate.candidates import Candidates
-from tensoropt.simulate.effect_tables import Place
+from tensoropt.simulate.effect_tables import MomentPlace
 from tensoropt.simulate.gradient_aliases import GradientAliases
 from tensoropt.simulate.known import Kind, Known
 from tensoropt.simulate.new_buffers import NewBuffers
@@ -103,7 +103,7 @@ class Stack:
     which: Indices
     known: dict[When, Indices]
 
-    def positions(self, place: Place) -> Indices:
+    def positions(self, place: MomentPlace) -> Indices:
         """(owners,) the position of a place in the step schedule; -1 for an owner that has no such place."""
         when, after = place
         # An effect after a moment takes place when the next one begins, and belongs to that one's peak.

@@ -49,7 +49,7 @@ def segment_bytes(rounded: int) -> int:
     return -(-rounded // ROUNDED_SEGMENT_BYTES) * ROUNDED_SEGMENT_BYTES
 
 
-class Block:
+class AllocatorBlock:
     """A piece of a segment, used or free.
 
     Attributes:
@@ -64,8 +64,8 @@ class Block:
     def __init__(self, pool: _Pool, address: int, size: int, *, mapped: bool = True):
         self.pool, self.address, self.size, self.mapped = pool, address, size, mapped
         self.used, self.requested = False, 0
-        self.before: Block | None = None
-        self.behind: Block | None = None
+        self.before: AllocatorBlock | None = None
+        self.behind: AllocatorBlock | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -80,18 +80,18 @@ class _Pool:
         self.small = small
         self.page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
         self.order: list[tuple[int, int]] = []
-        self.blocks: dict[tuple[int, int], Block] = {}
-        self.unmapped: Block | None = None
+        self.blocks: dict[tuple[int, int], AllocatorBlock] = {}
+        self.unmapped: AllocatorBlock | None = None
 
-    def add(self, block: Block) -> None:
+    def add(self, block: AllocatorBlock) -> None:
         insort(self.order, block.key)
         self.blocks[block.key] = block
 
-    def take(self, block: Block) -> None:
+    def take(self, block: AllocatorBlock) -> None:
         del self.order[bisect_left(self.order, block.key)]
         del self.blocks[block.key]
 
-    def fitting(self, size: int) -> Block | None:
+    def fitting(self, size: int) -> AllocatorBlock | None:
         """Smallest free block with that many bytes; one that can grow counts with all that it can grow to."""
         at = bisect_left(self.order, (size, -1))
         if at == len(self.order):
@@ -103,7 +103,7 @@ class _Pool:
         return found
 
 
-def _growing(block: Block) -> int:
+def _growing(block: AllocatorBlock) -> int:
     behind = block.behind
     return block.size + (behind.size if behind is not None and not behind.mapped else 0)
 
@@ -149,7 +149,7 @@ class CachingAllocator:
         """The peaks so far."""
         return AllocatorPeaks(self._most_requested, self._most_allocated, self.reserved)
 
-    def allocate(self, size: int) -> Block:
+    def allocate(self, size: int) -> AllocatorBlock:
         """Return a block of at least ``size`` bytes, which must be above 0."""
         assert size > 0, "PyTorch asks its allocator for no memory for an empty tensor"
         rounded = rounded_bytes(size)
@@ -169,7 +169,7 @@ class CachingAllocator:
         self._most_allocated = max(self._most_allocated, self.allocated)
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: AllocatorBlock) -> None:
         """Free a block."""
         assert block.used, "a block can be given back only once"
         self.requested, self.allocated = self.requested - block.requested, self.allocated - block.size
@@ -186,27 +186,27 @@ class CachingAllocator:
         """``should_split``."""
         return rest >= LEAST_BYTES if pool.small or self.expandable else rest > SMALL_BYTES
 
-    def _cut(self, block: Block, size: int) -> None:
+    def _cut(self, block: AllocatorBlock, size: int) -> None:
         """Return everything after the first ``size`` bytes to the pool."""
-        rest = Block(block.pool, block.address + size, block.size - size)
+        rest = AllocatorBlock(block.pool, block.address + size, block.size - size)
         rest.before, rest.behind = block, block.behind
         if block.behind is not None:
             block.behind.before = rest
         block.behind, block.size = rest, size
         block.pool.add(rest)
 
-    def _segment(self, pool: _Pool, size: int) -> Block:
+    def _segment(self, pool: _Pool, size: int) -> AllocatorBlock:
         """A native segment."""
-        block = Block(pool, self._next_address, size)
+        block = AllocatorBlock(pool, self._next_address, size)
         self._next_address += size
         self.reserved += size
         return block
 
-    def _grown(self, pool: _Pool, size: int) -> Block:
+    def _grown(self, pool: _Pool, size: int) -> AllocatorBlock:
         """Memory at the end of the pool's pages, joined with the free space before it
         (``try_allocate_expandable_block``)."""
         if pool.unmapped is None:
-            pool.unmapped = Block(pool, self._next_address, self.ADDRESSES, mapped=False)
+            pool.unmapped = AllocatorBlock(pool, self._next_address, self.ADDRESSES, mapped=False)
             self._next_address += self.ADDRESSES
         end = pool.unmapped
         free = end.before if end.before is not None and not end.before.used else None
@@ -215,7 +215,7 @@ class CachingAllocator:
             pool.take(free)
             there = free.size
         mapped = -(-(size - there) // pool.page) * pool.page
-        block = Block(pool, end.address, mapped)
+        block = AllocatorBlock(pool, end.address, mapped)
         block.before, block.behind = end.before, end
         if end.before is not None:
             end.before.behind = block
@@ -227,7 +227,7 @@ class CachingAllocator:
         return block
 
 
-def _join(block: Block, neighbour: Block) -> None:
+def _join(block: AllocatorBlock, neighbour: AllocatorBlock) -> None:
     """Make a free neighbour part of a block."""
     if block.before is neighbour:
         block.address, block.before = neighbour.address, neighbour.before

@@ -16,7 +16,7 @@ from tensoropt.types import SOURCES, Floats, Indices
 Axes = tuple[int, ...]
 
 
-class Place(NamedTuple):
+class MomentPlace(NamedTuple):
     """A moment of an owner, or the point right after it."""
 
     when: When
@@ -74,13 +74,13 @@ class EffectTables:
 
     def __init__(self, micro: int):
         self.micro, self.count = micro, 0
-        self.kept: dict[Place, Cells] = {}
-        self.transient: dict[Place, Cells] = {}
-        self.workspace: dict[Place, Cells] = {}
-        self.local: dict[Place, Cells] = {}
-        self.host: dict[Place, Cells] = {}
-        self.sends: dict[tuple[Place, Axes], tuple[Cells, Cells, Cells]] = {}
-        self.beside: dict[tuple[Place, str, Axes, str], tuple[Cells, Cells, Cells]] = {}
+        self.kept: dict[MomentPlace, Cells] = {}
+        self.transient: dict[MomentPlace, Cells] = {}
+        self.workspace: dict[MomentPlace, Cells] = {}
+        self.local: dict[MomentPlace, Cells] = {}
+        self.host: dict[MomentPlace, Cells] = {}
+        self.sends: dict[tuple[MomentPlace, Axes], tuple[Cells, Cells, Cells]] = {}
+        self.beside: dict[tuple[MomentPlace, str, Axes, str], tuple[Cells, Cells, Cells]] = {}
         self.kinds: dict[tuple[Axes, str], Cells] = {}
         self.lasting: list[tuple[int, int, int]] = []
         self.seconds: list[list[float]] = []
@@ -91,7 +91,7 @@ class EffectTables:
         number, seconds, shared = self.count, [0.0] * len(SOURCES), None
         self.count += 1
         for e in choice.effects:
-            place = Place(e.when, e.after)
+            place = MomentPlace(e.when, e.after)
             for cells, value in (
                 (self.kept, e.kept),
                 (self.transient, e.transient),

@@ -25,7 +25,7 @@ from tensoropt.costs.effects import (
     GATHER_ONCE,
     LAST_NEXT,
     REDUCE_LAST,
-    Together,
+    SharedCollective,
     When,
 )
 from tensoropt.costs.prices import Send
@@ -82,7 +82,7 @@ class _Step:
         """Issue collectives one by one."""
         self.issued += [Collective(one.kind, one.axes, one.bytes) for one in sends]
 
-    def issue_together(self, members: Iterable[Together]) -> None:
+    def issue_together(self, members: Iterable[SharedCollective]) -> None:
         """Issue one collective for all members with the same ranks and type, in the order of the first
         member."""
         sizes: Counter[tuple[str, tuple[int, ...], str]] = Counter()
@@ -222,7 +222,7 @@ class _Backward:
             names = self._left_last.pop(block)
             self._scatter_together([(name, self.sends.copies[name].beside(LAST_NEXT)) for name in names])
 
-    def _scatter_together(self, gradients: Sequence[tuple[str, Sequence[Together]]]) -> None:
+    def _scatter_together(self, gradients: Sequence[tuple[str, Sequence[SharedCollective]]]) -> None:
         """Scatter the gradients of a block, each given with its parameter; they arrive collective by
         collective."""
         arriving: dict[tuple[tuple[int, ...], str], list[str]] = {}

@@ -26,7 +26,7 @@ import numpy as np
 from tensoropt.costs.process_memory import Sending
 from tensoropt.simulate.batch import Batch, Stack
 from tensoropt.simulate.coalesced import coalesced
-from tensoropt.simulate.effect_tables import Axes, Cells, Place
+from tensoropt.simulate.effect_tables import Axes, Cells, MomentPlace
 from tensoropt.simulate.kernels import add_all, add_rows, peaks, sum_up
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.reductions import Reductions, reductions
@@ -251,7 +251,7 @@ class StepSimulator:
             self._lay_out_sends(stack, place, axes, *of_sends)
 
     def _lay_out_sends(
-        self, stack: Stack, place: Place, axes: Axes, seconds: Cells, size: Cells, work: Cells
+        self, stack: Stack, place: MomentPlace, axes: Axes, seconds: Cells, size: Cells, work: Cells
     ) -> None:
         count = stack.kind.tables.count
         takes, largest = seconds.of(stack.used, count), size.of(stack.used, count)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
-from tensoropt.costs.effects import Effect, Together, When
+from tensoropt.costs.effects import Effect, SharedCollective, When
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import Send, free_prices
 from tensoropt.costs.together_effects import Use
@@ -46,7 +46,7 @@ class Moments:
 
     def __init__(self, effects: Iterable[Effect] = ()):
         self._sends: dict[When, list[Send]] = {}
-        self._beside: dict[When, list[Together]] = {}
+        self._beside: dict[When, list[SharedCollective]] = {}
         for effect in effects:
             self._sends.setdefault(effect.when, []).extend(effect.sends)
             self._beside.setdefault(effect.when, []).extend(effect.beside)
@@ -59,7 +59,7 @@ class Moments:
         """The collectives that the device waits for at three moments."""
         return Ways(self.at(forward), self.at(again), self.at(back))
 
-    def beside(self, when: When) -> tuple[Together, ...]:
+    def beside(self, when: When) -> tuple[SharedCollective, ...]:
         """The parts that are combined with others of the same moment."""
         return tuple(self._beside.get(when, ()))
 

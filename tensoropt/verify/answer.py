@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tensoropt.execute.executable import Executable
-from tensoropt.verify.findings import Findings
+from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.onnx_file import FileFindings
 from tensoropt.verify.order import compare_order, in_order
 from tensoropt.verify.places import Place
@@ -19,7 +19,7 @@ from tensoropt.verify.tolerances import Differences, within_tolerance
 def answer_of(
     executables: Sequence[Executable],
     predictions: Sequence[Prediction],
-    findings: Sequence[Findings],
+    findings: Sequence[RunFindings],
     place: Place,
     module: ModuleFindings | None,
     file: FileFindings | None = None,
@@ -45,7 +45,7 @@ def answer_of(
     }
 
 
-def entry_of(executable: Executable, predicted: Prediction, found: Findings) -> dict[str, Any]:
+def entry_of(executable: Executable, predicted: Prediction, found: RunFindings) -> dict[str, Any]:
     """Return the answer about one strategy.
 
     ``ok`` says that its numbers agree up to rounding, its replicas agree, and the collectives it issues are
@@ -118,7 +118,7 @@ def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
 
 def _unlike(
     predicted: Prediction,
-    found: Findings,
+    found: RunFindings,
     expected: Sequence[Mapping[str, Any]],
     issued: Sequence[Mapping[str, Any]],
 ) -> list[str]:
@@ -135,7 +135,7 @@ def _unlike(
     return lines
 
 
-def _order_unlike(predicted: Prediction, found: Findings) -> list[str] | None:
+def _order_unlike(predicted: Prediction, found: RunFindings) -> list[str] | None:
     """Return where the order of issue first differs from the predicted one; None if one of them is not
     known."""
     if found.error or predicted.order is None or found.issued_order is None:

@@ -21,10 +21,10 @@ from tensoropt.errors import PlanError
 from tensoropt.execute.executable import AnyStrategy, executable_of
 from tensoropt.profiling.kernel_storages import KernelStorages
 from tensoropt.simulate.collectives import Collective
-from tensoropt.verify.findings import Findings
+from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.order import rows_in_order
 from tensoropt.verify.recorder import all_sent, outgoing, summarise
-from tensoropt.verify.steps import Step, issued, tracked_memory
+from tensoropt.verify.steps import RunStep, issued, tracked_memory
 
 MOST_RANKS = 3
 """How many ranks of a bigger job are checked: the first, the last, and others between them. An assumption:
@@ -70,7 +70,7 @@ def check_on_fake_ranks(
     optimizer: str,
     ranks: Sequence[int] | None = None,
     device: str = "cpu",
-) -> Findings:
+) -> RunFindings:
     """Check what ranks of a strategy send and keep alive in a step, without numbers and times.
 
     Args:
@@ -86,7 +86,7 @@ def check_on_fake_ranks(
 
 def _alike(
     loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int], device: str
-) -> Findings:
+) -> RunFindings:
     """Return the collectives and the memory of the first rank, whose shards are the largest, and where
     another rank's collectives differ in more than being smaller (uneven shards)."""
     first, *others = ranks
@@ -97,7 +97,7 @@ def _alike(
     for rank in others:
         with step_on(rank, loaded, strategy, optimizer, device) as step:
             unlike += compare_ranks(first, sent, rank, issued(step.engine, step.model))
-    return Findings(
+    return RunFindings(
         collectives_issued=summarise(sent),
         issued_order=rows_in_order(sent),
         ranks_checked=list(ranks),
@@ -108,7 +108,7 @@ def _alike(
 
 def _each_its_own(
     loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int], device: str
-) -> Findings:
+) -> RunFindings:
     """Return the collectives of all ranks together, and the memory of the fullest."""
     sent, memory = [], []
     for rank in ranks:
@@ -116,7 +116,7 @@ def _each_its_own(
             # One rank at a time: a process can be only one rank of one job.
             sent.append(summarise(outgoing(issued(step.engine, step))))
             memory.append(tracked_memory(step))
-    return Findings(
+    return RunFindings(
         collectives_issued=all_sent(sent),
         collectives_of_ranks=sent,
         ranks_checked=list(ranks),
@@ -128,7 +128,7 @@ def _each_its_own(
 @contextlib.contextmanager
 def step_on(
     rank: int, loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, device: str = "cpu"
-) -> Iterator[Step]:
+) -> Iterator[RunStep]:
     """Yield a step of a fake rank."""
     executable = executable_of(strategy)
     with contextlib.ExitStack() as stack:
@@ -143,7 +143,7 @@ def step_on(
         for module in engine.module.modules():
             for name, constant in module.named_buffers(recurse=False):
                 setattr(module, name, _like(constant, device))
-        yield Step(engine, [_like(v, device) for v in loaded.inputs], optimizer)
+        yield RunStep(engine, [_like(v, device) for v in loaded.inputs], optimizer)
 
 
 def _like(value: torch.Tensor, device: str) -> torch.Tensor:

@@ -11,7 +11,7 @@ from tensoropt.verify.tolerances import Differences
 
 
 @dataclass(frozen=True)
-class Findings:
+class RunFindings:
     """The results of running a strategy; None stands for what was not checked.
 
     Attributes:
@@ -62,7 +62,7 @@ class Findings:
     error: str | None = None
 
     @classmethod
-    def failed(cls, error: str) -> Findings:
+    def failed(cls, error: str) -> RunFindings:
         """Make the findings of a strategy that could not be run."""
         return cls(
             Differences.infinite(),

@@ -25,7 +25,7 @@ from tensoropt.verify.reference import (
     precision,
     reference,
 )
-from tensoropt.verify.steps import Step, issued, step_times, tracked_memory
+from tensoropt.verify.steps import RunStep, issued, step_times, tracked_memory
 from tensoropt.verify.tolerances import Differences, NarrowDistance
 
 
@@ -121,7 +121,7 @@ def check_plan(
         numerics = _numerics(engine, loaded, ref, Results(outputs, gradients, {}, {}))
         del outputs, gradients
     results.clear()  # an allocator's peak of the next step would have them in it
-    step = Step(engine, loaded.inputs, options.optimizer)
+    step = RunStep(engine, loaded.inputs, options.optimizer)
     memory = None
     if options.memory:
         step()  # the optimizer makes its state in the first one

@@ -19,7 +19,7 @@ from tensoropt.execute.executable import devices_in, is_spmd
 from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.pool import RankPool
 from tensoropt.types import Progress, silent
-from tensoropt.verify.findings import Findings
+from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.rank_checks import CheckOptions, RankFindings, check_plan, narrow_distance
 from tensoropt.verify.recorder import all_sent
 from tensoropt.verify.reference import ModuleFindings, module_difference
@@ -42,7 +42,7 @@ def verify_strategies(
     options: CheckOptions | None = None,
     timeout_s: float = 600.0,
     progress: Progress = silent,
-) -> list[Findings]:
+) -> list[RunFindings]:
     """Run strategies on ranks of this machine and compare them with the unsplit model.
 
     Args:
@@ -61,7 +61,7 @@ def verify_strategies(
         PlanError: a strategy is for another model.
     """
     options = options or CheckOptions()
-    results: list[Findings | None] = [None] * len(strategies)
+    results: list[RunFindings | None] = [None] * len(strategies)
     done = 0
     by_size: dict[int, list[int]] = {}
     for index, data in enumerate(strategies):
@@ -85,7 +85,7 @@ def verify_strategies(
     return [result for result in results if result is not None]
 
 
-def may_be_rounding(found: Findings) -> bool:
+def may_be_rounding(found: RunFindings) -> bool:
     """Return whether a result outside the tolerances is worth another check in double precision.
 
     A NaN that the unsplit model does not give in the same precision is not rounding.
@@ -99,8 +99,8 @@ def _decide_in_double(
     pool: RankPool,
     options: CheckOptions,
     timeout_s: float,
-    narrow: Findings,
-) -> Findings:
+    narrow: RunFindings,
+) -> RunFindings:
     """Return ``narrow`` with its numbers compared once more in double precision, which distinguishes rounding
     from a fault.
 
@@ -166,7 +166,7 @@ def _pool_of(pool: RankPool | None, size: int, timeout_s: float) -> Iterator[Ran
 
 def _check(
     model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions, timeout_s: float
-) -> Findings:
+) -> RunFindings:
     """Return the joint findings of all ranks of a pool about one strategy."""
     try:
         ranks = pool.run(check_plan, model, data, options, timeout_s=timeout_s)
@@ -174,15 +174,15 @@ def _check(
         # A plan for another model is the caller's mistake, not a finding about the strategy.
         if isinstance(error.cause, PlanError):
             raise error.cause from error
-        return Findings.failed(str(error))
+        return RunFindings.failed(str(error))
     return _joined(ranks, spmd=is_spmd(data))
 
 
-def _joined(ranks: Sequence[RankFindings], *, spmd: bool) -> Findings:
+def _joined(ranks: Sequence[RankFindings], *, spmd: bool) -> RunFindings:
     """Return the findings of all ranks as one."""
     # A step takes as long as its slowest rank; the median is taken over steps, not over ranks.
     steps = [max(times) for times in zip(*(r.times_s for r in ranks), strict=True)]
-    found = Findings(
+    found = RunFindings(
         collectives_issued=ranks[0].collectives if spmd else all_sent([r.collectives for r in ranks]),
         issued_order=ranks[0].order if spmd else None,
         collectives_of_ranks=[] if spmd else [r.collectives for r in ranks],
@@ -206,7 +206,7 @@ def _unlike(ranks: Sequence[RankFindings]) -> list[str]:
     ]
 
 
-def _with_numerics(found: Findings, ranks: Sequence[RankFindings]) -> Findings:
+def _with_numerics(found: RunFindings, ranks: Sequence[RankFindings]) -> RunFindings:
     """Return ``found`` with the comparisons of all ranks, if they were requested."""
     numerics = [r.numerics for r in ranks if r.numerics is not None]
     if not numerics:

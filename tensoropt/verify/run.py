@@ -21,7 +21,7 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.types import Progress
 from tensoropt.verify.answer import answer_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
-from tensoropt.verify.findings import Findings
+from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.onnx_file import verify_file
 from tensoropt.verify.places import Place
 from tensoropt.verify.predict import Prediction
@@ -129,7 +129,7 @@ def _on_real_ranks(
     pool: RankPool,
     options: CheckOptions,
     progress: Progress,
-) -> list[Findings]:
+) -> list[RunFindings]:
     progress("run", 0, len(strategies), "")
     return verify_strategies(
         spec,
@@ -142,7 +142,7 @@ def _on_real_ranks(
 
 def _on_fake_ranks(
     spec: ModelSpec, strategies: Sequence[AnyStrategy], optimizer: str, progress: Progress
-) -> list[Findings]:
+) -> list[RunFindings]:
     loaded = load_model(spec)
     findings = []
     for done, strategy in enumerate(strategies):

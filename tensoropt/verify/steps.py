@@ -17,7 +17,7 @@ from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker
 
 
-class Step:
+class RunStep:
     """A training step (clear, forward, backward, optimizer), or an inference call if the graph is for one.
 
     Attributes:
@@ -58,7 +58,7 @@ def issued(engine: Engine, run: Callable[[], object]) -> list[Collective]:
     return recorder.issued
 
 
-def tracked_memory(step: Step) -> dict[str, int]:
+def tracked_memory(step: RunStep) -> dict[str, int]:
     """Return the bytes of a step: parameters, gradients, optimizer state, and the peak with all that a step
     makes.
 
@@ -106,7 +106,7 @@ def tracked_memory(step: Step) -> dict[str, int]:
     return found
 
 
-def step_times(step: Step, count: int) -> list[float]:
+def step_times(step: RunStep, count: int) -> list[float]:
     """Return the seconds of each of ``count`` steps after one that warms up; all ranks start together."""
     runtime, seconds = step.engine.runtime, []
     # One more than requested: the first fills caches and is left out.

@@ -89,7 +89,7 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
             )
 
 
-class Cell(nn.Module):
+class AmoebaCell(nn.Module):
     """``(previous, before)`` to the new output; ``before`` is the output of the cell before the previous."""
 
     def __init__(self, before: int, previous: int, channels: int, halves: bool, halved: bool) -> None:
@@ -126,7 +126,7 @@ class AmoebaNet(nn.Module):
         self.cells = nn.ModuleList()
         for halves in [True, True, *run, True, *run, True, *run]:
             channels = 2 * channels if halves else channels
-            cell = Cell(before, previous, channels, halves, halved)
+            cell = AmoebaCell(before, previous, channels, halves, halved)
             before, previous, halved = previous, channels * len(cell.out), halves
             self.cells.append(cell)
         self.classifier = nn.Linear(previous, classes)

@@ -22,7 +22,7 @@ class FeedForward(nn.Module):
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention and ``feed``, each behind a layer norm and a residual sum: ``(b, s, d) -> (b, s, d)``."""
 
     def __init__(self, hidden: int, heads: int, dropout: float, feed: nn.Module) -> None:
@@ -54,7 +54,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, hidden)
         self.position = nn.Embedding(sequence, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads, dropout, FeedForward(hidden)) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            DecoderBlock(hidden, heads, dropout, FeedForward(hidden)) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         self.head.weight = self.token.weight

@@ -28,7 +28,7 @@ class Conv(nn.Sequential):
         super().__init__(convolution, nn.BatchNorm2d(out, eps=1e-3), nn.ReLU())
 
 
-class Fork(nn.Module):
+class Branches(nn.Module):
     """The branches of one input, concatenated over channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
@@ -43,9 +43,9 @@ def _average(channels: int, out: int) -> nn.Sequential:
     return nn.Sequential(nn.AvgPool2d(3, 1, 1), Conv(channels, out, 1))
 
 
-def _square(channels: int, c: list[int], pooled: int) -> Fork:
+def _square(channels: int, c: list[int], pooled: int) -> Branches:
     """Figure 5: 5x5 as it is and as two 3x3."""
-    return Fork(
+    return Branches(
         Conv(channels, c[0], 1),
         nn.Sequential(Conv(channels, c[1], 1), Conv(c[1], c[0], 5)),
         nn.Sequential(Conv(channels, c[0], 1), Conv(c[0], c[2], 3), Conv(c[2], c[2], 3)),
@@ -53,10 +53,10 @@ def _square(channels: int, c: list[int], pooled: int) -> Fork:
     )
 
 
-def _factored(channels: int, middle: int, out: int) -> Fork:
+def _factored(channels: int, middle: int, out: int) -> Branches:
     """Figure 6: 7x7 as 1x7 and 7x1, once and twice."""
     row, column = (1, 7), (7, 1)
-    return Fork(
+    return Branches(
         Conv(channels, out, 1),
         nn.Sequential(
             Conv(channels, middle, 1), Conv(middle, middle, row), Conv(middle, out, column)
@@ -69,13 +69,13 @@ def _factored(channels: int, middle: int, out: int) -> Fork:
     )  # fmt: skip
 
 
-def _wide(channels: int, c: list[int]) -> Fork:
+def _wide(channels: int, c: list[int]) -> Branches:
     """Figure 7: 3x3 forked into 1x3 and 3x1."""
 
-    def cross() -> Fork:
-        return Fork(Conv(c[1], c[1], (1, 3)), Conv(c[1], c[1], (3, 1)))
+    def cross() -> Branches:
+        return Branches(Conv(c[1], c[1], (1, 3)), Conv(c[1], c[1], (3, 1)))
 
-    return Fork(
+    return Branches(
         Conv(channels, c[0], 1),
         nn.Sequential(Conv(channels, c[1], 1), cross()),
         nn.Sequential(Conv(channels, c[2], 1), Conv(c[2], c[1], 3), cross()),
@@ -106,7 +106,7 @@ class Inception(nn.Module):
             _square(w192, [w64, w48, w96], w32),
             _square(square_a, [w64, w48, w96], w64),
             _square(square_b, [w64, w48, w96], w64),
-            Fork(
+            Branches(
                 Conv(square_b, w384, 3, 2, valid=True),
                 nn.Sequential(Conv(square_b, w64, 1), Conv(w64, w96, 3), Conv(w96, w96, 3, 2, valid=True)),
                 nn.MaxPool2d(3, 2),
@@ -115,7 +115,7 @@ class Inception(nn.Module):
             _factored(factored, w160, w192),
             _factored(factored, w160, w192),
             _factored(factored, w192, w192),
-            Fork(
+            Branches(
                 nn.Sequential(Conv(factored, w192, 1), Conv(w192, w320, 3, 2, valid=True)),
                 nn.Sequential(
                     Conv(factored, w192, 1), Conv(w192, w192, (1, 7)), Conv(w192, w192, (7, 1)),

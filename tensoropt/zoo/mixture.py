@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensoropt.zoo.decoder import Block
+from tensoropt.zoo.decoder import DecoderBlock
 from tensoropt.zoo.inputs import tokens
 from tensoropt.zoo.registry import Recipe, register
 
@@ -82,7 +82,8 @@ def moe_mini(
 ) -> Recipe:
     """Mixture-of-experts decoder in plain PyTorch with fixed expert capacity."""
     blocks = nn.ModuleList(
-        Block(hidden, heads, 0.0, Experts(hidden, inner, experts, chosen, slack)) for _ in range(layers)
+        DecoderBlock(hidden, heads, 0.0, Experts(hidden, inner, experts, chosen, slack))
+        for _ in range(layers)
     )
     model = MixtureDecoder(vocabulary, sequence, hidden, blocks)
     return model, (tokens(vocabulary, batch, sequence), tokens(vocabulary, batch, sequence)), {}

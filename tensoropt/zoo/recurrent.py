@@ -23,7 +23,7 @@ _RNNLM = "Zaremba et al., Recurrent Neural Network Regularization, 2014; sizes o
 _GNMT = "Wu et al., Google's Neural Machine Translation System, 2016"
 
 
-class Cell(nn.Module):
+class LSTMCell(nn.Module):
     """One LSTM step: ``x (b, in), h (b, hidden), c (b, hidden)`` to the new ``h, c``.
 
     Four pairs of linear layers rather than a fused one: a split of a gate's features is then a split
@@ -42,11 +42,11 @@ class Cell(nn.Module):
 
 
 class Unrolled(nn.Module):
-    """Layers of :class:`Cell`: ``x (b, steps, hidden)`` to the last layer's outputs, same shape."""
+    """Layers of :class:`LSTMCell`: ``x (b, steps, hidden)`` to the last layer's outputs, same shape."""
 
     def __init__(self, hidden: int, layers: int) -> None:
         super().__init__()
-        self.cells = nn.ModuleList(Cell(hidden, hidden) for _ in range(layers))
+        self.cells = nn.ModuleList(LSTMCell(hidden, hidden) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         zero = x.new_zeros(x.shape[0], x.shape[2])

@@ -120,9 +120,9 @@ def test_equal_titles_say_what_differs(tmp_path: Path) -> None:
         replace(found, settings={**found.settings, **changes}).save(tmp_path / name)
     labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
     assert labels[:3] == [
-        "gpt2-tiny on dgx-h100 · epsilon 0.001",
-        "gpt2-tiny on dgx-h100 · dtype bfloat16 · epsilon 0.001",
-        "gpt2-tiny on dgx-h100 · dtype bfloat16 · epsilon 0.1",
+        "gpt2-tiny on dgx-h100 · epsilon 0.001 · dtype float32",
+        "gpt2-tiny on dgx-h100 · epsilon 0.001 · dtype bfloat16",
+        "gpt2-tiny on dgx-h100 · epsilon 0.1 · dtype bfloat16",
     ]
 
 

@@ -22,7 +22,7 @@ from tensoropt.cluster import (
     rank_cores,
 )
 from tensoropt.cluster.files import cluster_from
-from tensoropt.cluster.quantities import bandwidth
+from tensoropt.cluster.quantities import BANDWIDTH
 from tensoropt.errors import ClusterError
 
 FULL_EXAMPLE = """
@@ -206,7 +206,7 @@ def test_the_catalogue_is_complete_and_believable():
     ],
 )
 def test_bandwidths(text, value):
-    assert bandwidth(text, "x") == value
+    assert BANDWIDTH.read(text, "x") == value
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.devices import DeviceKind
-from tensoropt.cluster.quantities import BANDWIDTH, MEMORY, bandwidth, flops, latency_s, size_bytes, unusual
+from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY
 from tensoropt.errors import ClusterError
 
 FILE = """
@@ -62,7 +62,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, figures: dict[str, obje
 
 def test_no_refusal_contradicts_itself() -> None:
     """A text without a known unit was "not a number; write a number or a text with a unit"."""
-    for read in (size_bytes, latency_s, bandwidth, flops):
+    for read in (MEMORY.read, LATENCY.read, BANDWIDTH.read, FLOPS.read):
         with pytest.raises(ClusterError, match="write a number and a unit") as refusal:
             read("60 furlongs", "the figure")
         assert "not a number;" not in str(refusal.value)
@@ -87,7 +87,7 @@ def test_what_programs_and_older_files_say_is_taken() -> None:
 
 
 def test_unusual_figures_are_noted() -> None:
-    assert not list(unusual(80e9, "memory", MEMORY))
-    assert list(unusual(80.0, "memory", MEMORY)) == ["memory is 80 B, less than 16 MiB: is its unit right?"]
-    (note,) = unusual(1e18, "bandwidth", BANDWIDTH)
+    assert not list(MEMORY.unusual(80e9, "memory"))
+    assert list(MEMORY.unusual(80.0, "memory")) == ["memory is 80 B, less than 16 MiB: is its unit right?"]
+    (note,) = BANDWIDTH.unusual(1e18, "bandwidth")
     assert note.startswith("bandwidth is 909495 TiB/s, more than")

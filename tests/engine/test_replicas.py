@@ -10,7 +10,7 @@ import pytest
 from tensoropt.engine.models import load_model
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
-from tensoropt.verify.findings import Findings
+from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tensoropt.verify.tolerances import replicas_agree, within_tolerance
@@ -50,7 +50,7 @@ def on_two_ranks(*stored: str) -> dict[str, Any]:
     return json.loads(json.dumps(strategy_to_dict(strategy_from_dict(data, graph))))
 
 
-def verified(strategy: dict[str, Any], ranks: RankPool) -> Findings:
+def verified(strategy: dict[str, Any], ranks: RankPool) -> RunFindings:
     options = CheckOptions(memory=False, timed_steps=0)
     (result,) = verify_strategies(jobs.spec("mlp"), [strategy], pool=ranks, options=options)
     return result

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from tensoropt.ops.functions import FunctionCall, NotConstant, Place, constant_text, operator_of
+from tensoropt.ops.functions import FunctionCall, NotConstant, Slot, constant_text, operator_of
 from tensoropt.ops.overloads import OwnFunctionError, resolve_overload
 
 
@@ -32,8 +32,8 @@ class Scale(torch.autograd.Function):
 
 
 def scaled(by):
-    leaves, spec = pytree.tree_flatten((Place(0), by))
-    return operator_of(FunctionCall(Scale, leaves, spec, [Place(0)]))
+    leaves, spec = pytree.tree_flatten((Slot(0), by))
+    return operator_of(FunctionCall(Scale, leaves, spec, [Slot(0)]))
 
 
 def test_the_operator_runs_the_function():

@@ -15,8 +15,8 @@ from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.amounts import Amount, Tariff
 from tensoropt.plan.cluster_offers import (
+    ClusterQuestion,
     Offers,
-    Question,
     check_headroom,
     check_prices,
     offers,
@@ -51,7 +51,7 @@ def names(found: Offers) -> tuple[str | None, str | None]:
 
 
 def test_every_cluster_offers_its_fastest_plan_that_fits() -> None:
-    rows = offers(ALL, Question(tariff=Tariff(by_kind=PRICES))).rows
+    rows = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind=PRICES))).rows
     assert [row.point for row in rows] == [0, 1, None]
     assert "does not fit: 30 GiB at least, 24 GiB a device may use" in rows[2].reason
     # 1,000 steps of 0.4 s on two devices at 3 an hour.
@@ -74,25 +74,27 @@ def test_every_cluster_offers_its_fastest_plan_that_fits() -> None:
 def test_cheapest_and_fastest_within_limits(
     limits: dict[str, Any], cheapest: str | None, fastest: str | None
 ) -> None:
-    found = offers(ALL, Question(tariff=Tariff(by_kind=PRICES), **limits))
+    found = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind=PRICES), **limits))
     assert names(found) == (cheapest, fastest)
     assert all(row.reason for row in found.rows if row not in found.within)
 
 
 def test_what_has_no_price_is_said_and_can_be_the_fastest_only() -> None:
-    found = offers(ALL, Question(tariff=Tariff(by_kind={"A100-80GB": 1.0})))
+    found = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind={"A100-80GB": 1.0})))
     assert names(found) == ("dgx-a100", "dgx-h100")
     said = " ".join(found.sentences())
     assert "Without a price, and so left out of what is cheapest: dgx-h100." in said
-    within = offers(ALL, Question(cost=9.0, tariff=Tariff(by_kind={"A100-80GB": 1.0})))
+    within = offers(ALL, ClusterQuestion(cost=9.0, tariff=Tariff(by_kind={"A100-80GB": 1.0})))
     assert within.rows[0].reason == "no price of a device-hour is known for H100-80GB"
-    nothing = offers(ALL, Question())
+    nothing = offers(ALL, ClusterQuestion())
     assert nothing.cheapest is None
     assert "Which is cheapest is unknown" in " ".join(nothing.sentences())
 
 
 def test_the_answer_in_words() -> None:
-    asked = Question(time_s=0.5, amount=Amount(1e6, "tokens"), tariff=Tariff(by_kind=PRICES, currency="EUR"))
+    asked = ClusterQuestion(
+        time_s=0.5, amount=Amount(1e6, "tokens"), tariff=Tariff(by_kind=PRICES, currency="EUR")
+    )
     cheapest, fastest = offers(ALL, asked).sentences()
     assert cheapest == (
         "Cheapest within 500 ms a step: dgx-h100, 0.651 EUR for 1,000,000 tokens at 400 ms a step."
@@ -104,7 +106,7 @@ def test_the_answer_in_words() -> None:
 
 
 def test_what_could_not_be_explored_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    found = offers((FAST,), Question(tariff=Tariff(2.0)), {"mine.yaml": "it is gone"})
+    found = offers((FAST,), ClusterQuestion(tariff=Tariff(2.0)), {"mine.yaml": "it is gone"})
     assert [(row.cluster, row.reason) for row in found.rows] == [
         ("dgx-h100", ""),
         ("mine.yaml", "it is gone"),
@@ -123,7 +125,7 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(TensorOptError, match="no share of a device's memory"):
         check_headroom(1.0)
     with pytest.raises(TensorOptError, match="tokens of a step are unknown"):
-        offers((explored(call={"args": [], "kwargs": {}}),), Question(amount=Amount(1, "tokens")))
+        offers((explored(call={"args": [], "kwargs": {}}),), ClusterQuestion(amount=Amount(1, "tokens")))
 
 
 PRICE = st.floats(min_value=0.01, max_value=100)
@@ -138,7 +140,7 @@ def test_the_answer_is_that_of_a_search_through_all(
     found = [on(name, (1, seconds)) for name, (seconds, _) in zip(presets, given_, strict=False)]
     kinds = [one.cluster["kinds"][0]["name"] for one in found]
     tariff = Tariff(by_kind={kind: price for kind, (_, price) in zip(kinds, given_, strict=False)})
-    told = offers(found, Question(time_s=time_s, cost=cost, tariff=tariff))
+    told = offers(found, ClusterQuestion(time_s=time_s, cost=cost, tariff=tariff))
     naive = [
         (1000 * seconds / 3600 * 2 * price, seconds, name)
         for name, (seconds, price) in zip(presets, given_, strict=False)

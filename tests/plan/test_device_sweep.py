@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.plan.cluster_offers import ClusterCurve
 from tensoropt.plan.device_sweep import fewest_devices, folders_in, load_sweep, member, profile
 from tensoropt.plan.exploration import Exploration
 from tests.plan.explorations import MIB, point, small_exploration, space
@@ -29,7 +30,7 @@ FAMILY = (on(1, [(64, 1.0)]), on(2, [(16, 1.2), (32, 0.6)]), on(4, [(4, 1.5), (1
 
 
 def test_the_table_has_the_fastest_time_of_each_budget() -> None:
-    found = profile(FAMILY, columns=5)
+    found = profile([ClusterCurve.of(one) for one in FAMILY], columns=5)
     assert [round(b / MIB) for b in found.budgets_bytes] == [4, 8, 16, 32, 64]
     times = {row.devices: [cell and cell.time_s for cell in row.cells] for row in found.rows}
     assert times == {
@@ -43,7 +44,8 @@ def test_the_table_has_the_fastest_time_of_each_budget() -> None:
 
 
 def test_two_explorations_on_as_many_devices_share_a_row() -> None:
-    found = profile([on(2, [(16, 1.0)]), on(2, [(16, 0.8), (32, 0.7)])], columns=2)
+    two = on(2, [(16, 1.0)]), on(2, [(16, 0.8), (32, 0.7)])
+    found = profile([ClusterCurve.of(one) for one in two], columns=2)
     (row,) = found.rows
     assert [(c.time_s, c.exploration) for c in row.cells if c] == [(0.8, 1), (0.7, 1)]
 

@@ -70,7 +70,7 @@ def test_a_cluster_without_a_name_is_its_content() -> None:
     described = {"devices": [{"kind": "T4", "count": 2}], "links": {"intra_node": "PCIe3"}}
     for content, count in ((cluster.to_dict(), 4), (described, 2)):
         question = Question.of(json.loads(json.dumps(Question(model="zoo:mlp", cluster=content).data())))
-        assert question.loaded_cluster().device_count == count
+        assert load_cluster(question.cluster).device_count == count
         assert question.words("x", "there.json")[:4] == ["explore", "zoo:mlp", "--cluster", "there.json"]
 
 
@@ -136,7 +136,8 @@ question = question_option(parser().parse_args(line))
 assert question.settings.patience == 7
 assert question.words("x") == line
 assert Question.of(json.loads(json.dumps(question.data()))) == question
-assert "patience 7" in question.in_effect(question.loaded_cluster(), question.settings, "x")
+from tensoropt.cluster import load_cluster
+assert "patience 7" in question.in_effect(load_cluster(question.cluster), question.settings, "x")
 assert question.settings.to_dict()["patience"] == 7
 
 sys.path.insert(0, folder)

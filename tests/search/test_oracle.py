@@ -8,7 +8,7 @@ import pytest
 
 from tensoropt.frontier import Frontier
 from tensoropt.search import CostGraph, track_frontier
-from tensoropt.search.engine import Engine, Messages
+from tensoropt.search.engine import Messages, ProgramRunner
 from tensoropt.search.exact import CORNERS, build_program, seeds
 from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.hull import HullSearch
@@ -75,7 +75,7 @@ def pruned_by(graph: CostGraph, known: Frontier | None):
     if known is None:
         _, known = seeds(reduced, hull)
     corners = corners_of(hull, known.memory, known.time, CORNERS)
-    result = Engine(program, 1).run_pass(Messages.of(*search.messages(), corners), 0)
+    result = ProgramRunner(program, 1).run_pass(Messages.of(*search.messages(), corners), 0)
     return result.tables[-1], max(int(np.diff(t.offsets).max()) for t in result.tables)
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.verify import rank_checks
 from tensoropt.verify.rank_checks import RankFindings, check_plan
 
@@ -33,7 +33,7 @@ def wrong_on_the_last_rank(rank: int, world: int, *arguments: Any) -> RankFindin
 def passes(context: CheckContext) -> Outcome:
     """A check in order, which says much."""
     print("a model's own words")
-    return Outcome.of([Figure("of nothing", 0.0, 0), Figure("step", 0.25, unit="s")], device=context.device)
+    return Outcome.of([Bounded("of nothing", 0.0, 0), Bounded("step", 0.25, unit="s")], device=context.device)
 
 
 def raises(context: CheckContext) -> Outcome:

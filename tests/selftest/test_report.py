@@ -12,14 +12,18 @@ import torch
 from tensoropt.selftest import machine as machine_module
 from tensoropt.selftest import report as report_module
 from tensoropt.selftest.machine import machine
-from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.selftest.report import CheckResult, SelftestReport, without_private
 from tensoropt.selftest.timing import over, unless_busy
 
 
 def outcome(value: float = 0.5) -> Outcome:
     return Outcome.of(
-        [Figure("error", value, 1.0), Figure.share("off", 0.0125, 0.05), Figure("peak", 2**20, unit="bytes")],
+        [
+            Bounded("error", value, 1.0),
+            Bounded.share("off", 0.0125, 0.05),
+            Bounded("peak", 2**20, unit="bytes"),
+        ],
         "a note",
         remarks=[],
     )
@@ -36,7 +40,7 @@ def test_an_outcome_is_decided_by_its_bounds() -> None:
     assert outcome(1.5).reason == "error: 1.5, at most 1"
     assert outcome(math.nan).state == "failed"
     with pytest.raises(AssertionError, match="cannot fail"):
-        Outcome.of([Figure("shown", 1.0)])
+        Outcome.of([Bounded("shown", 1.0)])
 
 
 @pytest.mark.parametrize("value", [0.5, 2.0, math.nan])

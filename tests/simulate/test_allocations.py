@@ -13,7 +13,7 @@ from torch import nn
 from tensoropt.costs.prices import free_prices
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.workload import workload
-from tensoropt.simulate.allocations import Moment, StepRequests, step_requests
+from tensoropt.simulate.allocations import MomentRequests, StepRequests, step_requests
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.caching_allocator import MIB, CachingAllocator
 from tensoropt.simulate.candidates import StrategyCandidates
@@ -55,9 +55,11 @@ def test_at_the_peak_as_much_is_asked_for_as_the_simulator_counts(name, optimize
 def test_a_step_by_hand():
     """4 MiB of parameters and as much of gradients; forward makes 3 MiB that are kept, and needs 5 meanwhile
     of which they are a part; Adam's state of 8 MiB comes where the kept ones were."""
-    forward = Moment([], [], [(0, 3 * MIB)], [], [5 * MIB])
-    backward = Moment([], [], [], [(0, -3 * MIB)], [6 * MIB])
-    step = StepRequests([4 * MIB] * 2, [4 * MIB] * 2, [forward, backward, Moment([], [], [], [], [])], 2, 1)
+    forward = MomentRequests([], [], [(0, 3 * MIB)], [], [5 * MIB])
+    backward = MomentRequests([], [], [], [(0, -3 * MIB)], [6 * MIB])
+    step = StepRequests(
+        [4 * MIB] * 2, [4 * MIB] * 2, [forward, backward, MomentRequests([], [], [], [], [])], 2, 1
+    )
     found = step.replay()
     # 8 + 5 in forward; 8 + 3 + 6 in backward; with the state 16 + 3 + 6 in the second step's.
     assert found.requested == 25 * MIB
@@ -68,9 +70,9 @@ def test_a_step_by_hand():
 
 def test_what_was_one_sum_is_given_back_in_parts():
     moments = [
-        Moment([], [(0, 6 * MIB)], [], [], []),
-        Moment([(0, -2 * MIB)], [(1, 3 * MIB)], [], [], []),
-        Moment([(0, -4 * MIB), (1, -3 * MIB)], [], [], [], []),
+        MomentRequests([], [(0, 6 * MIB)], [], [], []),
+        MomentRequests([(0, -2 * MIB)], [(1, 3 * MIB)], [], [], []),
+        MomentRequests([(0, -4 * MIB), (1, -3 * MIB)], [], [], [], []),
     ]
     found = StepRequests([], [], moments, 3, 4).replay()
     assert found.requested == 7 * MIB

@@ -12,7 +12,7 @@ from tensoropt.engine.models import load_model
 from tensoropt.execute.executable import executable_of
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.answer import answer_of, entry_of
-from tensoropt.verify.findings import Findings
+from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.places import Place
 from tensoropt.verify.predict import Prediction
 from tensoropt.verify.reference import ModuleFindings
@@ -30,7 +30,7 @@ KEYS = [
 ]  # fmt: skip
 SENT = {"kind": "all_reduce", "axes": [1], "bytes": 8, "count": 1}
 PREDICTED = Prediction([SENT | {"axes": [0]}], 100.4, 0.5, order=(Collective("all_reduce", (0,), 8),))
-RIGHT = Findings(
+RIGHT = RunFindings(
     Differences(1e-7, 1e-6, 1e-6, 0.0),
     replicas_agree=True,
     numerics_ok=True,
@@ -78,16 +78,16 @@ def test_another_order_decides_and_an_unknown_one_does_not() -> None:
         replace(RIGHT, numerics_ok=False),
         replace(RIGHT, collectives_issued=[SENT, SENT | {"bytes": 4}]),
         replace(RIGHT, ranks_unlike=["rank 1 issues other kinds of collectives"]),
-        Findings.failed("a rank died"),
+        RunFindings.failed("a rank died"),
     ],
 )
-def test_what_is_wrong_decides(found: Findings) -> None:
+def test_what_is_wrong_decides(found: RunFindings) -> None:
     assert not entry_of(executable(), PREDICTED, found)["ok"]
 
 
 def test_what_was_not_looked_at_decides_nothing() -> None:
     """Fake ranks compute no numbers and take no time."""
-    entry = entry_of(executable(), PREDICTED, Findings(collectives_issued=[SENT]))
+    entry = entry_of(executable(), PREDICTED, RunFindings(collectives_issued=[SENT]))
     assert entry["ok"]
     assert [entry[key] for key in ("loss_difference", "replicas_agree", "time_measured_s", "error")] == [
         None

@@ -15,7 +15,7 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import rank_checks, reference
 from tensoropt.verify.answer import entry_of
 from tensoropt.verify.reference import Results
-from tensoropt.verify.steps import Step, tracked_memory
+from tensoropt.verify.steps import RunStep, tracked_memory
 from tensoropt.verify.tolerances import replicas_near
 from tests.engine.test_replicas import on_two_ranks
 from tests.execute import jobs
@@ -76,10 +76,10 @@ def jobs_engine() -> Any:
     return jobs_step(loaded).engine
 
 
-def jobs_step(loaded: Any) -> Step:
+def jobs_step(loaded: Any) -> RunStep:
     strategy = jobs.strategy_of(loaded, (1, 1), 1)
     engine = executable_of(strategy).engine(loaded.values)
-    return Step(engine, loaded.inputs, "adam")
+    return RunStep(engine, loaded.inputs, "adam")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from tensoropt.verify.steps import Step
+from tensoropt.verify.steps import RunStep
 
 
 class NoModules:
@@ -32,7 +32,7 @@ class NoModules:
     def __exit__(self, *_: Any) -> None: ...
 
 
-def torch_peak_bytes(step: Step, modules: Any = None) -> int:
+def torch_peak_bytes(step: RunStep, modules: Any = None) -> int:
     """The most bytes alive in a step, inputs and constants left out, by PyTorch's ``mem_tracker``.
 
     Args:

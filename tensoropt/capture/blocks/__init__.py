@@ -17,7 +17,7 @@ that was changed in place before, views of it may come earlier among the operato
 """
 
 from tensoropt.capture.blocks.likeness import Likeness
-from tensoropt.capture.blocks.tracing import Blocks, Unlike
+from tensoropt.capture.blocks.tracing import TracedBlocks, Unlike
 from tensoropt.capture.blocks.writing_out import write_out
 
-__all__ = ["Blocks", "Likeness", "Unlike", "write_out"]
+__all__ = ["Likeness", "TracedBlocks", "Unlike", "write_out"]

@@ -91,7 +91,7 @@ class _Run:
     traced: list[Traced] = field(default_factory=list)
 
 
-class Blocks:
+class TracedBlocks:
     """The blocks of a model while it is exported.
 
     Args:
@@ -217,7 +217,7 @@ class Blocks:
         return traced, list(made.values())
 
 
-_active: Blocks | None = None
+_active: TracedBlocks | None = None
 
 
 def _fresh(tensors: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:

@@ -11,10 +11,10 @@ import torch
 from torch import fx, nn
 
 from tensoropt.capture.blocks.likeness import stored_tensors
-from tensoropt.capture.blocks.tracing import OPS, Blocks, Traced, Unlike
+from tensoropt.capture.blocks.tracing import OPS, Traced, TracedBlocks, Unlike
 
 
-def write_out(blocks: Blocks, exported: torch.export.ExportedProgram) -> None:
+def write_out(blocks: TracedBlocks, exported: torch.export.ExportedProgram) -> None:
     """Replace every operator that stands for a block with the block's nodes.
 
     Args:

@@ -18,7 +18,7 @@ from tensoropt.capture.onnx.reader import MAX_NODES, label, opsets_of, ordered, 
 from tensoropt.capture.onnx.registry import Call, find_converter
 from tensoropt.capture.onnx.standard import standard_function
 from tensoropt.capture.onnx.tensors import TensorReader, attribute_value
-from tensoropt.capture.onnx.values import Builder, Traced, Value
+from tensoropt.capture.onnx.values import FxBuilder, OnnxValue, Traced
 from tensoropt.capture.onnx.weights import INSPECTED_ELEMENTS, find_weights
 
 _LISTED = 12
@@ -54,7 +54,7 @@ class Importer:
         # ONNX types are kept in addition to PyTorch's, because PyTorch has no four-bit types.
         self.types = {t.name: t.data_type for t in model.graph.initializer} | dict(types or {})
         self.model, self.reader, self.device, self.batch = model, reader, device, batch
-        self.builder = Builder(device)
+        self.builder = FxBuilder(device)
         self.opsets = opsets_of(model)
         self.weights = find_weights(model.graph)
         self.unsupported: dict[str, list[str]] = {}
@@ -67,7 +67,7 @@ class Importer:
 
     # -- one graph --------------------------------------------------------------------------------
 
-    def convert(self, inputs: Mapping[str, Value], outputs: Sequence[str]) -> list[Value]:
+    def convert(self, inputs: Mapping[str, OnnxValue], outputs: Sequence[str]) -> list[OnnxValue]:
         """Convert everything that the named tensors depend on; return these tensors.
 
         Raises:
@@ -79,7 +79,7 @@ class Importer:
         found = [self._lookup(name, env, stored) for name in outputs]
         self._refuse()
         for name, value in zip(outputs, found, strict=True):
-            if not isinstance(value, Value):
+            if not isinstance(value, OnnxValue):
                 raise OnnxError(f"the output '{name}' is a sequence; only tensors can be returned")
         return found
 
@@ -118,7 +118,7 @@ class Importer:
                     env[name] = result
                     # Names inside a definition of the standard are not the file's, and shape inference knows
                     # nothing about them.
-                    if isinstance(result, Value) and not self._inside_function:
+                    if isinstance(result, OnnxValue) and not self._inside_function:
                         self.made[name] = result.shape
 
     def _lookup(self, name: str, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]) -> Any:
@@ -213,7 +213,7 @@ class Importer:
         if (
             name not in self.weights
             or self._inside_function
-            or not isinstance(result, Value)
+            or not isinstance(result, OnnxValue)
             or result.data is None
         ):
             return result

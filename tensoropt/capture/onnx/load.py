@@ -20,7 +20,7 @@ from tensoropt.capture.onnx.losses import with_loss
 from tensoropt.capture.onnx.reader import checked, read_model
 from tensoropt.capture.onnx.signature import Input, bind_inputs
 from tensoropt.capture.onnx.tensors import TensorReader
-from tensoropt.capture.onnx.values import Traced, Value
+from tensoropt.capture.onnx.values import OnnxValue, Traced
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _import(
     )
 
 
-def _module(importer: Importer, results: Sequence[Value]) -> fx.GraphModule:
+def _module(importer: Importer, results: Sequence[OnnxValue]) -> fx.GraphModule:
     builder = importer.builder
     nodes = tuple(builder.node(value) for value in results)
     builder.graph.output(nodes[0] if len(nodes) == 1 else nodes)

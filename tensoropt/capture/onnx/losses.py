@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.capture.onnx.signature import Input
-from tensoropt.capture.onnx.values import Builder, Traced
+from tensoropt.capture.onnx.values import FxBuilder, Traced
 
 Made = tuple[Traced, list[Input], str]
 
@@ -23,7 +23,7 @@ def _targets(results: Sequence[Traced]) -> list[Traced]:
     return floats
 
 
-def _mean(builder: Builder, results: Sequence[Traced], names: Sequence[str]) -> Made:
+def _mean(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) -> Made:
     floats = _targets(results)
     total = torch.mean(floats[0])
     for value in floats[1:]:
@@ -31,7 +31,7 @@ def _mean(builder: Builder, results: Sequence[Traced], names: Sequence[str]) -> 
     return total, [], "the mean of all elements of its outputs"
 
 
-def _mse(builder: Builder, results: Sequence[Traced], names: Sequence[str]) -> Made:
+def _mse(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) -> Made:
     floats = _targets(results)
     total: Traced = None
     added: list[Input] = []
@@ -43,7 +43,7 @@ def _mse(builder: Builder, results: Sequence[Traced], names: Sequence[str]) -> M
     return total, added, "mean squared error against targets, passed after the file's own inputs"
 
 
-def _cross_entropy(builder: Builder, results: Sequence[Traced], names: Sequence[str]) -> Made:
+def _cross_entropy(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) -> Made:
     """Cross entropy; classes are the last dim of a tensor with 2 or 3 dims, and the second dim of images."""
     value = _targets(results)[0]
     if value.ndim < 2:
@@ -66,7 +66,7 @@ def _cross_entropy(builder: Builder, results: Sequence[Traced], names: Sequence[
     )
 
 
-LOSSES: dict[str, Callable[[Builder, Sequence[Traced], Sequence[str]], Made]] = {
+LOSSES: dict[str, Callable[[FxBuilder, Sequence[Traced], Sequence[str]], Made]] = {
     "cross_entropy": _cross_entropy,
     "mean": _mean,
     "mse": _mse,
@@ -75,7 +75,7 @@ LOSSES: dict[str, Callable[[Builder, Sequence[Traced], Sequence[str]], Made]] = 
 
 
 def with_loss(
-    builder: Builder, name: str, results: Sequence[Traced], outputs: Sequence[str]
+    builder: FxBuilder, name: str, results: Sequence[Traced], outputs: Sequence[str]
 ) -> tuple[list[Traced], list[Input], str]:
     """(the loss alone, the inputs that it needs, a sentence that describes it).
 

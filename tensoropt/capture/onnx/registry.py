@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tensoropt.capture.onnx.errors import DataDependentError, OnnxError
-from tensoropt.capture.onnx.values import Builder, Traced
+from tensoropt.capture.onnx.values import FxBuilder, Traced
 
 MICROSOFT = "com.microsoft"
 """The domain of the operators that ONNX Runtime's optimizer writes."""
@@ -37,7 +37,7 @@ class Call:
     operands: Sequence[Traced]
     attributes: Mapping[str, Any]
     wanted: Sequence[bool]
-    builder: Builder
+    builder: FxBuilder
     types: Sequence[int] = ()
     batch: tuple[int, int] | None = None
     run: Callable[..., list[Any]] | None = None

@@ -1,6 +1,6 @@
 """Tensors while a file is imported: constants carry their data, all others an fx node.
 
-Converters are plain PyTorch code over :class:`Value`. A call whose operands are all known is computed at
+Converters are plain PyTorch code over :class:`OnnxValue`. A call whose operands are all known is computed at
 once, which folds the shape arithmetic of exported files; any other call becomes an fx node, and is run on the
 meta device to determine its shape.
 """
@@ -32,10 +32,10 @@ TRIED_ELEMENTS = 2**22
 
 
 Traced = Any
-"""Static type of a :class:`Value` in converters: to them, and to PyTorch's own functions, it is a tensor."""
+"""Static type of an :class:`OnnxValue` in converters: to them, and to PyTorch's own functions, a tensor."""
 
 
-class Value:
+class OnnxValue:
     """A tensor of the graph being built.
 
     Attributes:
@@ -48,7 +48,7 @@ class Value:
 
     def __init__(
         self,
-        builder: Builder,
+        builder: FxBuilder,
         meta: torch.Tensor,
         data: torch.Tensor | None = None,
         node: fx.Node | None = None,
@@ -87,45 +87,45 @@ class Value:
     ) -> Any:
         leaves = pytree.tree_leaves((args, kwargs or {}))
         # All values of an import have the same one; a call gets here only if one of its operands is a value.
-        builder = next(leaf.builder for leaf in leaves if isinstance(leaf, Value))
+        builder = next(leaf.builder for leaf in leaves if isinstance(leaf, OnnxValue))
         return builder.call(func, *args, **(kwargs or {}))
 
-    def __add__(self, other: Any) -> Value:
+    def __add__(self, other: Any) -> OnnxValue:
         return self.builder.call(torch.add, self, other)
 
-    def __sub__(self, other: Any) -> Value:
+    def __sub__(self, other: Any) -> OnnxValue:
         return self.builder.call(torch.sub, self, other)
 
-    def __rsub__(self, other: Any) -> Value:
+    def __rsub__(self, other: Any) -> OnnxValue:
         return self.builder.call(torch.add, self.builder.call(torch.neg, self), other)
 
-    def __mul__(self, other: Any) -> Value:
+    def __mul__(self, other: Any) -> OnnxValue:
         return self.builder.call(torch.mul, self, other)
 
-    def __truediv__(self, other: Any) -> Value:
+    def __truediv__(self, other: Any) -> OnnxValue:
         return self.builder.call(torch.div, self, other)
 
     __radd__ = __add__
     __rmul__ = __mul__
 
-    def method(self, name: str, *args: Any, **kwargs: Any) -> Value:
+    def method(self, name: str, *args: Any, **kwargs: Any) -> OnnxValue:
         """Call ``tensor.name(*args)``, for anything that PyTorch offers only as a method."""
         return self.builder.method(name, self, *args, **kwargs)
 
-    def to(self, dtype: torch.dtype) -> Value:
+    def to(self, dtype: torch.dtype) -> OnnxValue:
         """The value in another element type; itself if it already has that type."""
         return self if dtype == self.dtype else self.method("to", dtype)
 
-    def reshape(self, *shape: int) -> Value:
+    def reshape(self, *shape: int) -> OnnxValue:
         """The value in another shape; itself if it already has that shape."""
         return self if shape == self.shape else self.builder.call(torch.reshape, self, tuple(shape))
 
-    def permute(self, *dims: int) -> Value:
+    def permute(self, *dims: int) -> OnnxValue:
         """The value with its dims reordered; itself if they already have that order."""
         return self if dims == tuple(range(self.ndim)) else self.builder.call(torch.permute, self, dims)
 
 
-class Builder:
+class FxBuilder:
     """A collector of a module's calls: an fx graph, and its parameters and buffers under the file's names.
 
     Attributes:
@@ -149,7 +149,7 @@ class Builder:
 
     def known(self, data: torch.Tensor, hint: str = "") -> Traced:
         """A value whose data is known; ``hint`` is its name if it becomes a buffer."""
-        return Value(self, torch.empty_like(data, device="meta"), data, hint=hint)
+        return OnnxValue(self, torch.empty_like(data, device="meta"), data, hint=hint)
 
     def constant(self, data: Any, dtype: torch.dtype | None = None) -> Traced:
         """A known value made from a number, a list or a tensor."""
@@ -158,7 +158,7 @@ class Builder:
     def input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
         """A placeholder of the module, named after the file's input."""
         node = self.graph.placeholder(identifier(name))
-        return Value(self, torch.empty(shape, dtype=dtype, device="meta"), node=node, hint=name)
+        return OnnxValue(self, torch.empty(shape, dtype=dtype, device="meta"), node=node, hint=name)
 
     def late_input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
         """An additional input that turned out to be necessary; it comes last."""
@@ -182,7 +182,7 @@ class Builder:
         """A parameter of the module. Converters do not know its data, so nothing folds it."""
         key = self._register(name, torch.nn.Parameter(data))
         node = self.graph.get_attr(key)
-        return Value(self, torch.empty_like(data, device="meta"), node=node, hint=name)
+        return OnnxValue(self, torch.empty_like(data, device="meta"), node=node, hint=name)
 
     def _register(self, name: str, tensor: torch.Tensor) -> str:
         """Store a tensor under the file's dotted name, made valid for a module and unique; return the key."""
@@ -230,7 +230,7 @@ class Builder:
         *,
         fold: bool = True,
     ) -> Any:
-        operands = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Value)]
+        operands = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, OnnxValue)]
         # For calls that create tensors, whose operands do not determine the device.
         with torch.device("meta"):
             meta = self._run(func, args, kwargs, lambda v: v.meta)
@@ -244,19 +244,21 @@ class Builder:
             return self._wrap(meta, data, None)
         if any(v.dtype in WIDE_UNSIGNED for v in operands):
             self._try_unsigned(func, args, kwargs, meta, operands)
-        args, kwargs = pytree.tree_map(lambda v: self.node(v) if isinstance(v, Value) else v, (args, kwargs))
+        args, kwargs = pytree.tree_map(
+            lambda v: self.node(v) if isinstance(v, OnnxValue) else v, (args, kwargs)
+        )
         node = self.graph.create_node(kind, target, tuple(args), kwargs)
         node.meta["onnx"] = self.module_name
         return self._wrap(meta, None, node)
 
     @staticmethod
-    def _run(func: Callable[..., Any], args: Any, kwargs: Any, of: Callable[[Value], Any]) -> Any:
-        plain = pytree.tree_map(lambda v: of(v) if isinstance(v, Value) else v, (args, kwargs))
+    def _run(func: Callable[..., Any], args: Any, kwargs: Any, of: Callable[[OnnxValue], Any]) -> Any:
+        plain = pytree.tree_map(lambda v: of(v) if isinstance(v, OnnxValue) else v, (args, kwargs))
         with torch.no_grad():
             return func(*plain[0], **plain[1])
 
     def _try_unsigned(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, meta: Any, operands: list[Value]
+        self, func: Callable[..., Any], args: Any, kwargs: Any, meta: Any, operands: list[OnnxValue]
     ) -> None:
         """Run the call on ones, since shapes alone do not show that PyTorch has no arithmetic for a type."""
         tensors = [v.meta for v in operands] + [m for m in pytree.tree_leaves(meta) if hasattr(m, "numel")]
@@ -267,7 +269,7 @@ class Builder:
         except NotImplementedError:
             raise _no_kernel(func, operands) from None
 
-    def _allow(self, meta: Any, operands: list[Value]) -> None:
+    def _allow(self, meta: Any, operands: list[OnnxValue]) -> None:
         shared = {v.meta.untyped_storage()._cdata for v in operands}
         for result in pytree.tree_leaves(meta):
             # A view shares its operand's memory and takes none.
@@ -290,7 +292,7 @@ class Builder:
 
     def _wrap(self, meta: Any, data: Any, node: fx.Node | None) -> Any:
         if isinstance(meta, torch.Tensor):
-            return Value(self, meta, data, node)
+            return OnnxValue(self, meta, data, node)
         assert isinstance(meta, (tuple, list)), type(meta)
         parts = []
         for index, part in enumerate(meta):
@@ -298,7 +300,7 @@ class Builder:
             parts.append(self._wrap(part, None if data is None else data[index], item))
         return tuple(parts)
 
-    def node(self, value: Value) -> fx.Node:
+    def node(self, value: OnnxValue) -> fx.Node:
         """The fx node of a value; a constant becomes a buffer when a live call first reads it."""
         if value.node is None:
             assert value.data is not None
@@ -308,7 +310,7 @@ class Builder:
         return value.node
 
 
-def _no_kernel(func: Callable[..., Any], operands: list[Value]) -> OnnxError:
+def _no_kernel(func: Callable[..., Any], operands: list[OnnxValue]) -> OnnxError:
     types = ", ".join(sorted({str(v.dtype).removeprefix("torch.") for v in operands}))
     name = getattr(func, "__name__", str(func))
     return OnnxError(f"PyTorch cannot compute {name} of {types}; cast to int64 before")

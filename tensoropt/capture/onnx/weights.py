@@ -79,7 +79,7 @@ DECLARED = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
 @dataclass(frozen=True)
-class Weights:
+class _TrainedConstants:
     """The constants of a graph that may train, by name.
 
     Attributes:
@@ -137,10 +137,10 @@ class Weights:
         return self.says or (bool((data.abs() > 1).any()) and data.unique().numel() > 2)
 
 
-def find_weights(graph: onnx.GraphProto) -> Weights:
+def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
     """The float initializers, and constants made by nodes, that are used as weights.
 
-    Sizes and values are examined later, by :meth:`Weights.holds`.
+    Sizes and values are examined later, by :meth:`_TrainedConstants.holds`.
     """
     uses: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in _all_nodes(graph):
@@ -159,7 +159,7 @@ def find_weights(graph: onnx.GraphProto) -> Weights:
         # What the file declares needs no guess.
         if name not in kinds:
             found[_use(name, uses)].add(name)
-    return Weights(declared, frozenset(found[True]), frozenset(found[False]), says=bool(declared))
+    return _TrainedConstants(declared, frozenset(found[True]), frozenset(found[False]), says=bool(declared))
 
 
 def _is_mask(data: torch.Tensor) -> bool:

@@ -22,7 +22,7 @@ from tensoropt.engine.nodes import Lowered, add_constant, add_function
 from tensoropt.engine.regather import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
 from tensoropt.placement.execute.operators import Body, body_of
-from tensoropt.placement.execute.order import Schedule, Transfer
+from tensoropt.placement.execute.order import PlacedSchedule, Transfer
 from tensoropt.placement.execute.parameters import LocalDevices
 from tensoropt.placement.execute.tape import Place, Tape
 from tensoropt.placement.execute.transport import Arriving, Transport
@@ -129,7 +129,7 @@ class _Lowering:
     def __init__(
         self,
         strategy: PlacedStrategy,
-        schedule: Schedule,
+        schedule: PlacedSchedule,
         local: LocalDevices,
         runtime: Runtime,
         context: StepContext,
@@ -252,7 +252,7 @@ class _Lowering:
 
 def lower_part(
     strategy: PlacedStrategy,
-    schedule: Schedule,
+    schedule: PlacedSchedule,
     local: LocalDevices,
     runtime: Runtime,
     context: StepContext,

@@ -43,7 +43,7 @@ Instruction = int | Transfer
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PlacedSchedule:
     """A step: its instructions in an order that all devices can follow.
 
     With several micro-batches they follow ``forward`` once for each, then ``backward`` once for each. That,
@@ -58,7 +58,7 @@ class Schedule:
     transfers: int = 0
 
 
-def schedule_of(strategy: PlacedStrategy) -> Schedule:
+def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
     """Return the order of a step.
 
     How far devices are ahead of each other is estimated with operators of equal length and messages of none:
@@ -80,7 +80,7 @@ def schedule_of(strategy: PlacedStrategy) -> Schedule:
     backward = (
         _Ordering(strategy, [t for t in transfers if t.backward], backward=True).ordered() if training else ()
     )
-    return Schedule(forward, backward, len(transfers))
+    return PlacedSchedule(forward, backward, len(transfers))
 
 
 def _check(strategy: PlacedStrategy, given: Sequence[ValueTransfer]) -> None:

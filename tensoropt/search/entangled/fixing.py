@@ -20,7 +20,7 @@ from tensoropt.types import Floats, Indices
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Split:
+class SplitGraph:
     """The split graph; ``copies[f]``: the variables (f itself first) that stand for the fixed operator f.
 
     ``reduced``: f pays and its copies are free. ``shared``: each pays an equal share, which gives better
@@ -33,7 +33,7 @@ class Split:
     order: Order
 
 
-def split(reduced: ReducedGraph, order: Order) -> Split:
+def split(reduced: ReducedGraph, order: Order) -> SplitGraph:
     """Give every edge of an operator that ``order`` fixes a separate copy of it."""
     fixed = order.fixed
     leaves = list(reduced.leaves)
@@ -64,7 +64,7 @@ def split(reduced: ReducedGraph, order: Order) -> Split:
     # Every copy has one edge, so removing copies first is cheap and never joins two operators.
     added = tuple(range(len(reduced.domains), len(domains)))
     whole = {f: tuple(t) or (f,) for f, t in copies.items()}
-    return Split(
+    return SplitGraph(
         paid, _shared(paid, whole), whole, Order((*added, *fixed, *order.removed), (), order.largest)
     )
 
@@ -106,7 +106,7 @@ def condition(
 
 
 def preferred_classes(
-    relaxed: Split, operators: tuple[int, ...], picks: tuple[Indices, ...]
+    relaxed: SplitGraph, operators: tuple[int, ...], picks: tuple[Indices, ...]
 ) -> list[dict[int, int]]:
     """Classes of some operators worth trying: those that their copies prefer in the relaxed strategies.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.frontier import merge
-from tensoropt.search.entangled.fixing import Split, condition, split
+from tensoropt.search.entangled.fixing import SplitGraph, condition, split
 from tensoropt.search.exact import LINES, SearchResult, build_program, lines_that_fit
 from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.order import Order, greedy_order
@@ -48,7 +48,7 @@ LEANEST_WORK = 200_000_000
 class Relaxation:
     """A reduced graph whose fixed operators are split, and its hull, which bounds every strategy."""
 
-    split: Split
+    split: SplitGraph
     program: Program
     search: HullSearch
     hull: Hull
@@ -97,7 +97,7 @@ def unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
     return HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
 
 
-def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull:
+def with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -> Hull:
     """The hull with its first line at the least memory of any strategy, by branch and bound.
 
     It branches on the class of one fixed operator after another; the relaxation gives the bounds. A leaner
@@ -151,7 +151,7 @@ def _unit(costs: list[Floats], grid: float) -> float:
     return grid * float(whole & -whole) if whole else grid
 
 
-def possible(relaxed: Split) -> dict[int, int] | None:
+def possible(relaxed: SplitGraph) -> dict[int, int] | None:
     """An assignment for which a strategy exists, searched depth first; None if there is none."""
     fixed = sorted(relaxed.copies)
     checks = 0
@@ -185,7 +185,7 @@ def possible(relaxed: Split) -> dict[int, int] | None:
     return found
 
 
-def every_assignment(relaxed: Split, solver: Solver) -> tuple[list[Source], bool]:
+def every_assignment(relaxed: SplitGraph, solver: Solver) -> tuple[list[Source], bool]:
     """(strategies with the fixed operators at any of their classes, whether each search was exact)."""
     fixed = sorted(relaxed.copies)
     sources: list[Source] = []

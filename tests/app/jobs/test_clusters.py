@@ -12,7 +12,6 @@ from tensoropt_app.jobs.uploads import Uploads
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.question import cluster_of
 
 MIXED = """
 # two kinds in a node
@@ -33,7 +32,7 @@ def test_a_file_becomes_a_cluster_that_a_job_keeps(tmp_path: Path) -> None:
     found = uploads.clusters()[token]
     assert (found.label, found.kinds) == ("mixed.yaml", ("A100-80GB", "H100-80GB"))
     assert (found.per_node, found.nodes) == (4, 2)
-    cluster = cluster_of(found.asked())
+    cluster = load_cluster(found.asked())
     assert (cluster.name, cluster.device_count) == ("mixed", 8)
     assert uploads.keep_cluster(url(MIXED), "mixed.yaml") == token
     assert uploads.known() == {}
@@ -43,7 +42,7 @@ def test_what_an_exploration_keeps_of_its_cluster_is_taken_too(tmp_path: Path) -
     wanted = load_cluster("netsplit-paper")
     uploads = Uploads(tmp_path / "uploads")
     token = uploads.keep_cluster(url(json.dumps(wanted.to_dict())), "saved.json")
-    assert cluster_of(uploads.clusters()[token].asked()).fingerprint == wanted.fingerprint
+    assert load_cluster(uploads.clusters()[token].asked()).fingerprint == wanted.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_job_comes_back_as_it_was_asked(uploads: Uploads, tmp_path: Path, chan
     # What an earlier version kept of a job, the words of its command line, ask the same.
     in_words = question_of_words(asked.arguments(folder))
     assert in_words.model_copy(update={"cluster": asked.question.cluster}) == asked.question
-    assert in_words.loaded_cluster().fingerprint == asked.question.loaded_cluster().fingerprint
+    assert load_cluster(in_words.cluster).fingerprint == load_cluster(asked.question.cluster).fingerprint
     assert refill(in_words, uploads).said == ()
     words = again.arguments(second)
     assert [word.replace(str(second), str(folder)) for word in words] == asked.arguments(folder)

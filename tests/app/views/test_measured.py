@@ -8,7 +8,7 @@ import numpy as np
 from tensoropt_app.views.measured import MOST_EVENTS, align_options, figure_rows, left_words
 from tensoropt_app.views.units import Unit, Units
 
-from tensoropt.report.beside import Beside, Figure
+from tensoropt.report.beside import Beside, MeasuredFigure
 from tensoropt.simulate.recording import TimelineEvent
 
 UNITS = Units(Unit("GiB", 2.0**30), Unit("ms", 1e-3))
@@ -16,8 +16,8 @@ EVENT = TimelineEvent("kernel", "device 0 stream 7", 0.0, 0.002, "compute", "")
 TOLD = Beside(
     "profiler trace", "ProfilerStep#3", ("ProfilerStep#3", "peak", "whole"), 0.5, np.array([0.0, 0.1]),
     np.array([2.0**30, 2.0**31]), "cuda:0", (EVENT,),
-    (Figure("peak memory", "bytes", 2.0**30, 1.1 * 2**30), Figure("step", "s", 0.1, 0.05),
-     Figure("computing", "s", 0.1, None), Figure("communication, all", "s", 0.0, 0.01)), (),
+    (MeasuredFigure("peak memory", "bytes", 2.0**30, 1.1 * 2**30), MeasuredFigure("step", "s", 0.1, 0.05),
+     MeasuredFigure("computing", "s", 0.1, None), MeasuredFigure("communication, all", "s", 0.0, 0.01)), (),
 )  # fmt: skip
 
 

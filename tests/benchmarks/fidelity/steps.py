@@ -13,7 +13,7 @@ from tensoropt.cluster import stolen_s
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.verify.steps import Step, tracked_memory
+from tensoropt.verify.steps import RunStep, tracked_memory
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 """Those that the executor calls."""
@@ -42,7 +42,7 @@ def run_plan(
     """
     loaded = load_model(spec)
     engine = ShardedEngine(strategy_from_dict(strategy, loaded.graph), loaded.values)
-    step = Step(engine, loaded.inputs, optimizer)
+    step = RunStep(engine, loaded.inputs, optimizer)
     step()  # warms up, makes the optimizer's state
     memory = [tracked_memory(step)["peak"] for _ in range(tracked)]
     whole: Stamps = []

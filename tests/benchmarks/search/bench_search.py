@@ -21,7 +21,7 @@ import numpy as np
 import tensoropt.search.exact as exact
 import tensoropt.search.reduced_graph as reduced_graph
 from tensoropt.search import track_frontier
-from tensoropt.search.program import Builder
+from tensoropt.search.program import ProgramBuilder
 from tensoropt.search.sources import VertexSource
 from tests.benchmarks.machine import Taking, dated, write
 from tests.benchmarks.search.baselines import OutOfTimeError, plain_tracking
@@ -152,7 +152,7 @@ def zoo(quick: bool) -> list[dict]:
 @contextlib.contextmanager
 def without(lever: str):
     """Switch one lever of the method off."""
-    kept = exact.TIGHT, exact.WORTH_NARROWING, exact.seeds, Builder._step
+    kept = exact.TIGHT, exact.WORTH_NARROWING, exact.seeds, ProgramBuilder._step
     unique = reduced_graph._unique
 
     def vertices_only(reduced, hull):
@@ -174,11 +174,11 @@ def without(lever: str):
     elif lever == "crossovers":
         exact.seeds = vertices_only
     elif lever == "shared steps (identical layers)":
-        Builder._step = never_shared
+        ProgramBuilder._step = never_shared
     try:
         yield
     finally:
-        exact.TIGHT, exact.WORTH_NARROWING, exact.seeds, Builder._step = kept
+        exact.TIGHT, exact.WORTH_NARROWING, exact.seeds, ProgramBuilder._step = kept
         reduced_graph._unique = unique
 
 

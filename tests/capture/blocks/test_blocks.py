@@ -10,7 +10,7 @@ from torch import nn
 
 from tensoropt import zoo
 from tensoropt.capture import capture, exporting
-from tensoropt.capture.blocks import Blocks, tracing
+from tensoropt.capture.blocks import TracedBlocks, tracing
 
 X = torch.randn(4, 8)
 
@@ -74,9 +74,9 @@ def traced(monkeypatch):
     """
 
     def of(model, args=(X,), **options) -> tuple[int, int]:
-        tries: list[Blocks] = []
+        tries: list[TracedBlocks] = []
 
-        class Watched(Blocks):
+        class Watched(TracedBlocks):
             def __init__(self, *given):
                 super().__init__(*given)
                 tries.append(self)

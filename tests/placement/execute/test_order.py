@@ -8,12 +8,12 @@ import pytest
 
 from tensoropt.errors import PlanError
 from tensoropt.placement import Placement
-from tensoropt.placement.execute.order import Schedule, Transfer, schedule_of
+from tensoropt.placement.execute.order import PlacedSchedule, Transfer, schedule_of
 from tensoropt.placement.plans import PlacedStrategy, placed_from_dict, placed_to_dict
 from tests.placement.execute.cases import opened, placed
 
 
-def check(strategy: PlacedStrategy, schedule: Schedule) -> None:
+def check(strategy: PlacedStrategy, schedule: PlacedSchedule) -> None:
     placement = strategy.placement
     for instructions, orders in (
         (schedule.forward, placement.forward),

@@ -16,7 +16,7 @@ import numpy as np
 from tensoropt.placement import PlacedTensor, Placement, PlacementProblem
 
 
-class Blocks:
+class ContractedBlocks:
     """Blocks of operators that grow along edges; their graph stays acyclic.
 
     Keeps a topological order of the blocks. A second path from u to v only visits blocks between the two, so

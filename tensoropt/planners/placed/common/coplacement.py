@@ -11,7 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.placement import PlacementProblem
-from tensoropt.planners.placed.common.contraction import Blocks, Contraction, allowed_devices, contract
+from tensoropt.planners.placed.common.contraction import (
+    ContractedBlocks,
+    Contraction,
+    allowed_devices,
+    contract,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +57,7 @@ def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
     been joined too. More groups than requested remain if the other limits, cycles or missing edges forbid
     further joining: compare ``len(result.groups)``.
     """
-    blocks = Blocks(problem)
+    blocks = ContractedBlocks(problem)
     may_join = _Room(problem, limits, blocks)
     weights = edge_weights(problem)
     # Ties by the operators' numbers, so that the blocks are the same in every run.
@@ -77,7 +82,7 @@ def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
     return contract(problem, blocks.groups())
 
 
-def _gather(blocks: Blocks, may_join: _Room, most_groups: int) -> None:
+def _gather(blocks: ContractedBlocks, may_join: _Room, most_groups: int) -> None:
     """Join blocks that no edge leads to, which the algorithm never meets: for example, counters of a
     normalization."""
     first: int | None = None
@@ -94,7 +99,7 @@ def _gather(blocks: Blocks, may_join: _Room, most_groups: int) -> None:
 class _Room:
     """The contents of the groups, and whether two of them stay within the limits together."""
 
-    def __init__(self, problem: PlacementProblem, limits: GroupLimits, blocks: Blocks):
+    def __init__(self, problem: PlacementProblem, limits: GroupLimits, blocks: ContractedBlocks):
         self.limits, self.blocks = limits, blocks
         self.bytes = [problem.step_bytes(o) for o in range(problem.size)]
         self.seconds = problem.forward_s + problem.backward_s + problem.update_s

@@ -20,7 +20,7 @@ from tensoropt.planners.placed.exact.known_placements import KnownPlacements
 from tensoropt.planners.placed.exact.program import PlacementProgram
 from tensoropt.planners.placed.exact.rules import obeys
 from tensoropt.planners.placed.exact.settings import ExactSettings
-from tensoropt.planners.placed.exact.solver import EFFORT_PER_SECOND, Outcome, solve
+from tensoropt.planners.placed.exact.solver import EFFORT_PER_SECOND, SolverOutcome, solve
 from tensoropt.planners.placed.exact.warm_start import ordered, starts
 
 CUT_BLOCKS = 12
@@ -48,7 +48,7 @@ class Proof:
     """
 
     bound_s: float
-    last: Outcome | None = None
+    last: SolverOutcome | None = None
     own: SimulatedPlacement | None = None
 
 
@@ -153,7 +153,7 @@ class Rounds:
         """Whether a placement that is slower than the program takes it to be may be forbidden."""
         return self.settings.rules.exclusive and self.blocks.size <= CUT_BLOCKS
 
-    def _bound(self, proof: Proof, outcome: Outcome) -> float:
+    def _bound(self, proof: Proof, outcome: SolverOutcome) -> float:
         """Return the bound after a round: forbidden placements have been simulated, so the best of them
         bounds as well; less room does not."""
         # With less room than there is the program may exclude placements that fit, so that its bounds prove

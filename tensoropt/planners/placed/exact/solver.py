@@ -33,7 +33,7 @@ early."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SolverOutcome:
     """The result of a solver run.
 
     Attributes:
@@ -62,7 +62,7 @@ def solve(
     seconds: float,
     hint: SimulatedPlacement | None = None,
     found: Callable[[Placement], None] = lambda placement: None,
-) -> Outcome:
+) -> SolverOutcome:
     """Solve a program within its limits.
 
     Args:
@@ -93,7 +93,7 @@ def solve(
     solved = status in (cp.OPTIMAL, cp.FEASIBLE)
     response = solver.response_proto
     bound = float("inf") if status == cp.INFEASIBLE else solver.best_objective_bound * program.grid.tick_s
-    return Outcome(
+    return SolverOutcome(
         bound_s=bound,
         placement=program.decode(solver.value) if solved else None,
         time_s=solver.objective_value * program.grid.tick_s if solved else float("inf"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, dcc, html, no_update
 
 from tensoropt.units import format_bytes, format_number
 
@@ -17,6 +17,7 @@ from ..views.clusters import ClustersData, clusters_data, point_view, strange_pr
 from ..views.frontier import FrontierData
 from .parts import aria, empty, note, number_field, panel, plain_table, scrolled, visible
 from .view_store import view_of
+from .wiring import callback, in_browser
 
 CLUSTER_FIELDS = ("shop-within", "shop-cost", "shop-amount", "shop-currency", "shop-prices")
 """The controls of this page whose values are the view's."""
@@ -99,16 +100,12 @@ def layout() -> Any:
 def register(app: Dash, context: Context) -> None:
     """Make the page follow the state; a click opens a point."""
 
-    @app.callback(
-        Output("clusters-empty", "children"),
-        Output("clusters-body", "style"),
-        Output("clusters-answer", "children"),
-        Output("clusters-table", "children"),
-        Output("clusters-graph", "figure"),
-        Input("clusters-pick", "data"),
-        Input("scheme", "data"),
-        State("page", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="clusters-empty.children clusters-body.style clusters-answer.children "
+        "clusters-table.children clusters-graph.figure",
+        when="clusters-pick.data scheme.data",
+        given="page.data",
     )
     def show(kept: Any, scheme: Any, page: Any) -> Any:
         if page != "clusters" or not kept:
@@ -120,12 +117,7 @@ def register(app: Dash, context: Context) -> None:
             return said, visible(False), None, None, no_update
         return None, {}, answer(data, view), table(data, view), clusters_figure(data, view, str(scheme))
 
-    @app.callback(
-        Output("clusters-open", "data"),
-        Input("clusters-graph", "clickData"),
-        State("state", "data"),
-        prevent_initial_call=True,
-    )
+    @callback(app, sets="clusters-open.data", when="clusters-graph.clickData", given="state.data")
     def open_point(click: Any, kept: Any) -> Any:
         view = view_of(kept)
         data = clusters_data(context.library, view)
@@ -134,9 +126,7 @@ def register(app: Dash, context: Context) -> None:
             return no_update
         return f"/frontier?{point_view(view, data.rows[hit[0]], hit[1]).to_query()}"
 
-    app.clientside_callback(
-        FOLLOW, Output("clusters-opened", "data"), Input("clusters-open", "data"), prevent_initial_call=True
-    )
+    in_browser(app, FOLLOW, sets="clusters-opened.data", when="clusters-open.data")
 
 
 def clicked(click: Any, data: ClustersData) -> tuple[int, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, State, ctx, html, no_update
+from dash import Dash, ctx, html, no_update
 
 from tensoropt.cluster import list_clusters
 from tensoropt.cluster.local import available_cores
@@ -21,6 +21,7 @@ from ..views.jobs import clusters, duration, estimate_words, model_words, models
 from ..views.planners import refusals
 from . import job_list, parts, refill
 from .parts import note
+from .wiring import callback
 
 FORM = {
     "model": "model", "batch": "batch", "dims": "dims", "loss": "loss", "outputs": "outputs",
@@ -40,11 +41,11 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _register_form(app: Dash, jobs: JobManager) -> None:
-    @app.callback(
-        *(Output(FORM[n], "value") for n in _BESIDE),
-        *(Output(FORM[n], "disabled") for n in _BESIDE),
-        Input("cluster", "value"),
-        Input("refilled", "data"),
+    @callback(
+        app,
+        sets=[*(f"{FORM[n]}.value" for n in _BESIDE), *(f"{FORM[n]}.disabled" for n in _BESIDE)],
+        when="cluster.value refilled.data",
+        at_start=True,
     )
     def preset(name: Any, refilled: Any) -> Any:
         """Fill the fields from a preset or a file; those of a preset may then be edited."""
@@ -62,16 +63,18 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         fixed = {field: name in uploaded or (name == "local" and field != "per_node") for field in _BESIDE}
         return *(values[field] for field in _BESIDE), *(fixed[field] for field in _BESIDE)
 
-    @app.callback(
-        *(Output(FORM[name], "error") for name in CHECKS),
-        *(Input(FORM[name], "value") for name in CHECKS),
+    @callback(
+        app,
+        sets=[f"{FORM[name]}.error" for name in CHECKS],
+        when=[f"{FORM[name]}.value" for name in CHECKS],
+        at_start=True,
     )
     def check(*values: Any) -> Any:
         """Return the rule that the typed text breaks, to be shown next to it."""
         found = faults(dict(zip(CHECKS, values, strict=True)))
         return tuple(found[name] or None for name in CHECKS)
 
-    @app.callback(Output("cluster-said", "children"), *(Input(FORM[n], "value") for n in _CLUSTER))
+    @callback(app, sets="cluster-said.children", when=[f"{FORM[n]}.value" for n in _CLUSTER], at_start=True)
     def say(*values: Any) -> Any:
         """Say what the fields amount to, or what is wrong with them."""
         try:
@@ -90,13 +93,12 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         except TensorOptError as error:
             return note(str(error), "warn")
 
-    @app.callback(
-        Output("planners", "data"),
-        Output("planners", "value"),
-        Input("per-node", "value"),
-        Input("nodes", "value"),
-        Input("mode", "value"),
-        State("planners", "value"),
+    @callback(
+        app,
+        sets="planners.data planners.value",
+        when="per-node.value nodes.value mode.value",
+        given="planners.value",
+        at_start=True,
     )
     def offer(per_node: Any, nodes: Any, mode: Any, chosen: Any) -> Any:
         """Let planners that will refuse this cluster or mode say why before anything is started."""
@@ -108,24 +110,19 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         left = [name for name in chosen or [] if not whys.get(name)]
         return parts.planner_options(whys), no_update if left == (chosen or []) else left
 
-    @app.callback(
-        Output("model-said", "children"),
-        Output("zoo-fields", "style"),
-        Output("onnx-fields", "style"),
-        Input("model", "value"),
+    @callback(
+        app, sets="model-said.children zoo-fields.style onnx-fields.style", when="model.value", at_start=True
     )
     def describe(name: Any) -> Any:
         """Describe the chosen model, and show the fields that are for its kind."""
         words = model_words(str(name))
         return words, parts.visible(bool(words)), parts.visible(not words)
 
-    @app.callback(
-        Output("model", "data"),
-        Output("model", "value"),
-        Output("upload-said", "children"),
-        Input("upload", "contents"),
-        State("upload", "filename"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="model.data model.value upload-said.children",
+        when="upload.contents",
+        given="upload.filename",
     )
     def upload(contents: Any, name: Any) -> Any:
         if contents is None:
@@ -137,13 +134,11 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         known = jobs.uploads.known()
         return models(known), token, note(f"{known[token][1]} is here; it is read when the job starts.")
 
-    @app.callback(
-        Output("cluster", "data"),
-        Output("cluster", "value"),
-        Output("cluster-upload-said", "children"),
-        Input("cluster-upload", "contents"),
-        State("cluster-upload", "filename"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="cluster.data cluster.value cluster-upload-said.children",
+        when="cluster-upload.contents",
+        given="cluster-upload.filename",
     )
     def upload_cluster(contents: Any, name: Any) -> Any:
         """Read a cluster file at once, and show next to the field what is wrong with it."""
@@ -156,7 +151,9 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         known = jobs.uploads.clusters()
         return clusters(known), token, note(f"{known[token].label} is here: {known[token].words}")
 
-    @app.callback(Output("estimate", "children"), *(Input(control, "value") for control in FORM.values()))
+    @callback(
+        app, sets="estimate.children", when=[f"{control}.value" for control in FORM.values()], at_start=True
+    )
     def estimate(*values: Any) -> Any:
         """Say how long it will take, before it is started; nothing for a form that cannot be started."""
         try:
@@ -168,11 +165,11 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
         form = dict(zip(FORM, values, strict=True))
         return request_from(form, jobs.uploads.known(), jobs.uploads.clusters())
 
-    @app.callback(
-        Output("start-said", "children"),
-        Input("start", "n_clicks"),
-        *(State(control, "value") for control in FORM.values()),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="start-said.children",
+        when="start.n_clicks",
+        given=[f"{control}.value" for control in FORM.values()],
     )
     def start(clicks: Any, *values: Any) -> Any:
         if not clicks:

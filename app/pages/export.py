@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, html
+from dash import Dash, html
 
 from ..context import Context
 from ..downloads import address
@@ -14,6 +14,7 @@ from ..views.frontier import FrontierData
 from ..views.point import point_card
 from .parts import copyable, empty, facts, panel
 from .view_store import shown_point
+from .wiring import callback
 
 
 def layout() -> Any:
@@ -65,11 +66,7 @@ def body(context: Context, data: FrontierData, view: View) -> Any:
 
 
 def register(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("export-body", "children"),
-        Input("export-pick", "data"),
-        prevent_initial_call=True,
-    )
+    @callback(app, sets="export-body.children", when="export-pick.data")
     def show(pick: Any) -> Any:
         data, view = shown_point(context, pick, "export", "export")
         if data is None:

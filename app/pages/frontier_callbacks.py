@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, no_update, set_props
+from dash import Dash, Patch, ctx, no_update, set_props
 
 from tensoropt.errors import TensorOptError
 
@@ -34,6 +34,7 @@ from .look import card, look, selection
 from .parts import empty, note, visible
 from .points import difference_table
 from .view_store import stored, view_of
+from .wiring import callback, in_browser
 
 
 def register(app: Dash, context: Context) -> None:
@@ -73,61 +74,42 @@ SECOND = {"graph": events.on_click, "points": events.on_row}
 """The controls that pick the compared point while clicks compare."""
 
 
-def _register_events(app: Dash, context: Context) -> None:
-    inputs = [
-        Input("url", "search"),
-        Input("exploration", "value"),
-        *(Input(f"{name}-rest", "data") for name in LIMITS),
-        *(Input(name, "value") for name in FIELDS if name not in LIMITS),
-        *(Input(f"{name}-text", fired) for name in LIMITS for fired in ("n_submit", "n_blur")),
-        Input("graph", "clickData"),
-        Input("points", "cellClicked"),
-        Input("points", "eventData"),
-        Input("key", "data"),
-        *(Input(name, "n_clicks") for name in BUTTONS),
-    ]
+EVENTS = (
+    "url.search",
+    "exploration.value",
+    *(f"{name}-rest.data" for name in LIMITS),
+    *(f"{name}.value" for name in FIELDS if name not in LIMITS),
+    *(f"{name}-text.{fired}" for name in LIMITS for fired in ("n_submit", "n_blur")),
+    *("graph.clickData", "points.cellClicked", "points.eventData", "key.data"),
+    *(f"{name}.n_clicks" for name in BUTTONS),
+)
+"""The properties whose changes change the view."""
 
+
+def _register_events(app: Dash, context: Context) -> None:
     for name in LIMITS:
         # While a slider is dragged the browser alone answers; it asks the server when the slider rests.
-        app.clientside_callback(
-            ClientsideFunction("limits", name),
-            Output(f"{name}-slid", "data"),
-            Input(name, "value"),
-            State("filled", "data"),
-            State("places", "data"),
-            State(name, "max"),
-            State(name, "step"),
-            prevent_initial_call=True,
+        in_browser(
+            app,
+            f"limits.{name}",
+            sets=[f"{name}-slid.data"],
+            when=[f"{name}.value"],
+            given=["filled.data", "places.data", f"{name}.max", f"{name}.step"],
         )
 
-    app.clientside_callback(
-        ClientsideFunction("tensoropt", "fired"),
-        Output("fired", "data"),
-        inputs,
-        State("fired", "data"),
-        prevent_initial_call=True,
-    )
+    in_browser(app, "tensoropt.fired", sets="fired.data", when=EVENTS, given="fired.data")
 
-    @app.callback(
-        Output("state", "data"),
-        *(Output(name, "error") for name in TYPED),
-        Output("answered", "data"),
-        Output("handled", "data"),
-        inputs,
-        State("state", "data"),
-        State("handled", "data"),
-        State("filled", "data"),
-        State("fired", "data"),
-        State("budget-text", "value"),
-        State("target-text", "value"),
-        State("click-mode", "value"),
-        State("scheme", "data"),
-        State("page", "data"),
-        State("narrow", "data"),
+    @callback(
+        app,
+        sets=["state.data", *(f"{name}.error" for name in TYPED), "answered.data", "handled.data"],
+        when=EVENTS,
+        given="state.data handled.data filled.data fired.data budget-text.value target-text.value "
+        "click-mode.value scheme.data page.data narrow.data",
+        at_start=True,
     )
     def change(*values: Any) -> Any:
-        kept, handled, filled, order, budget_text, target_text, mode, *seen = values[len(inputs) :]
-        now = {f"{i.component_id}.{i.component_property}": v for i, v in zip(inputs, values, strict=False)}
+        kept, handled, filled, order, budget_text, target_text, mode, *seen = values[len(EVENTS) :]
+        now = dict(zip(EVENTS, values, strict=False))
         fired = unhandled(now, handled, filled, order, [item["prop_id"] for item in ctx.triggered])
         # The page has just been opened, or a link was followed: the URL decides, and the controls' values are
         # old.
@@ -244,12 +226,7 @@ def _opened(context: Context, view: View) -> View:
 
 
 def _register_controls(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("exploration", "data"),
-        Input("page", "data"),
-        Input("finished", "data"),
-        Input("runs-edited", "data"),
-    )
+    @callback(app, sets="exploration.data", when="page.data finished.data runs-edited.data", at_start=True)
     def list_explorations(*_: Any) -> Any:
         return choices(context.library)
 
@@ -260,16 +237,16 @@ def _register_controls(app: Dash, context: Context) -> None:
     scales = [(n, p) for n in ("budget", "target") for p in ("min", "max", "step", "thumbLabel")]
     filters = [n for n in names if n.startswith("filter-")]
 
-    @app.callback(
-        *(Output(n, "value", allow_duplicate=True) for n in controls),
-        *(Output(n, p) for n, p in scales),
-        *(Output(n, "data") for n in filters),
-        Output("filled", "data"),
-        Input("controls", "data"),
-        State("state", "data"),
-        *(State(n, "value") for n in controls),
-        *(State(n, p) for n, p in scales),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets=[
+            *(f"+{n}.value" for n in controls),
+            *(f"{n}.{p}" for n, p in scales),
+            *(f"{n}.data" for n in filters),
+            "filled.data",
+        ],
+        when="controls.data",
+        given=["state.data", *(f"{n}.value" for n in controls), *(f"{n}.{p}" for n, p in scales)],
     )
     def follow(_: Any, kept: Any, *have: Any) -> Any:
         """Make controls show the state, except those that already show it: a person may be moving them."""
@@ -320,28 +297,14 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
 
 
 def _register_plot(app: Dash, context: Context) -> None:
-    app.clientside_callback(
-        ClientsideFunction("tensoropt", "zoom"),
-        Output("zoom", "data"),
-        Input("graph", "relayoutData"),
-        State("zoom", "data"),
-        prevent_initial_call=True,
-    )
+    in_browser(app, "tensoropt.zoom", sets="zoom.data", when="graph.relayoutData", given="zoom.data")
 
-    @app.callback(
-        Output("graph", "figure"),
-        Output("points-count", "children"),
-        Output("points", "filterModel"),
-        Output("drawn", "data"),
-        Input("frame", "data"),
-        Input("scheme", "data"),
-        Input("page", "data"),
-        State("state", "data"),
-        State("drawn", "data"),
-        State("zoom", "data"),
-        State("points-count", "children"),
-        State("points", "filterModel"),
-        State("narrow", "data"),
+    @callback(
+        app,
+        sets="graph.figure points-count.children points.filterModel drawn.data",
+        when="frame.data scheme.data page.data",
+        given="state.data drawn.data zoom.data points-count.children points.filterModel narrow.data",
+        at_start=True,
     )
     def draw(
         frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, zoom: Any, counted: Any, kept_rows: Any,
@@ -364,13 +327,7 @@ def _register_plot(app: Dash, context: Context) -> None:
             [*key, selection(view)],
         )
 
-    @app.callback(
-        Output("graph", "figure", allow_duplicate=True),
-        Input("zoom", "data"),
-        State("scheme", "data"),
-        State("state", "data"),
-        prevent_initial_call=True,
-    )
+    @callback(app, sets="+graph.figure", when="zoom.data", given="scheme.data state.data")
     def finer(zoom: Any, scheme: Any, kept: Any) -> Any:
         """Draw more of the points where a person zoomed in, if not all are drawn."""
         view = view_of(kept)
@@ -383,25 +340,16 @@ def _register_plot(app: Dash, context: Context) -> None:
             patch["data"][place] = traces[place]
         return patch
 
-    app.clientside_callback(
-        ClientsideFunction("tensoropt", "after"),
-        Output("list-now", "data"),
-        Output("selection", "data", allow_duplicate=True),
-        Input("drawn", "data"),
-        State("listing", "data"),
-        State("listed", "data"),
-        State("selection", "data"),
-        prevent_initial_call="initial_duplicate",
+    in_browser(
+        app,
+        "tensoropt.after",
+        sets="list-now.data +selection.data",
+        when="drawn.data",
+        given="listing.data listed.data selection.data",
+        at_start=True,
     )
 
-    @app.callback(
-        Output("graph", "figure", allow_duplicate=True),
-        Input("selection", "data"),
-        State("drawn", "data"),
-        State("scheme", "data"),
-        State("state", "data"),
-        prevent_initial_call=True,
-    )
+    @callback(app, sets="+graph.figure", when="selection.data", given="drawn.data scheme.data state.data")
     def mark(moved: Any, drawn: Any, scheme: Any, kept: Any) -> Any:
         if isinstance(moved, list) and moved[-1:] == ["drawn"]:  # with a plot that is drawn anew
             return no_update
@@ -427,11 +375,12 @@ def marking(data: FrontierData, view: View, scheme: str) -> Patch:
 
 
 def _register_words(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("frontier-empty", "children"),
-        Output("frontier-body", "style"),
-        Input("listing", "data"),
-        State("state", "data"),
+    @callback(
+        app,
+        sets="frontier-empty.children frontier-body.style",
+        when="listing.data",
+        given="state.data",
+        at_start=True,
     )
     def body(_: Any, kept: Any) -> Any:
         view = view_of(kept)
@@ -448,13 +397,10 @@ def _register_words(app: Dash, context: Context) -> None:
             return text, visible(False)
         return None, {}
 
-    @app.callback(
-        Output("frontier-notes", "children"),
-        Output("card", "children"),
-        Output("comparison", "children"),
-        Output("comparison-panel", "style"),
-        Input("pick", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="frontier-notes.children card.children comparison.children comparison-panel.style",
+        when="pick.data",
     )
     def words(pick: Any) -> Any:
         view = view_of(pick)

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, Patch, State, ctx, dcc, html, no_update, set_props
+from dash import ALL, Dash, Patch, ctx, dcc, html, no_update, set_props
 
 from ..context import Context
 from ..jobs.manager import JobManager
 from ..views.jobs import STATE_WORDS, JobCard, job_card
 from .parts import aria, copyable, empty, note
+from .wiring import callback
 
 SHOWN_JOBS = 30
 
@@ -35,9 +36,7 @@ def layout() -> Any:
 
 
 def register(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("acted", "data"), Input({"job": ALL, "do": ALL}, "n_clicks"), prevent_initial_call=True
-    )
+    @callback(app, sets="acted.data", when=[({"job": ALL, "do": ALL}, "n_clicks")])
     def act(_: Any) -> Any:
         """Handle a button of a card. This is a separate callback, so that it makes the browser drop no other
         answer."""
@@ -49,23 +48,19 @@ def register(app: Dash, context: Context) -> None:
         ACTIONS[str(asked["do"])](context.jobs, str(asked.get("job")))
         return time.time()
 
-    @app.callback(
-        Output("finished", "data"),
-        Output("heard", "data"),
-        Input("told", "data"),
-        State("finished", "data"),
-    )
+    @callback(app, sets="finished.data heard.data", when="told.data", given="finished.data", at_start=True)
     def tell(told: Any, finished: Any) -> Any:
         """Report news of jobs: which are done, so that the list of explorations follows."""
         jobs = context.jobs.jobs() if context.jobs is not None else []
         done = [job.id for job in jobs if job.state == "done"]
         return no_update if done == finished else done, told
 
-    @app.callback(
-        Output("notice", "children"),
-        Output("active-jobs", "data"),
-        Input("told", "data"),
-        State("active-jobs", "data"),
+    @callback(
+        app,
+        sets="notice.children active-jobs.data",
+        when="told.data",
+        given="active-jobs.data",
+        at_start=True,
     )
     def notice(_: Any, watched: Any) -> Any:
         """Report on every page that a job which this page saw at work has ended."""
@@ -83,13 +78,12 @@ def register(app: Dash, context: Context) -> None:
         kind = "info" if job.state == "done" else "warn"
         return html.Div(box, className=f"note note-{kind}"), active
 
-    @app.callback(
-        Output("forgotten", "children"),
-        Output("shown-forgotten", "data"),
-        Input("told", "data"),
-        Input("acted", "data"),
-        Input("page", "data"),
-        State("shown-forgotten", "data"),
+    @callback(
+        app,
+        sets="forgotten.children shown-forgotten.data",
+        when="told.data acted.data page.data",
+        given="shown-forgotten.data",
+        at_start=True,
     )
     def undo(_: Any, __: Any, page: Any, shown: Any) -> Any:
         """Offer to bring back the job that was forgotten last."""
@@ -103,13 +97,12 @@ def register(app: Dash, context: Context) -> None:
         row = html.Div([html.Span(words), _button("restore", gone[0].id, "Undo")], className="row tight")
         return html.Div(row, className="note note-info"), now
 
-    @app.callback(
-        Output("jobs", "children"),
-        Output("shown-jobs", "data"),
-        Input("told", "data"),
-        Input("acted", "data"),
-        Input("page", "data"),
-        State("shown-jobs", "data"),
+    @callback(
+        app,
+        sets="jobs.children shown-jobs.data",
+        when="told.data acted.data page.data",
+        given="shown-jobs.data",
+        at_start=True,
     )
     def show(_: Any, __: Any, page: Any, shown: Any) -> Any:
         """Show the cards, or what is new in them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.report.beside import Beside, beside
@@ -17,6 +17,7 @@ from ..views.frontier import FrontierData
 from ..views.measured import align_options, figure_rows, left_words
 from .parts import aria, note, panel, plain_table, scrolled, upload_rule, visible
 from .view_store import shown_point
+from .wiring import callback
 
 ENDINGS = (".pickle", ".pkl", ".json", ".json.gz")
 HINT = (
@@ -93,15 +94,11 @@ class Overlay:
 
 
 def register(app: Dash, context: Context, overlay: Overlay) -> None:
-    @app.callback(
-        Output("measured", "data"),
-        Output("measured-said", "children"),
-        Output("measured-upload", "contents"),
-        Input("measured-upload", "contents"),
-        Input("measured-remove", "n_clicks"),
-        State("measured-upload", "filename"),
-        State("measured", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="measured.data measured-said.children measured-upload.contents",
+        when="measured-upload.contents measured-remove.n_clicks",
+        given="measured-upload.filename measured.data",
     )
     def take(contents: Any, _: Any, name: Any, kept: Any) -> Any:
         """Take a file, or remove it."""
@@ -123,12 +120,7 @@ def register(app: Dash, context: Context, overlay: Overlay) -> None:
 
     # Not part of the above: what is told of a file sets the select, and Dash starts no callback that its own
     # chain has passed, so that a file that came as the page was opened was never told of.
-    @app.callback(
-        Output("measured", "data", allow_duplicate=True),
-        Input("measured-align", "value"),
-        State("measured", "data"),
-        prevent_initial_call=True,
-    )
+    @callback(app, sets="+measured.data", when="measured-align.value", given="measured.data")
     def lay(align: Any, kept: Any) -> Any:
         """Align the file differently."""
         token = kept.get("token") if isinstance(kept, dict) else None
@@ -136,16 +128,12 @@ def register(app: Dash, context: Context, overlay: Overlay) -> None:
             return no_update
         return {"token": token, "align": align}
 
-    @app.callback(
-        Output("measured-bar", "style"),
-        Output("measured-name", "children"),
-        Output("measured-align", "data"),
-        Output("measured-align", "value"),
-        Output("measured-figures", "children"),
-        Input("measured", "data"),
-        Input("plan-pick", "data"),
-        State("page", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="measured-bar.style measured-name.children measured-align.data measured-align.value "
+        "measured-figures.children",
+        when="measured.data plan-pick.data",
+        given="page.data",
     )
     def tell(kept: Any, pick: Any, page: Any) -> Any:
         data, view = shown_point(context, pick, page, "plan")

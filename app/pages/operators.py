@@ -8,7 +8,7 @@ from typing import Any, cast
 import dash_ag_grid as dag
 import dash_cytoscape as cyto
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
+from dash import Dash, ctx, html, no_update
 
 from ..context import Context
 from ..figures.graph import elements, stylesheet
@@ -18,6 +18,7 @@ from ..views.operators import beside_rows, operator_rows
 from ..views.operators_table import bottom_rows, columns_of, table_rows
 from ..views.picture import ASPECT, NARROW_ASPECT, picture
 from .view_store import shown_point
+from .wiring import callback, in_browser
 
 
 def graph() -> Any:
@@ -148,20 +149,12 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _register_table(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("operators", "rowData"),
-        Output("operators", "columnDefs"),
-        Output("plan-picture", "elements"),
-        Output("plan-picture", "stylesheet"),
-        Output("plan-legend", "children"),
-        Output("operators", "dashGridOptions", allow_duplicate=True),
-        Input("plan-pick", "data"),
-        Input("scheme", "data"),
-        State("page", "data"),
-        State("operators", "columnDefs"),
-        State("operators", "dashGridOptions"),
-        State("narrow", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="operators.rowData operators.columnDefs plan-picture.elements plan-picture.stylesheet "
+        "plan-legend.children +operators.dashGridOptions",
+        when="plan-pick.data scheme.data",
+        given="page.data operators.columnDefs operators.dashGridOptions narrow.data",
     )
     def draw(pick: Any, scheme: Any, page: Any, columns: Any, options: Any, narrow: Any) -> Any:
         data, view = shown_point(context, pick, page, "plan")
@@ -185,15 +178,11 @@ def _register_table(app: Dash, context: Context) -> None:
             options,
         )
 
-    @app.callback(
-        Output("operators", "dashGridOptions"),
-        Output("operators", "filterModel"),
-        Output("operator-shown", "children"),
-        Input("operator-search", "value"),
-        Input("plan-picture", "tapNodeData"),
-        Input("operator-all", "n_clicks"),
-        State("operators", "dashGridOptions"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="operators.dashGridOptions operators.filterModel operator-shown.children",
+        when="operator-search.value plan-picture.tapNodeData operator-all.n_clicks",
+        given="operators.dashGridOptions",
     )
     def narrow(search: Any, node: Any, _: Any, options: Any) -> Any:
         """Show the operators of a tapped module; the search narrows what is shown."""
@@ -205,12 +194,11 @@ def _register_table(app: Dash, context: Context) -> None:
             return options, {}, ""
         return options, {"node": {"filterType": "text", "type": "equals", "filter": key}}, f"in {key}"
 
-    @app.callback(
-        Output("plan-picture", "stylesheet", allow_duplicate=True),
-        Input("operators", "selectedRows"),
-        State("plan-picture", "elements"),
-        State("scheme", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="+plan-picture.stylesheet",
+        when="operators.selectedRows",
+        given="plan-picture.elements scheme.data",
     )
     def link(selected: Any, drawn: Any, scheme: Any) -> Any:
         """Mark the module of a selected operator."""
@@ -228,25 +216,20 @@ def _register_table(app: Dash, context: Context) -> None:
 def _register_graph(app: Dash) -> None:
     """Register what needs no server: zoom, search and tooltips of the graph."""
 
-    def browser(name: str, *signature: Any) -> None:
-        app.clientside_callback(ClientsideFunction("picture", name), *signature, prevent_initial_call=True)
-
-    browser(
-        "zoom",
-        Output("picture-fit", "title"),
-        *(Input(f"picture-{name}", "n_clicks") for name in ("fit", "in", "out")),
+    in_browser(
+        app,
+        "picture.zoom",
+        sets="picture-fit.title",
+        when=[f"picture-{name}.n_clicks" for name in ("fit", "in", "out")],
     )
-    browser(
-        "find",
-        Output("picture-found", "children"),
-        Input("picture-search", "value"),
-        Input("plan-picture", "elements"),
+    in_browser(
+        app, "picture.find", sets="picture-found.children", when="picture-search.value plan-picture.elements"
     )
-    browser(
-        "tip",
-        Output("picture-tip", "title"),
-        Input("plan-picture", "mouseoverNodeData"),
-        Input("plan-picture", "mouseoverEdgeData"),
+    in_browser(
+        app,
+        "picture.tip",
+        sets="picture-tip.title",
+        when="plan-picture.mouseoverNodeData plan-picture.mouseoverEdgeData",
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, html, no_update
+from dash import Dash, Patch, ctx, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.report.owners import PointOwners, point_owners
@@ -16,6 +16,7 @@ from ..views.frontier import FrontierData
 from ..views.owners import moment, moment_words, owner_cells, total_cells
 from .parts import aria, panel
 from .view_store import shown_point
+from .wiring import callback, in_browser
 
 SIZE = "params.data ? params.data.size : ''"
 
@@ -86,20 +87,16 @@ def register(app: Dash, context: Context) -> None:
         found: PointOwners = kept.get(key, lambda: (data, point_owners(data.exploration, point)))[1]
         return found
 
-    @app.callback(
-        Output("owners", "rowData"),
-        Output("owners", "dashGridOptions"),
-        Output("owners-moment", "children"),
-        Output("owners-moment", "title"),
-        Output("owners-note", "children"),
-        Output("plan-curve", "figure", allow_duplicate=True),
-        Input("plan-pick", "data"),
-        Input("plan-curve", "clickData"),
-        *(Input(f"owners-{name}", "n_clicks") for name in ("before", "peak", "next")),
-        State("page", "data"),
-        State("owners-moment", "title"),
-        State("owners", "dashGridOptions"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="owners.rowData owners.dashGridOptions owners-moment.children owners-moment.title "
+        "owners-note.children +plan-curve.figure",
+        when=[
+            "plan-pick.data",
+            "plan-curve.clickData",
+            *(f"owners-{name}.n_clicks" for name in ("before", "peak", "next")),
+        ],
+        given="page.data owners-moment.title owners.dashGridOptions",
     )
     def show(pick: Any, clicked: Any, *rest: Any) -> Any:
         page, shown, options = rest[-3:]
@@ -130,22 +127,19 @@ def register(app: Dash, context: Context) -> None:
             ]
         return rows, grid, words, str(at.number), owners.note, mark
 
-    def browser(name: str, *signature: Any) -> None:
-        app.clientside_callback(ClientsideFunction("timeline", name), *signature, prevent_initial_call=True)
-
-    browser(
-        "filterOwners",
-        Output("owners", "dashGridOptions", allow_duplicate=True),
-        Input("owners-search", "value"),
-        State("owners", "dashGridOptions"),
+    in_browser(
+        app,
+        "timeline.filterOwners",
+        sets="+owners.dashGridOptions",
+        when="owners-search.value",
+        given="owners.dashGridOptions",
     )
     # A row, or an event of the timeline, leads to its operator.
-    goes = (
-        Output("operators", "selectedRows", allow_duplicate=True),
-        Output("operators", "scrollTo", allow_duplicate=True),
-    )
-    browser("fromOwner", *goes, Input("owners", "selectedRows"), State("operators", "rowData"))
-    browser("fromEvent", *goes, Input("plan-timeline", "clickData"), State("operators", "rowData"))
+    for function, source in (("fromOwner", "owners.selectedRows"), ("fromEvent", "plan-timeline.clickData")):
+        in_browser(
+            app, f"timeline.{function}", sets="+operators.selectedRows +operators.scrollTo", when=source,
+            given="operators.rowData",
+        )  # fmt: skip
 
 
 def _clicked(data: Any) -> int | None:

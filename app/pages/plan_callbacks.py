@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, State, html, no_update
+from dash import Dash, html, no_update
 
 from ..context import Context
 from ..figures.timeline import memory_figure, timeline_figure
@@ -25,6 +25,7 @@ from .look import missed
 from .parts import aria, empty, note, plain_table, scrolled
 from .points import big, difference_table
 from .view_store import shown_point
+from .wiring import callback
 
 MOST_CHANGED = 60
 """The most rows of the difference of two plans; the table says how many more there are."""
@@ -37,16 +38,11 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) -> None:
-    @app.callback(
-        Output("plan-empty", "children"),
-        Output("plan-body", "style"),
-        Output("plan-headline", "children"),
-        Output("plan-memory", "children"),
-        Output("plan-step", "children"),
-        Output("plan-note", "children"),
-        Output("plan-difference", "children"),
-        Input("plan-pick", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="plan-empty.children plan-body.style plan-headline.children plan-memory.children "
+        "plan-step.children plan-note.children plan-difference.children",
+        when="plan-pick.data",
     )
     def words(pick: Any) -> Any:
         data, view = shown_point(context, pick, "plan", "plan")
@@ -65,15 +61,11 @@ def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) ->
             difference(data, view),
         )
 
-    @app.callback(
-        Output("plan-curve", "figure"),
-        Output("plan-timeline", "figure"),
-        Output("plan-time", "style"),
-        Input("plan-pick", "data"),
-        Input("scheme", "data"),
-        Input("measured", "data"),
-        State("page", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="plan-curve.figure plan-timeline.figure plan-time.style",
+        when="plan-pick.data scheme.data measured.data",
+        given="page.data",
     )
     def figures(pick: Any, scheme: Any, kept: Any, page: Any) -> Any:
         data, view = shown_point(context, pick, page, "plan")

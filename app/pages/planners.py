@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.planners import ENTRIES
@@ -23,6 +23,7 @@ from ..views.library import title_of
 from ..views.planners import planner_rows, refusals_beside
 from .parts import aria, note, panel, plain_table, planner_choice, planner_options, scrolled
 from .view_store import view_of
+from .wiring import callback
 
 USUAL = ("data_parallel", "zero", "megatron")
 """The planners that run unless others are chosen: quick methods that people use by hand."""
@@ -53,13 +54,12 @@ def layout(context: Context) -> Any:
 
 
 def register(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("planner-table", "children"),
-        Output("planner-shown", "data"),
-        Input("listed", "data"),
-        Input("pick", "data"),
-        State("state", "data"),
-        State("planner-shown", "data"),
+    @callback(
+        app,
+        sets="planner-table.children planner-shown.data",
+        when="listed.data pick.data",
+        given="state.data planner-shown.data",
+        at_start=True,
     )
     def table(listed: Any, _: Any, kept: Any, shown: Any) -> Any:
         """Return the table, made anew if there are other points, or another budget or filter; not for every
@@ -81,7 +81,7 @@ def register(app: Dash, context: Context) -> None:
 
     if context.jobs is None:
 
-        @app.callback(Output("beside-line", "children"), Input("listed", "data"), State("state", "data"))
+        @callback(app, sets="beside-line.children", when="listed.data", given="state.data", at_start=True)
         def line(_: Any, kept: Any) -> Any:
             view = view_of(kept)
             if context.frontier(view) is None:
@@ -95,12 +95,12 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _register_choice(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("beside", "data"),
-        Output("beside", "value"),
-        Input("listed", "data"),
-        State("state", "data"),
-        State("beside", "value"),
+    @callback(
+        app,
+        sets="beside.data beside.value",
+        when="listed.data",
+        given="state.data beside.value",
+        at_start=True,
     )
     def offer(_: Any, kept: Any, chosen: Any) -> Any:
         """Offer the planners that may find something beside this frontier; those that will refuse say why."""
@@ -115,13 +115,7 @@ def _register_choice(app: Dash, context: Context) -> None:
 def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
     # Alone, without the clock: a browser drops the answer of a callback that was requested again meanwhile,
     # and this one is the only one that knows which job it started.
-    @app.callback(
-        Output("beside-job", "data"),
-        Input("beside-start", "n_clicks"),
-        State("beside", "value"),
-        State("state", "data"),
-        prevent_initial_call=True,
-    )
+    @callback(app, sets="beside-job.data", when="beside-start.n_clicks", given="beside.value state.data")
     def start(clicks: Any, names: Any, kept: Any) -> Any:
         if not clicks:
             return no_update
@@ -130,14 +124,11 @@ def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
         except TensorOptError as error:
             return {"refused": str(error), "click": clicks}
 
-    @app.callback(
-        Output("beside-said", "children"),
-        Output("beside-told", "data"),
-        Output("renewed", "data"),
-        Input("beside-job", "data"),
-        Input("told", "data"),
-        State("beside-told", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="beside-said.children beside-told.data renewed.data",
+        when="beside-job.data told.data",
+        given="beside-told.data",
     )
     def say(started: Any, _: Any, told: Any) -> Any:
         """Report how the job is going, every second; but only if there is something new."""

@@ -11,7 +11,7 @@ from typing import Any
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
 import numpy as np
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, dcc, html, no_update
 
 from tensoropt.plan.figures import BYTES, LISTED, SECONDS
 
@@ -22,6 +22,7 @@ from ..views.points_table import SHOWN, packed, table_columns
 from ..views.rates import rate_arrays
 from .parts import CLEAR, aria, panel
 from .view_store import view_of
+from .wiring import callback, in_browser
 
 
 def _columns() -> list[dict[str, Any]]:
@@ -102,15 +103,11 @@ def layout() -> Any:
 
 
 def register(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("rows", "data"),
-        Output("points", "columnDefs"),
-        Output("listed", "data"),
-        Input("list-now", "data"),
-        State("listing", "data"),
-        State("state", "data"),
-        State("points", "columnDefs"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="rows.data points.columnDefs listed.data",
+        when="list-now.data",
+        given="listing.data state.data points.columnDefs",
     )
     def list_points(_: Any, listing: Any, kept: Any, columns: Any) -> Any:
         """Fill the table after the plot, which is what a person looks at first."""
@@ -120,22 +117,13 @@ def register(app: Dash, context: Context) -> None:
             return (no_update,) * 3
         return packed(table_columns(data, view)), _column_units(columns, data, view), listing
 
-    app.clientside_callback(
-        ClientsideFunction("points", "rows"),
-        Output("points", "rowData"),
-        Output("shown-rows", "data"),
-        Input("rows", "data"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        ClientsideFunction("points", "select"),
-        Output("points", "selectedRows"),
-        Output("points", "scrollTo"),
-        Input("selection", "data"),
-        Input("shown-rows", "data"),
-        Input("points", "filterModel"),
-        State("pick", "data"),
-        prevent_initial_call=True,
+    in_browser(app, "points.rows", sets="points.rowData shown-rows.data", when="rows.data")
+    in_browser(
+        app,
+        "points.select",
+        sets="points.selectedRows points.scrollTo",
+        when="selection.data shown-rows.data points.filterModel",
+        given="pick.data",
     )
 
 

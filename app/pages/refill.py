@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.report.commands import question_of
@@ -19,6 +19,7 @@ from ..jobs.refill import Refill, question_of_job, refill
 from ..state import View
 from ..views.jobs import clusters
 from .parts import aria, note
+from .wiring import callback, in_browser
 
 
 def layout() -> Any:
@@ -56,16 +57,17 @@ def register(
     filled = [field for field in form if field not in beside]
     none = (no_update,) * (len(filled) + 2)
 
-    @app.callback(
-        *(Output(form[field], "value", allow_duplicate=True) for field in filled),
-        Output("cluster", "data", allow_duplicate=True),
-        Output("refilled", "data"),
-        Output("refill-said", "children"),
-        Input({"job": ALL, "do": "change"}, "n_clicks"),
-        Input("refill-shown", "n_clicks"),
-        Input("change-shown", "n_clicks"),
-        State("state", "data"),
-        prevent_initial_call="initial_duplicate",
+    @callback(
+        app,
+        sets=[
+            *(f"+{form[field]}.value" for field in filled),
+            "+cluster.data",
+            "refilled.data",
+            "refill-said.children",
+        ],
+        when=[({"job": ALL, "do": "change"}, "n_clicks"), "refill-shown.n_clicks", "change-shown.n_clicks"],
+        given="state.data",
+        at_start=True,
     )
     def fill(_: Any, __: Any, earlier: Any, state: Any) -> Any:
         """Fill every field with the earlier request; nothing is started."""
@@ -92,7 +94,8 @@ def register(
             note(words, "warn" if found.said else "info"),
         )
 
-    app.clientside_callback(
+    in_browser(
+        app,
         """said => {
           const place = document.getElementById("refill-said");
           if (!said || !place) return window.dash_clientside.no_update;
@@ -105,9 +108,8 @@ def register(
           }, 150);
           return window.dash_clientside.no_update;
         }""",
-        Output("refill-said", "title"),
-        Input("refill-said", "children"),
-        prevent_initial_call=True,
+        sets="refill-said.title",
+        when="refill-said.children",
     )
 
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 
@@ -21,6 +21,7 @@ from ..views import runs as view
 from ..views.library import own_title
 from ..views.units import Units
 from .parts import aria, note, panel
+from .wiring import callback, in_browser
 
 CHOICES = len(RUN_COLOURS) * len(DASHES)
 """The number of styles that the table offers: every colour with every dash."""
@@ -226,83 +227,42 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _register_browser(app: Dash) -> None:
-    def browser(name: str, *signature: Any, **options: Any) -> None:
-        app.clientside_callback(ClientsideFunction("runs", name), *signature, **options)
-
-    browser(
-        "state",
-        Output("runs-view", "data"),
-        Output("runs-axes", "data"),
-        Output("runs-memory", "value"),
-        Output("runs-time", "value"),
-        Output("runs-logs", "value"),
-        Input("url", "search"),
-        Input("runs-memory", "value"),
-        Input("runs-time", "value"),
-        Input("runs-logs", "value"),
-        State("runs-view", "data"),
-        State("runs-axes", "data"),
+    in_browser(
+        app,
+        "runs.state",
+        sets="runs-view.data runs-axes.data runs-memory.value runs-time.value runs-logs.value",
+        when="url.search runs-memory.value runs-time.value runs-logs.value",
+        given="runs-view.data runs-axes.data",
+        at_start=True,
     )
-    browser(
-        "show",
-        Output("runs-said", "children"),
-        Output("runs-legend", "children"),
-        Output("runs-count", "children"),
-        Input("runs-view", "data"),
-        Input("runs-known", "data"),
-        Input("runs-drawn", "data"),
-        Input("runs-table", "rowData"),
-        Input("runs-table", "virtualRowData"),
-        Input("scheme", "data"),
+    in_browser(
+        app,
+        "runs.show",
+        sets="runs-said.children runs-legend.children runs-count.children",
+        when="runs-view.data runs-known.data runs-drawn.data runs-table.rowData "
+        "runs-table.virtualRowData scheme.data",
+        at_start=True,
     )
-    browser(
-        "rows",
-        Output("runs-table", "rowData"),
-        Input("runs-rows", "data"),
-        prevent_initial_call=True,
+    in_browser(app, "runs.rows", sets="runs-table.rowData", when="runs-rows.data")
+    in_browser(app, "runs.search", sets="runs-searched.data", when="runs-search.value")
+    in_browser(
+        app,
+        "runs.many",
+        sets="runs-clicked.data",
+        when=[f"runs-{name}.n_clicks" for name in ("all", "only", "none", "csv")],
     )
-    browser(
-        "search",
-        Output("runs-searched", "data"),
-        Input("runs-search", "value"),
-        prevent_initial_call=True,
-    )
-    browser(
-        "many",
-        Output("runs-clicked", "data"),
-        *(Input(f"runs-{name}", "n_clicks") for name in ("all", "only", "none", "csv")),
-        prevent_initial_call=True,
-    )
-    browser(
-        "open",
-        Output("runs-clicked", "data", allow_duplicate=True),
-        Input("runs-graph", "clickData"),
-        prevent_initial_call=True,
-    )
-    browser(
-        "hover",
-        Output("runs-hovered", "data"),
-        Input("runs-graph", "hoverData"),
-        prevent_initial_call=True,
-    )
-    browser(
-        "named",
-        Output("runs-hovered", "data", allow_duplicate=True),
-        Input("runs-named", "data"),
-        prevent_initial_call=True,
-    )
+    in_browser(app, "runs.open", sets="+runs-clicked.data", when="runs-graph.clickData")
+    in_browser(app, "runs.hover", sets="runs-hovered.data", when="runs-graph.hoverData")
+    in_browser(app, "runs.named", sets="+runs-hovered.data", when="runs-named.data")
 
 
 def _register_data(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("runs-rows", "data"),
-        Output("runs-table", "columnDefs"),
-        Output("runs-table", "style"),
-        Output("runs-known", "data"),
-        Input("page", "data"),
-        Input("finished", "data"),
-        Input("runs-edited", "data"),
-        State("runs-known", "data"),
+    @callback(
+        app,
+        sets="runs-rows.data runs-table.columnDefs runs-table.style runs-known.data",
+        when="page.data finished.data runs-edited.data",
+        given="runs-known.data",
+        at_start=True,
     )
     def fill(page: Any, *rest: Any) -> Any:
         """Return the table and what the browser needs; nothing while another page is shown, or if nothing
@@ -325,15 +285,11 @@ def _register_data(app: Dash, context: Context) -> None:
         columns = no_update if before.get("units") == known["units"] else _columns(units)
         return rows, columns, {"height": HEAD_PX + ROW_PX * min(max(len(rows), 3), MOST_ROWS)}, known
 
-    @app.callback(
-        Output("runs-graph", "figure"),
-        Output("runs-drawn", "data"),
-        Output("runs-notes", "children"),
-        Input("runs-known", "data"),
-        Input("runs-axes", "data"),
-        Input("scheme", "data"),
-        State("runs-view", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="runs-graph.figure runs-drawn.data runs-notes.children",
+        when="runs-known.data runs-axes.data scheme.data",
+        given="runs-view.data",
     )
     def draw(known: Any, axes: Any, scheme: Any, kept: Any) -> Any:
         if not isinstance(known, Mapping):
@@ -346,11 +302,7 @@ def _register_data(app: Dash, context: Context) -> None:
         said = [note(line, "warn") for line in lines if line]
         return figure, [known.get("of"), axes, scheme, [run.key for run in found]], said
 
-    @app.callback(
-        Output("runs-named", "data"),
-        Input("runs-asked", "data"),
-        prevent_initial_call=True,
-    )
+    @callback(app, sets="runs-named.data", when="runs-asked.data")
     def name_plans(key: Any) -> Any:
         """Return the names of an exploration's plans, requested when a person looks at one of its points."""
         try:
@@ -361,12 +313,7 @@ def _register_data(app: Dash, context: Context) -> None:
 
 
 def _register_edits(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("runs-edited", "data"),
-        Output("runs-told", "children"),
-        Input("runs-table", "cellValueChanged"),
-        prevent_initial_call=True,
-    )
+    @callback(app, sets="runs-edited.data runs-told.children", when="runs-table.cellValueChanged")
     def edit(changes: Any) -> Any:
         said = ""
         kind = "info"

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, dcc, html, no_update
 
 from ..context import Context
 from ..state import PAGES
 from . import clusters, explore, export, frontier, plan, runs
 from .parts import aria
+from .wiring import callback, in_browser
 
 DARK_SCALE = (
     "#e6ecf2", "#a3b1bf", "#8795a3", "#5d6b78", "#43505d", "#34414e", "#26313c", "#1a222b", "#151c23",
@@ -164,81 +165,63 @@ def _header() -> html.Header:
 def register(app: Dash, context: Context) -> None:
     """Register the callbacks that run in the browser; the pages' own follow."""
 
-    def browser(name: str, *signature: Any, **options: Any) -> None:
-        app.clientside_callback(ClientsideFunction("tensoropt", name), *signature, **options)
-
-    browser(
-        "scheme",
-        Output("mantine", "forceColorScheme"),
-        Output("scheme", "data"),
-        Output("scheme-button", "children"),
-        Output("chosen-scheme", "data"),
-        Input("scheme-button", "n_clicks"),
-        State("chosen-scheme", "data"),
+    in_browser(
+        app,
+        "tensoropt.scheme",
+        sets="mantine.forceColorScheme scheme.data scheme-button.children chosen-scheme.data",
+        when="scheme-button.n_clicks",
+        given="chosen-scheme.data",
+        at_start=True,
     )
-    browser("page", Output("page", "data"), Output("narrow", "data"), Input("url", "pathname"))
-    app.clientside_callback(
-        ClientsideFunction("pulse", "heard"),
-        Output("waited", "data"),
-        Input("heard", "data"),
-        prevent_initial_call=True,
+    in_browser(app, "tensoropt.page", sets="page.data narrow.data", when="url.pathname", at_start=True)
+    in_browser(app, "pulse.heard", sets="waited.data", when="heard.data")
+    in_browser(
+        app,
+        "tensoropt.title",
+        sets="titled.data",
+        when="page.data exploration.value exploration.data notice.children",
+        at_start=True,
     )
-    browser(
-        "title",
-        Output("titled", "data"),
-        Input("page", "data"),
-        Input("exploration", "value"),
-        Input("exploration", "data"),
-        Input("notice", "children"),
+    in_browser(app, "() => null", sets="+notice.children", when="notice-close.n_clicks")
+    in_browser(app, "tensoropt.answered", sets="queued.data", when="answered.data")
+    in_browser(
+        app,
+        "tensoropt.split",
+        sets=[f"{name}.data" for name in PARTS],
+        when="state.data renewed.data",
+        given=[*(f"{name}.data" for name in PARTS), "drawn.data"],
+        at_start=True,
     )
-    app.clientside_callback(
-        "() => null",
-        Output("notice", "children", allow_duplicate=True),
-        Input("notice-close", "n_clicks"),
-        prevent_initial_call=True,
+    in_browser(
+        app,
+        "tensoropt.shown",
+        sets="plan-pick.data export-pick.data clusters-pick.data",
+        when="page.data pick.data",
     )
-    browser("answered", Output("queued", "data"), Input("answered", "data"), prevent_initial_call=True)
-    browser(
-        "split",
-        *(Output(name, "data") for name in PARTS),
-        Input("state", "data"),
-        Input("renewed", "data"),
-        *(State(name, "data") for name in PARTS),
-        State("drawn", "data"),
+    in_browser(
+        app,
+        "tensoropt.write",
+        sets=["written.data", *(f"nav-{name}.href" for name in PAGES)],
+        when="state.data runs-view.data",
+        given="page.data",
+        at_start=True,
     )
-    browser(
-        "shown",
-        Output("plan-pick", "data"),
-        Output("export-pick", "data"),
-        Output("clusters-pick", "data"),
-        Input("page", "data"),
-        Input("pick", "data"),
-        prevent_initial_call=True,
-    )
-    browser(
-        "write",
-        Output("written", "data"),
-        *(Output(f"nav-{name}", "href") for name in PAGES),
-        Input("state", "data"),
-        Input("runs-view", "data"),
-        State("page", "data"),
-    )
-    browser(
-        "making",
-        Output("waiting", "data"),
-        Input("page", "data"),
-        Input("drawn", "data"),
-        State("made", "data"),
+    in_browser(
+        app,
+        "tensoropt.making",
+        sets="waiting.data",
+        when="page.data drawn.data",
+        given="made.data",
+        at_start=True,
     )
 
-    browser("made", Output("looked", "data"), Input("made", "data"))
+    in_browser(app, "tensoropt.made", sets="looked.data", when="made.data", at_start=True)
 
-    @app.callback(
-        *(Output(f"page-{name}", "children") for name in LATER),
-        Output("made", "data"),
-        Input("making", "data"),
-        State("made", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets=[*(f"page-{name}.children" for name in LATER), "made.data"],
+        when="making.data",
+        given="made.data",
     )
     def make(_: Any, made: Any) -> Any:
         """Make the pages that have no content yet."""

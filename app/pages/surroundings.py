@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html
+from dash import Dash, dcc, html
 
 from ..context import Context
 from ..state import View
@@ -15,6 +15,7 @@ from ..views.point import Fact
 from . import refill
 from .parts import facts, panel, plain_table, scrolled
 from .view_store import view_of
+from .wiring import callback
 
 
 def layout(context: Context) -> list[Any]:
@@ -27,11 +28,12 @@ def layout(context: Context) -> list[Any]:
 
 
 def register(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("assumptions", "children"),
-        Output("profile", "children"),
-        Input("listed", "data"),
-        State("state", "data"),
+    @callback(
+        app,
+        sets="assumptions.children profile.children",
+        when="listed.data",
+        given="state.data",
+        at_start=True,
     )
     def surroundings(_: Any, kept: Any) -> Any:
         view = view_of(kept)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, html
+from dash import Dash, html
 
 from .parts import aria, panel
+from .wiring import in_browser
 
 KEYS = (
     "Keys over the plots: w or + closer, s or − further, a and d along, 0 all. A click on an event goes to "
@@ -47,17 +48,15 @@ def timeline_panel(graph: Any) -> Any:
 
 
 def register(app: Dash) -> None:
-    def browser(name: str, *signature: Any) -> None:
-        app.clientside_callback(ClientsideFunction("timeline", name), *signature, prevent_initial_call=True)
-
-    browser(
-        "search",
-        Output("timeline-found", "children"),
-        Input("timeline-search", "value"),
-        Input("plan-timeline", "figure"),
+    in_browser(
+        app,
+        "timeline.search",
+        sets="timeline-found.children",
+        when="timeline-search.value plan-timeline.figure",
     )
-    browser(
-        "press",
-        Output("timeline-fit", "title"),
-        *(Input(f"timeline-{name}", "n_clicks") for name in ("fit", "in", "out")),
+    in_browser(
+        app,
+        "timeline.press",
+        sets="timeline-fit.title",
+        when=[f"timeline-{name}.n_clicks" for name in ("fit", "in", "out")],
     )

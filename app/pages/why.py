@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
@@ -24,6 +24,7 @@ from ..views.library import title_of
 from ..views.why import WhyRow, budget_of, deeper_rows, parts, quick, results_of, rows
 from .parts import aria, note, panel, plain_table, scrolled
 from .view_store import shown_point, view_of
+from .wiring import callback, in_browser
 
 HEAD = ("", "time", "change", "")
 
@@ -74,13 +75,7 @@ class _Answers:
 def register(app: Dash, context: Context) -> None:
     answers = _Answers(context)
 
-    @app.callback(
-        Output("why-quick", "children"),
-        Input("plan-headline", "children"),
-        State("pick", "data"),
-        State("page", "data"),
-        prevent_initial_call=True,
-    )
+    @callback(app, sets="why-quick.children", when="plan-headline.children", given="pick.data page.data")
     def known(_: Any, pick: Any, page: Any) -> Any:
         """Fill in what is known once the rest of the page is there: it has the point's details, which take
         longest."""
@@ -101,17 +96,9 @@ def register(app: Dash, context: Context) -> None:
         ]
 
     # A plan is simulated a dozen more times: not for every point that a person passes.
-    app.clientside_callback(
-        ClientsideFunction("why", "rest"), Output("why-rest", "data"), Input("why-quick", "children")
-    )
+    in_browser(app, "why.rest", sets="why-rest.data", when="why-quick.children", at_start=True)
 
-    @app.callback(
-        Output("why-simulated", "children"),
-        Input("why-rest", "data"),
-        State("pick", "data"),
-        State("page", "data"),
-        prevent_initial_call=True,
-    )
+    @callback(app, sets="why-simulated.children", when="why-rest.data", given="pick.data page.data")
     def simulated(_: Any, pick: Any, page: Any) -> Any:
         data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
@@ -128,16 +115,11 @@ def register(app: Dash, context: Context) -> None:
             html.P(f"The first two are bounds. {OF_SIMULATED.capitalize()}.", className="hint"),
         ]
 
-    @app.callback(
-        Output("why-deeper", "children"),
-        Output("why-shown", "data"),
-        Input("why-quick", "children"),
-        Input("told", "data"),
-        Input("why-started", "data"),
-        State("pick", "data"),
-        State("page", "data"),
-        State("why-shown", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app,
+        sets="why-deeper.children why-shown.data",
+        when="why-quick.children told.data why-started.data",
+        given="pick.data page.data why-shown.data",
     )
     def deeper(_: Any, __: Any, ___: Any, pick: Any, page: Any, shown: Any) -> Any:
         """Show the changes that take a search; drawn again only when one says something new."""
@@ -156,12 +138,8 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
-    @app.callback(
-        Output("why-started", "data"),
-        Output("why-said", "children"),
-        Input({"why": ALL}, "n_clicks"),
-        State("state", "data"),
-        prevent_initial_call=True,
+    @callback(
+        app, sets="why-started.data why-said.children", when=[({"why": ALL}, "n_clicks")], given="state.data"
     )
     def start(_: Any, kept: Any) -> Any:
         """Explore a change. This is a separate callback, so that it makes the browser drop no other

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.plan.plan_names import JOIN
+from tensoropt.plan.facts import listed_facts
+from tensoropt.plan.plan_names import JOIN, PLANNER_TITLES
+from tensoropt.plan.point import FRONTIER
 
 from ..state import View
 from ..views.axes import axes_of
 from ..views.certificate import certificate, has_place
-from ..views.frontier import FRONTIER, PLANNER_TITLES, FrontierData, unit_for
+from ..views.frontier import FrontierData, unit_for
 from ..views.units import digits
 from .mark_labels import Range, mark_labels
 from .palette import Palette, layout, palette
@@ -169,7 +171,7 @@ def _dots(data: FrontierData, rows: np.ndarray, colour: str, size: int, name: st
 
 def _tooltip(data: FrontierData, row: int) -> str:
     """A plan's name on lines that a tooltip has room for, and its listed figures."""
-    listed = (f"{label} {words}" for label, words in data.listed(row))
+    listed = (f"{fact.name} {fact.words}" for fact in listed_facts(data.exploration.all_points[row]))
     return "<br>".join((*data.exploration.names[row].split(JOIN), *listed))
 
 

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tensoropt.plan.plan_names import planner_title
+
 from ..state import View
-from ..views.frontier import FrontierData, planner_title
+from ..views.frontier import FrontierData
 
 NEAR_PX = 12.0
 """The distance, about their size, below which marks share a name."""

@@ -6,6 +6,8 @@ from typing import Any
 
 from dash import Dash, html, no_update
 
+from tensoropt.plan.facts_table import named
+
 from ..context import Context
 from ..figures.timeline import memory_figure, timeline_figure
 from ..measured import MeasuredFiles
@@ -22,7 +24,7 @@ from ..views.point import point_card
 from ..views.units import plural
 from . import measured
 from .look import missed
-from .parts import aria, empty, note, plain_table, scrolled
+from .parts import aria, empty, hint, note, plain_table, scrolled
 from .points import big, difference_table
 from .view_store import shown_point
 from .wiring import callback
@@ -104,13 +106,13 @@ def headline(context: Context, data: FrontierData, view: View, detail: Any) -> A
     assert view.point is not None
     verified = context.verified(view)[0]
     found = point_card(data, view, view.point, verified)
-    told = {f.label: f.value for f in found.facts}
-    facts = [f"{label} {told[label]}" for label in ("mesh", "micro-batches", "verified") if label in told]
+    told = {fact.name: fact for fact in found.facts}
+    facts = [f"{fact.name} {fact.words}" for fact in named(told, "mesh", "micro-batches", "verified")]
     return [
         html.P(found.name, className="plan-name"),
         big(found, detail.headline() if detail is not None else found.dominant, wide=True),
         *missed(data, view.point, verified),
-        html.P(" · ".join([found.title, *facts]), className="hint"),
+        hint(" · ".join([found.title, *facts])),
     ]
 
 
@@ -154,9 +156,8 @@ def difference(data: FrontierData, view: View) -> Any:
     """Return the figures and operators that differ between this plan and the compared one."""
     assert view.point is not None
     if view.other is None:
-        return html.P(
-            "Choose a second point on the Frontier page (key c, or click to compare) to see what differs.",
-            className="hint",
+        return hint(
+            "Choose a second point on the Frontier page (key c, or click to compare) to see what differs."
         )
     changed = changed_operators(data.exploration, view.point, view.other)
     head = ["operator", "module", data.label(view.other), data.label(view.point)]
@@ -174,10 +175,8 @@ def difference(data: FrontierData, view: View) -> Any:
         html.H3("Blocks recomputed"),
         plain_table(["", ""], [[where.get(title, title), blocks] for title, blocks in again])
         if again
-        else html.P("None, in either plan.", className="hint"),
+        else hint("None, in either plan."),
         html.H3(f"{plural(len(changed), 'operator')} split otherwise"),
         scrolled("Operators split otherwise", plain_table(head, rows), names="tall"),
-        html.P(f"{more} more are not listed; strategies.csv has all of them.", className="hint")
-        if more
-        else None,
+        hint(f"{more} more are not listed; strategies.csv has all of them.") if more else None,
     ]

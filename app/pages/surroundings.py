@@ -7,13 +7,14 @@ from typing import Any
 
 from dash import Dash, dcc, html
 
+from tensoropt.plan.facts_table import Fact
+
 from ..context import Context
 from ..state import View
 from ..views import assumptions, profile
 from ..views.assumptions import NOTE
-from ..views.point import Fact
 from . import refill
-from .parts import facts, panel, plain_table, scrolled
+from .parts import facts, hint, panel, plain_table, scrolled
 from .view_store import view_of
 from .wiring import callback
 
@@ -47,9 +48,9 @@ def register(app: Dash, context: Context) -> None:
 def assumed(said: Sequence[Fact]) -> list[Any]:
     """Return settings beside their labels; below them the notes, which are sentences, across the whole
     width."""
-    notes = [html.Li(f.value) for f in said if f.label == NOTE]
+    notes = [html.Li(fact.words) for fact in said if fact.name == NOTE]
     return [
-        facts([(f.label, f.value) for f in said if f.label != NOTE]),
+        facts(fact for fact in said if fact.name != NOTE),
         html.Ul(notes, className="notes") if notes else None,
     ]
 
@@ -58,10 +59,9 @@ def _profile(context: Context, view: View) -> Any:
     """Return the table devices × memory → time; every figure links to its point."""
     table = profile.devices_by_memory(context.library, view)
     if table is None:
-        return html.P(
+        return hint(
             "Only one number of devices is known for this model. Explore it on fewer too (an option of the "
-            "Explore page, or --devices auto) to see here what more devices, or bigger ones, would buy.",
-            className="hint",
+            "Explore page, or --devices auto) to see here what more devices, or bigger ones, would buy."
         )
     rows = []
     for row in table.rows:

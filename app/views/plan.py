@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensoropt.plan.facts import hides
 from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
 from .frontier import FrontierData
-from .point import KIND_TITLES, beside_tensors, hides
+from .point import KIND_TITLES, beside_tensors
 from .units import percent
 
 

@@ -47,10 +47,11 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
     amount, tariff = amount_option(options), tariff_option(options)
-    from tensoropt.plan.figure_rows import points_data
+    from tensoropt.plan.facts import rate_facts
+    from tensoropt.plan.facts_table import fact_lines
+    from tensoropt.plan.figure_rows import FigureRow, points_data, rates_data
     from tensoropt.plan.made_for import for_gpus
-    from tensoropt.plan.rates import RatesOf, kinds_of
-    from tensoropt.report.rate_words import rate_lines, rates_data
+    from tensoropt.plan.rates import kinds_of
     from tensoropt.report.table import point_lines, run_line
     from tensoropt.saved import chosen_point, opened
 
@@ -63,8 +64,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         found, index = chosen_point(options.dir, devices=options.devices, **wanted)
     plan = found.plan(index)
     tariff.check(kinds_of(found))
-    rated = RatesOf(found, tariff)
-    lines = [*point_lines(found, index), *rate_lines(rated, index, amount)]
+    row = FigureRow.of(found, index, tariff)
+    lines = [*point_lines(row), *fact_lines(rate_facts(row, amount))]
     if options.out:
         plan.save(options.out)
         gpus = for_gpus(found.cluster)
@@ -74,7 +75,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         lines.append("not saved; give --out plan.json to keep it")
     data = {
         **points_data(found, [index])[0],
-        "rates": rates_data(rated, index, amount),
+        "rates": rates_data(row, amount),
         "out": options.out,
         "plan": plan.to_data(),
     }

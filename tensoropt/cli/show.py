@@ -56,11 +56,13 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
     amount, tariff = amount_option(options), tariff_option(options)
     from tensoropt.observed.files import read_observation
-    from tensoropt.plan.rates import RatesOf, kinds_of
+    from tensoropt.plan.facts import rate_facts
+    from tensoropt.plan.facts_table import fact_lines
+    from tensoropt.plan.figure_rows import FigureRow, rates_data
+    from tensoropt.plan.rates import kinds_of
     from tensoropt.report.beside import beside
     from tensoropt.report.explain import detail_lines
     from tensoropt.report.owners import point_owners
-    from tensoropt.report.rate_words import rate_lines, rates_data
     from tensoropt.report.table import point_lines
     from tensoropt.report.trace import write_trace
     from tensoropt.saved import opened, show
@@ -69,11 +71,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     told = show(found, point_option(options, found), **wanted)
     summed = found.all_points[told.point].carried is None
     tariff.check(kinds_of(found))
-    rated = RatesOf(found, tariff)
-    rated_lines = rate_lines(rated, told.point, amount)
+    row = FigureRow.of(found, told.point, tariff)
     lines = [
-        *point_lines(found, told.point),
-        *rated_lines,
+        *point_lines(row),
+        *fact_lines(rate_facts(row, amount)),
         "",
         *detail_lines(told, options.top, summed=summed),
     ]
@@ -96,7 +97,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         data["beside"] = measured.to_dict()
     if owned is not None:
         data["owners"] = owned.to_dict()
-    data["rates"] = rates_data(rated, told.point, amount)
+    data["rates"] = rates_data(row, amount)
     return Answer(data, "\n".join(lines))
 
 

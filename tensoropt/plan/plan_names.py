@@ -43,9 +43,34 @@ SCHEDULES = {
     "zbv": "ZBV",
 }
 """Short titles of pipelines' schedules."""
+PLANNER_TITLES = {
+    "frontier": "frontier",
+    "data_parallel": "data parallel",
+    "zero": "ZeRO",
+    "megatron": "Megatron",
+    "optcnn": "OptCNN",
+    "flexflow": "FlexFlow",
+    "tofu": "ToFu",
+    "galvatron": "Galvatron",
+    "ilp": "0-1 program",
+    "m_topo": "m-TOPO",
+    "m_etf": "m-ETF",
+    "m_sct": "m-SCT",
+    "dpos": "DPOS",
+    "os_dpos": "OS-DPOS",
+    "placer": "Placer",
+    "pesto": "Pesto",
+    "netsplit": "NetSplit",
+}
+"""The names of planners in a legend; others appear by their own name."""
 _STAGE_OF = {"held/P": 1, "held": 2}
 """ZeRO's stage by what a stored layout says on the micro-batch axis; else 3."""
 JOIN = " · "
+
+
+def planner_title(name: str) -> str:
+    """Return what a planner is called in a legend."""
+    return PLANNER_TITLES.get(name, name.replace("_", " "))
 
 
 def what_it_does(label: str, batch: str) -> int:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.frontier_table import marks_of
+from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import FRONTIER
 from tensoropt.report.commands import beside_line
 from tensoropt.units import format_bytes, share_words
 
-BASELINES = {"data_parallel": "data parallel", "zero": "ZeRO"}
-"""What people do by hand, and would ask about; by the planner that finds it."""
+BASELINES = ("data_parallel", "zero")
+"""The planners that find what people do by hand, and would ask about."""
 SAME = 5e-4
 """The relative difference up to which figures count as equal."""
 
@@ -63,9 +64,9 @@ def alternatives(
     for planner, notes in refusals.items():
         found += _planner(exploration, index, planner, notes, limit_bytes, limit)
     ran = set(refusals)
-    for planner, name in BASELINES.items():
+    for planner in BASELINES:
         if planner not in ran:
-            found += _baseline(exploration, index, folder, planner, name, limit_bytes, limit)
+            found += _baseline(exploration, index, folder, planner, limit_bytes, limit)
     return found
 
 
@@ -74,12 +75,11 @@ def _baseline(
     index: int,
     folder: str,
     planner: str,
-    name: str,
     limit_bytes: float,
     limit: str,
 ) -> list[Alternative]:
     """Return the fastest plan of a planner that ran beside the search; nothing if that is the chosen one."""
-    ran = exploration.report.get("tried", {}).get(planner)
+    name, ran = planner_title(planner), exploration.report.get("tried", {}).get(planner)
     if ran is None:
         line = beside_line(folder, planner)
         return [Alternative(name, "", None, None, f"not run beside this frontier: {line}")]
@@ -106,7 +106,7 @@ def _planner(
     exploration: Exploration, index: int, planner: str, notes: Sequence[str], limit_bytes: float, limit: str
 ) -> list[Alternative]:
     """Return a planner's fastest plan that fits, otherwise its leanest; nothing if that is the chosen one."""
-    name = BASELINES.get(planner, planner.replace("_", " "))
+    name = planner_title(planner)
     its = [i for i, point in enumerate(exploration.all_points) if point.planner == planner]
     if not its:
         why = "; ".join(dict.fromkeys(notes))

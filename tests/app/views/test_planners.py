@@ -92,7 +92,7 @@ def test_of_a_mark_is_said_what_is_proven_of_it() -> None:
     ):
         mark = point(12 * GIB, 0.9, planner="zero", exact=False, gap=gap)
         data = FrontierData.of(replace(exploration(), others=(mark,)))
-        facts = {f.label: f.value for f in point_card(data, View(), 8).facts}
+        facts = {f.name: f.words for f in point_card(data, View(), 8).facts}
         assert facts["planner"] == "ZeRO"
         assert words in facts["proven"]
         assert table_columns(data, View())["gap"][8] == cell

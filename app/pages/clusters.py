@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from dash import Dash, dcc, html, no_update
 
@@ -11,11 +11,26 @@ from tensoropt.units import format_bytes, format_number
 
 from ..context import Context
 from ..figures.clusters import clusters_figure
-from ..figures.palette import GRAPH_CONFIG
 from ..state import View
 from ..views.clusters import ClustersData, clusters_data, point_view, strange_prices, unpriced_kinds
 from ..views.frontier import FrontierData
-from .parts import aria, empty, note, number_field, panel, plain_table, scrolled, visible
+from .parts import (
+    aria,
+    empty,
+    heading,
+    hint,
+    note,
+    number_field,
+    panel,
+    plain_table,
+    plot,
+    row,
+    scrolled,
+    spoken,
+    stack,
+    stores,
+    visible,
+)  # fmt: skip
 from .view_store import view_of
 from .wiring import callback, in_browser
 
@@ -49,49 +64,35 @@ def shown_fields(view: View, data: FrontierData) -> dict[str, str]:
 
 def layout() -> Any:
     """Return the page, empty."""
-    limits = html.Div(
-        [
-            number_field("shop-within", "Step at most", placeholder="no limit", w=160, debounce=True),
-            number_field("shop-cost", "Cost at most", placeholder="no limit", w=130, debounce=True),
-            number_field("shop-amount", "Hours and cost of", placeholder="1,000 steps", w=220, debounce=True),
-            number_field("shop-currency", "Currency", placeholder="none", w=90, debounce=True),
-            number_field(
-                "shop-prices", "Prices per device-hour", w=380, debounce=True,
-                placeholder="H100-80GB=2.5, A100-80GB=1.6",
-            ),
-        ],
-        className="row fields",
-    )  # fmt: skip
+    fields = (
+        ("shop-within", "Step at most", "no limit", 160),
+        ("shop-cost", "Cost at most", "no limit", 130),
+        ("shop-amount", "Hours and cost of", "1,000 steps", 220),
+        ("shop-currency", "Currency", "none", 90),
+        ("shop-prices", "Prices per device-hour", "H100-80GB=2.5, A100-80GB=1.6", 380),
+    )
+    label = "Cost against time of every cluster; the table below has the figures."
     return html.Div(
         [
-            html.H1("Clusters", className="unseen"),
-            dcc.Store(id="clusters-open"),
-            dcc.Store(id="clusters-opened"),
+            heading("Clusters"),
+            *stores("clusters-open", "clusters-opened"),
             html.Div(id="clusters-empty"),
-            html.Div(
-                [
-                    panel(
-                        limits,
-                        html.Div(id="clusters-answer", **aria(live="polite")),
-                        html.Div(
-                            dcc.Graph(
-                                id="clusters-graph",
-                                config=cast(Any, GRAPH_CONFIG),
-                                style={"height": 420},
-                                figure={"data": [], "layout": {}},
-                            ),
-                            role="group",
-                            **aria(
-                                label="Cost against time of every cluster; the table below has the figures."
-                            ),
+            stack(
+                panel(
+                    row(
+                        *(
+                            number_field(name, title, placeholder=none, w=width, debounce=True)
+                            for name, title, none, width in fields
                         ),
-                        html.P("A click on a point opens it.", className="hint"),
-                        title="Which cluster",
+                        names="fields",
                     ),
-                    panel(scrolled("Clusters", id="clusters-table"), title="Clusters"),
-                ],
+                    spoken("clusters-answer"),
+                    html.Div(plot("clusters-graph", 420), role="group", **aria(label=label)),
+                    hint("A click on a point opens it."),
+                    title="Which cluster",
+                ),
+                panel(scrolled("Clusters", id="clusters-table"), title="Clusters"),
                 id="clusters-body",
-                className="stack",
             ),
         ]
     )
@@ -162,40 +163,29 @@ def answer(data: ClustersData, view: View) -> Any:
 def table(data: ClustersData, view: View) -> Any:
     """Return a row per cluster with the point it offers, as a link, or the reason why it offers none."""
     money = view.currency or "cost"
-    head = [
-        "cluster",
-        "devices",
-        "time per step",
-        "memory per device",
-        f"{money} per hour",
-        "hours",
-        money,
-        "",
-    ]
+    titles = ("time per step", "memory per device", f"{money} per hour", "hours", money)
     rows = []
-    for place, row in enumerate(data.rows):
-        offer, rates = row.offer, row.offer.rates
-        name: Any = row.label
+    for place, on in enumerate(data.rows):
+        offer, rates = on.offer, on.offer.rates
+        per_hour = None if rates is None else rates.per_hour
+        name: Any = on.label
         if offer.point is not None:
-            name = dcc.Link(row.label, href=f"/frontier?{point_view(view, row, offer.point).to_query()}")
+            name = dcc.Link(on.label, href=f"/frontier?{point_view(view, on, offer.point).to_query()}")
         marks = [w for w, at in (("cheapest", data.cheapest), ("fastest", data.fastest)) if at == place]
-        unknown = rates.whys["per_hour"] if rates is not None and rates.per_hour is None else ""
-        rows.append(
-            [
-                name,
-                offer.devices,
-                "—" if rates is None else data.time.text(rates.step_s),
-                "—" if offer.memory_bytes is None else format_bytes(offer.memory_bytes),
-                "—" if rates is None or rates.per_hour is None else format_number(rates.per_hour),
-                "—" if offer.hours is None else format_number(offer.hours),
-                "—" if offer.cost is None else format_number(offer.cost),
-                ", ".join(filter(None, [*marks, offer.reason or unknown])),
-            ]
+        unknown = rates.whys["per_hour"] if rates is not None and per_hour is None else ""
+        figures = (
+            (data.time.text, None if rates is None else rates.step_s),
+            (format_bytes, offer.memory_bytes),
+            (format_number, per_hour),
+            (format_number, offer.hours),
+            (format_number, offer.cost),
         )
+        cells = ["—" if figure is None else text(figure) for text, figure in figures]
+        words = ", ".join(filter(None, [*marks, offer.reason or unknown]))
+        rows.append([name, offer.devices, *cells, words])
     rows += [[name, *["—"] * 6, why] for name, why in data.refused]
-    caption = html.P(
+    caption = hint(
         f"Of every cluster its fastest plan that fits, which is its cheapest too. Hours and {money} are of "
-        f"{data.amount}.",
-        className="hint",
+        f"{data.amount}."
     )
-    return [plain_table(head, rows, numbers=(2, 3, 4, 5, 6)), caption]
+    return [plain_table(["cluster", "devices", *titles, ""], rows, numbers=(2, 3, 4, 5, 6)), caption]

@@ -15,8 +15,8 @@ from dash import ALL, Dash, Patch, ctx, dcc, html, no_update, set_props
 
 from ..context import Context
 from ..jobs.manager import JobManager
-from ..views.jobs import STATE_WORDS, JobCard, job_card
-from .parts import aria, copyable, empty, note
+from ..views.jobs import STATE_WORDS, JobCard, StageLine, job_card
+from .parts import aria, button, copyable, empty, grow, note, row, spoken, stores
 from .wiring import callback
 
 SHOWN_JOBS = 30
@@ -24,15 +24,8 @@ SHOWN_JOBS = 30
 
 def layout() -> Any:
     """Return the place of the cards, and what the page knows about them."""
-    return html.Div(
-        [
-            html.Div(id="forgotten", **aria(live="polite")),
-            html.Div(id="jobs"),
-            dcc.Store(id="acted"),
-            dcc.Store(id="shown-jobs"),
-            dcc.Store(id="shown-forgotten"),
-        ]
-    )
+    kept = stores("acted", "shown-jobs", "shown-forgotten")
+    return html.Div([spoken("forgotten"), html.Div(id="jobs"), *kept])
 
 
 def register(app: Dash, context: Context) -> None:
@@ -74,7 +67,7 @@ def register(app: Dash, context: Context) -> None:
         found = _keys_of(job.id, context)
         more: list[Any] = [dcc.Link("open the frontier", href=f"/frontier?x={found[-1]}")] if found else []
         words = f"{job.title}: {STATE_WORDS[job.state]}. {job.error}"
-        box = html.Div([html.Span(words), *more], className="row tight", key=job.id)
+        box = row(html.Span(words), *more, names="tight", key=job.id)
         kind = "info" if job.state == "done" else "warn"
         return html.Div(box, className=f"note note-{kind}"), active
 
@@ -94,8 +87,8 @@ def register(app: Dash, context: Context) -> None:
         if not gone:
             return None, now
         words = f"Forgotten: {gone[0].title}. It is deleted in ten minutes, or when the dashboard ends."
-        row = html.Div([html.Span(words), _button("restore", gone[0].id, "Undo")], className="row tight")
-        return html.Div(row, className="note note-info"), now
+        offer = row(html.Span(words), _button("restore", gone[0].id, "Undo"), names="tight")
+        return html.Div(offer, className="note note-info"), now
 
     @callback(
         app,
@@ -206,19 +199,13 @@ def _fault(card: JobCard, _: str) -> Any:
 
 
 def _stages(card: JobCard, _: str) -> Any:
-    return [
-        html.Div(
-            [
-                html.Span(stage.name, className="stage-name"),
-                dmc.Progress(
-                    value=100 * stage.share, size="sm", **aria(label=f"{stage.name}: {stage.words}")
-                ),
-                html.Span(stage.words, className="muted small"),
-            ],
-            className="stage",
-        )
-        for stage in card.stages
-    ]
+    return [html.Div(_stage(stage), className="stage") for stage in card.stages]
+
+
+def _stage(stage: StageLine) -> list[Any]:
+    share = dmc.Progress(value=100 * stage.share, size="sm", **aria(label=f"{stage.name}: {stage.words}"))
+    words = html.Span(stage.words, className="muted small")
+    return [html.Span(stage.name, className="stage-name"), share, words]
 
 
 def _log(_: JobCard, log: str) -> Any:
@@ -239,31 +226,22 @@ def _card(card: JobCard, log: str) -> Any:
     def part(name: str, of: Any = html.Div, **more: Any) -> Any:
         return of(PARTS[name](card, log), id={"card": card.id, "part": name}, **more)
 
+    details = [
+        html.Summary("log and command"),
+        copyable(card.command, "the command", f"job-command-{card.id}"),
+        part("log", html.Pre, className="log", tabIndex=0),
+    ]
+    head = row(
+        html.Strong(card.title),
+        part("state", html.Span),
+        grow(),
+        part("buttons", className="row tight"),
+        names="tight",
+    )
     return html.Article(
-        [
-            html.Div(
-                [
-                    html.Strong(card.title),
-                    part("state", html.Span),
-                    html.Span(className="grow"),
-                    part("buttons", className="row tight"),
-                ],
-                className="row tight",
-            ),
-            part("fault"),
-            part("stages"),
-            html.Details(
-                [
-                    html.Summary("log and command"),
-                    copyable(card.command, "the command", f"job-command-{card.id}"),
-                    part("log", html.Pre, className="log", tabIndex=0),
-                ]
-            ),
-        ],
-        className="job",
-        id=f"job-{card.id}",
+        [head, part("fault"), part("stages"), html.Details(details)], className="job", id=f"job-{card.id}"
     )
 
 
 def _button(what: str, job: str, words: str = "") -> Any:
-    return dmc.Button(words or what, id={"job": job, "do": what}, size="compact-xs", variant="default")
+    return button(words or what, {"job": job, "do": what})

@@ -15,7 +15,7 @@ from ..figures.measured import below_timeline, over_curve
 from ..measured import MOST_BYTES, MeasuredFiles
 from ..views.frontier import FrontierData
 from ..views.measured import align_options, figure_rows, left_words
-from .parts import aria, note, panel, plain_table, scrolled, upload_rule, visible
+from .parts import button, hint, note, panel, plain_table, row, scrolled, spoken, upload, visible
 from .view_store import shown_point
 from .wiring import callback
 
@@ -29,31 +29,22 @@ HINT = (
 
 def measured_panel() -> Any:
     """Return the panel where a file is dropped, with what it says."""
+    said = {"said": "measured-said", "remedy": "record it again",
+            "larger": "Use tensoropt show DIR --point N --beside FILE"}  # fmt: skip
     return panel(
         dcc.Store(id="measured"),
-        html.Div(
-            dcc.Upload(
-                html.Div(["Drop a measured file here, or ", html.Span("choose one", className="linklike")]),
-                id="measured-upload", className="upload", min_size=1, multiple=False,
-                accept=",".join((*ENDINGS, ".gz")), max_size=MOST_BYTES,
-            ),
-            id="measured-place",
-            **upload_rule(
-                "measured-said", ENDINGS, MOST_BYTES, "record it again",
-                "Use tensoropt show DIR --point N --beside FILE",
-            ),
+        upload(
+            "measured-upload", "measured-place", "a measured file", ENDINGS, MOST_BYTES, said,
+            accept=",".join((*ENDINGS, ".gz")),
         ),
-        html.P(HINT, className="hint"),
-        html.Div(id="measured-said", **aria(live="polite")),
-        html.Div(
-            [
-                html.Span(id="measured-name"),
-                dmc.Select(id="measured-align", label="Its step", data=[], allowDeselect=False, size="xs",
-                           w=230),
-                dmc.Button("Remove the file", id="measured-remove", size="compact-xs", variant="default"),
-            ],
+        hint(HINT),
+        spoken("measured-said"),
+        row(
+            html.Span(id="measured-name"),
+            dmc.Select(id="measured-align", label="Its step", data=[], allowDeselect=False, size="xs", w=230),
+            button("Remove the file", "measured-remove"),
             id="measured-bar",
-            className="row measured-bar",
+            names="measured-bar",
             style=visible(False),
         ),
         scrolled("Measured beside predicted", id="measured-figures"),
@@ -157,6 +148,6 @@ def register(app: Dash, context: Context, overlay: Overlay) -> None:
             told.align,
             [
                 plain_table(head, figure_rows(told, data.units), numbers=(1, 2, 3)),
-                html.P("; ".join(hints), className="hint") if hints else None,
+                hint("; ".join(hints)) if hints else None,
             ],
         )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-import dash_ag_grid as dag
 import dash_cytoscape as cyto
-import dash_mantine_components as dmc
 from dash import Dash, ctx, html, no_update
 
 from ..context import Context
@@ -17,36 +15,28 @@ from ..views.detail import graph_edges
 from ..views.operators import beside_rows, operator_rows
 from ..views.operators_table import bottom_rows, columns_of, table_rows
 from ..views.picture import ASPECT, NARROW_ASPECT, picture
+from .parts import ONE_ROW, button, grid, grow, hint, numbers, row, search, small
 from .view_store import shown_point
 from .wiring import callback, in_browser
+
+LEGEND = "double border: computed again in backward; dashed: not all its operators alike; thick: resharded"
 
 
 def graph() -> Any:
     """Return the modules as boxes, with search and zoom."""
-    buttons = [
-        dmc.Button(text, id=f"picture-{name}", size="compact-xs", variant="default", **cast(Any, label))
-        for name, text, label in (
-            ("fit", "fit", {"aria-label": "Show the whole graph"}),
-            ("in", "+", {"aria-label": "Zoom in"}),
-            ("out", "−", {"aria-label": "Zoom out"}),
-        )
+    zoom = [
+        button("fit", "picture-fit", "Show the whole graph"),
+        button("+", "picture-in", "Zoom in"),
+        button("−", "picture-out", "Zoom out"),
     ]
-    search = dmc.TextInput(
-        id="picture-search", placeholder="find in the graph", size="xs", w=200, debounce=200,
-        **cast(Any, {"aria-label": "Find in the graph"}),
-    )  # fmt: skip
-    hint = "double border: computed again in backward; dashed: not all its operators alike; thick: resharded"
+    found = search("picture-search", "find in the graph", "Find in the graph", 200)
     return html.Div(
         [
-            html.Div(
-                [search, html.Span(id="picture-found", className="muted small"), html.Span(className="grow"),
-                 *buttons],
-                className="row tight above",
-            ),
+            row(found, small("picture-found"), grow(), *zoom, names="tight above"),
             _graph_picture(),
-            html.P(hint, className="hint"),
+            hint(LEGEND),
         ]
-    )  # fmt: skip
+    )
 
 
 def _graph_picture() -> Any:
@@ -82,65 +72,48 @@ FIGURE = (
 def table() -> Any:
     """Return the operators, with search and the control that narrows them to a module."""
 
-    def number(field: str, name: str, width: int = 128, tip: str = "") -> dict[str, Any]:
-        return {
-            "field": field, "headerName": name, "headerTooltip": tip, "type": "rightAligned", "width": width,
-            "valueFormatter": {"function": FIGURE},
-        }  # fmt: skip
+    def number(field: str, name: str, width: int, tip: str) -> dict[str, Any]:
+        return numbers(field, name, width, FIGURE, headerTooltip=tip)
 
+    # No column grows with the window: the grid (35.3) then never shows its rows where there is no room to
+    # grow into, as on every window below 1,200 px.
+    columns = [
+        {"field": "group", "headerName": "operator", "width": 190, "pinned": "left"},
+        {"field": "module", "headerName": "module", "width": 240, "tooltipField": "module"},
+        {"field": "axes", "headerName": "split by", "width": 238, "tooltipField": "axes"},
+        {"field": "options", "headerName": "stored in shards", "width": 150, "tooltipField": "options"},
+        number(
+            "memory", "memory", 112, "parameters, gradients, optimizer state; below, what else is at the peak"
+        ),
+        number("compute", "compute", 112, "forward, backward and copies, without what runs again"),
+        number(
+            "copies", "of it copies", 120, "copies and additions that bring something to where it is used"
+        ),
+        number("communication", "communication", 156, "waited for or hidden"),
+        number(
+            "kept", "keeps", 108, "for backward, of one micro-batch; the total has what is alive at the peak"
+        ),
+        {"field": "source", "headerName": "figures", "width": 110},
+        {"field": "node", "hide": True, "filter": "agTextColumnFilter"},
+    ]
     return html.Div(
         [
-            html.Div(
-                [
-                    dmc.TextInput(
-                        id="operator-search", placeholder="search operators, modules, dims", size="xs", w=280,
-                        debounce=200, **cast(Any, {"aria-label": "Search operators"}),
-                    ),
-                    dmc.Button("all modules", id="operator-all", size="compact-xs", variant="default"),
-                    html.Span(id="operator-shown", className="muted small"),
-                ],
-                className="row above",
+            row(
+                search("operator-search", "search operators, modules, dims", "Search operators", 280),
+                button("all modules", "operator-all"),
+                small("operator-shown"),
+                names="above",
             ),
-            dag.AgGrid(
-                id="operators",
-                # No column grows with the window: the grid (35.3) then never shows its rows where there is no
-                # room to grow into, as on every window below 1,200 px.
-                columnDefs=[
-                    {"field": "group", "headerName": "operator", "width": 190, "pinned": "left"},
-                    {"field": "module", "headerName": "module", "width": 240,
-                     "tooltipField": "module"},
-                    {"field": "axes", "headerName": "split by", "width": 238,
-                     "tooltipField": "axes"},
-                    {"field": "options", "headerName": "stored in shards", "width": 150,
-                     "tooltipField": "options"},
-                    number("memory", "memory", 112,
-                           tip="parameters, gradients, optimizer state; below, what else is at the peak"),
-                    number("compute", "compute", 112,
-                           tip="forward, backward and copies, without what runs again"),
-                    number("copies", "of it copies", 120,
-                           tip="copies and additions that bring something to where it is used"),
-                    number("communication", "communication", 156, tip="waited for or hidden"),
-                    number("kept", "keeps", 108,
-                           tip="for backward, of one micro-batch; the total has what is alive at the peak"),
-                    {"field": "source", "headerName": "figures", "width": 110},
-                    {"field": "node", "hide": True, "filter": "agTextColumnFilter"},
-                ],
-                rowData=[],
-                getRowId="params.data.group",
-                columnSize=None,
-                defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True,
-                               "suppressHeaderFilterButton": True},
-                dashGridOptions={
-                    "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
-                    "rowHeight": 30, "headerHeight": 34, "animateRows": False,
-                    # As in the table of points: tab leaves it.
-                    "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
-                },
-                className="grid",
-                style={"height": 520},
+            grid(
+                "operators",
+                columns,
+                520,
+                {"rowSelection": ONE_ROW, "rowHeight": 30, "headerHeight": 34},
+                key="group",
+                column={"suppressMovable": True, "suppressHeaderFilterButton": True},
             ),
         ]
-    )  # fmt: skip
+    )
 
 
 def register(app: Dash, context: Context) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import dash_ag_grid as dag
-import dash_mantine_components as dmc
 from dash import Dash, Patch, ctx, html, no_update
 
 from tensoropt.errors import TensorOptError
@@ -14,7 +12,7 @@ from tensoropt.report.owners import PointOwners, point_owners
 from ..context import Context, Recent
 from ..views.frontier import FrontierData
 from ..views.owners import moment, moment_words, owner_cells, total_cells
-from .parts import aria, panel
+from .parts import ONE_ROW, aria, buttons, grid, grow, hint, numbers, panel, row, search
 from .view_store import shown_point
 from .wiring import callback, in_browser
 
@@ -23,59 +21,39 @@ SIZE = "params.data ? params.data.size : ''"
 
 def owners_panel() -> Any:
     """Return the search, the steps from moment to moment, and the table."""
-    buttons = [
-        dmc.Button(text, id=f"owners-{name}", size="compact-xs", variant="default", **aria(label=label))
-        for name, text, label in (
-            ("before", "◀", "The moment before"),
-            ("peak", "peak", "Owners at the peak"),
-            ("next", "▶", "The next moment"),
-        )
+    steps = buttons(
+        "owners",
+        ("before", "◀", "The moment before"),
+        ("peak", "peak", "Owners at the peak"),
+        ("next", "▶", "The next moment"),
+    )
+    columns = [
+        {"field": "operator", "headerName": "operator", "width": 170, "tooltipField": "operator"},
+        numbers("bytes", "bytes", 100, SIZE),
+        {"field": "share", "headerName": "share", "type": "rightAligned", "width": 76, "sortable": False},
+        {"field": "what", "headerName": "what", "width": 180, "tooltipField": "what"},
+        {"field": "tensor", "headerName": "tensor", "width": 170, "tooltipField": "tensor"},
+        {"field": "kind", "headerName": "kind", "width": 150},
+        {"field": "until", "headerName": "until", "width": 300, "tooltipField": "until", "sortable": False},
     ]
-    search = dmc.TextInput(
-        id="owners-search", placeholder="operator, tensor, kind", size="xs", w=130, debounce=200,
-        **aria(label="Search owners"),
-    )  # fmt: skip
-    column = {
-        "sortable": True,
-        "resizable": True,
-        "suppressMovable": True,
-        "suppressHeaderFilterButton": True,
-    }
     return panel(
-        html.Div(
-            [html.Span(id="owners-moment", **aria(live="polite")), html.Span(className="grow"), search,
-             *buttons],
-            className="row tight above",
+        row(
+            html.Span(id="owners-moment", **aria(live="polite")),
+            grow(),
+            search("owners-search", "operator, tensor, kind", "Search owners", 130),
+            *steps,
+            names="tight above",
         ),
-        dag.AgGrid(
-            id="owners",
-            columnDefs=[
-                {"field": "operator", "headerName": "operator", "width": 170, "tooltipField": "operator"},
-                {"field": "bytes", "headerName": "bytes", "type": "rightAligned", "width": 100,
-                 "valueFormatter": {"function": SIZE}},
-                {"field": "share", "headerName": "share", "type": "rightAligned", "width": 76,
-                 "sortable": False},
-                {"field": "what", "headerName": "what", "width": 180, "tooltipField": "what"},
-                {"field": "tensor", "headerName": "tensor", "width": 170, "tooltipField": "tensor"},
-                {"field": "kind", "headerName": "kind", "width": 150},
-                {"field": "until", "headerName": "until", "width": 300, "tooltipField": "until",
-                 "sortable": False},
-            ],
-            rowData=[],
-            getRowId="params.data.id",
-            columnSize=None,
-            defaultColDef=column,
-            dashGridOptions={
-                "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
-                "rowHeight": 28, "headerHeight": 32, "animateRows": False,
-                "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
-            },
-            className="grid",
-            style={"height": 236},
+        grid(
+            "owners",
+            columns,
+            236,
+            {"rowSelection": ONE_ROW, "rowHeight": 28, "headerHeight": 32},
+            column={"suppressMovable": True, "suppressHeaderFilterButton": True},
         ),
-        html.P(id="owners-note", className="hint"),
+        hint(id="owners-note"),
         title="Whose memory",
-    )  # fmt: skip
+    )
 
 
 def register(app: Dash, context: Context) -> None:

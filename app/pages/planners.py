@@ -21,7 +21,18 @@ from ..jobs.request import planners_from
 from ..state import View
 from ..views.library import title_of
 from ..views.planners import planner_rows, refusals_beside
-from .parts import aria, note, panel, plain_table, planner_choice, planner_options, scrolled
+from .parts import (
+    hint,
+    note,
+    panel,
+    plain_table,
+    planner_choice,
+    planner_options,
+    row,
+    scrolled,
+    spoken,
+    stores,
+)  # fmt: skip
 from .view_store import view_of
 from .wiring import callback
 
@@ -32,22 +43,18 @@ HEAD = ("planner", "budget", "memory", "time", "over the best known", "points", 
 
 def layout(context: Context) -> Any:
     if context.jobs is None:
-        start: Any = html.P(["Run them on the command line: ", html.Code(id="beside-line")], className="hint")
+        start: Any = hint("Run them on the command line: ", html.Code(id="beside-line"))
     else:
-        start = html.Div(
-            [
-                html.Div(planner_choice("beside", "Run beside this frontier", USUAL), className="grow"),
-                dmc.Button("Run planners", id="beside-start", variant="default"),
-            ],
-            className="row fields",
+        start = row(
+            html.Div(planner_choice("beside", "Run beside this frontier", USUAL), className="grow"),
+            dmc.Button("Run planners", id="beside-start", variant="default"),
+            names="fields",
         )
     return panel(
         scrolled("Published planners", id="planner-table"),
         start,
-        html.Div(id="beside-said", className="said-below", **aria(live="polite")),
-        dcc.Store(id="beside-job"),
-        dcc.Store(id="beside-told"),
-        dcc.Store(id="planner-shown"),
+        spoken("beside-said", className="said-below"),
+        *stores("beside-job", "beside-told", "planner-shown"),
         title="Published planners",
         names="later",
     )
@@ -75,7 +82,7 @@ def register(app: Dash, context: Context) -> None:
                 "None was run beside this frontier. Their plans become marks in the plot, evaluated by the "
                 "same simulator."
             )
-            return html.P(words, className="hint"), about
+            return hint(words), about
         cells = [[r.title, r.limit, r.memory, r.time, r.gap, r.points, r.search, r.remark] for r in rows]
         return plain_table(HEAD, cells, numbers=range(1, 7)), about
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import dash_mantine_components as dmc
 from dash import ALL, Dash, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
@@ -18,7 +17,8 @@ from ..jobs.manager import JobManager
 from ..jobs.refill import Refill, question_of_job, refill
 from ..state import View
 from ..views.jobs import clusters
-from .parts import aria, note
+from . import parts
+from .parts import note, spoken
 from .wiring import callback, in_browser
 
 
@@ -28,13 +28,8 @@ def layout() -> Any:
     return html.Div(
         [
             dcc.Store(id="refilled"),
-            dmc.Button(
-                "Fill the form from the exploration above",
-                id="refill-shown",
-                size="compact-xs",
-                variant="default",
-            ),
-            html.Div(id="refill-said", tabIndex=-1, **aria(live="polite")),
+            parts.button("Fill the form from the exploration above", "refill-shown"),
+            spoken("refill-said", tabIndex=-1),
         ],
         className="refill",
     )
@@ -42,7 +37,7 @@ def layout() -> Any:
 
 def button() -> Any:
     """Return the button to explore again with changes, for pages that show an exploration."""
-    return dmc.Button("explore again with changes", id="change-shown", size="compact-xs", variant="default")
+    return parts.button("explore again with changes", "change-shown")
 
 
 def register(

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
-import dash_ag_grid as dag
 import dash_mantine_components as dmc
-from dash import Dash, dcc, html, no_update
+from dash import Dash, html, no_update
 
 from tensoropt.errors import TensorOptError
 
 from ..context import Context
-from ..figures.palette import DASHES, GRAPH_CONFIG, RUN_COLOURS, run_style
+from ..figures.palette import DASHES, RUN_COLOURS, run_style
 from ..figures.runs import runs_figure
 from ..labels import LabelError
 from ..views import runs as view
 from ..views.library import own_title
 from ..views.units import Units
-from .parts import aria, note, panel
+from .parts import (
+    D3,
+    aria,
+    buttons,
+    grid,
+    grow,
+    heading,
+    hint,
+    keyboard_plot,
+    note,
+    numbers,
+    panel,
+    plot,
+    row,
+    search,
+    stack,
+    stores,
+)  # fmt: skip
 from .wiring import callback, in_browser
 
 CHOICES = len(RUN_COLOURS) * len(DASHES)
@@ -36,28 +52,13 @@ LOCALE = {
 
 
 def layout() -> Any:
-    return html.Div(
-        [
-            html.H1("Runs", className="unseen"),
-            *(dcc.Store(id=f"runs-{name}") for name in STORES),
-            html.Div([_plot(), _table()], className="stack"),
-        ]
-    )
+    kept = stores(*(f"runs-{name}" for name in STORES))
+    return html.Div([heading("Runs"), *kept, stack(_plot(), _table())])
 
 
 STORES = (
-    "view",
-    "axes",
-    "known",
-    "rows",
-    "drawn",
-    "edited",
-    "asked",
-    "named",
-    "clicked",
-    "hovered",
-    "searched",
-)
+    "view", "axes", "known", "rows", "drawn", "edited", "asked", "named", "clicked", "hovered", "searched",
+)  # fmt: skip
 """``view``: the content of the URL; ``axes``: the part of it that the server draws; ``known``: what the
 browser has to know."""
 
@@ -75,44 +76,25 @@ def _plot() -> Any:
         for value, text in (("logx", "log memory"), ("logy", "log time"))
     ]
     return panel(
-        html.Div(
-            [
-                _segments(
-                    "runs-memory", "Memory", ("device", "memory per device"), ("total", "of all devices")
-                ),
-                _segments("runs-time", "Time", ("step", "time per step"), ("sample", "per sample")),
-                dmc.ChipGroup(
-                    html.Div(chips, className="row tight"), id="runs-logs", multiple=True, value=[]
-                ),
-            ],
-            className="row above",
+        row(
+            _segments("runs-memory", "Memory", ("device", "memory per device"), ("total", "of all devices")),
+            _segments("runs-time", "Time", ("step", "time per step"), ("sample", "per sample")),
+            dmc.ChipGroup(row(*chips, names="tight"), id="runs-logs", multiple=True, value=[]),
+            names="above",
         ),
         html.Div(id="runs-said", role="status"),
         html.Div(id="runs-notes"),
-        html.Div(
-            dcc.Graph(
-                id="runs-graph",
-                config=cast(Any, GRAPH_CONFIG),
-                style={"height": 400},
-                figure={"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}},
-            ),
-            id="runs-plot",
-            tabIndex=0,
-            role="application",
-            **aria(
-                label="Frontiers of the runs that are shown, memory against time. Left and right move along "
-                "a frontier, up and down to another run, Enter opens the point.",
-            ),
+        keyboard_plot(
+            plot("runs-graph", 400),
+            "runs-plot",
+            "Frontiers of the runs that are shown, memory against time. Left and right move along a "
+            "frontier, up and down to another run, Enter opens the point.",
         ),
         html.Div(id="runs-legend", className="runs-legend"),
         html.P(id="runs-point", role="status", className="runs-point"),
-        html.P(
-            [
-                "A click on a point opens it. ", html.Kbd("←"), " ", html.Kbd("→"),
-                " move along a frontier, ", html.Kbd("↑"), " ", html.Kbd("↓"),
-                " to another run, ", html.Kbd("Enter"), " opens.",
-            ],
-            className="hint",
+        hint(
+            "A click on a point opens it. ", html.Kbd("←"), " ", html.Kbd("→"), " move along a frontier, ",
+            html.Kbd("↑"), " ", html.Kbd("↓"), " to another run, ", html.Kbd("Enter"), " opens.",
         ),
         names="plot-panel",
     )  # fmt: skip
@@ -125,11 +107,7 @@ def _columns(units: Units | None = None) -> list[dict[str, Any]]:
         return {"field": field, "headerName": name, "width": width, "filter": "agTextColumnFilter", **more}
 
     def number(field: str, name: str, width: int, fmt: str = ",.4~r") -> dict[str, Any]:
-        return {
-            "field": field, "headerName": name, "type": "rightAligned", "width": width,
-            "filter": "agNumberColumnFilter",
-            "valueFormatter": {"function": f"params.value == null ? '' : d3.format('{fmt}')(params.value)"},
-        }  # fmt: skip
+        return numbers(field, name, width, D3.format(fmt), filter="agNumberColumnFilter")
 
     editor = {
         "cellEditor": "agSelectCellEditor", "cellEditorParams": {"values": list(range(CHOICES))},
@@ -161,60 +139,44 @@ def _columns(units: Units | None = None) -> list[dict[str, Any]]:
 
 
 def _table() -> Any:
-    buttons = [
-        dmc.Button(text, id=f"runs-{name}", size="compact-xs", variant="default", **aria(label=label))
-        for name, text, label in (
-            ("all", "show listed", "Show the runs that the table lists"),
-            ("only", "only listed", "Show the runs that the table lists and hide the others"),
-            ("none", "hide all", "Hide all runs"),
-            ("csv", "CSV", "Save the table as it is listed as a CSV file"),
-        )
-    ]
+    options = {
+        "rowSelection": {
+            "mode": "multiRow", "checkboxes": True, "headerCheckbox": True, "selectAll": "filtered",
+            "enableClickSelection": False,
+        },
+        "selectionColumnDef": {"headerName": "", "width": 44, "pinned": None, "sortable": True},
+        "rowHeight": ROW_PX, "headerHeight": 34, "tooltipShowDelay": 300,
+        "enterNavigatesVerticallyAfterEdit": False, "stopEditingWhenCellsLoseFocus": True,
+        "localeText": LOCALE, "enableCellTextSelection": True, "ensureDomOrder": True,
+    }  # fmt: skip
+    shown = buttons(
+        "runs",
+        ("all", "show listed", "Show the runs that the table lists"),
+        ("only", "only listed", "Show the runs that the table lists and hide the others"),
+        ("none", "hide all", "Hide all runs"),
+        ("csv", "CSV", "Save the table as it is listed as a CSV file"),
+    )
     return panel(
-        html.Div(
-            [
-                dmc.TextInput(
-                    id="runs-search", size="xs", placeholder="search names, tags, models …", value="", w=240,
-                    **aria(label="Search the runs"),
-                ),
-                html.Div(buttons, className="row tight"),
-                html.Span(className="grow"),
-                html.Span(id="runs-count", role="status", className="muted"),
-            ],
-            className="row above",
+        row(
+            search(
+                "runs-search", "search names, tags, models …", "Search the runs", 240, value="",
+                debounce=False,
+            ),
+            row(*shown, names="tight"),
+            grow(),
+            html.Span(id="runs-count", role="status", className="muted"),
+            names="above",
         ),
         html.Div(id="runs-told"),
-        dag.AgGrid(
-            id="runs-table",
-            columnDefs=_columns(),
-            rowData=[],
-            getRowId="params.data.id",
-            columnSize=None,
-            defaultColDef={"sortable": True, "resizable": True},
-            dashGridOptions={
-                "rowSelection": {
-                    "mode": "multiRow", "checkboxes": True, "headerCheckbox": True, "selectAll": "filtered",
-                    "enableClickSelection": False,
-                },
-                "selectionColumnDef": {"headerName": "", "width": 44, "pinned": None, "sortable": True},
-                "rowHeight": ROW_PX, "headerHeight": 34, "animateRows": False, "tooltipShowDelay": 300,
-                "enterNavigatesVerticallyAfterEdit": False, "stopEditingWhenCellsLoseFocus": True,
-                "localeText": LOCALE, "enableCellTextSelection": True, "ensureDomOrder": True,
-                # Tab leaves the table instead of walking through its cells; arrow keys do that.
-                "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
-            },
+        grid(
+            "runs-table", _columns(), HEAD_PX + ROW_PX * MOST_ROWS, options,
             eventListeners={"cellKeyDown": ["openRun(params)"]},
-            className="grid",
-            style={"height": HEAD_PX + ROW_PX * MOST_ROWS},
         ),
-        html.P(
-            [
-                "The box at a row's left shows or hides the run. Names, tags and colours are changed in the ",
-                "table (double-click, or ", html.Kbd("Enter"), " on the cell) and kept beside the jobs; an ",
-                "empty name is the exploration's own again. Colours come round after six: dash and marks ",
-                "differ then.",
-            ],
-            className="hint",
+        hint(
+            "The box at a row's left shows or hides the run. Names, tags and colours are changed in the ",
+            "table (double-click, or ", html.Kbd("Enter"), " on the cell) and kept beside the jobs; an ",
+            "empty name is the exploration's own again. Colours come round after six: dash and marks ",
+            "differ then.",
         ),
         title="All explorations",
     )  # fmt: skip

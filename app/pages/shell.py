@@ -11,7 +11,7 @@ from dash import Dash, dcc, html, no_update
 from ..context import Context
 from ..state import PAGES
 from . import clusters, explore, export, frontier, plan, runs
-from .parts import aria
+from .parts import aria, button, stores
 from .wiring import callback, in_browser
 
 DARK_SCALE = (
@@ -19,16 +19,6 @@ DARK_SCALE = (
     "#11171d",
 )  # fmt: skip
 """The controls' greys in the dark scheme, from text to page, in the hue of the rest."""
-TITLES = {
-    "explore": "Explore",
-    "frontier": "Frontier",
-    "runs": "Runs",
-    "plan": "Plan",
-    "clusters": "Clusters",
-    "export": "Export",
-}
-
-
 PARTS = ("frame", "listing", "controls", "selection", "pick")
 """Stores of the state by what depends on it: the plot, the words about the whole frontier, controls, what
 moves in the plot (:func:`.look.selection`), and everything."""
@@ -39,6 +29,14 @@ LATER = ("explore", "plan")
 drawn, or when they are requested."""
 
 
+STORES = (
+    "state", "frame", "listing", "controls", "renewed", "selection", "pick", "page", "plan-pick",
+    "export-pick", "clusters-pick", "narrow", "key", "answered", "queued", "scheme", "written", "drawn",
+    "finished", "told", "heard", "waited", "active-jobs", "titled", "waiting", "making", "looked",
+)  # fmt: skip
+"""What every page keeps in the browser."""
+
+
 def layout(context: Context, first: str = "") -> Any:
     """Return the document, which contains all pages and shows one of them.
 
@@ -46,35 +44,9 @@ def layout(context: Context, first: str = "") -> Any:
         context: the state that callbacks share.
         first: the page that is shown first, if known: other pages of :data:`LATER` have no content yet.
     """
-    stores = [
+    kept = [
         dcc.Location(id="url", refresh=False),
-        dcc.Store(id="state"),
-        dcc.Store(id="frame"),
-        dcc.Store(id="listing"),
-        dcc.Store(id="controls"),
-        dcc.Store(id="renewed"),
-        dcc.Store(id="selection"),
-        dcc.Store(id="pick"),
-        dcc.Store(id="page"),
-        dcc.Store(id="plan-pick"),
-        dcc.Store(id="export-pick"),
-        dcc.Store(id="clusters-pick"),
-        dcc.Store(id="narrow"),
-        dcc.Store(id="key"),
-        dcc.Store(id="answered"),
-        dcc.Store(id="queued"),
-        dcc.Store(id="scheme"),
-        dcc.Store(id="written"),
-        dcc.Store(id="drawn"),
-        dcc.Store(id="finished"),
-        dcc.Store(id="told"),
-        dcc.Store(id="heard"),
-        dcc.Store(id="waited"),
-        dcc.Store(id="active-jobs"),
-        dcc.Store(id="titled"),
-        dcc.Store(id="waiting"),
-        dcc.Store(id="making"),
-        dcc.Store(id="looked"),
+        *stores(*STORES),
         dcc.Store(id="made", data=[name for name in LATER if first in ("", name)]),
         dcc.Store(id="chosen-scheme", storage_type="local"),
     ]
@@ -83,16 +55,12 @@ def layout(context: Context, first: str = "") -> Any:
     }
     return dmc.MantineProvider(
         [
-            *stores,
+            *kept,
             html.A("Skip to content", href="#content", className="skip"),
             _header(),
             _connection(context),
             html.Div(
-                [
-                    html.Div(id="notice", role="status"),
-                    dmc.Button("Close", id="notice-close", size="compact-xs", variant="default"),
-                ],
-                className="notice",
+                [html.Div(id="notice", role="status"), button("Close", "notice-close")], className="notice"
             ),
             html.Div(id="problem", role="alert", **aria(live="assertive")),
             html.Main(
@@ -136,7 +104,7 @@ def _connection(context: Context) -> html.Div:
 
 def _header() -> html.Header:
     links = [
-        dcc.Link(TITLES[name], href=f"/{name}", id=f"nav-{name}", className=f"nav nav-{name}")
+        dcc.Link(name.capitalize(), href=f"/{name}", id=f"nav-{name}", className=f"nav nav-{name}")
         for name in PAGES
     ]
     return html.Header(
@@ -144,22 +112,15 @@ def _header() -> html.Header:
             html.Span("TensorOpt", className="brand"),
             html.Nav(links, **aria(label="Pages")),
             dmc.Select(
-                id="exploration",
-                data=[],
-                searchable=True,
-                clearSearchOnFocus=True,
-                allowDeselect=False,
-                placeholder="no exploration yet",
-                nothingFoundMessage="nothing by that name",
-                size="sm",
-                className="which",
-                comboboxProps={"width": 420, "position": "bottom-end"},
+                id="exploration", data=[], searchable=True, clearSearchOnFocus=True, allowDeselect=False,
+                placeholder="no exploration yet", nothingFoundMessage="nothing by that name", size="sm",
+                className="which", comboboxProps={"width": 420, "position": "bottom-end"},
                 **aria(label="Exploration"),
             ),
             dmc.Button("Dark", id="scheme-button", variant="default", size="sm", className="scheme"),
         ],
         className="top",
-    )
+    )  # fmt: skip
 
 
 def register(app: Dash, context: Context) -> None:

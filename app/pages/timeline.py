@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import dash_mantine_components as dmc
 from dash import Dash, html
 
-from .parts import aria, panel
+from .parts import aria, buttons, grow, hint, panel, row, search, small
 from .wiring import in_browser
 
 KEYS = (
@@ -23,28 +22,24 @@ def timed(graph: Any, label: str) -> html.Div:
 
 def timeline_panel(graph: Any) -> Any:
     """Return the panel with streams, links and stages in rows."""
-    buttons = [
-        dmc.Button(text, id=f"timeline-{name}", size="compact-xs", variant="default", **aria(label=label))
-        for name, text, label in (
-            ("fit", "fit", "Show the whole step"),
-            ("in", "+", "Closer in time"),
-            ("out", "−", "Further in time"),
-        )
-    ]
-    search = dmc.TextInput(
-        id="timeline-search", placeholder="find events, operators, rows", size="xs", w=200, debounce=200,
-        **aria(label="Find in the timeline"),
-    )  # fmt: skip
+    zoom = buttons(
+        "timeline",
+        ("fit", "fit", "Show the whole step"),
+        ("in", "+", "Closer in time"),
+        ("out", "−", "Further in time"),
+    )
     return panel(
-        html.Div(
-            [search, html.Span(id="timeline-found", className="muted small", **aria(live="polite")),
-             html.Span(className="grow"), *buttons],
-            className="row tight above",
+        row(
+            search("timeline-search", "find events, operators, rows", "Find in the timeline", 200),
+            small("timeline-found", **aria(live="polite")),
+            grow(),
+            *zoom,
+            names="tight above",
         ),
         timed(graph, "Timeline of the step"),
-        html.P(KEYS, className="hint"),
+        hint(KEYS),
         title="Devices and links",
-    )  # fmt: skip
+    )
 
 
 def register(app: Dash) -> None:

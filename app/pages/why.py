@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import dash_mantine_components as dmc
 from dash import ALL, Dash, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
@@ -22,7 +21,7 @@ from ..state import View
 from ..views.frontier import FrontierData
 from ..views.library import title_of
 from ..views.why import WhyRow, budget_of, deeper_rows, parts, quick, results_of, rows
-from .parts import aria, note, panel, plain_table, scrolled
+from .parts import button, hint, note, panel, plain_table, scrolled, spoken, stores
 from .view_store import shown_point, view_of
 from .wiring import callback, in_browser
 
@@ -32,14 +31,12 @@ HEAD = ("", "time", "change", "")
 def layout() -> Any:
     return panel(
         html.Div(id="why-quick"),
-        html.H3("This very plan at other prices"),
+        html.H3("The same plan under changed costs"),
         html.Div(id="why-simulated"),
         html.H3("With a search of its own"),
         html.Div(id="why-deeper"),
-        html.Div(id="why-said", className="said-below", **aria(live="polite")),
-        dcc.Store(id="why-rest"),
-        dcc.Store(id="why-started"),
-        dcc.Store(id="why-shown"),
+        spoken("why-said", className="said-below"),
+        *stores("why-rest", "why-started", "why-shown"),
         title="Why not faster?",
         names="why",
     )
@@ -91,7 +88,7 @@ def register(app: Dash, context: Context) -> None:
             *_parts_table(why, data),
             html.H3("On this frontier"),
             _table(rows(why, (*why.bounds, *why.levers), data, view)),
-            html.P(budget_of(data, view)[1], className="hint"),
+            hint(budget_of(data, view)[1]),
             *(note(text) for text in why.notes),
         ]
 
@@ -112,7 +109,7 @@ def register(app: Dash, context: Context) -> None:
             return [note(text) for text in why.notes[len(before.notes) :]]
         return [
             _table(rows(why, (*bounds, *levers), data, view)),
-            html.P(f"The first two are bounds. {OF_SIMULATED.capitalize()}.", className="hint"),
+            hint(f"The first two are bounds. {OF_SIMULATED.capitalize()}."),
         ]
 
     @callback(
@@ -221,8 +218,5 @@ def _actions(row: WhyRow) -> list[Any]:
         found.append(html.Span(row.state, className="why-state", role="status" if row.active else None))
     if row.action:
         words = {"run": "Explore", "again": "Try again"}[row.action]
-        found.append(
-            dmc.Button(words, id={"why": row.key}, size="compact-xs", variant="default",
-                       **aria(label=f"{words}: {row.title}"))
-        )  # fmt: skip
+        found.append(button(words, {"why": row.key}, f"{words}: {row.title}"))
     return found

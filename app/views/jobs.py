@@ -144,7 +144,7 @@ def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
 def estimate_words(found: Estimate | None) -> str:
     """Say how long it will take, and from what that is known."""
     if found is None:
-        return "No estimate yet: nothing like it has come to its end here."
+        return "No estimate yet: no finished run like it."
     span = duration(found.low_s)
     if found.high_s > 1.1 * found.low_s:
         span += f" to {duration(found.high_s)}"

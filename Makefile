@@ -54,7 +54,7 @@ bench-fidelity: $(STAMP) ## predicted against executed on two CPU ranks (ARGS=--
 	$(BIN)/python -m tests.benchmarks.fidelity.bench_fidelity $(ARGS)
 
 zoo-figures: $(STAMP) ## count what `tensoropt list models` shows again (NAMES="gpt2 vgg16" for some)
-	$(BIN)/python -m tensoropt.report.zoo_statistics $(NAMES)
+	$(BIN)/python -m tests.zoo.statistics $(NAMES)
 
 screenshots: $(STAMP) ## pictures of every page for the README (needs Chromium)
 	$(BIN)/python -m tensoropt_app.screenshots

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tensoropt.report.beside import PEAK, WHOLE, Beside, Figure
+from tensoropt.report.beside import PEAK, WHOLE, Beside
 
 from .units import Units
 
 ALIGN_WORDS = {PEAK: "by the peaks", WHOLE: "the whole recording as one step"}
-NOT_TOLD = "not told"
 MOST_EVENTS = 4000
 """The most bars of a trace that are drawn: the longest."""
 
@@ -19,14 +18,7 @@ def align_options(found: Beside) -> list[dict[str, str]]:
 
 def figure_rows(found: Beside, units: Units) -> list[list[str]]:
     """Return (name, predicted, measured, ratio with the change in words) for each figure."""
-    return [_row(figure, units) for figure in found.figures]
-
-
-def _row(figure: Figure, units: Units) -> list[str]:
-    unit = units.memory if figure.unit == "bytes" else units.time
-    if figure.measured is None:
-        return [figure.name, unit.text(figure.predicted), NOT_TOLD, ""]
-    return [figure.name, unit.text(figure.predicted), unit.text(figure.measured), figure.ratio_words]
+    return [list(figure.words(units.memory.text, units.time.text)) for figure in found.figures]
 
 
 def left_words(found: Beside) -> str:

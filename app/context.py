@@ -13,6 +13,7 @@ from tensoropt.plan.verified import Verified
 
 from .jobs.manager import JobManager
 from .library import Library
+from .measured import MeasuredFiles
 from .state import View
 from .views.detail import detail_of
 from .views.frontier import FrontierData
@@ -51,6 +52,15 @@ class Context:
     jobs: JobManager | None = None
     frontiers: Recent = field(default_factory=Recent)
     details: Recent = field(default_factory=lambda: Recent(size=6))
+    owners: Recent = field(default_factory=lambda: Recent(size=3))
+    whys: Recent = field(default_factory=lambda: Recent(size=64))
+    measured: MeasuredFiles = field(default_factory=MeasuredFiles)
+
+    @property
+    def manager(self) -> JobManager:
+        """The jobs of a dashboard that has them."""
+        assert self.jobs is not None
+        return self.jobs
 
     def exploration(self, view: View) -> Exploration | None:
         """Return the view's exploration; None if the view names none."""

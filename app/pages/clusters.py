@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, dcc, html, no_update
+from dash import dcc, html, no_update
 
 from tensoropt.units import format_bytes, format_number
 
@@ -32,19 +32,12 @@ from .parts import (
     visible,
 )  # fmt: skip
 from .view_store import view_of
-from .wiring import callback, in_browser
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 CLUSTER_FIELDS = ("shop-within", "shop-cost", "shop-amount", "shop-currency", "shop-prices")
 """The controls of this page whose values are the view's."""
-FOLLOW = """(href) => {
-  if (href) {
-    window.history.pushState({}, "", href);
-    window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
-    window.scrollTo(0, 0);
-  }
-  return window.dash_clientside.no_update;
-}"""
-"""Follows an address as a link on the page does (``dcc.Link``)."""
 MORE = (
     "Explore the model on other clusters (“Also on” of the Explore page, or --also-on) to compare them here."
 )
@@ -98,36 +91,34 @@ def layout() -> Any:
     )
 
 
-def register(app: Dash, context: Context) -> None:
-    """Make the page follow the state; a click opens a point."""
+@CALLBACKS.answer(
+    sets="clusters-empty.children clusters-body.style clusters-answer.children clusters-table.children "
+    "clusters-graph.figure",
+    when="clusters-pick.data scheme.data",
+    given="page.data",
+)
+def _show(context: Context, kept: Any, scheme: Any, page: Any) -> Any:
+    if page != "clusters" or not kept:
+        return (no_update,) * 5
+    view = view_of(kept)
+    data = clusters_data(context.library, view) if view.exploration else None
+    if data is None or not data.rows:
+        said = empty("No cluster to show", "Pick an exploration above, or start one on the Explore page.")
+        return said, visible(False), None, None, no_update
+    return None, {}, answer(data, view), table(data, view), clusters_figure(data, view, str(scheme))
 
-    @callback(
-        app,
-        sets="clusters-empty.children clusters-body.style clusters-answer.children "
-        "clusters-table.children clusters-graph.figure",
-        when="clusters-pick.data scheme.data",
-        given="page.data",
-    )
-    def show(kept: Any, scheme: Any, page: Any) -> Any:
-        if page != "clusters" or not kept:
-            return (no_update,) * 5
-        view = view_of(kept)
-        data = clusters_data(context.library, view) if view.exploration else None
-        if data is None or not data.rows:
-            said = empty("No cluster to show", "Pick an exploration above, or start one on the Explore page.")
-            return said, visible(False), None, None, no_update
-        return None, {}, answer(data, view), table(data, view), clusters_figure(data, view, str(scheme))
 
-    @callback(app, sets="clusters-open.data", when="clusters-graph.clickData", given="state.data")
-    def open_point(click: Any, kept: Any) -> Any:
-        view = view_of(kept)
-        data = clusters_data(context.library, view)
-        hit = None if data is None else clicked(click, data)
-        if data is None or hit is None:
-            return no_update
-        return f"/frontier?{point_view(view, data.rows[hit[0]], hit[1]).to_query()}"
+@CALLBACKS.answer(sets="clusters-open.data", when="clusters-graph.clickData", given="state.data")
+def _open_point(context: Context, click: Any, kept: Any) -> Any:
+    view = view_of(kept)
+    data = clusters_data(context.library, view)
+    hit = None if data is None else clicked(click, data)
+    if data is None or hit is None:
+        return no_update
+    return f"/frontier?{point_view(view, data.rows[hit[0]], hit[1]).to_query()}"
 
-    in_browser(app, FOLLOW, sets="clusters-opened.data", when="clusters-open.data")
+
+CALLBACKS.in_browser("tensoropt.follow", sets="clusters-opened.data", when="clusters-open.data")
 
 
 def clicked(click: Any, data: ClustersData) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, html
+from dash import html
 
 from tensoropt.cluster import list_devices, list_links
 from tensoropt.plan.settings import Setting, settings_fields
@@ -18,7 +18,7 @@ from ..jobs.manager import JobManager
 from ..jobs.request import LOSSES
 from ..safety import MAX_UPLOAD_BYTES
 from ..views.jobs import clusters, models, presets
-from . import explore_callbacks, job_list, refill
+from . import job_list, refill
 from .parts import (
     CLEAR,
     aria,
@@ -182,7 +182,3 @@ def _start() -> Any:
         spoken("start-said", className="grow"),
         names="start-bar",
     )
-
-
-def register(app: Dash, context: Context) -> None:
-    explore_callbacks.register(app, context)

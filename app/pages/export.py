@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, html
+from dash import html
 
 from ..context import Context
 from ..downloads import address
@@ -14,7 +14,9 @@ from ..views.frontier import FrontierData
 from ..views.point import point_card
 from .parts import copyable, empty, facts, halves, heading, hint, panel, stack
 from .view_store import shown_point
-from .wiring import callback
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 
 def layout() -> Any:
@@ -56,10 +58,9 @@ def body(context: Context, data: FrontierData, view: View) -> Any:
     )
 
 
-def register(app: Dash, context: Context) -> None:
-    @callback(app, sets="export-body.children", when="export-pick.data")
-    def show(pick: Any) -> Any:
-        data, view = shown_point(context, pick, "export", "export")
-        if data is None:
-            return empty("Nothing to export yet", "Pick an exploration above and a point on its frontier.")
-        return body(context, data, view)
+@CALLBACKS.answer(sets="export-body.children", when="export-pick.data")
+def _show(context: Context, pick: Any) -> Any:
+    data, view = shown_point(context, pick, "export", "export")
+    if data is None:
+        return empty("Nothing to export yet", "Pick an exploration above and a point on its frontier.")
+    return body(context, data, view)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, dcc, html
+from dash import dcc, html
 
 from ..context import Context
 from ..figures import frontier as drawing
 from ..state import ACROSS, UP
 from ..views.axes import TITLES
-from . import frontier_callbacks, planners, points_table, surroundings
+from . import planners, points_table, surroundings
 from .parts import (
     aria,
     button,
@@ -151,8 +151,3 @@ def _comparison() -> Any:
         title="Two points",
         id="comparison-panel",
     )
-
-
-def register(app: Dash, context: Context) -> None:
-    frontier_callbacks.register(app, context)
-    surroundings.register(app, context)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import dash_cytoscape as cyto
-from dash import Dash, ctx, html, no_update
+from dash import ctx, html, no_update
 
 from ..context import Context
 from ..figures.graph import elements, stylesheet
@@ -17,7 +17,9 @@ from ..views.operators_table import bottom_rows, columns_of, table_rows
 from ..views.picture import ASPECT, NARROW_ASPECT, picture
 from .parts import ONE_ROW, button, grid, grow, hint, numbers, row, search, small
 from .view_store import shown_point
-from .wiring import callback, in_browser
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 LEGEND = "double border: computed again in backward; dashed: not all its operators alike; thick: resharded"
 
@@ -116,94 +118,82 @@ def table() -> Any:
     )
 
 
-def register(app: Dash, context: Context) -> None:
-    _register_table(app, context)
-    _register_graph(app)
-
-
-def _register_table(app: Dash, context: Context) -> None:
-    @callback(
-        app,
-        sets="operators.rowData operators.columnDefs plan-picture.elements plan-picture.stylesheet "
-        "plan-legend.children +operators.dashGridOptions",
-        when="plan-pick.data scheme.data",
-        given="page.data operators.columnDefs operators.dashGridOptions narrow.data",
+@CALLBACKS.answer(
+    sets="operators.rowData operators.columnDefs plan-picture.elements plan-picture.stylesheet "
+    "plan-legend.children +operators.dashGridOptions",
+    when="plan-pick.data scheme.data",
+    given="page.data operators.columnDefs operators.dashGridOptions narrow.data",
+)
+def _draw(
+    context: Context, pick: Any, scheme: Any, page: Any, columns: Any, options: Any, narrow: Any
+) -> Any:
+    data, view = shown_point(context, pick, page, "plan")
+    if data is None or view.point is None:
+        return (no_update,) * 6
+    detail, _ = context.detail_or_why(data, view.point)
+    rows = operator_rows(data.exploration, view.point, detail)
+    aspect = NARROW_ASPECT if narrow else ASPECT
+    found = picture(rows, graph_edges(data.exploration, detail), aspect)
+    node_of = {group: node.key for node in found.nodes for group in node.groups}
+    heads = columns_of(columns, rows, data.units)
+    below = bottom_rows(beside_rows(data.exploration, view.point, detail), data.units)
+    options = {**options, "pinnedBottomRowData": below}
+    legend = _legend(found.legend, str(scheme))
+    return (
+        table_rows(rows, node_of, data.units),
+        heads,
+        elements(found),
+        stylesheet(str(scheme)),
+        legend,
+        options,
     )
-    def draw(pick: Any, scheme: Any, page: Any, columns: Any, options: Any, narrow: Any) -> Any:
-        data, view = shown_point(context, pick, page, "plan")
-        if data is None or view.point is None:
-            return (no_update,) * 6
-        detail, _ = context.detail_or_why(data, view.point)
-        rows = operator_rows(data.exploration, view.point, detail)
-        aspect = NARROW_ASPECT if narrow else ASPECT
-        found = picture(rows, graph_edges(data.exploration, detail), aspect)
-        node_of = {group: node.key for node in found.nodes for group in node.groups}
-        heads = columns_of(columns, rows, data.units)
-        below = bottom_rows(beside_rows(data.exploration, view.point, detail), data.units)
-        options = {**options, "pinnedBottomRowData": below}
-        legend = _legend(found.legend, str(scheme))
-        return (
-            table_rows(rows, node_of, data.units),
-            heads,
-            elements(found),
-            stylesheet(str(scheme)),
-            legend,
-            options,
-        )
-
-    @callback(
-        app,
-        sets="operators.dashGridOptions operators.filterModel operator-shown.children",
-        when="operator-search.value plan-picture.tapNodeData operator-all.n_clicks",
-        given="operators.dashGridOptions",
-    )
-    def narrow(search: Any, node: Any, _: Any, options: Any) -> Any:
-        """Show the operators of a tapped module; the search narrows what is shown."""
-        options = {**options, "quickFilterText": str(search or "")[:80]}
-        key = node.get("id") if isinstance(node, Mapping) and ctx.triggered_id == "plan-picture" else None
-        if ctx.triggered_id == "operator-search":
-            return options, no_update, no_update
-        if key is None:
-            return options, {}, ""
-        return options, {"node": {"filterType": "text", "type": "equals", "filter": key}}, f"in {key}"
-
-    @callback(
-        app,
-        sets="+plan-picture.stylesheet",
-        when="operators.selectedRows",
-        given="plan-picture.elements scheme.data",
-    )
-    def link(selected: Any, drawn: Any, scheme: Any) -> Any:
-        """Mark the module of a selected operator."""
-        groups = {r.get("group") for r in selected or () if isinstance(r, Mapping)}
-        base = stylesheet(str(scheme))
-        colours = palette(str(scheme))
-        for element in drawn or ():
-            data = element.get("data", {})
-            if groups & set(data.get("groups", ())):
-                mark = {"background-color": colours.select, "color": colours.surface}
-                base.append({"selector": f'node[id = "{data["id"]}"]', "style": mark})
-        return base
 
 
-def _register_graph(app: Dash) -> None:
-    """Register what needs no server: zoom, search and tooltips of the graph."""
+@CALLBACKS.answer(
+    sets="operators.dashGridOptions operators.filterModel operator-shown.children",
+    when="operator-search.value plan-picture.tapNodeData operator-all.n_clicks",
+    given="operators.dashGridOptions",
+)
+def _narrow(context: Context, search: Any, node: Any, _: Any, options: Any) -> Any:
+    """Show the operators of a tapped module; the search narrows what is shown."""
+    options = {**options, "quickFilterText": str(search or "")[:80]}
+    key = node.get("id") if isinstance(node, Mapping) and ctx.triggered_id == "plan-picture" else None
+    if ctx.triggered_id == "operator-search":
+        return options, no_update, no_update
+    if key is None:
+        return options, {}, ""
+    return options, {"node": {"filterType": "text", "type": "equals", "filter": key}}, f"in {key}"
 
-    in_browser(
-        app,
-        "picture.zoom",
-        sets="picture-fit.title",
-        when=[f"picture-{name}.n_clicks" for name in ("fit", "in", "out")],
-    )
-    in_browser(
-        app, "picture.find", sets="picture-found.children", when="picture-search.value plan-picture.elements"
-    )
-    in_browser(
-        app,
-        "picture.tip",
-        sets="picture-tip.title",
-        when="plan-picture.mouseoverNodeData plan-picture.mouseoverEdgeData",
-    )
+
+@CALLBACKS.answer(
+    sets="+plan-picture.stylesheet", when="operators.selectedRows", given="plan-picture.elements scheme.data"
+)
+def _link(context: Context, selected: Any, drawn: Any, scheme: Any) -> Any:
+    """Mark the module of a selected operator."""
+    groups = {r.get("group") for r in selected or () if isinstance(r, Mapping)}
+    base = stylesheet(str(scheme))
+    colours = palette(str(scheme))
+    for element in drawn or ():
+        data = element.get("data", {})
+        if groups & set(data.get("groups", ())):
+            mark = {"background-color": colours.select, "color": colours.surface}
+            base.append({"selector": f'node[id = "{data["id"]}"]', "style": mark})
+    return base
+
+
+CALLBACKS.in_browser(
+    "picture.zoom",
+    sets="picture-fit.title",
+    when=[f"picture-{name}.n_clicks" for name in ("fit", "in", "out")],
+)
+CALLBACKS.in_browser(
+    "picture.find", sets="picture-found.children", when="picture-search.value plan-picture.elements"
+)
+CALLBACKS.in_browser(
+    "picture.tip",
+    sets="picture-tip.title",
+    when="plan-picture.mouseoverNodeData plan-picture.mouseoverEdgeData",
+)
 
 
 def _legend(legend: tuple[tuple[str, int], ...], scheme: str) -> Any:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from dash import Dash, Patch, ctx, html, no_update
+from dash import Patch, ctx, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.report.owners import PointOwners, point_owners
 
-from ..context import Context, Recent
+from ..context import Context
 from ..views.frontier import FrontierData
 from ..views.owners import moment, moment_words, owner_cells, total_cells
 from .parts import ONE_ROW, aria, buttons, grid, grow, hint, numbers, panel, row, search
 from .view_store import shown_point
-from .wiring import callback, in_browser
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 SIZE = "params.data ? params.data.size : ''"
 
@@ -56,68 +58,66 @@ def owners_panel() -> Any:
     )
 
 
-def register(app: Dash, context: Context) -> None:
-    kept = Recent(size=3)
+def owners_of(context: Context, data: FrontierData, point: int) -> PointOwners:
+    """Return the owners of a point's memory, remembered."""
+    # The data is part of the remembered value, so that its id cannot be reused meanwhile.
+    key = (id(data.exploration), point)
+    found: PointOwners = context.owners.get(key, lambda: (data, point_owners(data.exploration, point)))[1]
+    return found
 
-    def owners_of(data: FrontierData, point: int) -> PointOwners:
-        # The data is part of the remembered value, so that its id cannot be reused meanwhile.
-        key = (id(data.exploration), point)
-        found: PointOwners = kept.get(key, lambda: (data, point_owners(data.exploration, point)))[1]
-        return found
 
-    @callback(
-        app,
-        sets="owners.rowData owners.dashGridOptions owners-moment.children owners-moment.title "
-        "owners-note.children +plan-curve.figure",
-        when=[
-            "plan-pick.data",
-            "plan-curve.clickData",
-            *(f"owners-{name}.n_clicks" for name in ("before", "peak", "next")),
-        ],
-        given="page.data owners-moment.title owners.dashGridOptions",
-    )
-    def show(pick: Any, clicked: Any, *rest: Any) -> Any:
-        page, shown, options = rest[-3:]
-        data, view = shown_point(context, pick, page, "plan")
-        if data is None or view.point is None:
-            return (no_update,) * 6
-        try:
-            owners = owners_of(data, view.point)
-        except TensorOptError as error:
-            return [], {**options, "pinnedBottomRowData": []}, "", "", str(error), no_update
-        fired = ctx.triggered_id
-        before = int(shown) if str(shown).isdecimal() else None
-        if fired == "plan-curve":
-            at = moment(owners, _clicked(clicked))
-        elif fired in ("owners-before", "owners-next"):
-            at = moment(owners, before, -1 if fired == "owners-before" else 1)
-        else:
-            at = moment(owners, None)
-        rows, below = owner_cells(at, data.units), total_cells(at, data.units)
-        grid = {**options, "pinnedBottomRowData": below}
-        words = moment_words(owners, at, data.units)
-        mark: Any = no_update
-        if str(fired).startswith(("plan-curve", "owners-")):
-            mark = Patch()
-            x, y = data.units.time.of(at.at.time_s), data.units.memory.of(at.at.total)
-            mark["layout"]["annotations"] = [
-                {"x": x, "y": y, "text": "▼", "showarrow": False, "yanchor": "bottom"}
-            ]
-        return rows, grid, words, str(at.number), owners.note, mark
+@CALLBACKS.answer(
+    sets="owners.rowData owners.dashGridOptions owners-moment.children owners-moment.title "
+    "owners-note.children +plan-curve.figure",
+    when=[
+        "plan-pick.data",
+        "plan-curve.clickData",
+        *(f"owners-{name}.n_clicks" for name in ("before", "peak", "next")),
+    ],
+    given="page.data owners-moment.title owners.dashGridOptions",
+)
+def _show(context: Context, pick: Any, clicked: Any, *rest: Any) -> Any:
+    page, shown, options = rest[-3:]
+    data, view = shown_point(context, pick, page, "plan")
+    if data is None or view.point is None:
+        return (no_update,) * 6
+    try:
+        owners = owners_of(context, data, view.point)
+    except TensorOptError as error:
+        return [], {**options, "pinnedBottomRowData": []}, "", "", str(error), no_update
+    fired = ctx.triggered_id
+    before = int(shown) if str(shown).isdecimal() else None
+    if fired == "plan-curve":
+        at = moment(owners, _clicked(clicked))
+    elif fired in ("owners-before", "owners-next"):
+        at = moment(owners, before, -1 if fired == "owners-before" else 1)
+    else:
+        at = moment(owners, None)
+    rows, below = owner_cells(at, data.units), total_cells(at, data.units)
+    grid = {**options, "pinnedBottomRowData": below}
+    words = moment_words(owners, at, data.units)
+    mark: Any = no_update
+    if str(fired).startswith(("plan-curve", "owners-")):
+        mark = Patch()
+        x, y = data.units.time.of(at.at.time_s), data.units.memory.of(at.at.total)
+        mark["layout"]["annotations"] = [
+            {"x": x, "y": y, "text": "▼", "showarrow": False, "yanchor": "bottom"}
+        ]
+    return rows, grid, words, str(at.number), owners.note, mark
 
-    in_browser(
-        app,
-        "timeline.filterOwners",
-        sets="+owners.dashGridOptions",
-        when="owners-search.value",
-        given="owners.dashGridOptions",
-    )
-    # A row, or an event of the timeline, leads to its operator.
-    for function, source in (("fromOwner", "owners.selectedRows"), ("fromEvent", "plan-timeline.clickData")):
-        in_browser(
-            app, f"timeline.{function}", sets="+operators.selectedRows +operators.scrollTo", when=source,
-            given="operators.rowData",
-        )  # fmt: skip
+
+CALLBACKS.in_browser(
+    "timeline.filterOwners",
+    sets="+owners.dashGridOptions",
+    when="owners-search.value",
+    given="owners.dashGridOptions",
+)
+# A row, or an event of the timeline, leads to its operator.
+for _function, _source in (("fromOwner", "owners.selectedRows"), ("fromEvent", "plan-timeline.clickData")):
+    CALLBACKS.in_browser(
+        f"timeline.{_function}", sets="+operators.selectedRows +operators.scrollTo", when=_source,
+        given="operators.rowData",
+    )  # fmt: skip
 
 
 def _clicked(data: Any) -> int | None:

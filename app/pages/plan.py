@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, html
+from dash import html
 
-from ..context import Context
-from . import operators, owners, plan_callbacks, timeline, why
+from . import operators, why
 from .measured import measured_panel
 from .owners import owners_panel
 from .parts import halves, heading, panel, plot, row, stack
@@ -41,11 +40,3 @@ def layout() -> Any:
             ),
         ]
     )
-
-
-def register(app: Dash, context: Context) -> None:
-    plan_callbacks.register(app, context)
-    operators.register(app, context)
-    owners.register(app, context)
-    timeline.register(app)
-    why.register(app, context)

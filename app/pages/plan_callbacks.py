@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, html, no_update
+from dash import html, no_update
 
 from tensoropt.plan.facts_table import named
 
 from ..context import Context
 from ..figures.timeline import memory_figure, timeline_figure
-from ..measured import MeasuredFiles
 from ..state import View
 from ..views.detail import curve_of
 from ..views.frontier import FrontierData
@@ -22,65 +21,59 @@ from ..views.operators import (
 from ..views.plan import Bar, Segment, device_bars, memory_bar, step_bar
 from ..views.point import point_card
 from ..views.units import plural
-from . import measured
 from .look import missed
+from .measured import overlaid
 from .parts import aria, empty, hint, note, plain_table, scrolled
 from .points import big, difference_table
 from .view_store import shown_point
-from .wiring import callback
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 MOST_CHANGED = 60
 """The most rows of the difference of two plans; the table says how many more there are."""
 
 
-def register(app: Dash, context: Context) -> None:
-    overlay = measured.Overlay(MeasuredFiles())
-    measured.register(app, context, overlay)
-    _register_figures(app, context, overlay)
-
-
-def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) -> None:
-    @callback(
-        app,
-        sets="plan-empty.children plan-body.style plan-headline.children plan-memory.children "
-        "plan-step.children plan-note.children plan-difference.children",
-        when="plan-pick.data",
+@CALLBACKS.answer(
+    sets="plan-empty.children plan-body.style plan-headline.children plan-memory.children "
+    "plan-step.children plan-note.children plan-difference.children",
+    when="plan-pick.data",
+)
+def _words(context: Context, pick: Any) -> Any:
+    data, view = shown_point(context, pick, "plan", "plan")
+    if data is None:
+        text = empty("No plan to show yet", "Pick an exploration above and a point on its frontier.")
+        return text, {"display": "none"}, None, None, None, None, None
+    assert view.point is not None
+    detail, why = context.detail_or_why(data, view.point)
+    return (
+        None,
+        {},
+        headline(context, data, view, detail),
+        [*bar(memory_bar(data, view, view.point)), *devices(device_bars(data, view.point))],
+        bar(step_bar(data, view.point)),
+        note(missing(data, view.point, why)),
+        difference(data, view),
     )
-    def words(pick: Any) -> Any:
-        data, view = shown_point(context, pick, "plan", "plan")
-        if data is None:
-            text = empty("No plan to show yet", "Pick an exploration above and a point on its frontier.")
-            return text, {"display": "none"}, None, None, None, None, None
-        assert view.point is not None
-        detail, why = context.detail_or_why(data, view.point)
-        return (
-            None,
-            {},
-            headline(context, data, view, detail),
-            [*bar(memory_bar(data, view, view.point)), *devices(device_bars(data, view.point))],
-            bar(step_bar(data, view.point)),
-            note(missing(data, view.point, why)),
-            difference(data, view),
-        )
 
-    @callback(
-        app,
-        sets="plan-curve.figure plan-timeline.figure plan-time.style",
-        when="plan-pick.data scheme.data measured.data",
-        given="page.data",
-    )
-    def figures(pick: Any, scheme: Any, kept: Any, page: Any) -> Any:
-        data, view = shown_point(context, pick, page, "plan")
-        if data is None or view.point is None:
-            return no_update, no_update, no_update
-        detail, _ = context.detail_or_why(data, view.point)
-        if detail is None:
-            return no_update, no_update, {"display": "none"}
-        times, kinds = curve_of(detail)
-        limit = data.usable_bytes(view)
-        curve = memory_figure(times, kinds, limit, data.units, str(scheme))
-        timeline = timeline_figure(in_rows(detail.timeline), data.units, str(scheme))
-        return *overlay.figures(data, view.point, detail, kept, curve, timeline, str(scheme)), {}
+
+@CALLBACKS.answer(
+    sets="plan-curve.figure plan-timeline.figure plan-time.style",
+    when="plan-pick.data scheme.data measured.data",
+    given="page.data",
+)
+def _figures(context: Context, pick: Any, scheme: Any, kept: Any, page: Any) -> Any:
+    data, view = shown_point(context, pick, page, "plan")
+    if data is None or view.point is None:
+        return no_update, no_update, no_update
+    detail, _ = context.detail_or_why(data, view.point)
+    if detail is None:
+        return no_update, no_update, {"display": "none"}
+    times, kinds = curve_of(detail)
+    limit = data.usable_bytes(view)
+    curve = memory_figure(times, kinds, limit, data.units, str(scheme))
+    timeline = timeline_figure(in_rows(detail.timeline), data.units, str(scheme))
+    return *overlaid(context, data, detail, kept, curve, timeline, str(scheme)), {}
 
 
 def missing(data: FrontierData, point: int, why: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import dash_mantine_components as dmc
 import numpy as np
-from dash import Dash, html, no_update
+from dash import html, no_update
 
 from tensoropt.plan.figures import BYTES, LISTED, SECONDS
 
@@ -21,7 +21,9 @@ from ..views.points_table import SHOWN, packed, table_columns
 from ..views.rates import rate_arrays
 from .parts import CLEAR, D3, ONE_ROW, aria, grid, grow, numbers, panel, row, stores
 from .view_store import view_of
-from .wiring import callback, in_browser
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 
 def _columns() -> list[dict[str, Any]]:
@@ -88,29 +90,27 @@ def layout() -> Any:
     )
 
 
-def register(app: Dash, context: Context) -> None:
-    @callback(
-        app,
-        sets="rows.data points.columnDefs listed.data",
-        when="list-now.data",
-        given="listing.data state.data points.columnDefs",
-    )
-    def list_points(_: Any, listing: Any, kept: Any, columns: Any) -> Any:
-        """Fill the table after the plot, which is what a person looks at first."""
-        view = view_of(kept)
-        data = context.frontier(view)
-        if data is None:
-            return (no_update,) * 3
-        return packed(table_columns(data, view)), _column_units(columns, data, view), listing
+@CALLBACKS.answer(
+    sets="rows.data points.columnDefs listed.data",
+    when="list-now.data",
+    given="listing.data state.data points.columnDefs",
+)
+def _list_points(context: Context, _: Any, listing: Any, kept: Any, columns: Any) -> Any:
+    """Fill the table after the plot, which is what a person looks at first."""
+    view = view_of(kept)
+    data = context.frontier(view)
+    if data is None:
+        return (no_update,) * 3
+    return packed(table_columns(data, view)), _column_units(columns, data, view), listing
 
-    in_browser(app, "points.rows", sets="points.rowData shown-rows.data", when="rows.data")
-    in_browser(
-        app,
-        "points.select",
-        sets="points.selectedRows points.scrollTo",
-        when="selection.data shown-rows.data points.filterModel",
-        given="pick.data",
-    )
+
+CALLBACKS.in_browser("points.rows", sets="points.rowData shown-rows.data", when="rows.data")
+CALLBACKS.in_browser(
+    "points.select",
+    sets="points.selectedRows points.scrollTo",
+    when="selection.data shown-rows.data points.filterModel",
+    given="pick.data",
+)
 
 
 def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import dash_mantine_components as dmc
-from dash import Dash, html, no_update
+from dash import html, no_update
 
 from tensoropt.errors import TensorOptError
 
@@ -37,7 +37,9 @@ from .parts import (
     stack,
     stores,
 )  # fmt: skip
-from .wiring import callback, in_browser
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 CHOICES = len(RUN_COLOURS) * len(DASHES)
 """The number of styles that the table offers: every colour with every dash."""
@@ -182,110 +184,98 @@ def _table() -> Any:
     )  # fmt: skip
 
 
-def register(app: Dash, context: Context) -> None:
-    _register_browser(app)
-    _register_data(app, context)
-    _register_edits(app, context)
+CALLBACKS.in_browser(
+    "runs.state",
+    sets="runs-view.data runs-axes.data runs-memory.value runs-time.value runs-logs.value",
+    when="url.search runs-memory.value runs-time.value runs-logs.value",
+    given="runs-view.data runs-axes.data",
+    at_start=True,
+)
+CALLBACKS.in_browser(
+    "runs.show",
+    sets="runs-said.children runs-legend.children runs-count.children",
+    when="runs-view.data runs-known.data runs-drawn.data runs-table.rowData "
+    "runs-table.virtualRowData scheme.data",
+    at_start=True,
+)
+CALLBACKS.in_browser("runs.rows", sets="runs-table.rowData", when="runs-rows.data")
+CALLBACKS.in_browser("runs.search", sets="runs-searched.data", when="runs-search.value")
+CALLBACKS.in_browser(
+    "runs.many",
+    sets="runs-clicked.data",
+    when=[f"runs-{name}.n_clicks" for name in ("all", "only", "none", "csv")],
+)
+CALLBACKS.in_browser("runs.open", sets="+runs-clicked.data", when="runs-graph.clickData")
+CALLBACKS.in_browser("runs.hover", sets="runs-hovered.data", when="runs-graph.hoverData")
+CALLBACKS.in_browser("runs.named", sets="+runs-hovered.data", when="runs-named.data")
 
 
-def _register_browser(app: Dash) -> None:
-    in_browser(
-        app,
-        "runs.state",
-        sets="runs-view.data runs-axes.data runs-memory.value runs-time.value runs-logs.value",
-        when="url.search runs-memory.value runs-time.value runs-logs.value",
-        given="runs-view.data runs-axes.data",
-        at_start=True,
-    )
-    in_browser(
-        app,
-        "runs.show",
-        sets="runs-said.children runs-legend.children runs-count.children",
-        when="runs-view.data runs-known.data runs-drawn.data runs-table.rowData "
-        "runs-table.virtualRowData scheme.data",
-        at_start=True,
-    )
-    in_browser(app, "runs.rows", sets="runs-table.rowData", when="runs-rows.data")
-    in_browser(app, "runs.search", sets="runs-searched.data", when="runs-search.value")
-    in_browser(
-        app,
-        "runs.many",
-        sets="runs-clicked.data",
-        when=[f"runs-{name}.n_clicks" for name in ("all", "only", "none", "csv")],
-    )
-    in_browser(app, "runs.open", sets="+runs-clicked.data", when="runs-graph.clickData")
-    in_browser(app, "runs.hover", sets="runs-hovered.data", when="runs-graph.hoverData")
-    in_browser(app, "runs.named", sets="+runs-hovered.data", when="runs-named.data")
+@CALLBACKS.answer(
+    sets="runs-rows.data runs-table.columnDefs runs-table.style runs-known.data",
+    when="page.data finished.data runs-edited.data",
+    given="runs-known.data",
+    at_start=True,
+)
+def _fill(context: Context, page: Any, *rest: Any) -> Any:
+    """Return the table and what the browser needs; nothing while another page is shown, or if nothing
+    changed."""
+    if page != "runs":
+        return (no_update,) * 4
+    found = view.runs_of(context.library)
+    units = view.common_units(found)
+    known = view.known_to_the_browser(found, units)
+    for fact in known["facts"].values():
+        fact["look"] = _look(fact["style"])
+    rows = [{**row, "look": _look(row["style"])} for row in view.table_rows(found, units)]
+    # With the edit, so that one that was refused puts back what the table showed.
+    known["of"] = json.dumps([hash(json.dumps([rows, known])), rest[1]])
+    before = rest[-1] if isinstance(rest[-1], Mapping) else {}
+    if before.get("of") == known["of"]:
+        return (no_update,) * 4
+    known["units"] = [units.memory.name, units.time.name]
+    # Columns that are set anew end what is being typed into a cell.
+    columns = no_update if before.get("units") == known["units"] else _columns(units)
+    return rows, columns, {"height": HEAD_PX + ROW_PX * min(max(len(rows), 3), MOST_ROWS)}, known
 
 
-def _register_data(app: Dash, context: Context) -> None:
-    @callback(
-        app,
-        sets="runs-rows.data runs-table.columnDefs runs-table.style runs-known.data",
-        when="page.data finished.data runs-edited.data",
-        given="runs-known.data",
-        at_start=True,
-    )
-    def fill(page: Any, *rest: Any) -> Any:
-        """Return the table and what the browser needs; nothing while another page is shown, or if nothing
-        changed."""
-        if page != "runs":
-            return (no_update,) * 4
-        found = view.runs_of(context.library)
-        units = view.common_units(found)
-        known = view.known_to_the_browser(found, units)
-        for fact in known["facts"].values():
-            fact["look"] = _look(fact["style"])
-        rows = [{**row, "look": _look(row["style"])} for row in view.table_rows(found, units)]
-        # With the edit, so that one that was refused puts back what the table showed.
-        known["of"] = json.dumps([hash(json.dumps([rows, known])), rest[1]])
-        before = rest[-1] if isinstance(rest[-1], Mapping) else {}
-        if before.get("of") == known["of"]:
-            return (no_update,) * 4
-        known["units"] = [units.memory.name, units.time.name]
-        # Columns that are set anew end what is being typed into a cell.
-        columns = no_update if before.get("units") == known["units"] else _columns(units)
-        return rows, columns, {"height": HEAD_PX + ROW_PX * min(max(len(rows), 3), MOST_ROWS)}, known
+@CALLBACKS.answer(
+    sets="runs-graph.figure runs-drawn.data runs-notes.children",
+    when="runs-known.data runs-axes.data scheme.data",
+    given="runs-view.data",
+)
+def _draw(context: Context, known: Any, axes: Any, scheme: Any, kept: Any) -> Any:
+    if not isinstance(known, Mapping):
+        return no_update, no_update, no_update
+    found = view.runs_of(context.library)
+    units, meant = view.common_units(found), view.Axes.from_data(axes)
+    shown = view.shown_keys(kept, known)
+    figure = runs_figure(found, shown, meant, units, str(scheme))
+    lines = [*view.plot_notes(found), context.library.labels.fault]
+    said = [note(line, "warn") for line in lines if line]
+    return figure, [known.get("of"), axes, scheme, [run.key for run in found]], said
 
-    @callback(
-        app,
-        sets="runs-graph.figure runs-drawn.data runs-notes.children",
-        when="runs-known.data runs-axes.data scheme.data",
-        given="runs-view.data",
-    )
-    def draw(known: Any, axes: Any, scheme: Any, kept: Any) -> Any:
-        if not isinstance(known, Mapping):
-            return no_update, no_update, no_update
-        found = view.runs_of(context.library)
-        units, meant = view.common_units(found), view.Axes.from_data(axes)
-        shown = view.shown_keys(kept, known)
-        figure = runs_figure(found, shown, meant, units, str(scheme))
-        lines = [*view.plot_notes(found), context.library.labels.fault]
-        said = [note(line, "warn") for line in lines if line]
-        return figure, [known.get("of"), axes, scheme, [run.key for run in found]], said
 
-    @callback(app, sets="runs-named.data", when="runs-asked.data")
-    def name_plans(key: Any) -> Any:
-        """Return the names of an exploration's plans, requested when a person looks at one of its points."""
+@CALLBACKS.answer(sets="runs-named.data", when="runs-asked.data")
+def _name_plans(context: Context, key: Any) -> Any:
+    """Return the names of an exploration's plans, requested when a person looks at one of its points."""
+    try:
+        found = context.library.load(str(key))
+    except TensorOptError:
+        return no_update  # the table says what is wrong with it
+    return {"key": str(key), "names": list(found.names[: len(found.points)])}
+
+
+@CALLBACKS.answer(sets="runs-edited.data runs-told.children", when="runs-table.cellValueChanged")
+def _edit(context: Context, changes: Any) -> Any:
+    said = ""
+    kind = "info"
+    for change in changes if isinstance(changes, list) else [changes]:
         try:
-            found = context.library.load(str(key))
-        except TensorOptError:
-            return no_update  # the table says what is wrong with it
-        return {"key": str(key), "names": list(found.names[: len(found.points)])}
-
-
-def _register_edits(app: Dash, context: Context) -> None:
-    @callback(app, sets="runs-edited.data runs-told.children", when="runs-table.cellValueChanged")
-    def edit(changes: Any) -> Any:
-        said = ""
-        kind = "info"
-        for change in changes if isinstance(changes, list) else [changes]:
-            try:
-                said = _edited(context, change) or said
-            except TensorOptError as error:
-                said, kind = str(error), "error"
-        # Not counted: two edits that follow each other quickly would both be the same number.
-        return uuid4().hex, note(said, kind)
+            said = _edited(context, change) or said
+        except TensorOptError as error:
+            said, kind = str(error), "error"
+    # Not counted: two edits that follow each other quickly would both be the same number.
+    return uuid4().hex, note(said, kind)
 
 
 def _look(style: int | None) -> tuple[int, str, str] | None:

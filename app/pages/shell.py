@@ -10,9 +10,31 @@ from dash import Dash, dcc, html, no_update
 
 from ..context import Context
 from ..state import PAGES
-from . import clusters, explore, export, frontier, plan, runs
+from . import (
+    clusters,
+    explore,
+    explore_callbacks,
+    export,
+    frontier,
+    frontier_callbacks,
+    job_list,
+    measured,
+    operators,
+    owners,
+    plan,
+    plan_callbacks,
+    planners,
+    points_table,
+    refill,
+    runs,
+    surroundings,
+    timeline,
+    why,
+)  # fmt: skip
 from .parts import aria, button, stores
-from .wiring import callback, in_browser
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 DARK_SCALE = (
     "#e6ecf2", "#a3b1bf", "#8795a3", "#5d6b78", "#43505d", "#34414e", "#26313c", "#1a222b", "#151c23",
@@ -123,75 +145,62 @@ def _header() -> html.Header:
     )  # fmt: skip
 
 
+CALLBACKS.in_browser(
+    "tensoropt.scheme",
+    sets="mantine.forceColorScheme scheme.data scheme-button.children chosen-scheme.data",
+    when="scheme-button.n_clicks",
+    given="chosen-scheme.data",
+    at_start=True,
+)
+CALLBACKS.in_browser("tensoropt.page", sets="page.data narrow.data", when="url.pathname", at_start=True)
+CALLBACKS.in_browser("pulse.heard", sets="waited.data", when="heard.data")
+CALLBACKS.in_browser(
+    "tensoropt.title",
+    sets="titled.data",
+    when="page.data exploration.value exploration.data notice.children",
+    at_start=True,
+)
+CALLBACKS.in_browser("tensoropt.closed", sets="+notice.children", when="notice-close.n_clicks")
+CALLBACKS.in_browser("tensoropt.answered", sets="queued.data", when="answered.data")
+CALLBACKS.in_browser(
+    "tensoropt.split",
+    sets=[f"{name}.data" for name in PARTS],
+    when="state.data renewed.data",
+    given=[*(f"{name}.data" for name in PARTS), "drawn.data"],
+    at_start=True,
+)
+CALLBACKS.in_browser(
+    "tensoropt.shown", sets="plan-pick.data export-pick.data clusters-pick.data", when="page.data pick.data"
+)
+CALLBACKS.in_browser(
+    "tensoropt.write",
+    sets=["written.data", *(f"nav-{name}.href" for name in PAGES)],
+    when="state.data runs-view.data",
+    given="page.data",
+    at_start=True,
+)
+CALLBACKS.in_browser(
+    "tensoropt.making", sets="waiting.data", when="page.data drawn.data", given="made.data", at_start=True
+)
+
+CALLBACKS.in_browser("tensoropt.made", sets="looked.data", when="made.data", at_start=True)
+
+
+@CALLBACKS.answer(
+    sets=[*(f"page-{name}.children" for name in LATER), "made.data"], when="making.data", given="made.data"
+)
+def _make(context: Context, _: Any, made: Any) -> Any:
+    """Make the pages that have no content yet."""
+    kept = made if isinstance(made, list) else []
+    return *(no_update if name in kept else body(name, context) for name in LATER), list(LATER)
+
+
 def register(app: Dash, context: Context) -> None:
-    """Register the callbacks that run in the browser; the pages' own follow."""
-
-    in_browser(
-        app,
-        "tensoropt.scheme",
-        sets="mantine.forceColorScheme scheme.data scheme-button.children chosen-scheme.data",
-        when="scheme-button.n_clicks",
-        given="chosen-scheme.data",
-        at_start=True,
-    )
-    in_browser(app, "tensoropt.page", sets="page.data narrow.data", when="url.pathname", at_start=True)
-    in_browser(app, "pulse.heard", sets="waited.data", when="heard.data")
-    in_browser(
-        app,
-        "tensoropt.title",
-        sets="titled.data",
-        when="page.data exploration.value exploration.data notice.children",
-        at_start=True,
-    )
-    in_browser(app, "() => null", sets="+notice.children", when="notice-close.n_clicks")
-    in_browser(app, "tensoropt.answered", sets="queued.data", when="answered.data")
-    in_browser(
-        app,
-        "tensoropt.split",
-        sets=[f"{name}.data" for name in PARTS],
-        when="state.data renewed.data",
-        given=[*(f"{name}.data" for name in PARTS), "drawn.data"],
-        at_start=True,
-    )
-    in_browser(
-        app,
-        "tensoropt.shown",
-        sets="plan-pick.data export-pick.data clusters-pick.data",
-        when="page.data pick.data",
-    )
-    in_browser(
-        app,
-        "tensoropt.write",
-        sets=["written.data", *(f"nav-{name}.href" for name in PAGES)],
-        when="state.data runs-view.data",
-        given="page.data",
-        at_start=True,
-    )
-    in_browser(
-        app,
-        "tensoropt.making",
-        sets="waiting.data",
-        when="page.data drawn.data",
-        given="made.data",
-        at_start=True,
-    )
-
-    in_browser(app, "tensoropt.made", sets="looked.data", when="made.data", at_start=True)
-
-    @callback(
-        app,
-        sets=[*(f"page-{name}.children" for name in LATER), "made.data"],
-        when="making.data",
-        given="made.data",
-    )
-    def make(_: Any, made: Any) -> Any:
-        """Make the pages that have no content yet."""
-        kept = made if isinstance(made, list) else []
-        return *(no_update if name in kept else body(name, context) for name in LATER), list(LATER)
-
-    frontier.register(app, context)
-    runs.register(app, context)
-    plan.register(app, context)
-    clusters.register(app, context)
-    export.register(app, context)
-    explore.register(app, context)
+    """Register the callbacks of all pages; those that run in the browser come first."""
+    for callbacks in (
+        CALLBACKS, frontier_callbacks.CALLBACKS, points_table.CALLBACKS, planners.CALLBACKS,
+        surroundings.CALLBACKS, runs.CALLBACKS, measured.CALLBACKS, plan_callbacks.CALLBACKS,
+        operators.CALLBACKS, owners.CALLBACKS, timeline.CALLBACKS, why.CALLBACKS, clusters.CALLBACKS,
+        export.CALLBACKS, job_list.CALLBACKS, explore_callbacks.CALLBACKS, refill.CALLBACKS,
+    ):  # fmt: skip
+        callbacks.register(app, context)

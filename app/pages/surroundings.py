@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import Dash, dcc, html
+from dash import dcc, html
 
 from tensoropt.plan.facts_table import Fact
 
@@ -16,7 +16,9 @@ from ..views.assumptions import NOTE
 from . import refill
 from .parts import facts, hint, panel, plain_table, scrolled
 from .view_store import view_of
-from .wiring import callback
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 
 def layout(context: Context) -> list[Any]:
@@ -28,21 +30,16 @@ def layout(context: Context) -> list[Any]:
     ]
 
 
-def register(app: Dash, context: Context) -> None:
-    @callback(
-        app,
-        sets="assumptions.children profile.children",
-        when="listed.data",
-        given="state.data",
-        at_start=True,
-    )
-    def surroundings(_: Any, kept: Any) -> Any:
-        view = view_of(kept)
-        data = context.frontier(view)
-        if data is None:
-            return None, None
-        said = assumptions.assumptions(data, view, *context.verified(view))
-        return assumed(said), _profile(context, view)
+@CALLBACKS.answer(
+    sets="assumptions.children profile.children", when="listed.data", given="state.data", at_start=True
+)
+def _surroundings(context: Context, _: Any, kept: Any) -> Any:
+    view = view_of(kept)
+    data = context.frontier(view)
+    if data is None:
+        return None, None
+    said = assumptions.assumptions(data, view, *context.verified(view))
+    return assumed(said), _profile(context, view)
 
 
 def assumed(said: Sequence[Fact]) -> list[Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, html
+from dash import html
 
 from .parts import aria, buttons, grow, hint, panel, row, search, small
-from .wiring import in_browser
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 KEYS = (
     "Keys over the plots: w or + closer, s or − further, a and d along, 0 all. A click on an event goes to "
@@ -42,16 +44,11 @@ def timeline_panel(graph: Any) -> Any:
     )
 
 
-def register(app: Dash) -> None:
-    in_browser(
-        app,
-        "timeline.search",
-        sets="timeline-found.children",
-        when="timeline-search.value plan-timeline.figure",
-    )
-    in_browser(
-        app,
-        "timeline.press",
-        sets="timeline-fit.title",
-        when=[f"timeline-{name}.n_clicks" for name in ("fit", "in", "out")],
-    )
+CALLBACKS.in_browser(
+    "timeline.search", sets="timeline-found.children", when="timeline-search.value plan-timeline.figure"
+)
+CALLBACKS.in_browser(
+    "timeline.press",
+    sets="timeline-fit.title",
+    when=[f"timeline-{name}.n_clicks" for name in ("fit", "in", "out")],
+)

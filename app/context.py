@@ -10,12 +10,12 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
 from tensoropt.plan.verified import Verified
+from tensoropt.report.detail import detail
 
 from .jobs.manager import JobManager
 from .library import Library
 from .measured import MeasuredFiles
 from .state import View
-from .views.detail import detail_of
 from .views.frontier import FrontierData
 
 
@@ -95,7 +95,7 @@ class Context:
         """
         found = data.exploration
         # The exploration is part of the value here, too.
-        return self.details.get((id(found), point), lambda: (found, detail_of(found, point)))[1]
+        return self.details.get((id(found), point), lambda: (found, detail(found, point)))[1]
 
     def detail_or_why(self, data: FrontierData, point: int) -> tuple[Any, str]:
         """Return (everything about one point, "") or (None, why there is nothing)."""

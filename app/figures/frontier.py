@@ -16,8 +16,8 @@ from tensoropt.plan.point import FRONTIER
 from ..state import View
 from ..views.axes import axes_of
 from ..views.certificate import certificate, has_place
-from ..views.frontier import FrontierData, unit_for
-from ..views.units import digits
+from ..views.frontier import FrontierData
+from ..views.units import digits, unit_for
 from .mark_labels import Range, mark_labels
 from .palette import Palette, layout, palette
 from .thinning import MOST, Window, apart

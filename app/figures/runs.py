@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any
 
-from ..views.frontier import unit_for
-from ..views.runs import Axes, Run, drawn, most_of_each, time_unit
-from ..views.units import Unit, Units, digits
+from ..views.runs import Axes, Run, drawn, most_of_each
+from ..views.units import Unit, Units, digits, time_unit, unit_for
 from .palette import Palette, layout, palette, run_colours, run_style
 from .traces import Json, across, axis, font, scatter, short
 

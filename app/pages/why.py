@@ -192,7 +192,7 @@ def _parts_table(why: Why, data: FrontierData) -> list[Any]:
     # One panel above has the step's parts; what it lacks is which links are waited for.
     if len(found) < 3:
         return []
-    table = plain_table(["the step", "", "share"], [[p.title, p.time, p.share] for p in found], (1, 2))
+    table = plain_table(["the step", "", "share"], found, (1, 2))
     return [html.Div(table, className="why-parts")]
 
 

@@ -10,8 +10,8 @@ from tensoropt.report.assumptions import batch_words, settings_facts
 from tensoropt.report.table import timing_words
 
 from ..state import View
-from .frontier import FrontierData, price_of, unit_for
-from .units import digits, percent
+from .frontier import FrontierData, price_of
+from .units import digits, percent, unit_for
 from .verified import verified_lines
 
 NOTE = "note"

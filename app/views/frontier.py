@@ -20,7 +20,7 @@ from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import FRONTIER
 
 from ..state import View
-from .units import Unit, Units, digits, percent, plural
+from .units import Units, digits, percent, plural, unit_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,14 +247,6 @@ def limit_sentence(data: FrontierData, view: View) -> str:
     if over:
         return f"{over:,} of {plural(len(rows), 'plan')} need more than the {room} and are greyed."
     return ""
-
-
-def unit_for(size_bytes: float) -> Unit:
-    """Return the largest binary unit of which a size has at least one."""
-    for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
-        if size_bytes >= factor:
-            return Unit(name, factor)
-    return Unit("B", 1.0)
 
 
 def filter_sentence(data: FrontierData, view: View) -> str:

@@ -9,7 +9,7 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
 from .frontier import FrontierData
-from .point import KIND_TITLES, beside_tensors
+from .point import KIND_TITLES, sizes_of
 from .units import percent
 
 
@@ -48,12 +48,8 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
     where = "on the fullest device" if point.carried is not None else "on each device"
     segments = [
         Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
-        for kind, size in zip(MEMORY_KINDS, point.memory, strict=True)
-    ]
-    segments += [
-        Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
-        for kind, size in beside_tensors(point).items()
-        if size
+        for kind, size in sizes_of(point).items()
+        if size or kind in MEMORY_KINDS
     ]
     if to_scale:
         free = max(usable - used, 0.0)

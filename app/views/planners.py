@@ -13,8 +13,8 @@ from tensoropt.planners.foreseen import foreseen_refusal
 from tensoropt.units import format_seconds
 
 from ..state import View
-from .frontier import FrontierData, unit_for
-from .units import percent, signed
+from .frontier import FrontierData
+from .units import percent, signed, unit_for
 
 
 @dataclass(frozen=True)

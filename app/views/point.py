@@ -18,9 +18,9 @@ from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
 from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
-from .frontier import FrontierData, unit_for
+from .frontier import FrontierData
 from .rates import amount_in, tariff_of
-from .units import percent, signed
+from .units import percent, signed, unit_for
 from .verified import of_point, verified_words
 
 KIND_TITLES = {

@@ -15,7 +15,7 @@ from tensoropt.plan.exploration_files import Costs
 from ..index import Head
 from ..library import Entry, Library
 from .library import own_title, titles_of
-from .units import Unit, Units
+from .units import Units, time_unit, unit_for
 
 USUALLY_SHOWN = 12
 """The number of explorations that are drawn before a person chooses: more lines are hard to follow."""
@@ -109,19 +109,10 @@ def _made(entry: Entry) -> float | None:
 
 def common_units(runs: Sequence[Run]) -> Units:
     """Return one unit of memory and one of time for all, by the largest and the slowest."""
-    memory = max((float(r.curve.memory.max()) for r in runs if r.curve is not None and r.points), default=0.0)
-    slowest = max((float(r.curve.time.max()) for r in runs if r.curve is not None and r.points), default=0.0)
-    return Units(
-        next(
-            (Unit(n, f) for n, f in (("GiB", 2.0**30), ("MiB", 2.0**20)) if memory >= f), Unit("KiB", 2.0**10)
-        ),
-        time_unit(slowest),
-    )
-
-
-def time_unit(seconds: float) -> Unit:
-    """Return the unit in which a time of this size is read."""
-    return Unit("s", 1.0) if seconds >= 10 else Unit("ms", 1e-3) if seconds >= 1e-3 else Unit("µs", 1e-6)
+    read = [run.curve for run in runs if run.curve is not None and run.points]
+    memory = max((float(curve.memory.max()) for curve in read), default=0.0)
+    slowest = max((float(curve.time.max()) for curve in read), default=0.0)
+    return Units(unit_for(max(memory, 2.0**10)), time_unit(slowest))
 
 
 COMPARED = (

@@ -140,7 +140,7 @@ def test_what_takes_the_time_is_the_same(found: Found, capsys: pytest.CaptureFix
         assert sum(part["seconds"] for part in shown["parts"]) == pytest.approx(
             exploration.all_points[index].time_s
         )
-        assert parts(page, data.units)[0].title == shown["parts"][0]["title"]
+        assert parts(page, data.units)[0][0] == shown["parts"][0]["title"]
         # The bar above has the same sums.
         bar = {segment.title: segment.share for segment in step_bar(data, index).segments}
         computing = sum(part["share"] for part in shown["parts"] if part["key"] == "computation")

@@ -8,7 +8,7 @@ import pytest
 from samples_app import GIB, exploration, point, space
 from tensoropt_app.figures import frontier as drawing
 from tensoropt_app.state import View
-from tensoropt_app.views.frontier import FrontierData, unit_for
+from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.planners import PlannerRow, planner_rows
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns

@@ -14,23 +14,7 @@ from ..figures.clusters import clusters_figure
 from ..state import View
 from ..views.clusters import ClustersData, clusters_data, point_view, strange_prices, unpriced_kinds
 from ..views.frontier import FrontierData
-from .parts import (
-    aria,
-    empty,
-    heading,
-    hint,
-    note,
-    number_field,
-    panel,
-    plain_table,
-    plot,
-    row,
-    scrolled,
-    spoken,
-    stack,
-    stores,
-    visible,
-)  # fmt: skip
+from . import parts
 from .view_store import view_of
 from .wiring import Callbacks
 
@@ -67,24 +51,24 @@ def layout() -> Any:
     label = "Cost against time of every cluster; the table below has the figures."
     return html.Div(
         [
-            heading("Clusters"),
-            *stores("clusters-open", "clusters-opened"),
+            parts.heading("Clusters"),
+            *parts.stores("clusters-open", "clusters-opened"),
             html.Div(id="clusters-empty"),
-            stack(
-                panel(
-                    row(
+            parts.stack(
+                parts.panel(
+                    parts.row(
                         *(
-                            number_field(name, title, placeholder=none, w=width, debounce=True)
+                            parts.number_field(name, title, placeholder=none, w=width, debounce=True)
                             for name, title, none, width in fields
                         ),
                         names="fields",
                     ),
-                    spoken("clusters-answer"),
-                    html.Div(plot("clusters-graph", 420), role="group", **aria(label=label)),
-                    hint("A click on a point opens it."),
+                    parts.spoken("clusters-answer"),
+                    html.Div(parts.plot("clusters-graph", 420), role="group", **parts.aria(label=label)),
+                    parts.hint("A click on a point opens it."),
                     title="Which cluster",
                 ),
-                panel(scrolled("Clusters", id="clusters-table"), title="Clusters"),
+                parts.panel(parts.scrolled("Clusters", id="clusters-table"), title="Clusters"),
                 id="clusters-body",
             ),
         ]
@@ -103,8 +87,10 @@ def _show(context: Context, kept: Any, scheme: Any, page: Any) -> Any:
     view = view_of(kept)
     data = clusters_data(context.library, view) if view.exploration else None
     if data is None or not data.rows:
-        said = empty("No cluster to show", "Pick an exploration above, or start one on the Explore page.")
-        return said, visible(False), None, None, no_update
+        said = parts.empty(
+            "No cluster to show", "Pick an exploration above, or start one on the Explore page."
+        )
+        return said, parts.visible(False), None, None, no_update
     return None, {}, answer(data, view), table(data, view), clusters_figure(data, view, str(scheme))
 
 
@@ -144,10 +130,10 @@ def answer(data: ClustersData, view: View) -> Any:
         )
     return [
         *(html.P(sentence, className="answer") for sentence in data.answer),
-        note(strange_prices(data, view), "warn"),
-        note(data.fault and f"Hours and cost are of 1,000 steps: {data.fault}.", "warn"),
-        note(without),
-        note("" if len(data.rows) > 1 else MORE),
+        parts.note(strange_prices(data, view), "warn"),
+        parts.note(data.fault and f"Hours and cost are of 1,000 steps: {data.fault}.", "warn"),
+        parts.note(without),
+        parts.note("" if len(data.rows) > 1 else MORE),
     ]
 
 
@@ -175,8 +161,8 @@ def table(data: ClustersData, view: View) -> Any:
         words = ", ".join(filter(None, [*marks, offer.reason or unknown]))
         rows.append([name, offer.devices, *cells, words])
     rows += [[name, *["—"] * 6, why] for name, why in data.refused]
-    caption = hint(
+    caption = parts.hint(
         f"Of every cluster its fastest plan that fits, which is its cheapest too. Hours and {money} are of "
         f"{data.amount}."
     )
-    return [plain_table(["cluster", "devices", *titles, ""], rows, numbers=(2, 3, 4, 5, 6)), caption]
+    return [parts.plain_table(["cluster", "devices", *titles, ""], rows, numbers=(2, 3, 4, 5, 6)), caption]

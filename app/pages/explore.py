@@ -18,61 +18,52 @@ from ..jobs.manager import JobManager
 from ..jobs.request import LOSSES
 from ..safety import MAX_UPLOAD_BYTES
 from ..views.jobs import clusters, models, presets
-from . import job_list, refill
-from .parts import (
-    CLEAR,
-    aria,
-    heading,
-    hint,
-    number_field,
-    panel,
-    planner_choice,
-    row,
-    small,
-    spoken,
-    stack,
-    upload,
-)  # fmt: skip
+from . import explore_callbacks, job_list, parts, refill
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks(job_list.CALLBACKS, explore_callbacks.CALLBACKS, refill.CALLBACKS)
 
 COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
 
 
 SEARCHED: Any = {"searchable": True, "clearSearchOnFocus": True, "allowDeselect": False}
 """The attributes of a select of many things, one of which is chosen."""
-CLEARED: Any = {"clearable": True, "clearButtonProps": CLEAR}
+CLEARED: Any = {"clearable": True, "clearButtonProps": parts.CLEAR}
 """The attributes of a select that may be empty."""
 
 
 def layout(context: Context) -> Any:
     if context.jobs is None:
-        form: Any = panel(html.P("This dashboard only shows explorations; it was started without jobs."))
+        form: Any = parts.panel(
+            html.P("This dashboard only shows explorations; it was started without jobs.")
+        )
     else:
-        form = stack(_model(context.jobs), _cluster(context.jobs), _options(), _start())
-    jobs = stack(panel(desktop_notice(), job_list.layout(), title="Jobs"), names="jobs-column")
-    return html.Div([heading("Explore"), html.Div([form, jobs], className="explore-columns")])
+        form = parts.stack(_model(context.jobs), _cluster(context.jobs), _options(), _start())
+    jobs = parts.stack(parts.panel(desktop_notice(), job_list.layout(), title="Jobs"), names="jobs-column")
+    return html.Div([parts.heading("Explore"), html.Div([form, jobs], className="explore-columns")])
 
 
 def _model(jobs: JobManager) -> Any:
-    return panel(
+    return parts.panel(
         refill.layout(),
         dmc.Select(
             id="model", label="Model", data=models(jobs.uploads.known()), value="zoo:gpt2-tiny", **SEARCHED,
             nothingFoundMessage="no model by that name",
         ),
-        hint(id="model-said"),
-        upload(
+        parts.hint(id="model-said"),
+        parts.upload(
             "upload", "upload-place", "an ONNX file", (".onnx",), MAX_UPLOAD_BYTES,
             {"said": "upload-said", "remedy": "export the model again"},
         ),
-        spoken("upload-said"),
+        parts.spoken("upload-said"),
         html.Div(
-            number_field("batch", "Batch", placeholder="the model's own", w=180),
+            parts.number_field("batch", "Batch", placeholder="the model's own", w=180),
             id="zoo-fields",
             className="fields",
         ),
         html.Div(
             [
-                row(
+                parts.row(
                     dmc.TextInput(id="dims", label="Open dims", placeholder="batch=8, length=128", w=200),
                     dmc.Select(id="loss", label="Loss", data=list(LOSSES), value="auto",
                                allowDeselect=False, w=150),
@@ -80,7 +71,7 @@ def _model(jobs: JobManager) -> Any:
                                   placeholder="all outputs"),
                     names="fields",
                 ),
-                hint(
+                parts.hint(
                     "A file may leave sizes open (name=size) or fix them (input[0]=size replaces one). "
                     "It has no loss: auto takes cross entropy where an output is called logits, else the "
                     "squared error."
@@ -88,35 +79,35 @@ def _model(jobs: JobManager) -> Any:
             ],
             id="onnx-fields",
         ),
-        hint("A Python model is named on the command line, never here: ", html.Code(COMMAND_LINE)),
+        parts.hint("A Python model is named on the command line, never here: ", html.Code(COMMAND_LINE)),
         title="Model",
     )  # fmt: skip
 
 
 def _cluster(jobs: JobManager) -> Any:
     links = list(list_links())
-    return panel(
+    return parts.panel(
         dmc.Select(
             id="cluster", label="Preset, or a file of yours", value="dgx-h100", **SEARCHED,
             data=clusters(jobs.uploads.clusters()), nothingFoundMessage="no cluster by that name",
         ),
-        upload(
+        parts.upload(
             "cluster-upload", "cluster-upload-place", "a cluster file (YAML)", ENDINGS, MOST_BYTES,
             {"said": "cluster-upload-said", "remedy": "write the cluster into it"},
         ),
-        spoken("cluster-upload-said"),
-        row(
+        parts.spoken("cluster-upload-said"),
+        parts.row(
             dmc.Select(id="kind", label="Device", data=list(list_devices()), w=170, **SEARCHED),
-            number_field("per-node", "per node", value="8", w=100),
-            number_field("nodes", "Nodes", value="1", w=90),
+            parts.number_field("per-node", "per node", value="8", w=100),
+            parts.number_field("nodes", "Nodes", value="1", w=90),
             names="fields",
         ),
-        row(
+        parts.row(
             *(
                 dmc.Select(id=name, label=label, data=links, w=170, **CLEARED)
                 for name, label in (("inside", "Link in a node"), ("between", "between nodes"))
             ),
-            number_field("device-price", "Price per device-hour", placeholder="unknown", w=170),
+            parts.number_field("device-price", "Price per device-hour", placeholder="unknown", w=170),
             names="fields",
         ),
         html.Div(id="cluster-said", className="hint"),
@@ -138,7 +129,7 @@ def _control(setting: Setting) -> Any:
             id=setting.flag, value=value, data=list(setting.offered), allowDeselect=False, **more
         )
     elif setting.read in (read_number, read_whole):
-        control = number_field(setting.flag, value=value, placeholder=setting.none, **more)
+        control = parts.number_field(setting.flag, value=value, placeholder=setting.none, **more)
     else:
         control = dmc.TextInput(id=setting.flag, value=value, placeholder=setting.none, **more)
     return html.Div(control, title=setting.help)
@@ -151,16 +142,16 @@ def _options() -> Any:
             groups.setdefault(setting.group, []).append(_control(setting))
     run = [
         dmc.TextInput(id="devices", label="Also on fewer devices", placeholder="auto, or 1,2,4", w=170),
-        number_field("seed", "Seed", placeholder="0", w=90),
+        parts.number_field("seed", "Seed", placeholder="0", w=90),
     ]
     about = next(setting for setting in settings_fields() if setting.name == "constraints").help
     constraints = dmc.Textarea(
         id="constraints", autosize=True, minRows=3, maxRows=12, placeholder=PIN,
-        description=f"{about} (here JSON)", **aria(label="Constraints"),
+        description=f"{about} (here JSON)", **parts.aria(label="Constraints"),
     )  # fmt: skip
-    return panel(
-        *(row(*controls, names="fields") for controls in [*groups.values(), run]),
-        html.Div(planner_choice("planners", "Published planners beside it"), className="fields"),
+    return parts.panel(
+        *(parts.row(*controls, names="fields") for controls in [*groups.values(), run]),
+        html.Div(parts.planner_choice("planners", "Published planners beside it"), className="fields"),
         html.Details([html.Summary("constraints"), constraints]),
         title="Options",
     )
@@ -168,17 +159,17 @@ def _options() -> Any:
 
 def desktop_notice() -> Any:
     """Return the button that asks the browser for notices (``assets/notify.js``), with the outcome."""
-    return row(
+    return parts.row(
         html.Button("Notify me when a job ends", id="notify", type="button", className="plain-button"),
-        small("notify-said", role="status"),
+        parts.small("notify-said", role="status"),
         names="tight notify",
     )
 
 
 def _start() -> Any:
-    return row(
+    return parts.row(
         dmc.Button("Explore", id="start", size="md"),
         html.Div(id="estimate", className="muted small"),
-        spoken("start-said", className="grow"),
+        parts.spoken("start-said", className="grow"),
         names="start-bar",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dash import ctx, html, no_update
@@ -97,9 +98,7 @@ def _offer(context: Context, per_node: Any, nodes: Any, mode: Any, chosen: Any) 
         devices = count(per_node, "", MOST_DEVICES) * count(nodes, "", MOST_DEVICES)
     except RequestError:
         return no_update, no_update
-    whys = refusals(devices, training=mode != "inference")
-    left = [name for name in chosen or [] if not whys.get(name)]
-    return parts.planner_options(whys), no_update if left == (chosen or []) else left
+    return parts.offered(refusals(devices, training=mode != "inference"), chosen)
 
 
 @CALLBACKS.answer(
@@ -121,13 +120,11 @@ def _describe(context: Context, name: Any) -> Any:
     given="upload.filename",
 )
 def _upload(context: Context, contents: Any, name: Any) -> Any:
-    if contents is None:
-        return no_update, no_update, no_update
-    try:
-        token = context.manager.uploads.keep(contents, name)
-    except TensorOptError as error:
-        return no_update, no_update, note(str(error), "error")
-    known = context.manager.uploads.known()
+    uploads = context.manager.uploads
+    token, said = _kept(uploads.keep, contents, name)
+    if said is not None:
+        return no_update, no_update, said
+    known = uploads.known()
     return models(known), token, note(f"{known[token][1]} is here; it is read when the job starts.")
 
 
@@ -139,14 +136,22 @@ def _upload(context: Context, contents: Any, name: Any) -> Any:
 )
 def _upload_cluster(context: Context, contents: Any, name: Any) -> Any:
     """Read a cluster file at once, and show next to the field what is wrong with it."""
-    if contents is None:
-        return no_update, no_update, no_update
-    try:
-        token = context.manager.uploads.keep_cluster(contents, name)
-    except TensorOptError as error:
-        return no_update, no_update, note(str(error), "error")
-    known = context.manager.uploads.clusters()
+    uploads = context.manager.uploads
+    token, said = _kept(uploads.keep_cluster, contents, name)
+    if said is not None:
+        return no_update, no_update, said
+    known = uploads.clusters()
     return clusters(known), token, note(f"{known[token].label} is here: {known[token].words}")
+
+
+def _kept(keep: Callable[[Any, Any], str], contents: Any, name: Any) -> tuple[str, Any]:
+    """Return (the token of an uploaded file, None), or ("", what to say instead)."""
+    if contents is None:
+        return "", no_update
+    try:
+        return keep(contents, name), None
+    except TensorOptError as error:
+        return "", note(str(error), "error")
 
 
 @CALLBACKS.answer(

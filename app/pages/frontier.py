@@ -11,22 +11,12 @@ from ..context import Context
 from ..figures import frontier as drawing
 from ..state import ACROSS, UP
 from ..views.axes import TITLES
-from . import planners, points_table, surroundings
-from .parts import (
-    aria,
-    button,
-    grow,
-    heading,
-    hint,
-    keyboard_plot,
-    number_field,
-    panel,
-    plot,
-    row,
-    spoken,
-    stack,
-    stores,
-)  # fmt: skip
+from . import frontier_callbacks, parts, planners, points_table, surroundings
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks(
+    frontier_callbacks.CALLBACKS, points_table.CALLBACKS, planners.CALLBACKS, surroundings.CALLBACKS
+)
 
 OPTIONS = (
     ("log_x", "log memory"),
@@ -49,19 +39,19 @@ PLACES = {
 
 def layout(context: Context) -> Any:
     body = [
-        stack(
+        parts.stack(
             _plot(), _comparison(), points_table.layout(), planners.layout(context),
             *surroundings.layout(context),
         ),
-        stack(_limits(), _card()),
+        parts.stack(_limits(), _card()),
     ]  # fmt: skip
     return html.Div(
         [
-            heading("Frontier"),
+            parts.heading("Frontier"),
             html.Div(id="frontier-empty"),
-            *stores("handled", "filled", "fired"),
+            *parts.stores("handled", "filled", "fired"),
             dcc.Store(id="places", data=PLACES),
-            *stores("zoom", "budget-slid", "budget-rest", "target-slid", "target-rest"),
+            *parts.stores("zoom", "budget-slid", "budget-rest", "target-slid", "target-rest"),
             html.Div(body, id="frontier-body", className="columns"),
         ]
     )
@@ -69,10 +59,10 @@ def layout(context: Context) -> Any:
 
 def _plot() -> Any:
     chips = [dmc.Chip(text, value=value, size="xs", variant="outline") for value, text in OPTIONS]
-    return panel(
-        row(
-            dmc.ChipGroup(row(*chips, names="tight"), id="options", multiple=True, value=["marks"]),
-            grow(),
+    return parts.panel(
+        parts.row(
+            dmc.ChipGroup(parts.row(*chips, names="tight"), id="options", multiple=True, value=["marks"]),
+            parts.grow(),
             html.Span("A click picks to", className="muted small"),
             dmc.SegmentedControl(
                 id="click-mode",
@@ -82,14 +72,14 @@ def _plot() -> Any:
             ),
             names="plot-controls",
         ),
-        row(*(_axis(*axis) for axis in AXES), names="tight axes"),
+        parts.row(*(_axis(*axis) for axis in AXES), names="tight axes"),
         html.Div(id="frontier-notes"),
-        keyboard_plot(
-            plot("graph", 400, doubleClick="reset"),
+        parts.keyboard_plot(
+            parts.plot("graph", 400, doubleClick="reset"),
             "plot",
             "Memory against time. Arrow keys walk along the frontier.",
         ),
-        hint(
+        parts.hint(
             html.Kbd("←"), " ", html.Kbd("→"), " walk along the frontier, ", html.Kbd("k"), " knee, ",
             html.Kbd("Home"), " leanest, ", html.Kbd("End"), " fastest, ", html.Kbd("c"),
             " keep for comparison. Drag a box to zoom, double-click to see all.",
@@ -102,18 +92,23 @@ def _axis(name: str, direction: str, choices: tuple[str, ...]) -> Any:
     return dmc.Select(
         id=name, size="xs", w=230, allowDeselect=False, value=choices[0],
         data=[{"value": one, "label": f"{direction}: {TITLES[one]}"} for one in choices],
-        **aria(label=f"What the plot shows {direction}"),
+        **parts.aria(label=f"What the plot shows {direction}"),
     )  # fmt: skip
 
 
 def _limit(name: str, title: str) -> Any:
     text = dmc.TextInput(
-        id=f"{name}-text", size="xs", placeholder="no limit", debounce=True, value="", **aria(label=title)
+        id=f"{name}-text",
+        size="xs",
+        placeholder="no limit",
+        debounce=True,
+        value="",
+        **parts.aria(label=title),
     )
     head = html.Div([html.Label(title, htmlFor=f"{name}-text"), text], className="limit-head")
     slider = dmc.Slider(
         id=name, min=0, max=1, value=1, step=0.01, label=None, thumbLabel=title, size="sm",
-        updatemode="drag", **aria(label=title),
+        updatemode="drag", **parts.aria(label=title),
     )  # fmt: skip
     return html.Div([head, slider], className="limit")
 
@@ -125,12 +120,12 @@ def _limits() -> Any:
         ("currency", "Currency", 86, {"placeholder": "none"}),
         ("amount", "Hours and cost of", "100%", {"placeholder": "1,000 steps", "description": AMOUNTS}),
     )
-    return panel(
+    return parts.panel(
         _limit("budget", "Memory budget"),
         _limit("target", "Time target"),
-        row(
+        parts.row(
             *(
-                number_field(name, title, size="xs", w=width, debounce=True, **more)
+                parts.number_field(name, title, size="xs", w=width, debounce=True, **more)
                 for name, title, width, more in fields
             )
         ),
@@ -139,15 +134,19 @@ def _limits() -> Any:
 
 
 def _card() -> Any:
-    picks = [button(name, f"pick-{name}") for name in ("leanest", "knee", "fastest")]
-    keep = button("keep for comparison", "compare-this")
-    return panel(spoken("card"), row(*picks, grow(), keep, names="tight actions"), names="card-panel")
+    picks = [parts.button(name, f"pick-{name}") for name in ("leanest", "knee", "fastest")]
+    keep = parts.button("keep for comparison", "compare-this")
+    return parts.panel(
+        parts.spoken("card"), parts.row(*picks, parts.grow(), keep, names="tight actions"), names="card-panel"
+    )
 
 
 def _comparison() -> Any:
-    return panel(
+    return parts.panel(
         html.Div(id="comparison"),
-        row(*(button(name, f"compare-{name}") for name in ("swap", "clear")), names="tight actions"),
+        parts.row(
+            *(parts.button(name, f"compare-{name}") for name in ("swap", "clear")), names="tight actions"
+        ),
         title="Two points",
         id="comparison-panel",
     )

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
-from dash import dcc, html
+from dash import dcc, html, no_update
 
 from tensoropt.plan.facts_table import Fact
 from tensoropt.plan.plan_names import planner_title
@@ -190,6 +190,12 @@ def planner_options(refusals: Mapping[str, str] | None = None) -> list[dict[str,
         }
         for name in ENTRIES
     ]
+
+
+def offered(refusals: Mapping[str, str], chosen: Any) -> tuple[Any, Any]:
+    """Return what a choice of planners offers, and those of the chosen that will not refuse if some will."""
+    left = [name for name in chosen or [] if not refusals.get(name)]
+    return planner_options(refusals), no_update if left == (chosen or []) else left
 
 
 def planner_choice(id: str, label: str, chosen: Sequence[str] = ()) -> Any:

@@ -21,18 +21,7 @@ from ..jobs.request import planners_from
 from ..state import View
 from ..views.library import title_of
 from ..views.planners import planner_rows, refusals_beside
-from .parts import (
-    hint,
-    note,
-    panel,
-    plain_table,
-    planner_choice,
-    planner_options,
-    row,
-    scrolled,
-    spoken,
-    stores,
-)  # fmt: skip
+from . import parts
 from .view_store import view_of
 from .wiring import Callbacks
 
@@ -45,18 +34,18 @@ HEAD = ("planner", "budget", "memory", "time", "over the best known", "points", 
 
 def layout(context: Context) -> Any:
     if context.jobs is None:
-        start: Any = hint("Run them on the command line: ", html.Code(id="beside-line"))
+        start: Any = parts.hint("Run them on the command line: ", html.Code(id="beside-line"))
     else:
-        start = row(
-            html.Div(planner_choice("beside", "Run beside this frontier", USUAL), className="grow"),
+        start = parts.row(
+            html.Div(parts.planner_choice("beside", "Run beside this frontier", USUAL), className="grow"),
             dmc.Button("Run planners", id="beside-start", variant="default"),
             names="fields",
         )
-    return panel(
-        scrolled("Published planners", id="planner-table"),
+    return parts.panel(
+        parts.scrolled("Published planners", id="planner-table"),
         start,
-        spoken("beside-said", className="said-below"),
-        *stores("beside-job", "beside-told", "planner-shown"),
+        parts.spoken("beside-said", className="said-below"),
+        *parts.stores("beside-job", "beside-told", "planner-shown"),
         title="Published planners",
         names="later",
     )
@@ -82,9 +71,9 @@ def _table(context: Context, listed: Any, _: Any, kept: Any, shown: Any) -> Any:
             "None was run beside this frontier. Their plans become marks in the plot, evaluated by the "
             "same simulator."
         )
-        return hint(words), about
+        return parts.hint(words), about
     cells = [[r.title, r.limit, r.memory, r.time, r.gap, r.points, r.search, r.remark] for r in rows]
-    return plain_table(HEAD, cells, numbers=range(1, 7)), about
+    return parts.plain_table(HEAD, cells, numbers=range(1, 7)), about
 
 
 @CALLBACKS.answer(
@@ -110,9 +99,7 @@ def _offer(context: Context, _: Any, kept: Any, chosen: Any) -> Any:
     data = context.frontier(view_of(kept))
     if data is None:
         return no_update, no_update
-    whys = refusals_beside(data)
-    left = [name for name in chosen or [] if not whys.get(name)]
-    return planner_options(whys), no_update if left == chosen else left
+    return parts.offered(refusals_beside(data), chosen)
 
 
 # Alone, without the clock: a browser drops the answer of a callback that was requested again meanwhile,
@@ -140,7 +127,7 @@ def _say(context: Context, started: Any, _: Any, told: Any) -> Any:
     if not isinstance(started, dict):
         return no_update, no_update, no_update
     if "refused" in started:
-        news, words = ["refused", started.get("click")], note(str(started["refused"]), "error")
+        news, words = ["refused", started.get("click")], parts.note(str(started["refused"]), "error")
     else:
         job = next((j for j in context.manager.jobs() if j.id == started.get("id")), None)
         if job is None:
@@ -177,14 +164,14 @@ def _wanted(context: Context, view: View, names: Any) -> Beside:
 def _words(job: Job, jobs: JobManager) -> Any:
     if job.state == "done" and jobs.folder / job.id in jobs.beside().values():
         words = "Done: what they found is in the table and the plot of this exploration."
-        return note(f"{words} To take it away again, forget the job on the Explore page.")
+        return parts.note(f"{words} To take it away again, forget the job on the Explore page.")
     if job.state == "done":
         words = "Done. The costs of now differ from those of this frontier, so that it is another one: "
         link = dcc.Link("open the frontier with its marks", href=f"/frontier?x=job-{job.id}")
         return html.Div([words, link], className="note note-info", role="status")
     if job.state == "queued":
-        return note("Waits for its turn; the Explore page shows what runs.")
+        return parts.note("Waits for its turn; the Explore page shows what runs.")
     if job.active:
         stage = job.stages[-1] if job.stages else None
-        return note(f"Running: {stage.name}, {stage.done} of {stage.total}." if stage else "Running.")
-    return note(f"The planners' job was {job.state}{': ' + job.error if job.error else ''}.", "warn")
+        return parts.note(f"Running: {stage.name}, {stage.done} of {stage.total}." if stage else "Running.")
+    return parts.note(f"The planners' job was {job.state}{': ' + job.error if job.error else ''}.", "warn")

@@ -19,24 +19,7 @@ from ..labels import LabelError
 from ..views import runs as view
 from ..views.library import own_title
 from ..views.units import Units
-from .parts import (
-    D3,
-    aria,
-    buttons,
-    grid,
-    grow,
-    heading,
-    hint,
-    keyboard_plot,
-    note,
-    numbers,
-    panel,
-    plot,
-    row,
-    search,
-    stack,
-    stores,
-)  # fmt: skip
+from . import parts
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
@@ -54,8 +37,8 @@ LOCALE = {
 
 
 def layout() -> Any:
-    kept = stores(*(f"runs-{name}" for name in STORES))
-    return html.Div([heading("Runs"), *kept, stack(_plot(), _table())])
+    kept = parts.stores(*(f"runs-{name}" for name in STORES))
+    return html.Div([parts.heading("Runs"), *kept, parts.stack(_plot(), _table())])
 
 
 STORES = (
@@ -68,7 +51,7 @@ browser has to know."""
 def _segments(id: str, label: str, *pairs: tuple[str, str]) -> Any:
     return dmc.SegmentedControl(
         id=id, data=[{"value": v, "label": t} for v, t in pairs], value=pairs[0][0], size="xs",
-        **aria(label=label),
+        **parts.aria(label=label),
     )  # fmt: skip
 
 
@@ -77,24 +60,24 @@ def _plot() -> Any:
         dmc.Chip(text, value=value, size="xs", variant="outline")
         for value, text in (("logx", "log memory"), ("logy", "log time"))
     ]
-    return panel(
-        row(
+    return parts.panel(
+        parts.row(
             _segments("runs-memory", "Memory", ("device", "memory per device"), ("total", "of all devices")),
             _segments("runs-time", "Time", ("step", "time per step"), ("sample", "per sample")),
-            dmc.ChipGroup(row(*chips, names="tight"), id="runs-logs", multiple=True, value=[]),
+            dmc.ChipGroup(parts.row(*chips, names="tight"), id="runs-logs", multiple=True, value=[]),
             names="above",
         ),
         html.Div(id="runs-said", role="status"),
         html.Div(id="runs-notes"),
-        keyboard_plot(
-            plot("runs-graph", 400),
+        parts.keyboard_plot(
+            parts.plot("runs-graph", 400),
             "runs-plot",
             "Frontiers of the runs that are shown, memory against time. Left and right move along a "
             "frontier, up and down to another run, Enter opens the point.",
         ),
         html.Div(id="runs-legend", className="runs-legend"),
         html.P(id="runs-point", role="status", className="runs-point"),
-        hint(
+        parts.hint(
             "A click on a point opens it. ", html.Kbd("←"), " ", html.Kbd("→"), " move along a frontier, ",
             html.Kbd("↑"), " ", html.Kbd("↓"), " to another run, ", html.Kbd("Enter"), " opens.",
         ),
@@ -109,7 +92,7 @@ def _columns(units: Units | None = None) -> list[dict[str, Any]]:
         return {"field": field, "headerName": name, "width": width, "filter": "agTextColumnFilter", **more}
 
     def number(field: str, name: str, width: int, fmt: str = ",.4~r") -> dict[str, Any]:
-        return numbers(field, name, width, D3.format(fmt), filter="agNumberColumnFilter")
+        return parts.numbers(field, name, width, parts.D3.format(fmt), filter="agNumberColumnFilter")
 
     editor = {
         "cellEditor": "agSelectCellEditor", "cellEditorParams": {"values": list(range(CHOICES))},
@@ -151,30 +134,30 @@ def _table() -> Any:
         "enterNavigatesVerticallyAfterEdit": False, "stopEditingWhenCellsLoseFocus": True,
         "localeText": LOCALE, "enableCellTextSelection": True, "ensureDomOrder": True,
     }  # fmt: skip
-    shown = buttons(
+    shown = parts.buttons(
         "runs",
         ("all", "show listed", "Show the runs that the table lists"),
         ("only", "only listed", "Show the runs that the table lists and hide the others"),
         ("none", "hide all", "Hide all runs"),
         ("csv", "CSV", "Save the table as it is listed as a CSV file"),
     )
-    return panel(
-        row(
-            search(
+    return parts.panel(
+        parts.row(
+            parts.search(
                 "runs-search", "search names, tags, models …", "Search the runs", 240, value="",
                 debounce=False,
             ),
-            row(*shown, names="tight"),
-            grow(),
+            parts.row(*shown, names="tight"),
+            parts.grow(),
             html.Span(id="runs-count", role="status", className="muted"),
             names="above",
         ),
         html.Div(id="runs-told"),
-        grid(
+        parts.grid(
             "runs-table", _columns(), HEAD_PX + ROW_PX * MOST_ROWS, options,
             eventListeners={"cellKeyDown": ["openRun(params)"]},
         ),
-        hint(
+        parts.hint(
             "The box at a row's left shows or hides the run. Names, tags and colours are changed in the ",
             "table (double-click, or ", html.Kbd("Enter"), " on the cell) and kept beside the jobs; an ",
             "empty name is the exploration's own again. Colours come round after six: dash and marks ",
@@ -251,7 +234,7 @@ def _draw(context: Context, known: Any, axes: Any, scheme: Any, kept: Any) -> An
     shown = view.shown_keys(kept, known)
     figure = runs_figure(found, shown, meant, units, str(scheme))
     lines = [*view.plot_notes(found), context.library.labels.fault]
-    said = [note(line, "warn") for line in lines if line]
+    said = [parts.note(line, "warn") for line in lines if line]
     return figure, [known.get("of"), axes, scheme, [run.key for run in found]], said
 
 
@@ -275,7 +258,7 @@ def _edit(context: Context, changes: Any) -> Any:
         except TensorOptError as error:
             said, kind = str(error), "error"
     # Not counted: two edits that follow each other quickly would both be the same number.
-    return uuid4().hex, note(said, kind)
+    return uuid4().hex, parts.note(said, kind)
 
 
 def _look(style: int | None) -> tuple[int, str, str] | None:

@@ -10,27 +10,7 @@ from dash import Dash, dcc, html, no_update
 
 from ..context import Context
 from ..state import PAGES
-from . import (
-    clusters,
-    explore,
-    explore_callbacks,
-    export,
-    frontier,
-    frontier_callbacks,
-    job_list,
-    measured,
-    operators,
-    owners,
-    plan,
-    plan_callbacks,
-    planners,
-    points_table,
-    refill,
-    runs,
-    surroundings,
-    timeline,
-    why,
-)  # fmt: skip
+from . import clusters, explore, export, frontier, plan, runs
 from .parts import aria, button, stores
 from .wiring import Callbacks
 
@@ -197,10 +177,6 @@ def _make(context: Context, _: Any, made: Any) -> Any:
 
 def register(app: Dash, context: Context) -> None:
     """Register the callbacks of all pages; those that run in the browser come first."""
-    for callbacks in (
-        CALLBACKS, frontier_callbacks.CALLBACKS, points_table.CALLBACKS, planners.CALLBACKS,
-        surroundings.CALLBACKS, runs.CALLBACKS, measured.CALLBACKS, plan_callbacks.CALLBACKS,
-        operators.CALLBACKS, owners.CALLBACKS, timeline.CALLBACKS, why.CALLBACKS, clusters.CALLBACKS,
-        export.CALLBACKS, job_list.CALLBACKS, explore_callbacks.CALLBACKS, refill.CALLBACKS,
-    ):  # fmt: skip
+    pages = (frontier, runs, plan, clusters, export, explore)
+    for callbacks in (CALLBACKS, *(page.CALLBACKS for page in pages)):
         callbacks.register(app, context)

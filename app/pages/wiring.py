@@ -21,7 +21,7 @@ A ``+`` before an output says that other callbacks set it too."""
 
 
 class Callbacks:
-    """The callbacks of a page.
+    """The callbacks of a page, beside those of its ``parts``.
 
     Of each it is said what its answer ``sets``, in order; ``when`` it runs: when one of these changes; what
     it is ``given`` besides; whether it also runs ``at_start``, when the page has just been made; and whether
@@ -29,8 +29,10 @@ class Callbacks:
     context, the values of ``when``, then those ``given``.
     """
 
-    def __init__(self) -> None:
-        self._declared: list[tuple[Callable[..., Any] | str, list[Any], bool | str, bool | None]] = []
+    def __init__(self, *parts: Callbacks) -> None:
+        self._declared: list[tuple[Callable[..., Any] | str, list[Any], bool | str, bool | None]] = [
+            declared for part in parts for declared in part._declared
+        ]
 
     def answer(
         self, *, sets: Ports, when: Ports, given: Ports = "", at_start: bool = False, jobs: bool | None = None

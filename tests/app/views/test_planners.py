@@ -12,7 +12,7 @@ from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.planners import PlannerRow, planner_rows
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns
-from tensoropt_app.views.units import percent, signed
+from tensoropt_app.views.units import percent, signed, unit_for
 
 from tensoropt.plan import Exploration
 

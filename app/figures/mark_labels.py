@@ -25,15 +25,9 @@ marks lie farther apart, and names that avoid them here do so there."""
 CLEAR = 1.25
 """The least factor by which a name's middle is farther from any other planner's mark than from its own."""
 PLACES = (
-    "top right",
-    "top left",
-    "bottom right",
-    "bottom left",
-    "middle right",
-    "middle left",
-    "top center",
+    "top right", "top left", "bottom right", "bottom left", "middle right", "middle left", "top center",
     "bottom center",
-)
+)  # fmt: skip
 KNEE = "knee"
 
 Box = tuple[float, float, float]

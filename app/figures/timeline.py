@@ -19,14 +19,8 @@ PHASE_ORDER = ("forward", "backward", "optimizer")
 def phase_colour(phase: str, colours: Palette) -> str:
     """Return a phase's colour: forward, backward, optimizer and communication are distinguished; anything
     else is grey."""
-    known = {
-        "forward": colours.series[0],
-        "backward": colours.series[1],
-        "optimizer": colours.series[2],
-        "gradients": colours.series[3],
-        "communication": colours.series[3],
-        "resharding": colours.series[3],
-    }
+    known = {phase: colours.series[place] for place, phase in enumerate(PHASE_ORDER)}
+    known |= dict.fromkeys(("gradients", "communication", "resharding"), colours.series[3])
     return known.get(phase, colours.series[7])
 
 

@@ -53,7 +53,7 @@ def _model(jobs: JobManager) -> Any:
         parts.hint(id="model-said"),
         parts.upload(
             "upload", "upload-place", "an ONNX file", (".onnx",), MAX_UPLOAD_BYTES,
-            {"said": "upload-said", "remedy": "export the model again"},
+            said="upload-said", remedy="export the model again",
         ),
         parts.spoken("upload-said"),
         html.Div(
@@ -93,7 +93,7 @@ def _cluster(jobs: JobManager) -> Any:
         ),
         parts.upload(
             "cluster-upload", "cluster-upload-place", "a cluster file (YAML)", ENDINGS, MOST_BYTES,
-            {"said": "cluster-upload-said", "remedy": "write the cluster into it"},
+            said="cluster-upload-said", remedy="write the cluster into it",
         ),
         parts.spoken("cluster-upload-said"),
         parts.row(

@@ -44,19 +44,9 @@ BUTTONS = (
 )  # fmt: skip
 LIMITS = ("budget", "target")
 FIELDS = (
-    *LIMITS,
-    "headroom",
-    "price",
-    "options",
-    "filter-mesh",
-    "filter-micro",
-    "filter-devices",
-    "axis-x",
-    "axis-y",
-    "amount",
-    "currency",
-    *CLUSTER_FIELDS,
-)
+    *LIMITS, "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices", "axis-x",
+    "axis-y", "amount", "currency", *CLUSTER_FIELDS,
+)  # fmt: skip
 TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
 """The controls whose text may break a rule, which is then shown next to them."""
 PRICES = "shop-prices"

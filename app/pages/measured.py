@@ -16,7 +16,7 @@ from ..measured import MOST_BYTES
 from ..views.frontier import FrontierData
 from ..views.measured import align_options, figure_rows, left_words
 from .parts import button, hint, note, panel, plain_table, row, scrolled, spoken, upload, visible
-from .view_store import shown_point
+from .view_store import point_shown
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
@@ -31,13 +31,12 @@ HINT = (
 
 def measured_panel() -> Any:
     """Return the panel where a file is dropped, with what it says."""
-    said = {"said": "measured-said", "remedy": "record it again",
-            "larger": "Use tensoropt show DIR --point N --beside FILE"}  # fmt: skip
     return panel(
         dcc.Store(id="measured"),
         upload(
-            "measured-upload", "measured-place", "a measured file", ENDINGS, MOST_BYTES, said,
-            accept=",".join((*ENDINGS, ".gz")),
+            "measured-upload", "measured-place", "a measured file", ENDINGS, MOST_BYTES,
+            said="measured-said", remedy="record it again",
+            larger="Use tensoropt show DIR --point N --beside FILE", accept=",".join((*ENDINGS, ".gz")),
         ),
         hint(HINT),
         spoken("measured-said"),
@@ -127,13 +126,11 @@ def _lay(context: Context, align: Any, kept: Any) -> Any:
     given="page.data",
 )
 def _tell(context: Context, kept: Any, pick: Any, page: Any) -> Any:
-    data, view = shown_point(context, pick, page, "plan")
-    if data is None or view.point is None:
-        return (no_update,) * 5
+    data, _, point = point_shown(context, pick, page, "plan")
     if not kept:
         return visible(False), "", [], None, None
     try:
-        detail = context.detail(data, view.point)
+        detail = context.detail(data, point)
         found = comparison(context, data, detail, kept)
     except TensorOptError as error:
         return visible(True), "", [], None, note(str(error), "error")

@@ -16,7 +16,7 @@ from ..views.operators import beside_rows, operator_rows
 from ..views.operators_table import bottom_rows, columns_of, table_rows
 from ..views.picture import ASPECT, NARROW_ASPECT, picture
 from .parts import ONE_ROW, button, grid, grow, hint, numbers, row, search, small
-from .view_store import shown_point
+from .view_store import point_shown
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
@@ -127,16 +127,14 @@ def table() -> Any:
 def _draw(
     context: Context, pick: Any, scheme: Any, page: Any, columns: Any, options: Any, narrow: Any
 ) -> Any:
-    data, view = shown_point(context, pick, page, "plan")
-    if data is None or view.point is None:
-        return (no_update,) * 6
-    detail, _ = context.detail_or_why(data, view.point)
-    rows = operator_rows(data.exploration, view.point, detail)
+    data, _, point = point_shown(context, pick, page, "plan")
+    detail, _ = context.detail_or_why(data, point)
+    rows = operator_rows(data.exploration, point, detail)
     aspect = NARROW_ASPECT if narrow else ASPECT
     found = picture(rows, graph_edges(data.exploration, detail), aspect)
     node_of = {group: node.key for node in found.nodes for group in node.groups}
     heads = columns_of(columns, rows, data.units)
-    below = bottom_rows(beside_rows(data.exploration, view.point, detail), data.units)
+    below = bottom_rows(beside_rows(data.exploration, point, detail), data.units)
     options = {**options, "pinnedBottomRowData": below}
     legend = _legend(found.legend, str(scheme))
     return (

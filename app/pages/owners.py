@@ -13,7 +13,7 @@ from ..context import Context
 from ..views.frontier import FrontierData
 from ..views.owners import moment, moment_words, owner_cells, total_cells
 from .parts import ONE_ROW, aria, buttons, grid, grow, hint, numbers, panel, row, search
-from .view_store import shown_point
+from .view_store import point_shown
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
@@ -78,11 +78,9 @@ def owners_of(context: Context, data: FrontierData, point: int) -> PointOwners:
 )
 def _show(context: Context, pick: Any, clicked: Any, *rest: Any) -> Any:
     page, shown, options = rest[-3:]
-    data, view = shown_point(context, pick, page, "plan")
-    if data is None or view.point is None:
-        return (no_update,) * 6
+    data, _, point = point_shown(context, pick, page, "plan")
     try:
-        owners = owners_of(context, data, view.point)
+        owners = owners_of(context, data, point)
     except TensorOptError as error:
         return [], {**options, "pinnedBottomRowData": []}, "", "", str(error), no_update
     fired = ctx.triggered_id

@@ -105,20 +105,31 @@ def upload(
     prompt: str,
     endings: Sequence[str],
     most: int,
-    said: Mapping[str, str],
     *,
+    said: str,
+    remedy: str,
+    larger: str = "Use the command line",
     accept: str = "",
 ) -> html.Div:
-    """Return a place to drop a file.
+    """Return a place to drop a file; the browser says why one is not accepted (``assets/upload.js``).
 
     Args:
         place: the id of the element around it.
         prompt: what may be dropped here.
         endings: the endings of accepted files' names.
         most: the most bytes of a file.
-        said: the rest of :func:`upload_rule`.
+        said: the id of the place where a refusal is shown.
+        remedy: what to do about an empty file.
+        larger: what to do with larger ones.
         accept: what the browser offers, if not only these endings.
     """
+    rule: Any = {
+        "data-said": said,
+        "data-endings": ",".join(endings),
+        "data-most-bytes": str(most),
+        "data-remedy": remedy,
+        "data-larger": larger,
+    }
     return html.Div(
         dcc.Upload(
             html.Div([f"Drop {prompt} here, or ", html.Span("choose one", className="linklike")]),
@@ -126,7 +137,7 @@ def upload(
             accept=accept or ",".join(endings),
         ),
         id=place,
-        **upload_rule(endings=endings, most=most, **said),
+        **rule,
     )  # fmt: skip
 
 
@@ -287,22 +298,3 @@ def plain_table(
         ],
         className="plain",
     )
-
-
-def upload_rule(
-    said: str, endings: Sequence[str], most: int, remedy: str, larger: str = "Use the command line"
-) -> Any:
-    """Return what the browser needs to say why a file is not accepted (``assets/upload.js``).
-
-    Args:
-        said: the id of the place where it is shown.
-        endings: the endings of accepted files' names.
-        most: the most bytes of a file.
-        remedy: what to do about an empty file.
-        larger: what to do with larger ones.
-    """
-    values = {
-        "said": said, "endings": ",".join(endings), "most-bytes": str(most), "remedy": remedy,
-        "larger": larger,
-    }  # fmt: skip
-    return {f"data-{name}": value for name, value in values.items()}

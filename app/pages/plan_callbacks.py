@@ -25,7 +25,7 @@ from .look import missed
 from .measured import overlaid
 from .parts import aria, empty, hint, note, plain_table, scrolled
 from .points import big, difference_table
-from .view_store import shown_point
+from .view_store import point_shown, shown_point
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
@@ -63,10 +63,8 @@ def _words(context: Context, pick: Any) -> Any:
     given="page.data",
 )
 def _figures(context: Context, pick: Any, scheme: Any, kept: Any, page: Any) -> Any:
-    data, view = shown_point(context, pick, page, "plan")
-    if data is None or view.point is None:
-        return no_update, no_update, no_update
-    detail, _ = context.detail_or_why(data, view.point)
+    data, view, point = point_shown(context, pick, page, "plan")
+    detail, _ = context.detail_or_why(data, point)
     if detail is None:
         return no_update, no_update, {"display": "none"}
     times, kinds = curve_of(detail)

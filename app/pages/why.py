@@ -22,7 +22,7 @@ from ..views.frontier import FrontierData
 from ..views.library import title_of
 from ..views.why import WhyRow, budget_of, deeper_rows, parts, quick, results_of, rows
 from .parts import button, hint, note, panel, plain_table, scrolled, spoken, stores
-from .view_store import shown_point, view_of
+from .view_store import point_shown, shown_point, view_of
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
@@ -119,14 +119,12 @@ def _simulated(context: Context, _: Any, pick: Any, page: Any) -> Any:
 )
 def _deeper(context: Context, _: Any, __: Any, ___: Any, pick: Any, page: Any, shown: Any) -> Any:
     """Show the changes that take a search; drawn again only when one says something new."""
-    data, view = shown_point(context, pick, page, "plan")
-    if data is None or view.point is None:
-        return no_update, no_update
+    data, view, point = point_shown(context, pick, page, "plan")
     try:
         found = _deeper_rows(context, data, view)
     except TensorOptError:
         return None, None  # said above
-    news = [view.exploration, view.point, view.budget_bytes, [_sign(row) for row in found]]
+    news = [view.exploration, point, view.budget_bytes, [_sign(row) for row in found]]
     return (no_update, no_update) if news == shown else (_table(found, actions=True), news)
 
 

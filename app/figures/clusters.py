@@ -31,7 +31,7 @@ def clusters_figure(data: ClustersData, view: View, scheme: str) -> Json:
     return {"data": traces, "layout": _layout(data, view, colours)}
 
 
-def style_of(place: int, colours: Palette) -> tuple[str, str]:
+def _style_of(place: int, colours: Palette) -> tuple[str, str]:
     """Return (colour, symbol) of the cluster at a place of the list."""
     return colours.series[place % len(colours.series)], SYMBOLS[place % len(SYMBOLS)]
 
@@ -45,7 +45,7 @@ def _points(data: ClustersData, place: int, row: OnCluster, keep: np.ndarray) ->
 
 
 def _cluster(data: ClustersData, place: int, row: OnCluster, colours: Palette) -> Json:
-    colour, symbol = style_of(place, colours)
+    colour, symbol = _style_of(place, colours)
     x, y, known = _points(data, place, row, row.fitting)
     return scatter(
         "lines+markers", x, y, customdata=known, name=row.label, showlegend=True,

@@ -27,7 +27,7 @@ BAND, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(1
 """The places of the traces."""
 CAPACITY, USABLE, BUDGET, TARGET = range(4)
 """The places of the shapes."""
-IN_VIEW = 2.5
+_IN_VIEW = 2.5
 """The capacity line is in view if it is at most this many times the largest point (log: squared)."""
 THINNED = "Of points that lie closer than a dot is wide one is drawn; zoom in to see the others."
 SYMBOLS = (
@@ -37,7 +37,7 @@ SYMBOLS = (
 """One for each published planner, in the order of their titles."""
 PARTS = (("compute_s", "optimizer", "compute time"), ("communication_s", "kept", "network time"))
 """The lines below the frontier: a figure, the kind of memory whose colour it has, and what it is called."""
-HOVER = "<b>%{customdata[2]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>%{customdata[1]}<extra></extra>"
+_HOVER = "<b>%{customdata[2]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>%{customdata[1]}<extra></extra>"
 
 
 def frontier_figure(
@@ -141,7 +141,7 @@ def _line(data: FrontierData, rows: np.ndarray, values: np.ndarray, colour: str,
 def _marks(data: FrontierData, rows: np.ndarray, mode: str, **more: Any) -> Json:
     """Return rows as marks with tooltips, which the browser knows by their numbers."""
     known = [[int(i), _tooltip(data, int(i)), data.label(int(i))] for i in rows]
-    hover = HOVER.replace("{size}", data.axes.x.unit).replace("{time}", data.axes.y.unit)
+    hover = _HOVER.replace("{size}", data.axes.x.unit).replace("{time}", data.axes.y.unit)
     return scatter(mode, *_xy(data, rows, data.time), hover=hover, customdata=known, **more)
 
 
@@ -227,7 +227,7 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         xs = np.append(xs, proven.memory[[0, -1]] / data.units.memory.factor)
         ys = np.append(ys, [proven.upper[0], proven.lower[-1]] / np.array(data.units.time.factor))
     capacity = data.capacity_bytes / data.units.memory.factor
-    in_view = axes.over_memory and capacity <= xs.max() * (IN_VIEW**2 if view.log_x else IN_VIEW)
+    in_view = axes.over_memory and capacity <= xs.max() * (_IN_VIEW**2 if view.log_x else _IN_VIEW)
     right = max(xs.max(), capacity) if in_view else xs.max()
     low_y = ys.min()
     if view.lines and axes.up_time and len(on_line):

@@ -12,7 +12,7 @@ from tensoropt.plan.plan_names import planner_title
 from ..state import View
 from ..views.frontier import FrontierData
 
-NEAR_PX = 12.0
+_NEAR_PX = 12.0
 """The distance, about their size, below which marks share a name."""
 MOST_NAMED = 3
 """The most planners that one label names; it says how many more there are."""
@@ -88,7 +88,9 @@ def _named(data: FrontierData, rows: np.ndarray, x: np.ndarray, y: np.ndarray) -
         mine = np.flatnonzero(names == name)
         best = int(mine[np.argmin(data.time[rows[mine]])])
         near = [
-            at for at in found if np.hypot(x[rows[at]] - x[rows[best]], y[rows[at]] - y[rows[best]]) < NEAR_PX
+            at
+            for at in found
+            if np.hypot(x[rows[at]] - x[rows[best]], y[rows[at]] - y[rows[best]]) < _NEAR_PX
         ]
         found.setdefault(near[0] if near else best, []).append(planner_title(str(name)))
     return found

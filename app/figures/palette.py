@@ -54,7 +54,7 @@ DARK = Palette(
 RUN_COLOURS = ("blue", "orange", "green", "pink", "sky", "ink")
 """The colours of :func:`run_colours`, as people call them."""
 DASHES = ("solid", "dash", "dot", "dashdot")
-RUN_SYMBOLS = (
+_RUN_SYMBOLS = (
     "circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "pentagon",
 )  # fmt: skip
 
@@ -74,7 +74,7 @@ def run_style(number: int) -> tuple[int, str, str]:
     rest, colour = divmod(number, len(RUN_COLOURS))
     again, dash = divmod(rest, len(DASHES))
     # Five has no divisor in common with the number of symbols, so that none repeats with the same dash.
-    return colour, DASHES[dash], RUN_SYMBOLS[(dash + 5 * again) % len(RUN_SYMBOLS)]
+    return colour, DASHES[dash], _RUN_SYMBOLS[(dash + 5 * again) % len(_RUN_SYMBOLS)]
 
 
 def palette(scheme: str) -> Palette:

@@ -13,13 +13,13 @@ from .traces import LEGEND_ABOVE, Json, across, bars, titled
 MOST_NAMED = 12
 """The number of rows up to which all have their name, whatever the room; with more, Plotly leaves some
 out."""
-PHASE_ORDER = ("forward", "backward", "optimizer")
+_PHASE_ORDER = ("forward", "backward", "optimizer")
 
 
-def phase_colour(phase: str, colours: Palette) -> str:
+def _phase_colour(phase: str, colours: Palette) -> str:
     """Return a phase's colour: forward, backward, optimizer and communication are distinguished; anything
     else is grey."""
-    known = {phase: colours.series[place] for place, phase in enumerate(PHASE_ORDER)}
+    known = {phase: colours.series[place] for place, phase in enumerate(_PHASE_ORDER)}
     known |= dict.fromkeys(("gradients", "communication", "resharding"), colours.series[3])
     return known.get(phase, colours.series[7])
 
@@ -36,14 +36,14 @@ def timeline_figure(events: Sequence[Any], units: Units, scheme: str) -> Json:
     phases = list(dict.fromkeys(e.phase for e in events))
     traces = []
     # In the order of a step; phases that are not known come last, in order of appearance.
-    for phase in sorted(phases, key=lambda p: PHASE_ORDER.index(p) if p in PHASE_ORDER else 99):
+    for phase in sorted(phases, key=lambda p: _PHASE_ORDER.index(p) if p in _PHASE_ORDER else 99):
         mine = [e for e in events if e.phase == phase]
         known = [[e.group or "", unit.text(e.duration_s), unit.text(e.start_s)] for e in mine]
         traces.append(
             bars(
                 mine, "", [unit.of(e.duration_s) for e in mine], [unit.of(e.start_s) for e in mine],
                 name=phase, customdata=known,
-                marker={"color": phase_colour(phase, colours), "line": {"width": 0}},
+                marker={"color": _phase_colour(phase, colours), "line": {"width": 0}},
                 hovertemplate="<b>%{text}</b><br>%{customdata[1]} from %{customdata[2]}<br>%{customdata[0]}"
                 f"<extra>{phase}</extra>",
             )

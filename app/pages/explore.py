@@ -23,12 +23,12 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks(job_list.CALLBACKS, explore_callbacks.CALLBACKS, refill.CALLBACKS)
 
-COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
+_COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
 
 
 SEARCHED: Any = {"searchable": True, "clearSearchOnFocus": True, "allowDeselect": False}
 """The attributes of a select of many things, one of which is chosen."""
-CLEARED: Any = {"clearable": True, "clearButtonProps": parts.CLEAR}
+_CLEARED: Any = {"clearable": True, "clearButtonProps": parts.CLEAR}
 """The attributes of a select that may be empty."""
 
 
@@ -39,7 +39,7 @@ def layout(context: Context) -> Any:
         )
     else:
         form = parts.stack(_model(context.jobs), _cluster(context.jobs), _options(), _start())
-    jobs = parts.stack(parts.panel(desktop_notice(), job_list.layout(), title="Jobs"), names="jobs-column")
+    jobs = parts.stack(parts.panel(_desktop_notice(), job_list.layout(), title="Jobs"), names="jobs-column")
     return html.Div([parts.heading("Explore"), html.Div([form, jobs], className="explore-columns")])
 
 
@@ -79,7 +79,7 @@ def _model(jobs: JobManager) -> Any:
             ],
             id="onnx-fields",
         ),
-        parts.hint("A Python model is named on the command line, never here: ", html.Code(COMMAND_LINE)),
+        parts.hint("A Python model is named on the command line, never here: ", html.Code(_COMMAND_LINE)),
         title="Model",
     )  # fmt: skip
 
@@ -104,7 +104,7 @@ def _cluster(jobs: JobManager) -> Any:
         ),
         parts.row(
             *(
-                dmc.Select(id=name, label=label, data=links, w=170, **CLEARED)
+                dmc.Select(id=name, label=label, data=links, w=170, **_CLEARED)
                 for name, label in (("inside", "Link in a node"), ("between", "between nodes"))
             ),
             parts.number_field("device-price", "Price per device-hour", placeholder="unknown", w=170),
@@ -113,7 +113,7 @@ def _cluster(jobs: JobManager) -> Any:
         html.Div(id="cluster-said", className="hint"),
         dmc.MultiSelect(
             id="also-on", label="Also on", data=presets(), value=[], searchable=True, hidePickedOptions=True,
-            placeholder="no further cluster", **CLEARED,
+            placeholder="no further cluster", **_CLEARED,
             description="The page Clusters then says which is the cheapest, and which the fastest.",
         ),
         title="Cluster",
@@ -157,7 +157,7 @@ def _options() -> Any:
     )
 
 
-def desktop_notice() -> Any:
+def _desktop_notice() -> Any:
     """Return the button that asks the browser for notices (``assets/notify.js``), with the outcome."""
     return parts.row(
         html.Button("Notify me when a job ends", id="notify", type="button", className="plain-button"),

@@ -26,7 +26,7 @@ OPTIONS = (
     ("marks", "planners"),
 )
 AMOUNTS = "1e9 tokens, 50000 samples, 3 epochs of 50000 samples"
-AXES = (("axis-y", "up", UP), ("axis-x", "across", ACROSS))
+_AXES = (("axis-y", "up", UP), ("axis-x", "across", ACROSS))
 
 PLACES = {
     "dots": [drawing.FITS, drawing.OVER],
@@ -72,7 +72,7 @@ def _plot() -> Any:
             ),
             names="plot-controls",
         ),
-        parts.row(*(_axis(*axis) for axis in AXES), names="tight axes"),
+        parts.row(*(_axis(*axis) for axis in _AXES), names="tight axes"),
         html.Div(id="frontier-notes"),
         parts.keyboard_plot(
             parts.plot("graph", 400, doubleClick="reset"),

@@ -39,18 +39,18 @@ from .wiring import Callbacks
 CALLBACKS = Callbacks()
 
 
-BUTTONS = (
+_BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
 )  # fmt: skip
-LIMITS = ("budget", "target")
+_LIMITS = ("budget", "target")
 FIELDS = (
-    *LIMITS, "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices", "axis-x",
+    *_LIMITS, "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices", "axis-x",
     "axis-y", "amount", "currency", *CLUSTER_FIELDS,
 )  # fmt: skip
-TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
+_TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
 """The controls whose text may break a rule, which is then shown next to them."""
 PRICES = "shop-prices"
-AT_ONCE = ("graph", "points", "key", *BUTTONS)
+AT_ONCE = ("graph", "points", "key", *_BUTTONS)
 """The controls that a person may have used before the first answer; the values of others are then not a
 person's."""
 SECOND = {"graph": events.on_click, "points": events.on_row}
@@ -60,16 +60,16 @@ SECOND = {"graph": events.on_click, "points": events.on_row}
 EVENTS = (
     "url.search",
     "exploration.value",
-    *(f"{name}-rest.data" for name in LIMITS),
-    *(f"{name}.value" for name in FIELDS if name not in LIMITS),
-    *(f"{name}-text.{fired}" for name in LIMITS for fired in ("n_submit", "n_blur")),
+    *(f"{name}-rest.data" for name in _LIMITS),
+    *(f"{name}.value" for name in FIELDS if name not in _LIMITS),
+    *(f"{name}-text.{fired}" for name in _LIMITS for fired in ("n_submit", "n_blur")),
     *("graph.clickData", "points.cellClicked", "points.eventData", "key.data"),
-    *(f"{name}.n_clicks" for name in BUTTONS),
+    *(f"{name}.n_clicks" for name in _BUTTONS),
 )
 """The properties whose changes change the view."""
 
 
-for name in LIMITS:
+for name in _LIMITS:
     # While a slider is dragged the browser alone answers; it asks the server when the slider rests.
     CALLBACKS.in_browser(
         f"limits.{name}",
@@ -82,7 +82,7 @@ CALLBACKS.in_browser("tensoropt.fired", sets="fired.data", when=EVENTS, given="f
 
 
 @CALLBACKS.answer(
-    sets=["state.data", *(f"{name}.error" for name in TYPED), "answered.data", "handled.data"],
+    sets=["state.data", *(f"{name}.error" for name in _TYPED), "answered.data", "handled.data"],
     when=EVENTS,
     given="state.data handled.data filled.data fired.data budget-text.value target-text.value "
     "click-mode.value scheme.data page.data narrow.data",
@@ -103,7 +103,7 @@ def _change(context: Context, *values: Any) -> Any:
             opened, _ = _applied(context.frontier(opened), opened, early, mode)
         # Controls follow the state when it is written, also one that the layout came with.
         news = no_update if not first and opened == view_of(kept) else stored(opened)
-        return news, *[None] * len(TYPED), _number(fired.get("key")), now
+        return news, *[None] * len(_TYPED), _number(fired.get("key")), now
     view = view_of(kept)
     if fired.get("exploration"):
         view = _opened(context, state.open_exploration(view, str(fired["exploration"])))
@@ -119,7 +119,7 @@ def _change(context: Context, *values: Any) -> Any:
         # Not written if nothing changed, or controls that follow the state would fire in a circle.
         no_update if view == view_of(kept) else stored(view),
         # An error stays shown until its field is changed, by a person or by the view that it follows.
-        *(errors.get(name) if name in fired or view != view_of(kept) else no_update for name in TYPED),
+        *(errors.get(name) if name in fired or view != view_of(kept) else no_update for name in _TYPED),
         _number(fired.get("key")),
         now,
     )
@@ -211,34 +211,34 @@ def _list_explorations(context: Context, *_: Any) -> Any:
     return choices(context.library)
 
 
-CONTROLS = ("exploration", *FIELDS, "budget-text", "target-text")
-SCALES = [(name, end) for name in LIMITS for end in ("min", "max", "step", "thumbLabel")]
-FILTERS = [name for name in FIELDS if name.startswith("filter-")]
+_CONTROLS = ("exploration", *FIELDS, "budget-text", "target-text")
+SCALES = [(name, end) for name in _LIMITS for end in ("min", "max", "step", "thumbLabel")]
+_FILTERS = [name for name in FIELDS if name.startswith("filter-")]
 
 
 @CALLBACKS.answer(
     sets=[
-        *(f"+{n}.value" for n in CONTROLS),
+        *(f"+{n}.value" for n in _CONTROLS),
         *(f"{n}.{p}" for n, p in SCALES),
-        *(f"{n}.data" for n in FILTERS),
+        *(f"{n}.data" for n in _FILTERS),
         "filled.data",
     ],
     when="controls.data",
-    given=["state.data", *(f"{n}.value" for n in CONTROLS), *(f"{n}.{p}" for n, p in SCALES)],
+    given=["state.data", *(f"{n}.value" for n in _CONTROLS), *(f"{n}.{p}" for n, p in SCALES)],
 )
 def _follow(context: Context, _: Any, kept: Any, *have: Any) -> Any:
     """Make controls show the state, except those that already show it: a person may be moving them."""
-    view, values, limits = view_of(kept), have[: len(CONTROLS)], have[len(CONTROLS) :]
+    view, values, limits = view_of(kept), have[: len(_CONTROLS)], have[len(_CONTROLS) :]
     data = context.frontier(view)
     if data is None:
-        kept = [no_update] * (len(CONTROLS) + len(SCALES) + len(FILTERS) - 1)
+        kept = [no_update] * (len(_CONTROLS) + len(SCALES) + len(_FILTERS) - 1)
         return view.exploration, *kept, {"exploration.value": view.exploration}
     wanted, ranges = _wanted(view, data)
     return (
-        *(no_update if old == wanted[n] else wanted[n] for n, old in zip(CONTROLS, values, strict=True)),
+        *(no_update if old == wanted[n] else wanted[n] for n, old in zip(_CONTROLS, values, strict=True)),
         *(no_update if old == ranges[n] else ranges[n] for n, old in zip(SCALES, limits, strict=True)),
-        *(data.filters()[n.removeprefix("filter-")] for n in FILTERS),
-        {f"{n}.value": wanted[n] for n in CONTROLS} | {f"{n}-rest.data": wanted[n] for n in LIMITS},
+        *(data.filters()[n.removeprefix("filter-")] for n in _FILTERS),
+        {f"{n}.value": wanted[n] for n in _CONTROLS} | {f"{n}-rest.data": wanted[n] for n in _LIMITS},
     )
 
 

@@ -21,7 +21,7 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-SHOWN_JOBS = 30
+_SHOWN_JOBS = 30
 
 
 def layout() -> Any:
@@ -37,9 +37,9 @@ def _act(context: Context, _: Any) -> Any:
     asked = ctx.triggered_id
     # A button that has just been made fires as well, without a click.
     clicked = isinstance(asked, dict) and any(t["value"] for t in ctx.triggered)
-    if context.jobs is None or not clicked or str(asked.get("do")) not in ACTIONS:
+    if context.jobs is None or not clicked or str(asked.get("do")) not in _ACTIONS:
         return no_update
-    ACTIONS[str(asked["do"])](context.jobs, str(asked.get("job")))
+    _ACTIONS[str(asked["do"])](context.jobs, str(asked.get("job")))
     return time.time()
 
 
@@ -132,7 +132,7 @@ def _relisted(known: list[str], now: list[str], make: Callable[[str], Any]) -> A
     return patch
 
 
-ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
+_ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
     "cancel": lambda jobs, id: jobs.cancel(id),
     "forget": lambda jobs, id: jobs.forget(id),
     "again": lambda jobs, id: jobs.again(id),
@@ -157,7 +157,7 @@ def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
     """Return (card, end of its log), newest first."""
     now, left = time.time(), _left(context)
     found = []
-    for job in manager.jobs()[:SHOWN_JOBS]:
+    for job in manager.jobs()[:_SHOWN_JOBS]:
         keys = tuple(shown for key, shown in left if key.startswith(f"job-{job.id}"))
         found.append((job_card(job, now, keys), manager.log(job.id)))
     return found

@@ -34,11 +34,11 @@ def look(
         "points-count": {"children": count_words(data, view)},
         "points": {"filterModel": row_filter(view)},
         "card": {"children": card(context, data, view)},
-        "drawn": {"data": [frame_of(view), scheme, selection(view)]},
+        "drawn": {"data": [_frame_of(view), scheme, selection(view)]},
     }
 
 
-def frame_of(view: View) -> dict[str, Any]:
+def _frame_of(view: View) -> dict[str, Any]:
     """Return what the plot is drawn from, as the browser reports it (``assets/tensoropt.js``)."""
     kept = view.to_data()
     return {name: kept[name] for name in FRAME}

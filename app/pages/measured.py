@@ -22,7 +22,7 @@ from .wiring import Callbacks
 CALLBACKS = Callbacks()
 
 ENDINGS = (".pickle", ".pkl", ".json", ".json.gz")
-HINT = (
+_HINT = (
     "A memory snapshot (torch.cuda.memory._dump_snapshot), a trace of torch.profiler (.json, .json.gz) or "
     "verified.json of tensoropt verify --save. It is read as data, kept in memory only, and never leaves "
     "this machine."
@@ -38,7 +38,7 @@ def measured_panel() -> Any:
             said="measured-said", remedy="record it again",
             larger="Use tensoropt show DIR --point N --beside FILE", accept=",".join((*ENDINGS, ".gz")),
         ),
-        hint(HINT),
+        hint(_HINT),
         spoken("measured-said"),
         row(
             html.Span(id="measured-name"),

@@ -64,7 +64,7 @@ def _graph_picture() -> Any:
     )
 
 
-FIGURE = (
+_FIGURE = (
     "params.value == null ? '' : params.value === 0 ? '0' : "
     "Math.abs(params.value) < 0.001 ? '< 0.001' : d3.format(',.3r')(params.value)"
 )
@@ -75,7 +75,7 @@ def table() -> Any:
     """Return the operators, with search and the control that narrows them to a module."""
 
     def number(field: str, name: str, width: int, tip: str) -> dict[str, Any]:
-        return numbers(field, name, width, FIGURE, headerTooltip=tip)
+        return numbers(field, name, width, _FIGURE, headerTooltip=tip)
 
     # No column grows with the window: the grid (35.3) then never shows its rows where there is no room to
     # grow into, as on every window below 1,200 px.

@@ -58,7 +58,7 @@ def owners_panel() -> Any:
     )
 
 
-def owners_of(context: Context, data: FrontierData, point: int) -> PointOwners:
+def _owners_of(context: Context, data: FrontierData, point: int) -> PointOwners:
     """Return the owners of a point's memory, remembered."""
     # The data is part of the remembered value, so that its id cannot be reused meanwhile.
     key = (id(data.exploration), point)
@@ -80,7 +80,7 @@ def _show(context: Context, pick: Any, clicked: Any, *rest: Any) -> Any:
     page, shown, options = rest[-3:]
     data, _, point = point_shown(context, pick, page, "plan")
     try:
-        owners = owners_of(context, data, point)
+        owners = _owners_of(context, data, point)
     except TensorOptError as error:
         return [], {**options, "pinnedBottomRowData": []}, "", "", str(error), no_update
     fired = ctx.triggered_id

@@ -190,7 +190,7 @@ D3 = "params.value == null ? '' : d3.format('{}')(params.value)"
 """The function that writes a figure in a format of d3; blank if there is none."""
 
 
-def planner_options(refusals: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def _planner_options(refusals: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Return published planners for a select; those that are known to refuse say why and cannot be chosen."""
     whys = refusals or {}
     return [
@@ -206,12 +206,12 @@ def planner_options(refusals: Mapping[str, str] | None = None) -> list[dict[str,
 def offered(refusals: Mapping[str, str], chosen: Any) -> tuple[Any, Any]:
     """Return what a choice of planners offers, and those of the chosen that will not refuse if some will."""
     left = [name for name in chosen or [] if not refusals.get(name)]
-    return planner_options(refusals), no_update if left == (chosen or []) else left
+    return _planner_options(refusals), no_update if left == (chosen or []) else left
 
 
 def planner_choice(id: str, label: str, chosen: Sequence[str] = ()) -> Any:
     """Return a choice of published planners."""
-    options = planner_options()
+    options = _planner_options()
     return dmc.MultiSelect(
         id=id, label=label, data=options, value=list(chosen), clearable=True, clearButtonProps=CLEAR,
         placeholder="choose", hidePickedOptions=True,

@@ -30,7 +30,7 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-MOST_CHANGED = 60
+_MOST_CHANGED = 60
 """The most rows of the difference of two plans; the table says how many more there are."""
 
 
@@ -152,7 +152,7 @@ def difference(data: FrontierData, view: View) -> Any:
         )
     changed = changed_operators(data.exploration, view.point, view.other)
     head = ["operator", "module", data.label(view.other), data.label(view.point)]
-    rows = [list(row) for row in changed[:MOST_CHANGED]]
+    rows = [list(row) for row in changed[:_MOST_CHANGED]]
     if not any(module for _, module, *_ in changed):  # ONNX files know none
         head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
     more = len(changed) - len(rows)

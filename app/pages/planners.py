@@ -27,7 +27,7 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-USUAL = ("data_parallel", "zero", "megatron")
+_USUAL = ("data_parallel", "zero", "megatron")
 """The planners that run unless others are chosen: quick methods that people use by hand."""
 HEAD = ("planner", "budget", "memory", "time", "over the best known", "points", "search", "")
 
@@ -37,7 +37,7 @@ def layout(context: Context) -> Any:
         start: Any = parts.hint("Run them on the command line: ", html.Code(id="beside-line"))
     else:
         start = parts.row(
-            html.Div(parts.planner_choice("beside", "Run beside this frontier", USUAL), className="grow"),
+            html.Div(parts.planner_choice("beside", "Run beside this frontier", _USUAL), className="grow"),
             dmc.Button("Run planners", id="beside-start", variant="default"),
             names="fields",
         )

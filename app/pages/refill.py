@@ -34,7 +34,7 @@ FORM = {
 
 BESIDE = ("kind", "per_node", "nodes", "inside", "between", "price")
 """The fields that the choice of a cluster fills."""
-FILLED = [field for field in FORM if field not in BESIDE]
+_FILLED = [field for field in FORM if field not in BESIDE]
 """The fields that no other callback sets."""
 
 
@@ -58,7 +58,7 @@ def button() -> Any:
 
 @CALLBACKS.answer(
     sets=[
-        *(f"+{FORM[field]}.value" for field in FILLED),
+        *(f"+{FORM[field]}.value" for field in _FILLED),
         "+cluster.data",
         "refilled.data",
         "refill-said.children",
@@ -70,7 +70,7 @@ def button() -> Any:
 )
 def _fill(context: Context, _: Any, __: Any, earlier: Any, state: Any) -> Any:
     """Fill every field with the earlier request; nothing is started."""
-    none = (no_update,) * (len(FILLED) + 2)
+    none = (no_update,) * (len(_FILLED) + 2)
     # A button that has just been made fires as well, without a click; where it is the form that has just
     # been made, a click on another page waited for it.
     if not any(t["value"] for t in ctx.triggered) and not (earlier and not ctx.triggered_id):
@@ -88,7 +88,7 @@ def _fill(context: Context, _: Any, __: Any, earlier: Any, state: Any) -> Any:
     if found.said:
         words += f" The form has no field for {', '.join(found.said)}: that is left out."
     return (
-        *(fields[field] for field in FILLED),
+        *(fields[field] for field in _FILLED),
         clusters(context.manager.uploads.clusters()),
         fields,
         note(words, "warn" if found.said else "info"),

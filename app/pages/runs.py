@@ -24,11 +24,11 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-CHOICES = len(RUN_COLOURS) * len(DASHES)
+_CHOICES = len(RUN_COLOURS) * len(DASHES)
 """The number of styles that the table offers: every colour with every dash."""
 ROW_PX, HEAD_PX, MOST_ROWS = 32, 54, 14
 """Sizes of the table: a row, the head with a scroll bar, and how many rows it shows without scrolling."""
-LOCALE = {
+_LOCALE = {
     "ariaRowToggleSelection": "Press Space to show or hide this run in the plot",
     "ariaRowSelectAll": "Press Space to show or hide all runs of the table",
     "noRowsToShow": "No exploration yet: start one on the Explore page",
@@ -95,7 +95,7 @@ def _columns(units: Units | None = None) -> list[dict[str, Any]]:
         return parts.numbers(field, name, width, parts.D3.format(fmt), filter="agNumberColumnFilter")
 
     editor = {
-        "cellEditor": "agSelectCellEditor", "cellEditorParams": {"values": list(range(CHOICES))},
+        "cellEditor": "agSelectCellEditor", "cellEditorParams": {"values": list(range(_CHOICES))},
         "valueFormatter": {"function": "runStyle(params.value)"},
     }  # fmt: skip
     return [
@@ -132,7 +132,7 @@ def _table() -> Any:
         "selectionColumnDef": {"headerName": "", "width": 44, "pinned": None, "sortable": True},
         "rowHeight": ROW_PX, "headerHeight": 34, "tooltipShowDelay": 300,
         "enterNavigatesVerticallyAfterEdit": False, "stopEditingWhenCellsLoseFocus": True,
-        "localeText": LOCALE, "enableCellTextSelection": True, "ensureDomOrder": True,
+        "localeText": _LOCALE, "enableCellTextSelection": True, "ensureDomOrder": True,
     }  # fmt: skip
     shown = parts.buttons(
         "runs",

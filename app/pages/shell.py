@@ -16,7 +16,7 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-DARK_SCALE = (
+_DARK_SCALE = (
     "#e6ecf2", "#a3b1bf", "#8795a3", "#5d6b78", "#43505d", "#34414e", "#26313c", "#1a222b", "#151c23",
     "#11171d",
 )  # fmt: skip
@@ -74,7 +74,7 @@ def layout(context: Context, first: str = "") -> Any:
         id="mantine",
         forceColorScheme="light",
         theme={
-            "colors": {"dark": list(DARK_SCALE)},
+            "colors": {"dark": list(_DARK_SCALE)},
             "primaryColor": "blue",
             "fontFamily": "inherit",
             "cursorType": "pointer",

@@ -12,12 +12,12 @@ from ..context import Context
 from ..state import View
 from ..views.frontier import FrontierData
 
-DEFAULTS = asdict(View())
+_DEFAULTS = asdict(View())
 
 
 def stored(view: View) -> dict[str, Any]:
     """Return a view for the store ``state``; the browser leaves what equals the defaults out of the URL."""
-    return {"view": view.to_data(), "defaults": DEFAULTS}
+    return {"view": view.to_data(), "defaults": _DEFAULTS}
 
 
 def view_of(data: Any) -> View:

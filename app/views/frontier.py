@@ -145,12 +145,12 @@ class FrontierData:
     @property
     def capacity_bytes(self) -> float:
         """The memory of the smallest device."""
-        return capacity_of(self.exploration.cluster)[0]
+        return _capacity_of(self.exploration.cluster)[0]
 
     @property
     def device(self) -> str:
         """The kind of the device with the least memory."""
-        return capacity_of(self.exploration.cluster)[1]
+        return _capacity_of(self.exploration.cluster)[1]
 
     def usable_bytes(self, view: View) -> float:
         """Return the memory of the smallest device, less the headroom."""
@@ -200,7 +200,7 @@ class _Points:
         self.memory, self.time = memory, time
 
 
-def capacity_of(cluster: Mapping[str, Any]) -> tuple[float, str]:
+def _capacity_of(cluster: Mapping[str, Any]) -> tuple[float, str]:
     """Return (bytes, kind) of the device with the least memory, from a saved cluster."""
     # Every device has a part of a sharded plan, so the smallest one limits it.
     kind = min(cluster["kinds"], key=lambda k: k["memory_bytes"])

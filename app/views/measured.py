@@ -6,14 +6,14 @@ from tensoropt.report.beside import PEAK, WHOLE, Beside
 
 from .units import Units
 
-ALIGN_WORDS = {PEAK: "by the peaks", WHOLE: "the whole recording as one step"}
+_ALIGN_WORDS = {PEAK: "by the peaks", WHOLE: "the whole recording as one step"}
 MOST_EVENTS = 4000
 """The most bars of a trace that are drawn: the longest."""
 
 
 def align_options(found: Beside) -> list[dict[str, str]]:
     """Return what can be taken as the step, for a select."""
-    return [{"value": way, "label": ALIGN_WORDS.get(way, f"step {way}")} for way in found.alignments]
+    return [{"value": way, "label": _ALIGN_WORDS.get(way, f"step {way}")} for way in found.alignments]
 
 
 def figure_rows(found: Beside, units: Units) -> list[list[str]]:

@@ -79,7 +79,7 @@ def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
     )
 
 
-STEP_TITLES = {"compute": "compute", "exposed": "communication", "idle": "idle"}
+_STEP_TITLES = {"compute": "compute", "exposed": "communication", "idle": "idle"}
 
 
 def step_bar(data: FrontierData, row: int) -> Bar:
@@ -90,7 +90,7 @@ def step_bar(data: FrontierData, row: int) -> Bar:
     parts = {"compute": point.compute_s, "exposed": point.exposed_s, "idle": point.idle_s}
     total, hidden = point.time_s or 1.0, point.hidden_s
     waiting = "waiting for the host" if point.pipeline is None else "idle, and waiting for the host"
-    titles = STEP_TITLES | ({"idle": waiting} if point.host_bound else {})
+    titles = _STEP_TITLES | ({"idle": waiting} if point.host_bound else {})
     segments = tuple(
         Segment(kind, titles[kind], value / total, unit.text(value), percent(value / total))
         for kind, value in parts.items()

@@ -32,7 +32,7 @@ KIND_TITLES = {
     "constants": "constants",
     "process": "what a process takes beside tensors",
 }
-PROCESS = "process"
+_PROCESS = "process"
 PROVEN = "proven"
 SHOWN = (
     *("mesh", "micro-batches", "compute", "communication", "split by"), *LISTED_NAMES, "figures", PROVEN,
@@ -40,7 +40,7 @@ SHOWN = (
 """The facts on the card, in order."""
 TITLES = {"communication_s": "communication"}
 """What the table of two points calls figures whose label in a column is shorter."""
-IN_COMPUTE = "in compute"
+_IN_COMPUTE = "in compute"
 """The place of a placed plan's host time: its operators take as long as the slower of device and host."""
 
 
@@ -76,7 +76,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     ran = of_point(data, row, verified)
     said = [
         *named(known, *(["planner"] if point.planner != FRONTIER else []), *SHOWN),
-        *rates_of(data, view, row),
+        *_rates_of(data, view, row),
         *([Fact("verified", verified_words(ran, data))] if ran is not None else []),
     ]
     return PointCard(
@@ -123,7 +123,7 @@ def verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple[
     )
 
 
-def rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:
+def _rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:
     """Return throughput, MFU, and the time and cost of the training that the view asks about."""
     rated, amount = FigureRow.of(data.exploration, row, tariff_of(view)), amount_in(view)
     try:
@@ -136,7 +136,7 @@ def rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:
 def beside_tensors(point: Point) -> dict[str, float]:
     """Return the bytes of what is not a tensor of the step, by kind."""
     constants = point.terms.get(CONSTANTS, 0.0)
-    return {CONSTANTS: constants, PROCESS: sum(point.terms.values()) - constants}
+    return {CONSTANTS: constants, _PROCESS: sum(point.terms.values()) - constants}
 
 
 def sizes_of(point: Point) -> dict[str, float]:
@@ -153,10 +153,10 @@ def dominant_words(exploration: Exploration, row: int) -> str:
     memory = f"Memory is mostly {KIND_TITLES[kind]} ({percent(size / total)})"
     waits = waits_of(point)
     key = max(waits, key=lambda name: waits[name])
-    return f"{memory}; {MOSTLY[key]} ({percent(waits[key] / (point.time_s or 1.0))})."
+    return f"{memory}; {_MOSTLY[key]} ({percent(waits[key] / (point.time_s or 1.0))})."
 
 
-MOSTLY = {
+_MOSTLY = {
     COMPUTING: "time is mostly compute",
     WAITING: "time is mostly communication",
     HOST: "the device mostly waits for its host",
@@ -188,10 +188,10 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
             for name, label in times
         ),
     ]
-    of_host = [IN_COMPUTE if x.placed is not None else time(x.host_s) for x in (a, b)]
+    of_host = [_IN_COMPUTE if x.placed is not None else time(x.host_s) for x in (a, b)]
     found += [
         Difference("host", *of_host, "")
-        if IN_COMPUTE in of_host
+        if _IN_COMPUTE in of_host
         else _changed("host", a.host_s, b.host_s, time),
         *(_changed(KIND_TITLES[kind], size, sizes_of(b)[kind], unit) for kind, size in sizes_of(a).items()),
     ]

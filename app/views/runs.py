@@ -17,7 +17,7 @@ from ..library import Entry, Library
 from .library import own_title, titles_of
 from .units import Units, time_unit, unit_for
 
-USUALLY_SHOWN = 12
+_USUALLY_SHOWN = 12
 """The number of explorations that are drawn before a person chooses: more lines are hard to follow."""
 MOST_POINTS, LEAST_POINTS = 10_000, 60
 """The most points drawn in total, and the least for one exploration."""
@@ -121,7 +121,7 @@ COMPARED = (
     ("micro", "micro-batches"), ("recompute", "recomputation"), ("constraints", "constraints"),
 )  # fmt: skip
 """The fields in which explorations may differ, with their titles."""
-WORK = ("model", "graph", "mode", "optimizer", "batch")
+_WORK = ("model", "graph", "mode", "optimizer", "batch")
 """The fields that change what a step does: the page says if times are of different work."""
 
 
@@ -181,10 +181,10 @@ def known_to_the_browser(runs: Sequence[Run], units: Units) -> dict[str, Any]:
         }
     return {
         "order": [run.key for run in runs],
-        "usual": [run.key for run in runs if not run.head.fault][:USUALLY_SHOWN],
+        "usual": [run.key for run in runs if not run.head.fault][:_USUALLY_SHOWN],
         "facts": facts,
         "compared": [list(pair) for pair in COMPARED],
-        "work": list(WORK),
+        "work": list(_WORK),
     }
 
 

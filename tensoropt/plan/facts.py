@@ -23,7 +23,6 @@ from tensoropt.units import LEAST_SHARE, counted, format_bytes, format_number, f
 
 LISTED_NAMES = tuple(figure.label for figure in LISTED)
 """The names of the facts that are figures with a line of their own."""
-TERA = 1e12
 
 
 def facts(
@@ -57,7 +56,7 @@ def _point_facts(point: Point) -> dict[str, Fact]:
     """Return the facts that follow from a point's figures alone."""
     found = [
         Fact("memory per device", point.memory_bytes, BYTES.words),
-        Fact("memory", memory_words(point)),
+        Fact("memory", _memory_words(point)),
         *_allocator(point.allocator),
         Fact("time per step", point.time_s, SECONDS.words),
         Fact("time", _time_words(point)),
@@ -89,7 +88,7 @@ def _time_words(point: Point) -> str:
     )
 
 
-def memory_words(of: Point | Predicted) -> str:
+def _memory_words(of: Point | Predicted) -> str:
     """Say what the memory is made of: tensors by kind, then what a process takes beside them."""
     kinds = of.memory if isinstance(of.memory, Mapping) else dict(zip(MEMORY_KINDS, of.memory, strict=True))
     parts = {**kinds, **of.terms}
@@ -177,7 +176,7 @@ def rate_facts(row: FigureRow, amount: Amount | None = None) -> list[Fact]:
             "MFU",
             rates.mfu,
             lambda share: f"{100 * share:.3g} %",
-            note=f"{format_number(rates.flops_per_s / rates.devices / TERA)} TFLOP/s of the model per device",
+            note=f"{format_number(rates.flops_per_s / rates.devices / 1e12)} TFLOP/s of the model per device",
         ),
         Fact(amount.words, f"{hours}; {money}"),
     ]
@@ -218,7 +217,7 @@ def _(plan: Plan) -> tuple[str, Sequence[Fact]]:
         Fact("step", f"{plan.model.mode}, {plan.micro_batches} micro-batch(es), {plan.optimizer}"),
         Fact("stages", _stage_words(plan)),
         Fact("memory per device", step.memory_bytes, BYTES.words),
-        Fact("", memory_words(step)),
+        Fact("", _memory_words(step)),
         *_allocator(step.allocator),
         Fact("time per step", step.time_s, SECONDS.words),
         Fact("", worded(step, "compute {compute_s}, communication {communication_s}, idle {idle_s}")),

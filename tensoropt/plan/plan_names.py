@@ -28,7 +28,7 @@ DATA, TENSOR, OTHER, WHOLE = range(4)
 TITLES = {DATA: "DP", TENSOR: "TP", OTHER: "other dims"}
 UNSPLIT = ("none", "partial", "partial_grad")
 """Labels of a mesh axis along which an operator splits none of its loops."""
-WEIGHT_LOOPS = frozenset(
+_WEIGHT_LOOPS = frozenset(
     (
         *("out_features", "in_features", "out_channels", "in_channels", "channels", "groups"),
         *("vocabulary", "hidden", "heads", "group", "classes"),
@@ -80,7 +80,7 @@ def what_it_does(label: str, batch: str) -> int:
     if label in UNSPLIT:
         return WHOLE
     # `rows.1@S(0)`: the loop, its atom, and what becomes of the partial sum.
-    return TENSOR if label.partition("@")[0].partition(".")[0] in WEIGHT_LOOPS else OTHER
+    return TENSOR if label.partition("@")[0].partition(".")[0] in _WEIGHT_LOOPS else OTHER
 
 
 def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, ...]:

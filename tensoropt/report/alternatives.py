@@ -13,7 +13,7 @@ from tensoropt.plan.point import FRONTIER
 from tensoropt.report.commands import beside_line
 from tensoropt.units import format_bytes, share_words
 
-BASELINES = ("data_parallel", "zero")
+_BASELINES = ("data_parallel", "zero")
 """The planners that find what people do by hand, and would ask about."""
 SAME = 5e-4
 """The relative difference up to which figures count as equal."""
@@ -64,7 +64,7 @@ def alternatives(
     for planner, notes in refusals.items():
         found += _planner(exploration, index, planner, notes, limit_bytes, limit)
     ran = set(refusals)
-    for planner in BASELINES:
+    for planner in _BASELINES:
         if planner not in ran:
             found += _baseline(exploration, index, folder, planner, limit_bytes, limit)
     return found

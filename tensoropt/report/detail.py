@@ -38,7 +38,7 @@ from tensoropt.simulate.recording import (
 )
 from tensoropt.simulate.simulator import StepMetrics
 
-COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
+_COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
 """The moments of a step whose work moves something to where it is used."""
 
 
@@ -111,7 +111,7 @@ class _Telling:
                 event.duration_s,
                 event.phase,
                 event.group,
-                copies=event.axes is None and event.kind in COPYING,
+                copies=event.axes is None and event.kind in _COPYING,
             )
             for event in recorder.events
         )

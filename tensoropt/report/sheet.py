@@ -37,7 +37,7 @@ from tensoropt.report.why import looked_up
 from tensoropt.units import counted, format_bytes, format_number, format_seconds, share_words
 from tensoropt.version import __version__
 
-MOST_DRAWN = 400
+_MOST_DRAWN = 400
 """The most points of the picture; the ends, the knee and the chosen point are among them."""
 TEMPLATE = Path(__file__).with_suffix(".html")
 
@@ -124,7 +124,7 @@ class _Sheet:
             f"{format_bytes(point.memory_bytes - self.limit_bytes)} too much."
         )
         title, print_of = f"{self.model} on {found.cluster['name']}", fingerprint(found)
-        drawn = sorted({*shown_points(found, MOST_DRAWN), *({self.index} & {*range(len(found.points))})})
+        drawn = sorted({*shown_points(found, _MOST_DRAWN), *({self.index} & {*range(len(found.points))})})
         return filled(
             TEMPLATE,
             title=title,

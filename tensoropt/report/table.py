@@ -123,7 +123,7 @@ def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
     return f"{line} --cpu" if gpus else line
 
 
-COMPARISON_HEADER = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
+_COMPARISON_HEADER = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
 
 
 GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
@@ -131,7 +131,7 @@ GAP_CAPTION = "gap: time over the best known within the same memory, by the fron
 
 def comparison_text(exploration: Exploration) -> str:
     """Return a row per limit for the frontier and each planner, refusals in words, and what a gap is."""
-    rows = [COMPARISON_HEADER]
+    rows = [_COMPARISON_HEADER]
     for limit in limits_asked(exploration):
         rows += [_comparison_row(row) for row in compared(exploration, limit)]
     return "\n".join([columns(rows, left=(0, 7)), GAP_CAPTION])

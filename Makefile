@@ -36,7 +36,7 @@ dashboard: $(STAMP) ## the web page: frontiers, plans, exports (DIR=... opens yo
 	$(BIN)/python -m tensoropt dashboard $(DIR)
 
 ready-made: $(STAMP) ## make the explorations that ship with the dashboard again
-	$(BIN)/python -m tensoropt_app.ready_made
+	$(BIN)/python -m tests.docs.ready_made
 
 bench: $(STAMP) ## all benchmarks into tests/benchmarks/results, on an idle machine (ARGS=--quick for a taste)
 	$(BIN)/python -m tests.benchmarks $(ARGS)
@@ -54,10 +54,10 @@ bench-fidelity: $(STAMP) ## predicted against executed on two CPU ranks (ARGS=--
 	$(BIN)/python -m tests.benchmarks.fidelity.bench_fidelity $(ARGS)
 
 zoo-figures: $(STAMP) ## count what `tensoropt list models` shows again (NAMES="gpt2 vgg16" for some)
-	$(BIN)/python -m tensoropt.report.zoo_statistics $(NAMES)
+	$(BIN)/python -m tests.zoo.statistics $(NAMES)
 
 screenshots: $(STAMP) ## pictures of every page for the README (needs Chromium)
-	$(BIN)/python -m tensoropt_app.screenshots
+	$(BIN)/python -m tests.docs.screenshots
 
 bench-dashboard: $(STAMP) ## how quickly the page answers on 20,000 points (needs Chromium)
 	$(BIN)/python -m tests.benchmarks.dashboard.bench_dashboard $(ARGS)

@@ -8,12 +8,13 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
 from tensoropt.plan.verified import Verified
+from tensoropt.report.detail import detail
 
 from .jobs.manager import JobManager
 from .library import Library
+from .measured import MeasuredFiles
 from .recent import Recent
 from .state import View
-from .views.detail import detail_of
 from .views.frontier import FrontierData
 
 
@@ -25,6 +26,15 @@ class Context:
     jobs: JobManager | None = None
     frontiers: Recent = field(default_factory=Recent)
     details: Recent = field(default_factory=lambda: Recent(size=6))
+    owners: Recent = field(default_factory=lambda: Recent(size=3))
+    whys: Recent = field(default_factory=lambda: Recent(size=64))
+    measured: MeasuredFiles = field(default_factory=MeasuredFiles)
+
+    @property
+    def manager(self) -> JobManager:
+        """The jobs of a dashboard that has them."""
+        assert self.jobs is not None
+        return self.jobs
 
     def exploration(self, view: View) -> Exploration | None:
         """Return the view's exploration; None if the view names none."""
@@ -59,7 +69,7 @@ class Context:
         """
         found = data.exploration
         # The exploration is part of the value here, too.
-        return self.details.get((id(found), point), lambda: (found, detail_of(found, point)))[1]
+        return self.details.get((id(found), point), lambda: (found, detail(found, point)))[1]
 
     def detail_or_why(self, data: FrontierData, point: int) -> tuple[Any, str]:
         """Return (everything about one point, "") or (None, why there is nothing)."""

@@ -17,12 +17,12 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.verified import Verified
+from tensoropt.report.detail import detail
 from tensoropt.report.sheet import SheetOptions, decision_sheet
 
 from .context import Context
 from .page_file import standalone
 from .state import View
-from .views.detail import NoDetailError, detail_of
 from .views.export import command_folder
 from .views.frontier import FrontierData
 from .views.rates import amount_in, tariff_of
@@ -77,9 +77,9 @@ def _page(asked: Asked) -> str:
 def _sheet(asked: Asked) -> str:
     view = asked.view
     try:
-        detail = detail_of(asked.exploration, asked.point)
+        known = detail(asked.exploration, asked.point)
     except TensorOptError:
-        detail = None  # the sheet leaves out what only the saved costs say
+        known = None  # the sheet leaves out what only the saved costs say
     options = SheetOptions(
         model=asked.model,
         folder=asked.folder,
@@ -88,13 +88,13 @@ def _sheet(asked: Asked) -> str:
         tariff=tariff_of(view),
         amount=amount_in(view),
         verified=asked.verified,
-        detail=detail,
+        detail=known,
     )
     return decision_sheet(asked.exploration, asked.point, options)
 
 
 def _trace(asked: Asked) -> str:
-    return json.dumps(detail_of(asked.exploration, asked.point).trace())
+    return json.dumps(detail(asked.exploration, asked.point).trace())
 
 
 def _cluster(asked: Asked) -> str:
@@ -104,7 +104,7 @@ def _cluster(asked: Asked) -> str:
 def _constraints(asked: Asked) -> str:
     found = asked.exploration.settings.get("constraints")
     if not found:
-        raise NoDetailError("this exploration was made without constraints")
+        raise TensorOptError("this exploration was made without constraints")
     return json.dumps(found, indent=1) + "\n"
 
 
@@ -143,7 +143,7 @@ def register(app: Dash, context: Context) -> None:
             folder = command_folder(context.library.entry(key))
             verified = context.library.verified(key)
             text = make(Asked(found, model, int(point) - 1, verified, view, folder))
-        except (NoDetailError, TensorOptError) as error:
+        except TensorOptError as error:
             return _words(409, str(error))
         headers = {"Content-Disposition": f'attachment; filename="{what}"'}
         return Response(text, mimetype=media, headers=headers)

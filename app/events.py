@@ -67,20 +67,22 @@ def _slid(value: Any, limits: tuple[float, float, float], factor: float, old: fl
 
 def on_budget(view: View, data: FrontierData, value: Any) -> View:
     """Return the view after the memory slider moved: the fastest point within its limit."""
-    budget = _slid(value, budget_range(data), data.units.memory.factor, view.budget_bytes)
-    if budget == view.budget_bytes or _beyond(
-        view.budget_bytes, budget_range(data), data.units.memory.factor, budget
-    ):
-        return view
-    return state.set_budget(view, data, budget)
+    unit, budget = data.units.memory.factor, view.budget_bytes
+    return _after_slide(view, data, value, budget_range(data), unit, budget, state.set_budget)
 
 
 def on_target(view: View, data: FrontierData, value: Any) -> View:
     """Return the view after the time slider moved: the leanest point within its limit."""
-    target = _slid(value, target_range(data), data.units.time.factor, view.target_s)
-    if target == view.target_s or _beyond(view.target_s, target_range(data), data.units.time.factor, target):
-        return view
-    return state.set_target(view, data, target)
+    unit, target = data.units.time.factor, view.target_s
+    return _after_slide(view, data, value, target_range(data), unit, target, state.set_target)
+
+
+def _after_slide(
+    view: View, data: FrontierData, value: Any, limits: tuple[float, float, float], factor: float,
+    old: float | None, change: Callable[[View, FrontierData, float | None], View],
+) -> View:  # fmt: skip
+    new = _slid(value, limits, factor, old)
+    return view if new == old or _beyond(old, limits, factor, new) else change(view, data, new)
 
 
 def _beyond(old: float | None, limits: tuple[float, float, float], factor: float, new: float | None) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
+from tensoropt.plan.facts_table import Html, filled
 from tensoropt.plan.verified import Verified
 
 from .delivery import plotly
@@ -18,13 +20,7 @@ from .views.points_table import table_columns, table_rows
 
 SHOWN_ROWS = 500
 """The most rows of the table; the plot has every point."""
-STYLE = f"""
-body {{ font: 14px/1.5 {FONT}; color: #1b2733; margin: 24px auto; max-width: 1100px; padding: 0 16px;
-  font-variant-numeric: tabular-nums; }}
-table {{ border-collapse: collapse; font-size: 13px; margin-top: 16px; }}
-td, th {{ text-align: right; padding: 3px 10px; border-bottom: 1px solid #d9e0e6; }}
-#plot {{ height: 480px; }}
-"""
+TEMPLATE = Path(__file__).with_suffix(".html")
 
 
 def standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()) -> str:
@@ -33,7 +29,6 @@ def standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()
     title = f"{data.model} on {data.exploration.cluster['name']}"
     # A name that contains `</script>` would end the script that it stands in.
     figure = json.dumps(frontier_figure(data, view, "light", thinned=False)).replace("</", "<\\/")
-    config = json.dumps(GRAPH_CONFIG)
     table = table_columns(data, view)
     size, time = data.units.memory.name, data.units.time.name
     columns = {
@@ -41,20 +36,23 @@ def standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()
         "network": f"network, {time}", "mesh": "mesh", "micro": "micro-batches", "gap": "proof",
         "planner": "planner", "name": "plan",
     }  # fmt: skip
-    head = "".join(f"<th scope=col>{escape(text)}" for text in columns.values())
     # Evenly thinned rather than cut off, so that the table covers the whole frontier.
     step = max(1, -(-len(data) // SHOWN_ROWS))
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape('' if row[name] is None else str(row[name]))}" for name in columns)
-        for row in table_rows(table, range(0, len(data), step))
+    rows = table_rows(table, range(0, len(data), step))
+    cells = [["" if row[name] is None else row[name] for name in columns] for row in rows]
+    return filled(
+        TEMPLATE,
+        title=title,
+        font=Html(FONT),
+        plotly=Html(plotly()),
+        figure=Html(figure),
+        config=Html(json.dumps(GRAPH_CONFIG)),
+        thinned=Html(f"<p>Every {step}th of {len(data):,} points is listed." if step > 1 else ""),
+        head=_joined("<th scope=col>", columns.values()),
+        body=Html("".join("<tr>" + _joined("<td>", row) for row in cells)),
+        said=_joined("<li>", (f"{f.name}: {f.words}" for f in assumptions(data, view, verified))),
     )
-    said = "".join(f"<li>{escape(f.label)}: {escape(f.value)}" for f in assumptions(data, view, verified))
-    thinned = f"<p>Every {step}th of {len(data):,} points is listed." if step > 1 else ""
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        f"<title>{escape(title)}</title><style>{STYLE}</style>"
-        f"<h1>{escape(title)}</h1><div id=plot></div><script>{plotly()}</script>"
-        f"<script>const f={figure};Plotly.newPlot('plot',f.data,f.layout,{config})</script>"
-        f"{thinned}<table><thead><tr>{head}</thead><tbody>{body}</tbody></table>"
-        f"<h2>Assumptions in effect</h2><ul>{said}</ul></html>\n"
-    )
+
+
+def _joined(tag: str, texts: Iterable[object]) -> Html:
+    return Html("".join(tag + escape(str(text)) for text in texts))

@@ -17,6 +17,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.console import columns
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.plan import Exploration, Plan, load_model
+from tensoropt.plan.figure_rows import FigureRow
 from tensoropt.plan.frontier_picture import frontier_svg
 from tensoropt.plan.frontier_table import frontier_text
 from tensoropt.ranks.local_hardware import has_local_cores
@@ -92,7 +93,7 @@ def run_demo(
         "\n".join(
             [
                 f"\na budget of {format_bytes(budget)} per device, half way between both ends, gives",
-                *point_lines(found, chosen),
+                *point_lines(FigureRow.of(found, chosen)),
                 f"\nrunning the leanest and the fastest plan for {steps} steps beside the unsplit model",
             ]
         )

@@ -79,6 +79,35 @@ window.dash_clientside = window.dash_clientside || {};
   }, true);
 
   window.dash_clientside.tensoropt = {
+    // A person closed the notice.
+    closed: function () {
+      return null;
+    },
+
+    // Follows an address as a link on the page does (`dcc.Link`).
+    follow: function (href) {
+      if (href) {
+        window.history.pushState({}, "", href);
+        window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
+        window.scrollTo(0, 0);
+      }
+      return SAME();
+    },
+
+    // The form was filled from an earlier exploration: go where that is said.
+    refilled: function (said) {
+      const place = document.getElementById("refill-said");
+      if (!said || !place) return SAME();
+      // As a person would go there, so that the address, the page and the way back agree.
+      const away = document.documentElement.dataset.page !== "explore";
+      if (away) document.getElementById("nav-explore").click();
+      window.setTimeout(() => {
+        place.scrollIntoView({ block: "center" });
+        place.focus({ preventScroll: true });
+      }, 150);
+      return SAME();
+    },
+
     // What the browser's tab says: which page, and of what.
     title: function (page, key, groups, notice) {
       const items = (groups || []).flatMap((group) => group.items || []);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ import numpy as np
 from ..state import View
 from ..views.clusters import ClustersData, OnCluster
 from .palette import Palette, layout, palette
+from .traces import LEGEND_ABOVE, Json, across, font, ring, scatter, short, titled
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "pentagon", "hexagram")
 """Symbols; combined with the number of colours, pairs repeat late."""
-Json = dict[str, Any]
 
 
 def clusters_figure(data: ClustersData, view: View, scheme: str) -> Json:
@@ -30,75 +31,51 @@ def clusters_figure(data: ClustersData, view: View, scheme: str) -> Json:
     return {"data": traces, "layout": _layout(data, view, colours)}
 
 
-def style_of(place: int, colours: Palette) -> tuple[str, str]:
+def _style_of(place: int, colours: Palette) -> tuple[str, str]:
     """Return (colour, symbol) of the cluster at a place of the list."""
     return colours.series[place % len(colours.series)], SYMBOLS[place % len(SYMBOLS)]
 
 
-def _points(data: ClustersData, place: int, row: OnCluster, keep: np.ndarray) -> Json:
+def _points(data: ClustersData, place: int, row: OnCluster, keep: np.ndarray) -> tuple[list[Any], ...]:
+    """Return (times, money, what a click and a tooltip know) of some points of a cluster."""
     assert row.money is not None
     rows = np.flatnonzero(keep)
-    return {
-        "x": [float(f"{v:.7g}") for v in row.curve.time[rows] / data.time.factor],
-        "y": [float(f"{v:.7g}") for v in row.money[rows]],
-        "customdata": [[place, int(i), f"{row.label}, point {i + 1}"] for i in rows],
-        "hovertemplate": "<b>%{customdata[2]}</b><br>%{x:.4~g} "
-        + data.time.name
-        + " · %{y:.4~g}<extra></extra>",
-    }
+    known = [[place, int(i), f"{row.label}, point {i + 1}"] for i in rows]
+    return short(row.curve.time[rows] / data.time.factor), short(row.money[rows]), known
 
 
 def _cluster(data: ClustersData, place: int, row: OnCluster, colours: Palette) -> Json:
-    colour, symbol = style_of(place, colours)
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": row.label,
-        "line": {"color": colour, "width": 1},
-        "marker": {"color": colour, "symbol": symbol, "size": 8},
-        "showlegend": True,
-        **_points(data, place, row, row.fitting),
-    }
+    colour, symbol = _style_of(place, colours)
+    x, y, known = _points(data, place, row, row.fitting)
+    return scatter(
+        "lines+markers", x, y, customdata=known, name=row.label, showlegend=True,
+        line={"color": colour, "width": 1}, marker={"color": colour, "symbol": symbol, "size": 8},
+        hover="<b>%{customdata[2]}</b><br>%{x:.4~g} " + data.time.name + " · %{y:.4~g}<extra></extra>",
+    )  # fmt: skip
 
 
 def _rest(data: ClustersData, shown: list[tuple[int, OnCluster]], colours: Palette) -> Json:
     """Return the points that no device has room for: grey, not dropped."""
-    found: Json = {"x": [], "y": [], "customdata": []}
-    for place, row in shown:
-        points = _points(data, place, row, ~row.fitting)
-        for name, values in found.items():
-            values += points[name]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "does not fit",
-        "marker": {"color": colours.faded, "size": 6, "symbol": "x-thin-open"},
-        "showlegend": bool(found["x"]),
-        "hovertemplate": "<b>%{customdata[2]}</b><br>does not fit<extra></extra>",
-        **found,
-    }
+    found = [_points(data, place, row, ~row.fitting) for place, row in shown]
+    x, y, known = (list(chain.from_iterable(points[part] for points in found)) for part in range(3))
+    return scatter(
+        "markers", x, y, customdata=known, name="does not fit", showlegend=bool(x),
+        marker={"color": colours.faded, "size": 6, "symbol": "x-thin-open"},
+        hover="<b>%{customdata[2]}</b><br>does not fit<extra></extra>",
+    )  # fmt: skip
 
 
 def _ring(data: ClustersData, place: int | None, word: str, colour: str, size: int) -> Json:
     row = None if place is None else data.rows[place]
-    at = [] if row is None or row.money is None or row.offer.point is None else [row.offer.point]
-    return {
-        "type": "scatter",
-        "mode": "markers+text",
-        "x": [float(row.curve.time[i] / data.time.factor) for i in at] if row else [],
-        "y": [float(row.money[i]) for i in at] if row and row.money is not None else [],
-        "text": [word] * len(at),
-        # To the right, where slower points of the same cluster lie, there is too much; below is the axis.
-        "textposition": "top center",
-        "textfont": {"color": colour, "size": 12},
-        "marker": {"symbol": "circle-open", "size": size, "color": colour, "line": {"width": 2}},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+    x, y = [], []
+    if row is not None and row.money is not None and row.offer.point is not None:
+        at = row.offer.point
+        x, y = [float(row.curve.time[at] / data.time.factor)], [float(row.money[at])]
+    # To the right, where slower points of the same cluster lie, there is too much; below is the axis.
+    return ring(x, y, [word] * len(x), colour, size, textposition="top center")
 
 
 def _layout(data: ClustersData, view: View, colours: Palette) -> Json:
-    base = layout(colours)
     lines = [
         (view.within_s and view.within_s / data.time.factor, "x", "iso-time"),
         # Where no price is known there is no line of equal cost.
@@ -107,30 +84,22 @@ def _layout(data: ClustersData, view: View, colours: Palette) -> Json:
     drawn = [(at, axis, name) for at, axis, name in lines if at]
     return layout(
         colours,
-        xaxis={"title": {**base["xaxis"]["title"], "text": f"time per step, {data.time.name}"},
-               "rangemode": "tozero", "exponentformat": "none"},
-        yaxis={"title": {**base["yaxis"]["title"], "text": data.money_title},
-               "rangemode": "tozero", "exponentformat": "none"},
+        xaxis=titled(colours, f"time per step, {data.time.name}", rangemode="tozero", exponentformat="none"),
+        yaxis=titled(colours, data.money_title, rangemode="tozero", exponentformat="none"),
         hovermode="closest",
         clickmode="event",
         uirevision=f"{view.exploration}/{view.amount}/{view.prices}/{view.price}",
-        shapes=[_line(axis, at, colours) for at, axis, _ in drawn],
+        shapes=[
+            across(axis, at, {"color": colours.ink, "width": 1.5, "dash": "dash"}) for at, axis, _ in drawn
+        ],
         annotations=[_name(axis, at, name, colours) for at, axis, name in drawn],
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        legend=LEGEND_ABOVE | {"y": 1.02},
         margin={"l": 64, "r": 16, "t": 16, "b": 48},
     )  # fmt: skip
-
-
-def _line(axis: str, at: float, colours: Palette) -> Json:
-    other = "y" if axis == "x" else "x"
-    return {
-        "type": "line", f"{axis}ref": axis, f"{other}ref": "paper", f"{axis}0": at, f"{axis}1": at,
-        f"{other}0": 0, f"{other}1": 1, "line": {"color": colours.ink, "width": 1.5, "dash": "dash"},
-    }  # fmt: skip
 
 
 def _name(axis: str, at: float, name: str, colours: Palette) -> Json:
     place = {"x": at, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "left"}
     if axis == "y":
         place = {"y": at, "x": 1, "xref": "paper", "xanchor": "right", "yanchor": "bottom"}
-    return {**place, "text": name, "showarrow": False, "font": {"color": colours.muted, "size": 12}}
+    return {**place, "text": name, "showarrow": False, "font": font(colours.muted)}

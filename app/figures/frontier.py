@@ -9,22 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.plan.plan_names import JOIN
+from tensoropt.plan.facts import listed_facts
+from tensoropt.plan.plan_names import JOIN, PLANNER_TITLES
+from tensoropt.plan.point import FRONTIER
 
 from ..state import View
 from ..views.axes import axes_of
 from ..views.certificate import certificate, has_place
-from ..views.frontier import FRONTIER, PLANNER_TITLES, FrontierData, unit_for
-from ..views.units import digits
+from ..views.frontier import FrontierData
+from ..views.units import digits, unit_for
 from .mark_labels import Range, mark_labels
 from .palette import Palette, layout, palette
 from .thinning import MOST, Window, apart
+from .traces import Json, across, axis, font, ring, scatter, short
 
 BAND, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(10)
 """The places of the traces."""
 CAPACITY, USABLE, BUDGET, TARGET = range(4)
 """The places of the shapes."""
-IN_VIEW = 2.5
+_IN_VIEW = 2.5
 """The capacity line is in view if it is at most this many times the largest point (log: squared)."""
 THINNED = "Of points that lie closer than a dot is wide one is drawn; zoom in to see the others."
 SYMBOLS = (
@@ -34,9 +37,7 @@ SYMBOLS = (
 """One for each published planner, in the order of their titles."""
 PARTS = (("compute_s", "optimizer", "compute time"), ("communication_s", "kept", "network time"))
 """The lines below the frontier: a figure, the kind of memory whose colour it has, and what it is called."""
-HOVER = "<b>%{customdata[2]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>%{customdata[1]}<extra></extra>"
-
-Json = dict[str, Any]
+_HOVER = "<b>%{customdata[2]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>%{customdata[1]}<extra></extra>"
 
 
 def frontier_figure(
@@ -117,80 +118,51 @@ def _band(data: FrontierData, view: View, rows: np.ndarray, colours: Palette) ->
     found = certificate(data, rows) if view.band and has_place(view) else None
     size, second = data.units.memory.factor, data.units.time.factor
     around, ups = ([], []) if found is None else found.outline()
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "fill": "toself",
-        "fillcolor": colours.band,
-        "line": {"color": colours.muted, "width": 1, "dash": "dot"},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "visible": found is not None,
-        "x": _short(np.array(around) / size),
-        "y": _short(np.array(ups) / second),
-    }
+    return scatter(
+        "lines", short(np.array(around) / size), short(np.array(ups) / second), fill="toself",
+        fillcolor=colours.band, line={"color": colours.muted, "width": 1, "dash": "dot"},
+        visible=found is not None,
+    )  # fmt: skip
 
 
-def _xy(data: FrontierData, rows: np.ndarray, values: np.ndarray) -> Json:
+def _xy(data: FrontierData, rows: np.ndarray, values: np.ndarray) -> tuple[list[float], list[float]]:
     axes = data.axes
     ups = axes.y.values if values is data.time else values / data.units.time.factor
-    return {"x": _short(axes.x.values[rows]), "y": _short(ups[rows])}
-
-
-def _short(values: np.ndarray) -> list[float]:
-    """Return values with seven figures: enough for any screen, half the bytes on the way to it."""
-    return [float(f"{v:.7g}") for v in values.tolist()]
+    return short(axes.x.values[rows]), short(ups[rows])
 
 
 def _line(data: FrontierData, rows: np.ndarray, values: np.ndarray, colour: str, width: float) -> Json:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        # Between two points over memory, the leaner one is the best; over other units nothing lies between.
-        "line": {"shape": "hv" if data.axes.over_memory else "linear", "color": colour, "width": width},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        **_xy(data, rows, values),
-    }
+    # Between two points over memory, the leaner one is the best; over other units nothing lies between.
+    shape = "hv" if data.axes.over_memory else "linear"
+    line = {"shape": shape, "color": colour, "width": width}
+    return scatter("lines", *_xy(data, rows, values), line=line)
+
+
+def _marks(data: FrontierData, rows: np.ndarray, mode: str, **more: Any) -> Json:
+    """Return rows as marks with tooltips, which the browser knows by their numbers."""
+    known = [[int(i), _tooltip(data, int(i)), data.label(int(i))] for i in rows]
+    hover = _HOVER.replace("{size}", data.axes.x.unit).replace("{time}", data.axes.y.unit)
+    return scatter(mode, *_xy(data, rows, data.time), hover=hover, customdata=known, **more)
 
 
 def _dots(data: FrontierData, rows: np.ndarray, colour: str, size: int, name: str) -> Json:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "marker": {"color": colour, "size": size},
-        "customdata": [[int(i), _tooltip(data, int(i)), data.label(int(i))] for i in rows],
-        "hovertemplate": _hover(data),
-        "showlegend": False,
-        **_xy(data, rows, data.time),
-    }
+    return _marks(data, rows, "markers", name=name, marker={"color": colour, "size": size})
 
 
 def _tooltip(data: FrontierData, row: int) -> str:
     """A plan's name on lines that a tooltip has room for, and its listed figures."""
-    listed = (f"{label} {words}" for label, words in data.listed(row))
+    listed = (f"{fact.name} {fact.words}" for fact in listed_facts(data.exploration.all_points[row]))
     return "<br>".join((*data.exploration.names[row].split(JOIN), *listed))
-
-
-def _hover(data: FrontierData) -> str:
-    return HOVER.replace("{size}", data.axes.x.unit).replace("{time}", data.axes.y.unit)
 
 
 def _dotted(
     data: FrontierData, rows: np.ndarray, values: np.ndarray, colour: str, name: str, shown: bool
 ) -> Json:
     """Return the paper's figure 6: how much of the step's time is compute, and how much is network."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "line": {"dash": "dot", "color": colour, "width": 2},
-        "hoverinfo": "skip",
-        "visible": shown,
-        "showlegend": True,
-        **_xy(data, rows if shown else rows[:0], values),
-    }
+    return scatter(
+        "lines", *_xy(data, rows if shown else rows[:0], values), name=name, visible=shown, showlegend=True,
+        line={"dash": "dot", "color": colour, "width": 2},
+    )  # fmt: skip
 
 
 def symbol_of(planner: str) -> str:
@@ -205,31 +177,21 @@ def _planner_marks(
     none = np.array([], dtype=int)
     rows = np.flatnonzero(data.passing(view) & data.by_planners) if view.marks else none
     labels, places = mark_labels(data, view, rows, ranges, narrow=narrow)
-    return {
-        "type": "scatter",
-        "mode": "markers+text",
-        "marker": {
-            "symbol": [symbol_of(data.planner[i]) for i in rows],
-            "color": colours.surface,
-            "size": 11,
-            "line": {"color": colours.ink, "width": 2},
-        },
-        "text": labels,
-        "textposition": places,
-        "textfont": {"color": colours.ink, "size": 12},
-        "customdata": [[int(i), _tooltip(data, int(i)), data.label(int(i))] for i in rows],
-        "hovertemplate": _hover(data),
-        "showlegend": False,
-        **_xy(data, rows, data.time),
-    }
+    marker = {
+        "symbol": [symbol_of(data.planner[i]) for i in rows], "color": colours.surface, "size": 11,
+        "line": {"color": colours.ink, "width": 2},
+    }  # fmt: skip
+    return _marks(
+        data, rows, "markers+text", marker=marker, text=labels, textposition=places,
+        textfont=font(colours.ink),
+    )  # fmt: skip
 
 
 def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[Json]:
     """Return the traces of the knee, the compared point and the selected point."""
     data = data if data.axes is not None else drawn(data, view)
     return [
-        _ring(data, data.special(view).get("knee"), colours.muted, "knee", 13, "circle-open")
-        | {"hoverinfo": "skip"},
+        _ring(data, data.special(view).get("knee"), colours.muted, "knee", 13, "circle-open"),
         _ring(data, view.other, colours.other, "compared", 15, "diamond-open"),
         _ring(data, view.point, colours.select, "selected", 17, "circle-open"),
     ]
@@ -237,18 +199,11 @@ def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[J
 
 def _ring(data: FrontierData, row: int | None, colour: str, name: str, size: int, symbol: str) -> Json:
     rows = np.array([row] if row is not None and row < len(data) else [], dtype=int)
-    return {
-        "type": "scatter",
-        "mode": "markers" if name != "knee" else "markers+text",
-        "text": [name] * len(rows),
-        "textposition": "top right",
-        "textfont": {"color": colour, "size": 12},
-        "marker": {"color": colour, "size": size, "symbol": symbol, "line": {"width": 3, "color": colour}},
-        "hoverinfo": "skip",
-        "name": name,
-        "showlegend": False,
-        **_xy(data, rows, data.time),
-    }
+    return ring(
+        *_xy(data, rows, data.time), [name] * len(rows), colour, size, name=name, textposition="top right",
+        mode="markers+text" if name == "knee" else "markers",
+        marker={"color": colour, "size": size, "symbol": symbol, "line": {"width": 3, "color": colour}},
+    )  # fmt: skip
 
 
 def _range(low: float, high: float, log: bool, above: float = 0.05, below: float = 0.05) -> list[float]:
@@ -272,7 +227,7 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         xs = np.append(xs, proven.memory[[0, -1]] / data.units.memory.factor)
         ys = np.append(ys, [proven.upper[0], proven.lower[-1]] / np.array(data.units.time.factor))
     capacity = data.capacity_bytes / data.units.memory.factor
-    in_view = axes.over_memory and capacity <= xs.max() * (IN_VIEW**2 if view.log_x else IN_VIEW)
+    in_view = axes.over_memory and capacity <= xs.max() * (_IN_VIEW**2 if view.log_x else _IN_VIEW)
     right = max(xs.max(), capacity) if in_view else xs.max()
     low_y = ys.min()
     if view.lines and axes.up_time and len(on_line):
@@ -286,16 +241,8 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
     )
     return layout(
         colours,
-        xaxis={
-            **_axis(axes.x.title, colours),
-            **_scale(view.log_x),
-            "range": list(ends[0]),
-        },
-        yaxis={
-            **_axis(axes.y.title, colours),
-            **_scale(view.log_y),
-            "range": list(ends[1]),
-        },
+        xaxis={**axis(colours, axes.x.title, log=view.log_x), "range": list(ends[0])},
+        yaxis={**axis(colours, axes.y.title, log=view.log_y), "range": list(ends[1])},
         dragmode="zoom",
         hovermode="closest",
         clickmode="event",
@@ -313,51 +260,32 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
     )
 
 
-def _scale(log: bool) -> Json:
-    # With a format, Plotly writes ticks between powers of ten as 20 and 30; without one, as a small 2 and 3.
-    return {"type": "log", "tickformat": ",~r"} if log else {"type": "linear"}
-
-
-def _axis(title: str, colours: Palette) -> Json:
-    base = layout(colours)["xaxis"]
-    return {**base, "title": {**base["title"], "text": title}, "exponentformat": "none", "nticks": 8}
-
-
 def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
     """Return the capacity, the capacity less headroom, and the veils of budget and target; none off their own
     axes."""
     data = data if data.axes is not None else drawn(data, view)
     size, second = data.units.memory.factor, data.units.time.factor
-    edge = {"width": 0}
     # Shapes keep their places in the list, so that a veil that is off is invisible and far away, not left
     # out.
     far = 1e9
     budget = view.budget_bytes / size if view.budget_bytes and data.axes.over_memory else None
     target = view.target_s / second if view.target_s and data.axes.up_time else None
+
+    def memory(size_bytes: float, **line: Any) -> Json:
+        return across(
+            "x", size_bytes / size, {"width": 1.5, **line}, layer="below", visible=data.axes.over_memory
+        )
+
+    def veil(name: str, limit: float | None) -> Json:
+        edge = across(name, limit or far, {"width": 0}, layer="above", visible=limit is not None)
+        return {**edge, "type": "rect", f"{name}1": far * 10, "fillcolor": colours.veil}
+
     return [
-        _vertical(data.capacity_bytes / size, {"color": colours.ink, "width": 1.5})
-        | {"visible": data.axes.over_memory},
-        _vertical(
-            data.usable_bytes(view) / size, {"color": colours.muted, "width": 1.5, "dash": "dash"}
-        ) | {"visible": data.axes.over_memory},
-        {
-            "type": "rect", "xref": "x", "yref": "paper", "x0": budget or far, "x1": far * 10,
-            "y0": 0, "y1": 1, "fillcolor": colours.veil, "line": edge, "layer": "above",
-            "visible": budget is not None,
-        },
-        {
-            "type": "rect", "xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": target or far,
-            "y1": far * 10, "fillcolor": colours.veil, "line": edge, "layer": "above",
-            "visible": target is not None,
-        },
-    ]  # fmt: skip
-
-
-def _vertical(x: float, line: Json) -> Json:
-    return {
-        "type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line,
-        "layer": "below",
-    }  # fmt: skip
+        memory(data.capacity_bytes, color=colours.ink),
+        memory(data.usable_bytes(view), color=colours.muted, dash="dash"),
+        veil("x", budget),
+        veil("y", target),
+    ]
 
 
 def _capacity_text(data: FrontierData, view: View, x: float | None, colours: Palette) -> Json:
@@ -369,12 +297,6 @@ def _capacity_text(data: FrontierData, view: View, x: float | None, colours: Pal
     if x is not None:
         place = {"x": math.log10(x) if view.log_x else x}
     return {
-        **place,
-        "y": 1,
-        "yref": "paper",
-        "yanchor": "bottom",
-        "xanchor": "right",
-        "showarrow": False,
-        "text": text if x is not None else f"{text} →",
-        "font": {"color": colours.muted, "size": 12},
-    }
+        **place, "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "right", "showarrow": False,
+        "text": text if x is not None else f"{text} →", "font": font(colours.muted),
+    }  # fmt: skip

@@ -17,11 +17,8 @@ def elements(found: Picture) -> list[Json]:
     nodes = [
         {
             "data": {
-                "id": n.key,
-                "label": n.label + (f"\n{n.stage}" if n.stage else ""),
-                "tip": list(n.tip),
-                "axes": n.axes + (" (mostly)" if n.mixed else ""),
-                "groups": list(n.groups),
+                "id": n.key, "label": n.label + (f"\n{n.stage}" if n.stage else ""), "tip": list(n.tip),
+                "axes": n.axes + (" (mostly)" if n.mixed else ""), "groups": list(n.groups),
                 "colour": n.colour,
             },
             "position": {"x": n.x, "y": n.y},
@@ -30,19 +27,17 @@ def elements(found: Picture) -> list[Json]:
             ),
         }
         for n in found.nodes
-    ]
+    ]  # fmt: skip
     edges = [
         {
             "data": {
-                "source": e.source,
-                "target": e.target,
-                "tip": list(e.tip),
+                "source": e.source, "target": e.target, "tip": list(e.tip),
                 "bytes": format_bytes(e.bytes) if e.bytes else "",
             },
             "classes": "resharded" if e.resharded else "",
         }
         for e in found.edges
-    ]
+    ]  # fmt: skip
     return nodes + edges
 
 
@@ -50,62 +45,28 @@ def stylesheet(scheme: str) -> list[Json]:
     """Return boxes with their names inside; resharded edges are thick, mixed boxes have a dashed border,
     recomputed ones a double one."""
     colours = palette(scheme)
-    fills = [
-        {
-            "selector": f"node[colour = {i}]",
-            "style": {"border-color": colours.series[i]},
-        }
-        for i in range(MOST_COLOURS + 1)
-    ]
-    return [
-        {
-            "selector": "node",
-            "style": {
-                "shape": "round-rectangle",
-                "width": 128,
-                "height": 36,
-                "label": "data(label)",
-                "text-valign": "center",
-                "text-halign": "center",
-                "text-wrap": "ellipsis",
-                "text-max-width": "118px",
-                "font-size": 13,
-                "font-family": "sans-serif",
-                "color": colours.ink,
-                "background-color": colours.surface,
-                "border-width": 4,
-            },
+    styles: dict[str, Json] = {
+        "node": {
+            "shape": "round-rectangle", "width": 128, "height": 36, "label": "data(label)",
+            "text-valign": "center", "text-halign": "center", "text-wrap": "ellipsis",
+            "text-max-width": "118px", "font-size": 13, "font-family": "sans-serif", "color": colours.ink,
+            "background-color": colours.surface, "border-width": 4,
         },
-        *fills,
+        **{f"node[colour = {i}]": {"border-color": colours.series[i]} for i in range(MOST_COLOURS + 1)},
         # The stage has a line of its own.
-        {"selector": "node.staged", "style": {"text-wrap": "wrap", "font-size": 11}},
-        {"selector": "node.again", "style": {"border-style": "double", "border-width": 6}},
-        {"selector": "node.mixed", "style": {"border-style": "dashed"}},
-        {
-            "selector": "edge",
-            "style": {
-                "width": 1.5,
-                "line-color": colours.faded,
-                "target-arrow-color": colours.faded,
-                "target-arrow-shape": "triangle",
-                "arrow-scale": 0.8,
-                "curve-style": "straight",
-                "opacity": 0.7,
-                "label": "data(bytes)",
-                "font-size": 9,
-                "min-zoomed-font-size": 7,
-                "color": colours.muted,
-                "text-background-color": colours.surface,
-                "text-background-opacity": 0.85,
-                "text-background-padding": "1px",
-            },
+        "node.staged": {"text-wrap": "wrap", "font-size": 11},
+        "node.again": {"border-style": "double", "border-width": 6},
+        "node.mixed": {"border-style": "dashed"},
+        "edge": {
+            "width": 1.5, "line-color": colours.faded, "target-arrow-color": colours.faded,
+            "target-arrow-shape": "triangle", "arrow-scale": 0.8, "curve-style": "straight", "opacity": 0.7,
+            "label": "data(bytes)", "font-size": 9, "min-zoomed-font-size": 7, "color": colours.muted,
+            "text-background-color": colours.surface, "text-background-opacity": 0.85,
+            "text-background-padding": "1px",
         },
-        {
-            "selector": "edge.resharded",
-            "style": {"width": 3.5, "line-color": colours.select, "target-arrow-color": colours.select},
+        "edge.resharded": {"width": 3.5, "line-color": colours.select, "target-arrow-color": colours.select},
+        "node:selected, node.linked, node.found": {
+            "background-color": colours.select, "color": colours.surface
         },
-        {
-            "selector": "node:selected, node.linked, node.found",
-            "style": {"background-color": colours.select, "color": colours.surface},
-        },
-    ]
+    }  # fmt: skip
+    return [{"selector": selector, "style": style} for selector, style in styles.items()]

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..state import View
-from ..views.frontier import FrontierData, planner_title
+from tensoropt.plan.plan_names import planner_title
 
-NEAR_PX = 12.0
+from ..state import View
+from ..views.frontier import FrontierData
+
+_NEAR_PX = 12.0
 """The distance, about their size, below which marks share a name."""
 MOST_NAMED = 3
 """The most planners that one label names; it says how many more there are."""
@@ -23,15 +25,9 @@ marks lie farther apart, and names that avoid them here do so there."""
 CLEAR = 1.25
 """The least factor by which a name's middle is farther from any other planner's mark than from its own."""
 PLACES = (
-    "top right",
-    "top left",
-    "bottom right",
-    "bottom left",
-    "middle right",
-    "middle left",
-    "top center",
+    "top right", "top left", "bottom right", "bottom left", "middle right", "middle left", "top center",
     "bottom center",
-)
+)  # fmt: skip
 KNEE = "knee"
 
 Box = tuple[float, float, float]
@@ -92,7 +88,9 @@ def _named(data: FrontierData, rows: np.ndarray, x: np.ndarray, y: np.ndarray) -
         mine = np.flatnonzero(names == name)
         best = int(mine[np.argmin(data.time[rows[mine]])])
         near = [
-            at for at in found if np.hypot(x[rows[at]] - x[rows[best]], y[rows[at]] - y[rows[best]]) < NEAR_PX
+            at
+            for at in found
+            if np.hypot(x[rows[at]] - x[rows[best]], y[rows[at]] - y[rows[best]]) < _NEAR_PX
         ]
         found.setdefault(near[0] if near else best, []).append(planner_title(str(name)))
     return found

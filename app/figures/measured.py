@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tensoropt.report.beside import Beside, thinned
 
 from ..views.measured import MOST_EVENTS
 from ..views.units import Units
 from .palette import palette
+from .traces import Json, bars
 
-Json = dict[str, Any]
 MEASURED = "measured"
 
 
@@ -37,16 +35,13 @@ def below_timeline(figure: Json, found: Beside, units: Units, scheme: str) -> Js
     shown = sorted(found.events, key=lambda e: -e.duration_s)[:MOST_EVENTS]
     colour = {"compute": colours.ink, "communication": colours.series[3], "copy": colours.series[5]}
     traces = [
-        {
-            "type": "bar", "orientation": "h", "name": f"{MEASURED} {category}",
-            "x": [unit.of(e.duration_s) for e in mine], "base": [unit.of(e.start_s) for e in mine],
-            "y": [f"{MEASURED} {e.lane}" for e in mine],
-            "text": [e.name for e in mine], "textposition": "none",
-            "customdata": [["", unit.text(e.duration_s / found.scale), unit.text(e.start_s)] for e in mine],
-            "hovertemplate": "<b>%{text}</b><br>%{customdata[1]} as measured, drawn from %{customdata[2]}"
+        bars(
+            mine, f"{MEASURED} ", [unit.of(e.duration_s) for e in mine], [unit.of(e.start_s) for e in mine],
+            name=f"{MEASURED} {category}", marker={"color": colour[category], "line": {"width": 0}},
+            customdata=[["", unit.text(e.duration_s / found.scale), unit.text(e.start_s)] for e in mine],
+            hovertemplate="<b>%{text}</b><br>%{customdata[1]} as measured, drawn from %{customdata[2]}"
             f"<extra>{category}</extra>",
-            "marker": {"color": colour[category], "line": {"width": 0}},
-        }
+        )
         for category in colour
         if (mine := [e for e in shown if e.phase == category])
     ]  # fmt: skip

@@ -32,51 +32,29 @@ class Palette:
 
 
 LIGHT = Palette(
-    surface="#ffffff",
-    ink="#1b2733",
-    muted="#52606d",
-    grid="#e3e8ed",
-    accent="#0b5fa5",
-    select="#b3410a",
-    other="#7a3b8f",
-    faded="#8b97a3",
-    veil="rgba(255,255,255,0.72)",
-    band="rgba(11,95,165,0.14)",
+    surface="#ffffff", ink="#1b2733", muted="#52606d", grid="#e3e8ed", accent="#0b5fa5", select="#b3410a",
+    other="#7a3b8f", faded="#8b97a3", veil="rgba(255,255,255,0.72)", band="rgba(11,95,165,0.14)",
     kinds={
-        "parameters": "#0b4f8a",
-        "gradients": "#4a90c8",
-        "optimizer": "#00785c",
-        "kept": "#c05600",
+        "parameters": "#0b4f8a", "gradients": "#4a90c8", "optimizer": "#00785c", "kept": "#c05600",
         "transient": "#a2457f",
     },
     series=("#0b5fa5", "#c05600", "#00785c", "#a2457f", "#4a90c8", "#8a6d00", "#5b4bb3", "#5f6b76"),
-)
+)  # fmt: skip
 DARK = Palette(
-    surface="#1a222b",
-    ink="#e6ecf2",
-    muted="#a3b1bf",
-    grid="#2f3b47",
-    accent="#6cb6ff",
-    select="#ff9e5e",
-    other="#d9a4ec",
-    faded="#75828f",
-    veil="rgba(26,34,43,0.72)",
-    band="rgba(108,182,255,0.18)",
+    surface="#1a222b", ink="#e6ecf2", muted="#a3b1bf", grid="#2f3b47", accent="#6cb6ff", select="#ff9e5e",
+    other="#d9a4ec", faded="#75828f", veil="rgba(26,34,43,0.72)", band="rgba(108,182,255,0.18)",
     kinds={
-        "parameters": "#3d86cf",
-        "gradients": "#9bcbf7",
-        "optimizer": "#2bc49b",
-        "kept": "#f0a04b",
+        "parameters": "#3d86cf", "gradients": "#9bcbf7", "optimizer": "#2bc49b", "kept": "#f0a04b",
         "transient": "#e08fc0",
     },
     series=("#6cb6ff", "#f0a04b", "#2bc49b", "#e08fc0", "#b6dbff", "#e3cf57", "#a99cf5", "#9aa7b3"),
-)
+)  # fmt: skip
 
 
 RUN_COLOURS = ("blue", "orange", "green", "pink", "sky", "ink")
 """The colours of :func:`run_colours`, as people call them."""
 DASHES = ("solid", "dash", "dot", "dashdot")
-RUN_SYMBOLS = (
+_RUN_SYMBOLS = (
     "circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "pentagon",
 )  # fmt: skip
 
@@ -96,7 +74,7 @@ def run_style(number: int) -> tuple[int, str, str]:
     rest, colour = divmod(number, len(RUN_COLOURS))
     again, dash = divmod(rest, len(DASHES))
     # Five has no divisor in common with the number of symbols, so that none repeats with the same dash.
-    return colour, DASHES[dash], RUN_SYMBOLS[(dash + 5 * again) % len(RUN_SYMBOLS)]
+    return colour, DASHES[dash], _RUN_SYMBOLS[(dash + 5 * again) % len(_RUN_SYMBOLS)]
 
 
 def palette(scheme: str) -> Palette:
@@ -107,29 +85,24 @@ def palette(scheme: str) -> Palette:
 def layout(colours: Palette, **more: Any) -> dict[str, Any]:
     """Return the common beginning of every plot's layout."""
     axis = {
-        "gridcolor": colours.grid,
-        "linecolor": colours.grid,
-        "zeroline": False,
+        "gridcolor": colours.grid, "linecolor": colours.grid, "zeroline": False, "automargin": True,
         "tickfont": {"color": colours.muted, "size": 12},
         "title": {"font": {"color": colours.ink, "size": 13}, "standoff": 8},
-        "automargin": True,
-    }
+    }  # fmt: skip
     base: dict[str, Any] = {
         "paper_bgcolor": colours.surface,
         "plot_bgcolor": colours.surface,
         "font": {"family": FONT, "color": colours.ink, "size": 13},
         "margin": {"l": 64, "r": 16, "t": 16, "b": 48},
         "hoverlabel": {
-            "bgcolor": colours.ink,
-            "bordercolor": colours.ink,
+            "bgcolor": colours.ink, "bordercolor": colours.ink, "align": "left",
             "font": {"color": colours.surface, "family": FONT, "size": 13},
-            "align": "left",
         },
         "xaxis": dict(axis),
         "yaxis": dict(axis),
         # Its buttons lie over what is written at the plot's corner.
         "modebar": {"bgcolor": colours.surface, "color": colours.muted, "activecolor": colours.accent},
-    }
+    }  # fmt: skip
     for name, value in more.items():
         base[name] = {**base.get(name, {}), **value} if isinstance(value, dict) else value
     return base

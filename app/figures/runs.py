@@ -6,18 +6,14 @@ from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
-
-from ..views.frontier import unit_for
-from ..views.runs import Axes, Run, drawn, most_of_each, time_unit
-from ..views.units import Unit, Units, digits
+from ..views.runs import Axes, Run, drawn, most_of_each
+from ..views.units import Unit, Units, digits, time_unit, unit_for
 from .palette import Palette, layout, palette, run_colours, run_style
+from .traces import Json, across, axis, font, scatter, short
 
 MOST_MARKS, LEAST_MARKS = 1500, 5
 """The most marks drawn in total, and the least for one run. Each mark is an element of its own, while a line
 is one path."""
-
-Json = dict[str, Any]
 
 
 def runs_figure(runs: Sequence[Run], shown: Collection[str], axes: Axes, units: Units, scheme: str) -> Json:
@@ -39,61 +35,37 @@ def runs_figure(runs: Sequence[Run], shown: Collection[str], axes: Axes, units: 
     for run, of in zip(runs, found, strict=True):
         colour, dash, symbol = run_style(run.style or 0)
         tint = run_colours(colours)[colour]
+        size_px = 5 if len(of.x) > 60 else 7
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": escape(run.label),
-                "x": _short(of.x / size.factor),
-                "y": _short(of.y / second.factor),
-                "customdata": [[int(n), ""] for n in of.number],
-                "line": {"shape": "hv", "width": 2, "color": tint, "dash": dash},
-                "marker": {
-                    "size": 5 if len(of.x) > 60 else 7,
-                    "color": tint,
-                    "symbol": symbol,
-                    "maxdisplayed": marks,
-                },
-                "hovertemplate": _hover(run, axes, size, second),
-                "visible": run.key in shown,
-                "showlegend": False,
-            }
-        )
+            scatter(
+                "lines+markers", short(of.x / size.factor), short(of.y / second.factor),
+                hover=_hover(run, axes, size, second), name=escape(run.label), visible=run.key in shown,
+                customdata=[[int(n), ""] for n in of.number],
+                line={"shape": "hv", "width": 2, "color": tint, "dash": dash},
+                marker={"size": size_px, "color": tint, "symbol": symbol, "maxdisplayed": marks},
+            )
+        )  # fmt: skip
     per = "sample" if axes.per_sample else "step"
     of_what = "all devices (of the largest, times their number)" if axes.total else "per device"
-    return {
-        "data": traces,
-        "layout": layout(
-            colours,
-            xaxis=_axis(f"memory {of_what}, {size.name}", axes.log_x, colours),
-            yaxis=_axis(f"time per {per}, {second.name}", axes.log_y, colours),
-            hovermode="closest",
-            clickmode="event",
-            dragmode="zoom",
-            # A zoom stays while runs are shown and hidden, and goes when the axes mean something else.
-            uirevision=str(axes),
-            shapes=[] if axes.total else _capacities(runs, shown, size, colours),
-            margin={"l": 64, "r": 16, "t": 24, "b": 48},
-        ),
-    }
+    frame = layout(
+        colours,
+        xaxis=axis(colours, f"memory {of_what}, {size.name}", log=axes.log_x),
+        yaxis=axis(colours, f"time per {per}, {second.name}", log=axes.log_y),
+        hovermode="closest",
+        clickmode="event",
+        dragmode="zoom",
+        # A zoom stays while runs are shown and hidden, and goes when the axes mean something else.
+        uirevision=str(axes),
+        shapes=[] if axes.total else _capacities(runs, shown, size, colours),
+        margin={"l": 64, "r": 16, "t": 24, "b": 48},
+    )
+    return {"data": traces, "layout": frame}
 
 
 def _memory_unit(found: Sequence[Any], units: Units, axes: Axes) -> Unit:
     if not axes.total:
         return units.memory
     return unit_for(max((float(d.x.max()) for d in found if len(d.x)), default=1.0))
-
-
-def _axis(title: str, log: bool, colours: Palette) -> Json:
-    base = layout(colours)["xaxis"]
-    return {
-        **base,
-        "title": {**base["title"], "text": title},
-        "exponentformat": "none",
-        "nticks": 8,
-        # With a format, Plotly writes ticks between powers of ten as 20 and 30, not as a small 2 and 3.
-        **({"type": "log", "tickformat": ",~r"} if log else {"type": "linear"}),
-    }
 
 
 def _hover(run: Run, axes: Axes, size: Unit, second: Unit) -> str:
@@ -121,23 +93,15 @@ def _capacities(runs: Sequence[Run], shown: Collection[str], size: Unit, colours
              and r.head.kind == kind and r.key in shown),
             default=0.0,
         )  # fmt: skip
-        at = capacity / size.factor
+        label = {
+            "text": f"{escape(kind)}: {digits(whole.of(capacity))} {whole.name}", "textangle": 0,
+            "textposition": "end", "xanchor": "right", "yanchor": "bottom", "font": font(colours.muted),
+        }  # fmt: skip
+        line = {"color": colours.muted, "width": 1.5, "dash": "dash"}
         found.append(
-            {
-                "type": "line", "name": kind, "xref": "x", "yref": "paper", "x0": at, "x1": at,
-                "y0": 0, "y1": 1,
-                "line": {"color": colours.muted, "width": 1.5, "dash": "dash"}, "layer": "below",
-                "visible": most >= capacity / 2,
-                "label": {
-                    "text": f"{escape(kind)}: {digits(whole.of(capacity))} {whole.name}", "textangle": 0,
-                    "textposition": "end", "xanchor": "right", "yanchor": "bottom",
-                    "font": {"color": colours.muted, "size": 12},
-                },
-            }
+            across(
+                "x", capacity / size.factor, line, name=kind, layer="below", visible=most >= capacity / 2,
+                label=label,
+            )
         )  # fmt: skip
     return found
-
-
-def _short(values: np.ndarray) -> list[float]:
-    """Return values with seven figures: enough for any screen."""
-    return [float(f"{v:.7g}") for v in values.tolist()]

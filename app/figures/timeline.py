@@ -8,25 +8,19 @@ from typing import Any
 from ..views.point import KIND_TITLES
 from ..views.units import Units
 from .palette import Palette, layout, palette
+from .traces import LEGEND_ABOVE, Json, across, bars, titled
 
-Json = dict[str, Any]
 MOST_NAMED = 12
 """The number of rows up to which all have their name, whatever the room; with more, Plotly leaves some
 out."""
-PHASE_ORDER = ("forward", "backward", "optimizer")
+_PHASE_ORDER = ("forward", "backward", "optimizer")
 
 
-def phase_colour(phase: str, colours: Palette) -> str:
+def _phase_colour(phase: str, colours: Palette) -> str:
     """Return a phase's colour: forward, backward, optimizer and communication are distinguished; anything
     else is grey."""
-    known = {
-        "forward": colours.series[0],
-        "backward": colours.series[1],
-        "optimizer": colours.series[2],
-        "gradients": colours.series[3],
-        "communication": colours.series[3],
-        "resharding": colours.series[3],
-    }
+    known = {phase: colours.series[place] for place, phase in enumerate(_PHASE_ORDER)}
+    known |= dict.fromkeys(("gradients", "communication", "resharding"), colours.series[3])
     return known.get(phase, colours.series[7])
 
 
@@ -42,45 +36,34 @@ def timeline_figure(events: Sequence[Any], units: Units, scheme: str) -> Json:
     phases = list(dict.fromkeys(e.phase for e in events))
     traces = []
     # In the order of a step; phases that are not known come last, in order of appearance.
-    for phase in sorted(phases, key=lambda p: PHASE_ORDER.index(p) if p in PHASE_ORDER else 99):
+    for phase in sorted(phases, key=lambda p: _PHASE_ORDER.index(p) if p in _PHASE_ORDER else 99):
         mine = [e for e in events if e.phase == phase]
+        known = [[e.group or "", unit.text(e.duration_s), unit.text(e.start_s)] for e in mine]
         traces.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": phase,
-                "x": [unit.of(e.duration_s) for e in mine],
-                "base": [unit.of(e.start_s) for e in mine],
-                "y": [e.lane for e in mine],
-                "text": [e.name for e in mine],
-                "textposition": "none",
-                "customdata": [[e.group or "", unit.text(e.duration_s), unit.text(e.start_s)] for e in mine],
-                "hovertemplate": "<b>%{text}</b><br>%{customdata[1]} from %{customdata[2]}<br>"
-                "%{customdata[0]}<extra>" + phase + "</extra>",
-                "marker": {"color": phase_colour(phase, colours), "line": {"width": 0}},
-            }
-        )
-    base = layout(colours)
-    return {
-        "data": traces,
-        "layout": layout(
-            colours,
-            barmode="overlay",
-            bargap=0.25,
-            xaxis={"title": {**base["xaxis"]["title"], "text": f"time in the step, {unit.name}"}},
-            yaxis={
-                "autorange": "reversed",
-                "categoryorder": "array",
-                "categoryarray": lanes,
-                "fixedrange": True,
-                **({"dtick": 1} if len(lanes) <= MOST_NAMED else {}),
-            },
-            legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
-            margin={"l": 90, "r": 12, "t": 30, "b": 44},
-            dragmode="zoom",
-            hovermode="closest",
-        ),
-    }
+            bars(
+                mine, "", [unit.of(e.duration_s) for e in mine], [unit.of(e.start_s) for e in mine],
+                name=phase, customdata=known,
+                marker={"color": _phase_colour(phase, colours), "line": {"width": 0}},
+                hovertemplate="<b>%{text}</b><br>%{customdata[1]} from %{customdata[2]}<br>%{customdata[0]}"
+                f"<extra>{phase}</extra>",
+            )
+        )  # fmt: skip
+    rows: Json = {
+        "autorange": "reversed", "categoryorder": "array", "categoryarray": lanes, "fixedrange": True,
+        **({"dtick": 1} if len(lanes) <= MOST_NAMED else {}),
+    }  # fmt: skip
+    frame = layout(
+        colours,
+        barmode="overlay",
+        bargap=0.25,
+        xaxis=titled(colours, f"time in the step, {unit.name}"),
+        yaxis=rows,
+        legend=LEGEND_ABOVE,
+        margin={"l": 90, "r": 12, "t": 30, "b": 44},
+        dragmode="zoom",
+        hovermode="closest",
+    )
+    return {"data": traces, "layout": frame}
 
 
 def memory_figure(
@@ -97,49 +80,29 @@ def memory_figure(
         kinds: (n,) bytes by kind.
     """
     colours = palette(scheme)
-    xs = [units.time.of(t) for t in times_s]
-    traces = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "stackgroup": "memory",
-            "name": KIND_TITLES.get(kind, kind),
-            "x": xs,
-            "y": [units.memory.of(v) for v in values],
-            "line": {"width": 0, "shape": "hv", "color": colours.kinds.get(kind, colours.faded)},
-            "fillcolor": colours.kinds.get(kind, colours.faded),
-            "hovertemplate": "%{y:.3~g} "
-            + units.memory.name
-            + "<extra>"
-            + KIND_TITLES.get(kind, kind)
-            + "</extra>",
-        }
-        for kind, values in kinds.items()
-        if any(values)
-    ]
-    peak = max((sum(column) for column in zip(*kinds.values(), strict=True)), default=0.0)
-    shapes = []
-    if peak and limit_bytes <= 2 * peak:
-        y = units.memory.of(limit_bytes)
-        shapes = [
+    xs, traces = [units.time.of(t) for t in times_s], []
+    for kind, values in kinds.items():
+        if not any(values):
+            continue
+        title, colour = KIND_TITLES.get(kind, kind), colours.kinds.get(kind, colours.faded)
+        traces.append(
             {
-                "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y,
-                "line": {"color": colours.muted, "dash": "dash", "width": 1.5},
+                "type": "scatter", "mode": "lines", "stackgroup": "memory", "name": title, "x": xs,
+                "y": [units.memory.of(v) for v in values], "fillcolor": colour,
+                "line": {"width": 0, "shape": "hv", "color": colour},
+                "hovertemplate": f"%{{y:.3~g}} {units.memory.name}<extra>{title}</extra>",
             }
-        ]  # fmt: skip
-    base = layout(colours)
-    return {
-        "data": traces,
-        "layout": layout(
-            colours,
-            xaxis={"title": {**base["xaxis"]["title"], "text": f"time in the step, {units.time.name}"}},
-            yaxis={
-                "title": {**base["yaxis"]["title"], "text": f"memory, {units.memory.name}"},
-                "rangemode": "tozero",
-            },
-            shapes=shapes,
-            hovermode="x unified",
-            legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-            margin={"l": 60, "r": 12, "t": 30, "b": 44},
-        ),
-    }
+        )  # fmt: skip
+    peak = max((sum(column) for column in zip(*kinds.values(), strict=True)), default=0.0)
+    limit = {"color": colours.muted, "dash": "dash", "width": 1.5}
+    near = peak and limit_bytes <= 2 * peak
+    frame = layout(
+        colours,
+        xaxis=titled(colours, f"time in the step, {units.time.name}"),
+        yaxis=titled(colours, f"memory, {units.memory.name}", rangemode="tozero"),
+        shapes=[across("y", units.memory.of(limit_bytes), limit)] if near else [],
+        hovermode="x unified",
+        legend=LEGEND_ABOVE | {"traceorder": "normal"},
+        margin={"l": 60, "r": 12, "t": 30, "b": 44},
+    )
+    return {"data": traces, "layout": frame}

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import dcc, html, no_update
 
 from tensoropt.units import format_bytes, format_number
 
 from ..context import Context
 from ..figures.clusters import clusters_figure
-from ..figures.palette import GRAPH_CONFIG
 from ..state import View
 from ..views.clusters import ClustersData, clusters_data, point_view, strange_prices, unpriced_kinds
 from ..views.frontier import FrontierData
-from .parts import aria, empty, note, number_field, panel, plain_table, scrolled, visible
+from . import parts
 from .view_store import view_of
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 CLUSTER_FIELDS = ("shop-within", "shop-cost", "shop-amount", "shop-currency", "shop-prices")
 """The controls of this page whose values are the view's."""
-FOLLOW = """(href) => {
-  if (href) {
-    window.history.pushState({}, "", href);
-    window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
-    window.scrollTo(0, 0);
-  }
-  return window.dash_clientside.no_update;
-}"""
-"""Follows an address as a link on the page does (``dcc.Link``)."""
 MORE = (
     "Explore the model on other clusters (“Also on” of the Explore page, or --also-on) to compare them here."
 )
@@ -48,95 +41,70 @@ def shown_fields(view: View, data: FrontierData) -> dict[str, str]:
 
 def layout() -> Any:
     """Return the page, empty."""
-    limits = html.Div(
-        [
-            number_field("shop-within", "Step at most", placeholder="no limit", w=160, debounce=True),
-            number_field("shop-cost", "Cost at most", placeholder="no limit", w=130, debounce=True),
-            number_field("shop-amount", "Hours and cost of", placeholder="1,000 steps", w=220, debounce=True),
-            number_field("shop-currency", "Currency", placeholder="none", w=90, debounce=True),
-            number_field(
-                "shop-prices", "Prices per device-hour", w=380, debounce=True,
-                placeholder="H100-80GB=2.5, A100-80GB=1.6",
-            ),
-        ],
-        className="row fields",
-    )  # fmt: skip
+    fields = (
+        ("shop-within", "Step at most", "no limit", 160),
+        ("shop-cost", "Cost at most", "no limit", 130),
+        ("shop-amount", "Hours and cost of", "1,000 steps", 220),
+        ("shop-currency", "Currency", "none", 90),
+        ("shop-prices", "Prices per device-hour", "H100-80GB=2.5, A100-80GB=1.6", 380),
+    )
+    label = "Cost against time of every cluster; the table below has the figures."
     return html.Div(
         [
-            html.H1("Clusters", className="unseen"),
-            dcc.Store(id="clusters-open"),
-            dcc.Store(id="clusters-opened"),
+            parts.heading("Clusters"),
+            *parts.stores("clusters-open", "clusters-opened"),
             html.Div(id="clusters-empty"),
-            html.Div(
-                [
-                    panel(
-                        limits,
-                        html.Div(id="clusters-answer", **aria(live="polite")),
-                        html.Div(
-                            dcc.Graph(
-                                id="clusters-graph",
-                                config=cast(Any, GRAPH_CONFIG),
-                                style={"height": 420},
-                                figure={"data": [], "layout": {}},
-                            ),
-                            role="group",
-                            **aria(
-                                label="Cost against time of every cluster; the table below has the figures."
-                            ),
+            parts.stack(
+                parts.panel(
+                    parts.row(
+                        *(
+                            parts.number_field(name, title, placeholder=none, w=width, debounce=True)
+                            for name, title, none, width in fields
                         ),
-                        html.P("A click on a point opens it.", className="hint"),
-                        title="Which cluster",
+                        names="fields",
                     ),
-                    panel(scrolled("Clusters", id="clusters-table"), title="Clusters"),
-                ],
+                    parts.spoken("clusters-answer"),
+                    html.Div(parts.plot("clusters-graph", 420), role="group", **parts.aria(label=label)),
+                    parts.hint("A click on a point opens it."),
+                    title="Which cluster",
+                ),
+                parts.panel(parts.scrolled("Clusters", id="clusters-table"), title="Clusters"),
                 id="clusters-body",
-                className="stack",
             ),
         ]
     )
 
 
-def register(app: Dash, context: Context) -> None:
-    """Make the page follow the state; a click opens a point."""
+@CALLBACKS.answer(
+    sets="clusters-empty.children clusters-body.style clusters-answer.children clusters-table.children "
+    "clusters-graph.figure",
+    when="clusters-pick.data scheme.data",
+    given="page.data",
+)
+def _show(context: Context, kept: Any, scheme: Any, page: Any) -> Any:
+    if page != "clusters" or not kept:
+        return (no_update,) * 5
+    view = view_of(kept)
+    data = clusters_data(context.library, view) if view.exploration else None
+    if data is None or not data.rows:
+        said = parts.empty(
+            "No cluster to show", "Pick an exploration above, or start one on the Explore page."
+        )
+        return said, parts.visible(False), None, None, no_update
+    return None, {}, answer(data, view), table(data, view), clusters_figure(data, view, str(scheme))
 
-    @app.callback(
-        Output("clusters-empty", "children"),
-        Output("clusters-body", "style"),
-        Output("clusters-answer", "children"),
-        Output("clusters-table", "children"),
-        Output("clusters-graph", "figure"),
-        Input("clusters-pick", "data"),
-        Input("scheme", "data"),
-        State("page", "data"),
-        prevent_initial_call=True,
-    )
-    def show(kept: Any, scheme: Any, page: Any) -> Any:
-        if page != "clusters" or not kept:
-            return (no_update,) * 5
-        view = view_of(kept)
-        data = clusters_data(context.library, view) if view.exploration else None
-        if data is None or not data.rows:
-            said = empty("No cluster to show", "Pick an exploration above, or start one on the Explore page.")
-            return said, visible(False), None, None, no_update
-        return None, {}, answer(data, view), table(data, view), clusters_figure(data, view, str(scheme))
 
-    @app.callback(
-        Output("clusters-open", "data"),
-        Input("clusters-graph", "clickData"),
-        State("state", "data"),
-        prevent_initial_call=True,
-    )
-    def open_point(click: Any, kept: Any) -> Any:
-        view = view_of(kept)
-        data = clusters_data(context.library, view)
-        hit = None if data is None else clicked(click, data)
-        if data is None or hit is None:
-            return no_update
-        return f"/frontier?{point_view(view, data.rows[hit[0]], hit[1]).to_query()}"
+@CALLBACKS.answer(sets="clusters-open.data", when="clusters-graph.clickData", given="state.data")
+def _open_point(context: Context, click: Any, kept: Any) -> Any:
+    view = view_of(kept)
+    data = clusters_data(context.library, view)
+    hit = None if data is None else clicked(click, data)
+    if data is None or hit is None:
+        return no_update
+    return f"/frontier?{point_view(view, data.rows[hit[0]], hit[1]).to_query()}"
 
-    app.clientside_callback(
-        FOLLOW, Output("clusters-opened", "data"), Input("clusters-open", "data"), prevent_initial_call=True
-    )
+
+CALLBACKS.in_browser("tensoropt.follow", sets="clusters-opened.data", when="clusters-open.data")
 
 
 def clicked(click: Any, data: ClustersData) -> tuple[int, int] | None:
@@ -162,50 +130,39 @@ def answer(data: ClustersData, view: View) -> Any:
         )
     return [
         *(html.P(sentence, className="answer") for sentence in data.answer),
-        note(strange_prices(data, view), "warn"),
-        note(data.fault and f"Hours and cost are of 1,000 steps: {data.fault}.", "warn"),
-        note(without),
-        note("" if len(data.rows) > 1 else MORE),
+        parts.note(strange_prices(data, view), "warn"),
+        parts.note(data.fault and f"Hours and cost are of 1,000 steps: {data.fault}.", "warn"),
+        parts.note(without),
+        parts.note("" if len(data.rows) > 1 else MORE),
     ]
 
 
 def table(data: ClustersData, view: View) -> Any:
     """Return a row per cluster with the point it offers, as a link, or the reason why it offers none."""
     money = view.currency or "cost"
-    head = [
-        "cluster",
-        "devices",
-        "time per step",
-        "memory per device",
-        f"{money} per hour",
-        "hours",
-        money,
-        "",
-    ]
+    titles = ("time per step", "memory per device", f"{money} per hour", "hours", money)
     rows = []
-    for place, row in enumerate(data.rows):
-        offer, rates = row.offer, row.offer.rates
-        name: Any = row.label
+    for place, on in enumerate(data.rows):
+        offer, rates = on.offer, on.offer.rates
+        per_hour = None if rates is None else rates.per_hour
+        name: Any = on.label
         if offer.point is not None:
-            name = dcc.Link(row.label, href=f"/frontier?{point_view(view, row, offer.point).to_query()}")
+            name = dcc.Link(on.label, href=f"/frontier?{point_view(view, on, offer.point).to_query()}")
         marks = [w for w, at in (("cheapest", data.cheapest), ("fastest", data.fastest)) if at == place]
-        unknown = rates.whys["per_hour"] if rates is not None and rates.per_hour is None else ""
-        rows.append(
-            [
-                name,
-                offer.devices,
-                "—" if rates is None else data.time.text(rates.step_s),
-                "—" if offer.memory_bytes is None else format_bytes(offer.memory_bytes),
-                "—" if rates is None or rates.per_hour is None else format_number(rates.per_hour),
-                "—" if offer.hours is None else format_number(offer.hours),
-                "—" if offer.cost is None else format_number(offer.cost),
-                ", ".join(filter(None, [*marks, offer.reason or unknown])),
-            ]
+        unknown = rates.whys["per_hour"] if rates is not None and per_hour is None else ""
+        figures = (
+            (data.time.text, None if rates is None else rates.step_s),
+            (format_bytes, offer.memory_bytes),
+            (format_number, per_hour),
+            (format_number, offer.hours),
+            (format_number, offer.cost),
         )
+        cells = ["—" if figure is None else text(figure) for text, figure in figures]
+        words = ", ".join(filter(None, [*marks, offer.reason or unknown]))
+        rows.append([name, offer.devices, *cells, words])
     rows += [[name, *["—"] * 6, why] for name, why in data.refused]
-    caption = html.P(
+    caption = parts.hint(
         f"Of every cluster its fastest plan that fits, which is its cheapest too. Hours and {money} are of "
-        f"{data.amount}.",
-        className="hint",
+        f"{data.amount}."
     )
-    return [plain_table(head, rows, numbers=(2, 3, 4, 5, 6)), caption]
+    return [parts.plain_table(["cluster", "devices", *titles, ""], rows, numbers=(2, 3, 4, 5, 6)), caption]

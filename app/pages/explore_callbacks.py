@@ -2,193 +2,190 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from dash import Dash, Input, Output, State, ctx, html, no_update
+from dash import ctx, html, no_update
 
 from tensoropt.cluster import list_clusters
 from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.settings import settings_fields
 
 from ..context import Context
 from ..jobs.clusters import ClusterFile
 from ..jobs.fields import CHECKS, MOST_DEVICES, RequestError, count, faults
-from ..jobs.manager import JobManager
 from ..jobs.refill import hardware_fields
 from ..jobs.request import Hardware, Request, hardware_from, request_from
 from ..views.jobs import clusters, duration, estimate_words, model_words, models
 from ..views.planners import refusals
-from . import job_list, parts, refill
+from . import parts
 from .parts import note
+from .refill import BESIDE, FORM
+from .wiring import Callbacks
 
-FORM = {
-    "model": "model", "batch": "batch", "dims": "dims", "loss": "loss", "outputs": "outputs",
-    "cluster": "cluster", "kind": "kind", "per_node": "per-node", "nodes": "nodes", "inside": "inside",
-    "between": "between", "price": "device-price", "also_on": "also-on", "devices": "devices",
-    "planners": "planners", "seed": "seed",
-    **{setting.key: setting.flag for setting in settings_fields()},
-}  # fmt: skip
-"""Field of the form -> id of its control."""
+CALLBACKS = Callbacks()
+CLUSTER = ("cluster", *BESIDE)
+"""The fields that say what the cluster is."""
 
 
-def register(app: Dash, context: Context) -> None:
-    job_list.register(app, context)
-    if context.jobs is not None:
-        _register_form(app, context.jobs)
-        refill.register(app, context, context.jobs, FORM, _BESIDE)
+@CALLBACKS.answer(
+    jobs=True,
+    sets=[*(f"{FORM[n]}.value" for n in BESIDE), *(f"{FORM[n]}.disabled" for n in BESIDE)],
+    when="cluster.value refilled.data",
+    at_start=True,
+)
+def _preset(context: Context, name: Any, refilled: Any) -> Any:
+    """Fill the fields from a preset or a file; those of a preset may then be edited."""
+    uploaded = context.manager.uploads.clusters()
+    if name != "local" and name not in list_clusters() and name not in uploaded:
+        return (no_update,) * 2 * len(BESIDE)
+    if name == "local":
+        found: Any = Hardware("local", "CPU", len(available_cores()), 1, "", "")
+    else:
+        found = uploaded[name] if name in uploaded else Hardware.of(name)
+    values = hardware_fields(found)
+    # A form that was filled from a job sets a cluster and the changes to it at the same time.
+    if "refilled.data" in ctx.triggered_prop_ids and isinstance(refilled, dict):
+        values = {field: refilled.get(field) for field in BESIDE}
+    fixed = {field: name in uploaded or (name == "local" and field != "per_node") for field in BESIDE}
+    return *(values[field] for field in BESIDE), *(fixed[field] for field in BESIDE)
 
 
-def _register_form(app: Dash, jobs: JobManager) -> None:
-    @app.callback(
-        *(Output(FORM[n], "value") for n in _BESIDE),
-        *(Output(FORM[n], "disabled") for n in _BESIDE),
-        Input("cluster", "value"),
-        Input("refilled", "data"),
-    )
-    def preset(name: Any, refilled: Any) -> Any:
-        """Fill the fields from a preset or a file; those of a preset may then be edited."""
-        uploaded = jobs.uploads.clusters()
-        if name != "local" and name not in list_clusters() and name not in uploaded:
-            return (no_update,) * 2 * len(_BESIDE)
-        if name == "local":
-            found: Any = Hardware("local", "CPU", len(available_cores()), 1, "", "")
-        else:
-            found = uploaded[name] if name in uploaded else Hardware.of(name)
-        values = hardware_fields(found)
-        # A form that was filled from a job sets a cluster and the changes to it at the same time.
-        if "refilled.data" in ctx.triggered_prop_ids and isinstance(refilled, dict):
-            values = {field: refilled.get(field) for field in _BESIDE}
-        fixed = {field: name in uploaded or (name == "local" and field != "per_node") for field in _BESIDE}
-        return *(values[field] for field in _BESIDE), *(fixed[field] for field in _BESIDE)
-
-    @app.callback(
-        *(Output(FORM[name], "error") for name in CHECKS),
-        *(Input(FORM[name], "value") for name in CHECKS),
-    )
-    def check(*values: Any) -> Any:
-        """Return the rule that the typed text breaks, to be shown next to it."""
-        found = faults(dict(zip(CHECKS, values, strict=True)))
-        return tuple(found[name] or None for name in CHECKS)
-
-    @app.callback(Output("cluster-said", "children"), *(Input(FORM[n], "value") for n in _CLUSTER))
-    def say(*values: Any) -> Any:
-        """Say what the fields amount to, or what is wrong with them."""
-        try:
-            found = hardware_from(dict(zip(_CLUSTER, values, strict=True)), jobs.uploads.clusters())
-            if isinstance(found, ClusterFile):
-                return found.words
-            if found.is_local:
-                cores = len(available_cores())
-                words = f"{found.per_node} ranks, measured here ({cores} cores); nothing else runs meanwhile."
-                if found.per_node > cores:
-                    words += " More ranks than cores: their times say little about a real cluster."
-                return words
-            if found != Hardware.of(found.name):
-                found.described()
-            return f"{found.per_node * found.nodes} × {found.kind}, priced from data sheets."
-        except TensorOptError as error:
-            return note(str(error), "warn")
-
-    @app.callback(
-        Output("planners", "data"),
-        Output("planners", "value"),
-        Input("per-node", "value"),
-        Input("nodes", "value"),
-        Input("mode", "value"),
-        State("planners", "value"),
-    )
-    def offer(per_node: Any, nodes: Any, mode: Any, chosen: Any) -> Any:
-        """Let planners that will refuse this cluster or mode say why before anything is started."""
-        try:
-            devices = count(per_node, "", MOST_DEVICES) * count(nodes, "", MOST_DEVICES)
-        except RequestError:
-            return no_update, no_update
-        whys = refusals(devices, training=mode != "inference")
-        left = [name for name in chosen or [] if not whys.get(name)]
-        return parts.planner_options(whys), no_update if left == (chosen or []) else left
-
-    @app.callback(
-        Output("model-said", "children"),
-        Output("zoo-fields", "style"),
-        Output("onnx-fields", "style"),
-        Input("model", "value"),
-    )
-    def describe(name: Any) -> Any:
-        """Describe the chosen model, and show the fields that are for its kind."""
-        words = model_words(str(name))
-        return words, parts.visible(bool(words)), parts.visible(not words)
-
-    @app.callback(
-        Output("model", "data"),
-        Output("model", "value"),
-        Output("upload-said", "children"),
-        Input("upload", "contents"),
-        State("upload", "filename"),
-        prevent_initial_call=True,
-    )
-    def upload(contents: Any, name: Any) -> Any:
-        if contents is None:
-            return no_update, no_update, no_update
-        try:
-            token = jobs.uploads.keep(contents, name)
-        except TensorOptError as error:
-            return no_update, no_update, note(str(error), "error")
-        known = jobs.uploads.known()
-        return models(known), token, note(f"{known[token][1]} is here; it is read when the job starts.")
-
-    @app.callback(
-        Output("cluster", "data"),
-        Output("cluster", "value"),
-        Output("cluster-upload-said", "children"),
-        Input("cluster-upload", "contents"),
-        State("cluster-upload", "filename"),
-        prevent_initial_call=True,
-    )
-    def upload_cluster(contents: Any, name: Any) -> Any:
-        """Read a cluster file at once, and show next to the field what is wrong with it."""
-        if contents is None:
-            return no_update, no_update, no_update
-        try:
-            token = jobs.uploads.keep_cluster(contents, name)
-        except TensorOptError as error:
-            return no_update, no_update, note(str(error), "error")
-        known = jobs.uploads.clusters()
-        return clusters(known), token, note(f"{known[token].label} is here: {known[token].words}")
-
-    @app.callback(Output("estimate", "children"), *(Input(control, "value") for control in FORM.values()))
-    def estimate(*values: Any) -> Any:
-        """Say how long it will take, before it is started; nothing for a form that cannot be started."""
-        try:
-            return estimate_words(jobs.estimate(_request(values)))
-        except TensorOptError:
-            return ""
-
-    def _request(values: tuple[Any, ...]) -> Request:
-        form = dict(zip(FORM, values, strict=True))
-        return request_from(form, jobs.uploads.known(), jobs.uploads.clusters())
-
-    @app.callback(
-        Output("start-said", "children"),
-        Input("start", "n_clicks"),
-        *(State(control, "value") for control in FORM.values()),
-        prevent_initial_call=True,
-    )
-    def start(clicks: Any, *values: Any) -> Any:
-        if not clicks:
-            return no_update
-        try:
-            job = jobs.submit(_request(values))
-        except TensorOptError as error:
-            return note(str(error), "error")
-        words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
-        if (took := jobs.took(job)) is not None:
-            words += f"The same took {duration(took)} last time. "
-        # On a narrow screen the list stands below the form.
-        link = html.A("Show it", href=f"#job-{job.id}")
-        return html.Div([words, link], className="note note-info", role="status")
+@CALLBACKS.answer(
+    jobs=True,
+    sets=[f"{FORM[name]}.error" for name in CHECKS],
+    when=[f"{FORM[name]}.value" for name in CHECKS],
+    at_start=True,
+)
+def _check(context: Context, *values: Any) -> Any:
+    """Return the rule that the typed text breaks, to be shown next to it."""
+    found = faults(dict(zip(CHECKS, values, strict=True)))
+    return tuple(found[name] or None for name in CHECKS)
 
 
-_BESIDE = ("kind", "per_node", "nodes", "inside", "between", "price")
-"""The fields that the choice of a cluster fills."""
-_CLUSTER = ("cluster", "kind", "per_node", "nodes", "inside", "between", "price")
+@CALLBACKS.answer(
+    jobs=True, sets="cluster-said.children", when=[f"{FORM[n]}.value" for n in CLUSTER], at_start=True
+)
+def _say(context: Context, *values: Any) -> Any:
+    """Say what the fields amount to, or what is wrong with them."""
+    try:
+        found = hardware_from(dict(zip(CLUSTER, values, strict=True)), context.manager.uploads.clusters())
+        if isinstance(found, ClusterFile):
+            return found.words
+        if found.is_local:
+            cores = len(available_cores())
+            words = f"{found.per_node} ranks, measured here ({cores} cores); nothing else runs meanwhile."
+            if found.per_node > cores:
+                words += " More ranks than cores: their times say little about a real cluster."
+            return words
+        if found != Hardware.of(found.name):
+            found.described()
+        return f"{found.per_node * found.nodes} × {found.kind}, priced from data sheets."
+    except TensorOptError as error:
+        return note(str(error), "warn")
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets="planners.data planners.value",
+    when="per-node.value nodes.value mode.value",
+    given="planners.value",
+    at_start=True,
+)
+def _offer(context: Context, per_node: Any, nodes: Any, mode: Any, chosen: Any) -> Any:
+    """Let planners that will refuse this cluster or mode say why before anything is started."""
+    try:
+        devices = count(per_node, "", MOST_DEVICES) * count(nodes, "", MOST_DEVICES)
+    except RequestError:
+        return no_update, no_update
+    return parts.offered(refusals(devices, training=mode != "inference"), chosen)
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets="model-said.children zoo-fields.style onnx-fields.style",
+    when="model.value",
+    at_start=True,
+)
+def _describe(context: Context, name: Any) -> Any:
+    """Describe the chosen model, and show the fields that are for its kind."""
+    words = model_words(str(name))
+    return words, parts.visible(bool(words)), parts.visible(not words)
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets="model.data model.value upload-said.children",
+    when="upload.contents",
+    given="upload.filename",
+)
+def _upload(context: Context, contents: Any, name: Any) -> Any:
+    uploads = context.manager.uploads
+    token, said = _kept(uploads.keep, contents, name)
+    if said is not None:
+        return no_update, no_update, said
+    known = uploads.known()
+    return models(known), token, note(f"{known[token][1]} is here; it is read when the job starts.")
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets="cluster.data cluster.value cluster-upload-said.children",
+    when="cluster-upload.contents",
+    given="cluster-upload.filename",
+)
+def _upload_cluster(context: Context, contents: Any, name: Any) -> Any:
+    """Read a cluster file at once, and show next to the field what is wrong with it."""
+    uploads = context.manager.uploads
+    token, said = _kept(uploads.keep_cluster, contents, name)
+    if said is not None:
+        return no_update, no_update, said
+    known = uploads.clusters()
+    return clusters(known), token, note(f"{known[token].label} is here: {known[token].words}")
+
+
+def _kept(keep: Callable[[Any, Any], str], contents: Any, name: Any) -> tuple[str, Any]:
+    """Return (the token of an uploaded file, None), or ("", what to say instead)."""
+    if contents is None:
+        return "", no_update
+    try:
+        return keep(contents, name), None
+    except TensorOptError as error:
+        return "", note(str(error), "error")
+
+
+@CALLBACKS.answer(
+    jobs=True, sets="estimate.children", when=[f"{control}.value" for control in FORM.values()], at_start=True
+)
+def _estimate(context: Context, *values: Any) -> Any:
+    """Say how long it will take, before it is started; nothing for a form that cannot be started."""
+    try:
+        return estimate_words(context.manager.estimate(_request(context, values)))
+    except TensorOptError:
+        return ""
+
+
+def _request(context: Context, values: tuple[Any, ...]) -> Request:
+    form = dict(zip(FORM, values, strict=True))
+    return request_from(form, context.manager.uploads.known(), context.manager.uploads.clusters())
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets="start-said.children",
+    when="start.n_clicks",
+    given=[f"{control}.value" for control in FORM.values()],
+)
+def _start(context: Context, clicks: Any, *values: Any) -> Any:
+    if not clicks:
+        return no_update
+    try:
+        job = context.manager.submit(_request(context, values))
+    except TensorOptError as error:
+        return note(str(error), "error")
+    words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
+    if (took := context.manager.took(job)) is not None:
+        words += f"The same took {duration(took)} last time. "
+    # On a narrow screen the list stands below the form.
+    link = html.A("Show it", href=f"#job-{job.id}")
+    return html.Div([words, link], className="note note-info", role="status")

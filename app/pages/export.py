@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, html
+from dash import html
 
 from ..context import Context
 from ..downloads import address
@@ -12,12 +12,15 @@ from ..state import View
 from ..views.export import commands, files, place
 from ..views.frontier import FrontierData
 from ..views.point import point_card
-from .parts import copyable, empty, facts, panel
+from .parts import copyable, empty, facts, halves, heading, hint, panel, stack
 from .view_store import shown_point
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 
 def layout() -> Any:
-    return html.Div([html.H1("Export", className="unseen"), html.Div(id="export-body")])
+    return html.Div([heading("Export"), html.Div(id="export-body")])
 
 
 def body(context: Context, data: FrontierData, view: View) -> Any:
@@ -34,44 +37,30 @@ def body(context: Context, data: FrontierData, view: View) -> Any:
         )
         for file in files(data)
     ]
-    lines: list[Any] = [html.P(place(data, entry), className="hint")]
+    lines: list[Any] = [hint(place(data, entry))]
     for number, command in enumerate(commands(data, entry, view.point)):
         lines += [html.H3(command.title), copyable(command.line, command.title, f"command-{number}")]
     plan = data.exploration.plan(view.point).to_json()
-    return html.Div(
-        [
-            html.Div(
-                [
-                    panel(
-                        html.P(card.name, className="plan-name"),
-                        html.P(f"{card.memory} per device, {card.time} per step. {card.verdict}"),
-                        html.Ul(links, className="files"),
-                        title=card.title,
-                    ),
-                    panel(*lines, title="Commands"),
-                ],
-                className="stack",
+    return halves(
+        stack(
+            panel(
+                html.P(card.name, className="plan-name"),
+                html.P(f"{card.memory} per device, {card.time} per step. {card.verdict}"),
+                html.Ul(links, className="files"),
+                title=card.title,
             ),
-            html.Div(
-                [
-                    panel(facts([(f.label, f.value) for f in card.facts]), title="What it is"),
-                    panel(copyable(plan, "the plan", "plan-text"), title="plan.json", names="plan-text"),
-                ],
-                className="stack",
-            ),
-        ],
-        className="halves",
+            panel(*lines, title="Commands"),
+        ),
+        stack(
+            panel(facts(card.facts), title="What it is"),
+            panel(copyable(plan, "the plan", "plan-text"), title="plan.json", names="plan-text"),
+        ),
     )
 
 
-def register(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("export-body", "children"),
-        Input("export-pick", "data"),
-        prevent_initial_call=True,
-    )
-    def show(pick: Any) -> Any:
-        data, view = shown_point(context, pick, "export", "export")
-        if data is None:
-            return empty("Nothing to export yet", "Pick an exploration above and a point on its frontier.")
-        return body(context, data, view)
+@CALLBACKS.answer(sets="export-body.children", when="export-pick.data")
+def _show(context: Context, pick: Any) -> Any:
+    data, view = shown_point(context, pick, "export", "export")
+    if data is None:
+        return empty("Nothing to export yet", "Pick an exploration above and a point on its frontier.")
+    return body(context, data, view)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, no_update, set_props
+from dash import Patch, ctx, no_update, set_props
 
 from tensoropt.errors import TensorOptError
 
@@ -28,138 +28,101 @@ from ..views.frontier import (
 )
 from ..views.library import choices
 from ..views.points_table import row_filter
-from . import clusters, planners, points_table
+from . import clusters
 from .clusters import CLUSTER_FIELDS
 from .look import card, look, selection
 from .parts import empty, note, visible
 from .points import difference_table
 from .view_store import stored, view_of
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 
-def register(app: Dash, context: Context) -> None:
-    _register_events(app, context)
-    _register_controls(app, context)
-    _register_plot(app, context)
-    points_table.register(app, context)
-    _register_words(app, context)
-    planners.register(app, context)
-
-
-BUTTONS = (
+_BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
 )  # fmt: skip
-LIMITS = ("budget", "target")
+_LIMITS = ("budget", "target")
 FIELDS = (
-    *LIMITS,
-    "headroom",
-    "price",
-    "options",
-    "filter-mesh",
-    "filter-micro",
-    "filter-devices",
-    "axis-x",
-    "axis-y",
-    "amount",
-    "currency",
-    *CLUSTER_FIELDS,
-)
-TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
+    *_LIMITS, "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices", "axis-x",
+    "axis-y", "amount", "currency", *CLUSTER_FIELDS,
+)  # fmt: skip
+_TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
 """The controls whose text may break a rule, which is then shown next to them."""
 PRICES = "shop-prices"
-AT_ONCE = ("graph", "points", "key", *BUTTONS)
+AT_ONCE = ("graph", "points", "key", *_BUTTONS)
 """The controls that a person may have used before the first answer; the values of others are then not a
 person's."""
 SECOND = {"graph": events.on_click, "points": events.on_row}
 """The controls that pick the compared point while clicks compare."""
 
 
-def _register_events(app: Dash, context: Context) -> None:
-    inputs = [
-        Input("url", "search"),
-        Input("exploration", "value"),
-        *(Input(f"{name}-rest", "data") for name in LIMITS),
-        *(Input(name, "value") for name in FIELDS if name not in LIMITS),
-        *(Input(f"{name}-text", fired) for name in LIMITS for fired in ("n_submit", "n_blur")),
-        Input("graph", "clickData"),
-        Input("points", "cellClicked"),
-        Input("points", "eventData"),
-        Input("key", "data"),
-        *(Input(name, "n_clicks") for name in BUTTONS),
-    ]
+EVENTS = (
+    "url.search",
+    "exploration.value",
+    *(f"{name}-rest.data" for name in _LIMITS),
+    *(f"{name}.value" for name in FIELDS if name not in _LIMITS),
+    *(f"{name}-text.{fired}" for name in _LIMITS for fired in ("n_submit", "n_blur")),
+    *("graph.clickData", "points.cellClicked", "points.eventData", "key.data"),
+    *(f"{name}.n_clicks" for name in _BUTTONS),
+)
+"""The properties whose changes change the view."""
 
-    for name in LIMITS:
-        # While a slider is dragged the browser alone answers; it asks the server when the slider rests.
-        app.clientside_callback(
-            ClientsideFunction("limits", name),
-            Output(f"{name}-slid", "data"),
-            Input(name, "value"),
-            State("filled", "data"),
-            State("places", "data"),
-            State(name, "max"),
-            State(name, "step"),
-            prevent_initial_call=True,
-        )
 
-    app.clientside_callback(
-        ClientsideFunction("tensoropt", "fired"),
-        Output("fired", "data"),
-        inputs,
-        State("fired", "data"),
-        prevent_initial_call=True,
+for name in _LIMITS:
+    # While a slider is dragged the browser alone answers; it asks the server when the slider rests.
+    CALLBACKS.in_browser(
+        f"limits.{name}",
+        sets=[f"{name}-slid.data"],
+        when=[f"{name}.value"],
+        given=["filled.data", "places.data", f"{name}.max", f"{name}.step"],
     )
 
-    @app.callback(
-        Output("state", "data"),
-        *(Output(name, "error") for name in TYPED),
-        Output("answered", "data"),
-        Output("handled", "data"),
-        inputs,
-        State("state", "data"),
-        State("handled", "data"),
-        State("filled", "data"),
-        State("fired", "data"),
-        State("budget-text", "value"),
-        State("target-text", "value"),
-        State("click-mode", "value"),
-        State("scheme", "data"),
-        State("page", "data"),
-        State("narrow", "data"),
+CALLBACKS.in_browser("tensoropt.fired", sets="fired.data", when=EVENTS, given="fired.data")
+
+
+@CALLBACKS.answer(
+    sets=["state.data", *(f"{name}.error" for name in _TYPED), "answered.data", "handled.data"],
+    when=EVENTS,
+    given="state.data handled.data filled.data fired.data budget-text.value target-text.value "
+    "click-mode.value scheme.data page.data narrow.data",
+    at_start=True,
+)
+def _change(context: Context, *values: Any) -> Any:
+    kept, handled, filled, order, budget_text, target_text, mode, *seen = values[len(EVENTS) :]
+    now = dict(zip(EVENTS, values, strict=False))
+    fired = unhandled(now, handled, filled, order, [item["prop_id"] for item in ctx.triggered])
+    # The page has just been opened, or a link was followed: the URL decides, and the controls' values are
+    # old.
+    first = kept is None or handled is None
+    if first or "url" in fired:
+        opened = view_from_url(context, values[0])
+        if first:
+            # What is drawn at first can be clicked before the page knows what it shows.
+            early = {name: fired[name] for name in AT_ONCE if fired.get(name) is not None}
+            opened, _ = _applied(context.frontier(opened), opened, early, mode)
+        # Controls follow the state when it is written, also one that the layout came with.
+        news = no_update if not first and opened == view_of(kept) else stored(opened)
+        return news, *[None] * len(_TYPED), _number(fired.get("key")), now
+    view = view_of(kept)
+    if fired.get("exploration"):
+        view = _opened(context, state.open_exploration(view, str(fired["exploration"])))
+    typed = {"budget-text": budget_text, "target-text": target_text}
+    # The event only counts presses of Enter; the text is beside it.
+    fired |= {name: text for name, text in typed.items() if name in fired}
+    view, errors = _applied(context.frontier(view), view, fired, mode)
+    if fault := _strange_prices(context, view) if fired.get(PRICES) and PRICES not in errors else "":
+        view, errors[PRICES] = replace(view, prices=view_of(kept).prices), fault
+    if view.exploration != view_of(kept).exploration:  # not as the page itself fills in the choice
+        _show(context, view, *seen)
+    return (
+        # Not written if nothing changed, or controls that follow the state would fire in a circle.
+        no_update if view == view_of(kept) else stored(view),
+        # An error stays shown until its field is changed, by a person or by the view that it follows.
+        *(errors.get(name) if name in fired or view != view_of(kept) else no_update for name in _TYPED),
+        _number(fired.get("key")),
+        now,
     )
-    def change(*values: Any) -> Any:
-        kept, handled, filled, order, budget_text, target_text, mode, *seen = values[len(inputs) :]
-        now = {f"{i.component_id}.{i.component_property}": v for i, v in zip(inputs, values, strict=False)}
-        fired = unhandled(now, handled, filled, order, [item["prop_id"] for item in ctx.triggered])
-        # The page has just been opened, or a link was followed: the URL decides, and the controls' values are
-        # old.
-        first = kept is None or handled is None
-        if first or "url" in fired:
-            opened = view_from_url(context, values[0])
-            if first:
-                # What is drawn at first can be clicked before the page knows what it shows.
-                early = {name: fired[name] for name in AT_ONCE if fired.get(name) is not None}
-                opened, _ = _applied(context.frontier(opened), opened, early, mode)
-            # Controls follow the state when it is written, also one that the layout came with.
-            news = no_update if not first and opened == view_of(kept) else stored(opened)
-            return news, *[None] * len(TYPED), _number(fired.get("key")), now
-        view = view_of(kept)
-        if fired.get("exploration"):
-            view = _opened(context, state.open_exploration(view, str(fired["exploration"])))
-        typed = {"budget-text": budget_text, "target-text": target_text}
-        # The event only counts presses of Enter; the text is beside it.
-        fired |= {name: text for name, text in typed.items() if name in fired}
-        view, errors = _applied(context.frontier(view), view, fired, mode)
-        if fault := _strange_prices(context, view) if fired.get(PRICES) and PRICES not in errors else "":
-            view, errors[PRICES] = replace(view, prices=view_of(kept).prices), fault
-        if view.exploration != view_of(kept).exploration:  # not as the page itself fills in the choice
-            _show(context, view, *seen)
-        return (
-            # Not written if nothing changed, or controls that follow the state would fire in a circle.
-            no_update if view == view_of(kept) else stored(view),
-            # An error stays shown until its field is changed, by a person or by the view that it follows.
-            *(errors.get(name) if name in fired or view != view_of(kept) else no_update for name in TYPED),
-            _number(fired.get("key")),
-            now,
-        )
 
 
 def _strange_prices(context: Context, view: View) -> str:
@@ -243,48 +206,40 @@ def _opened(context: Context, view: View) -> View:
     return view if data is None else state.with_point(view, data)  # the page says what is wrong with it
 
 
-def _register_controls(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("exploration", "data"),
-        Input("page", "data"),
-        Input("finished", "data"),
-        Input("runs-edited", "data"),
+@CALLBACKS.answer(sets="exploration.data", when="page.data finished.data runs-edited.data", at_start=True)
+def _list_explorations(context: Context, *_: Any) -> Any:
+    return choices(context.library)
+
+
+_CONTROLS = ("exploration", *FIELDS, "budget-text", "target-text")
+SCALES = [(name, end) for name in _LIMITS for end in ("min", "max", "step", "thumbLabel")]
+_FILTERS = [name for name in FIELDS if name.startswith("filter-")]
+
+
+@CALLBACKS.answer(
+    sets=[
+        *(f"+{n}.value" for n in _CONTROLS),
+        *(f"{n}.{p}" for n, p in SCALES),
+        *(f"{n}.data" for n in _FILTERS),
+        "filled.data",
+    ],
+    when="controls.data",
+    given=["state.data", *(f"{n}.value" for n in _CONTROLS), *(f"{n}.{p}" for n, p in SCALES)],
+)
+def _follow(context: Context, _: Any, kept: Any, *have: Any) -> Any:
+    """Make controls show the state, except those that already show it: a person may be moving them."""
+    view, values, limits = view_of(kept), have[: len(_CONTROLS)], have[len(_CONTROLS) :]
+    data = context.frontier(view)
+    if data is None:
+        kept = [no_update] * (len(_CONTROLS) + len(SCALES) + len(_FILTERS) - 1)
+        return view.exploration, *kept, {"exploration.value": view.exploration}
+    wanted, ranges = _wanted(view, data)
+    return (
+        *(no_update if old == wanted[n] else wanted[n] for n, old in zip(_CONTROLS, values, strict=True)),
+        *(no_update if old == ranges[n] else ranges[n] for n, old in zip(SCALES, limits, strict=True)),
+        *(data.filters()[n.removeprefix("filter-")] for n in _FILTERS),
+        {f"{n}.value": wanted[n] for n in _CONTROLS} | {f"{n}-rest.data": wanted[n] for n in _LIMITS},
     )
-    def list_explorations(*_: Any) -> Any:
-        return choices(context.library)
-
-    names = FIELDS
-    texts = ("budget-text", "target-text")
-
-    controls = ("exploration", *names, *texts)
-    scales = [(n, p) for n in ("budget", "target") for p in ("min", "max", "step", "thumbLabel")]
-    filters = [n for n in names if n.startswith("filter-")]
-
-    @app.callback(
-        *(Output(n, "value", allow_duplicate=True) for n in controls),
-        *(Output(n, p) for n, p in scales),
-        *(Output(n, "data") for n in filters),
-        Output("filled", "data"),
-        Input("controls", "data"),
-        State("state", "data"),
-        *(State(n, "value") for n in controls),
-        *(State(n, p) for n, p in scales),
-        prevent_initial_call=True,
-    )
-    def follow(_: Any, kept: Any, *have: Any) -> Any:
-        """Make controls show the state, except those that already show it: a person may be moving them."""
-        view, values, limits = view_of(kept), have[: len(controls)], have[len(controls) :]
-        data = context.frontier(view)
-        if data is None:
-            kept = [no_update] * (len(controls) + len(scales) + len(filters) - 1)
-            return view.exploration, *kept, {"exploration.value": view.exploration}
-        wanted, ranges = _wanted(view, data)
-        return (
-            *(no_update if old == wanted[n] else wanted[n] for n, old in zip(controls, values, strict=True)),
-            *(no_update if old == ranges[n] else ranges[n] for n, old in zip(scales, limits, strict=True)),
-            *(data.filters()[n.removeprefix("filter-")] for n in filters),
-            {f"{n}.value": wanted[n] for n in controls} | {f"{n}-rest.data": wanted[n] for n in LIMITS},
-        )
 
 
 def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[str, str], float | str]]:
@@ -319,97 +274,69 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
     return values, ranges
 
 
-def _register_plot(app: Dash, context: Context) -> None:
-    app.clientside_callback(
-        ClientsideFunction("tensoropt", "zoom"),
-        Output("zoom", "data"),
-        Input("graph", "relayoutData"),
-        State("zoom", "data"),
-        prevent_initial_call=True,
+CALLBACKS.in_browser("tensoropt.zoom", sets="zoom.data", when="graph.relayoutData", given="zoom.data")
+
+
+@CALLBACKS.answer(
+    sets="graph.figure points-count.children points.filterModel drawn.data",
+    when="frame.data scheme.data page.data",
+    given="state.data drawn.data zoom.data points-count.children points.filterModel narrow.data",
+    at_start=True,
+)
+def _draw(context: Context, 
+    frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, zoom: Any, counted: Any, kept_rows: Any,
+    narrow: Any,
+) -> Any:  # fmt: skip
+    view = view_of(kept)
+    key = [frame, scheme]
+    data = context.frontier(view) if page == "frontier" and kept else None
+    # `page` fires this too, so that a frontier that was opened on another page is drawn when it is shown,
+    # once.
+    if data is None or (drawn or [])[:2] == key:
+        return (no_update,) * 4
+    figure = drawing.frontier_figure(data, view, str(scheme), Window.read(zoom), narrow=bool(narrow))
+    keep, count = row_filter(view), count_words(data, view)
+    # The table redraws whatever it receives, even if it is the same.
+    return (
+        figure,
+        no_update if count == counted else count,
+        no_update if keep == (kept_rows or {}) else keep,
+        [*key, selection(view)],
     )
 
-    @app.callback(
-        Output("graph", "figure"),
-        Output("points-count", "children"),
-        Output("points", "filterModel"),
-        Output("drawn", "data"),
-        Input("frame", "data"),
-        Input("scheme", "data"),
-        Input("page", "data"),
-        State("state", "data"),
-        State("drawn", "data"),
-        State("zoom", "data"),
-        State("points-count", "children"),
-        State("points", "filterModel"),
-        State("narrow", "data"),
-    )
-    def draw(
-        frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, zoom: Any, counted: Any, kept_rows: Any,
-        narrow: Any,
-    ) -> Any:  # fmt: skip
-        view = view_of(kept)
-        key = [frame, scheme]
-        data = context.frontier(view) if page == "frontier" and kept else None
-        # `page` fires this too, so that a frontier that was opened on another page is drawn when it is shown,
-        # once.
-        if data is None or (drawn or [])[:2] == key:
-            return (no_update,) * 4
-        figure = drawing.frontier_figure(data, view, str(scheme), Window.read(zoom), narrow=bool(narrow))
-        keep, count = row_filter(view), count_words(data, view)
-        # The table redraws whatever it receives, even if it is the same.
-        return (
-            figure,
-            no_update if count == counted else count,
-            no_update if keep == (kept_rows or {}) else keep,
-            [*key, selection(view)],
-        )
 
-    @app.callback(
-        Output("graph", "figure", allow_duplicate=True),
-        Input("zoom", "data"),
-        State("scheme", "data"),
-        State("state", "data"),
-        prevent_initial_call=True,
-    )
-    def finer(zoom: Any, scheme: Any, kept: Any) -> Any:
-        """Draw more of the points where a person zoomed in, if not all are drawn."""
-        view = view_of(kept)
-        data = context.frontier(view)
-        if data is None or not drawing.is_thinned(data, view):
-            return no_update
-        traces = drawing.frontier_figure(data, view, str(scheme), Window.read(zoom))["data"]
-        patch = Patch()
-        for place in range(drawing.MARKS):
-            patch["data"][place] = traces[place]
-        return patch
+@CALLBACKS.answer(sets="+graph.figure", when="zoom.data", given="scheme.data state.data")
+def _finer(context: Context, zoom: Any, scheme: Any, kept: Any) -> Any:
+    """Draw more of the points where a person zoomed in, if not all are drawn."""
+    view = view_of(kept)
+    data = context.frontier(view)
+    if data is None or not drawing.is_thinned(data, view):
+        return no_update
+    traces = drawing.frontier_figure(data, view, str(scheme), Window.read(zoom))["data"]
+    patch = Patch()
+    for place in range(drawing.MARKS):
+        patch["data"][place] = traces[place]
+    return patch
 
-    app.clientside_callback(
-        ClientsideFunction("tensoropt", "after"),
-        Output("list-now", "data"),
-        Output("selection", "data", allow_duplicate=True),
-        Input("drawn", "data"),
-        State("listing", "data"),
-        State("listed", "data"),
-        State("selection", "data"),
-        prevent_initial_call="initial_duplicate",
-    )
 
-    @app.callback(
-        Output("graph", "figure", allow_duplicate=True),
-        Input("selection", "data"),
-        State("drawn", "data"),
-        State("scheme", "data"),
-        State("state", "data"),
-        prevent_initial_call=True,
-    )
-    def mark(moved: Any, drawn: Any, scheme: Any, kept: Any) -> Any:
-        if isinstance(moved, list) and moved[-1:] == ["drawn"]:  # with a plot that is drawn anew
-            return no_update
-        view = view_of(kept)
-        data = context.frontier(view)
-        if data is None or not drawn or view.point is None:
-            return no_update
-        return marking(data, view, str(scheme))
+CALLBACKS.in_browser(
+    "tensoropt.after",
+    sets="list-now.data +selection.data",
+    when="drawn.data",
+    given="listing.data listed.data selection.data",
+    at_start=True,
+)
+
+
+@CALLBACKS.answer(sets="+graph.figure", when="selection.data", given="drawn.data scheme.data state.data")
+def _mark(context: Context, moved: Any, drawn: Any, scheme: Any, kept: Any) -> Any:
+    if isinstance(moved, list) and moved[-1:] == ["drawn"]:  # with a plot that is drawn anew
+        return no_update
+    view = view_of(kept)
+    data = context.frontier(view)
+    if data is None or not drawn or view.point is None:
+        return no_update
+    return marking(data, view, str(scheme))
 
 
 def marking(data: FrontierData, view: View, scheme: str) -> Patch:
@@ -426,48 +353,40 @@ def marking(data: FrontierData, view: View, scheme: str) -> Patch:
     return patch
 
 
-def _register_words(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("frontier-empty", "children"),
-        Output("frontier-body", "style"),
-        Input("listing", "data"),
-        State("state", "data"),
-    )
-    def body(_: Any, kept: Any) -> Any:
-        view = view_of(kept)
-        if not view.exploration:
-            text = empty("No exploration yet", "Start one on the Explore page; its frontier appears here.")
-            return text, visible(False)
-        try:
-            exploration = context.exploration(view)
-        except TensorOptError as error:
-            return empty("This exploration cannot be shown", str(error)), visible(False)
-        data = context.frontier(view)
-        if exploration is None or data is None:
-            text = empty("This exploration holds no points", "Explore again with a larger budget.")
-            return text, visible(False)
-        return None, {}
+@CALLBACKS.answer(
+    sets="frontier-empty.children frontier-body.style", when="listing.data", given="state.data", at_start=True
+)
+def _body(context: Context, _: Any, kept: Any) -> Any:
+    view = view_of(kept)
+    if not view.exploration:
+        text = empty("No exploration yet", "Start one on the Explore page; its frontier appears here.")
+        return text, visible(False)
+    try:
+        exploration = context.exploration(view)
+    except TensorOptError as error:
+        return empty("This exploration cannot be shown", str(error)), visible(False)
+    data = context.frontier(view)
+    if exploration is None or data is None:
+        text = empty("This exploration holds no points", "Explore again with a larger budget.")
+        return text, visible(False)
+    return None, {}
 
-    @app.callback(
-        Output("frontier-notes", "children"),
-        Output("card", "children"),
-        Output("comparison", "children"),
-        Output("comparison-panel", "style"),
-        Input("pick", "data"),
-        prevent_initial_call=True,
-    )
-    def words(pick: Any) -> Any:
-        view = view_of(pick)
-        data = context.frontier(view)
-        if data is None or view.point is None:
-            return None, None, None, visible(False)
-        notes = [
-            note(filter_sentence(data, view), "warn"),
-            note(axis_sentence(axes_of(data, view), view)),
-            note(limit_sentence(data, view), "warn"),
-            note(mark_sentence(data)) if view.marks else None,
-            note(certificate_sentence(data, view)),
-            note(drawing.THINNED) if drawing.is_thinned(data, view) else None,
-        ]
-        seen = visible(view.other is not None)
-        return [n for n in notes if n], card(context, data, view), difference_table(data, view), seen
+
+@CALLBACKS.answer(
+    sets="frontier-notes.children card.children comparison.children comparison-panel.style", when="pick.data"
+)
+def _words(context: Context, pick: Any) -> Any:
+    view = view_of(pick)
+    data = context.frontier(view)
+    if data is None or view.point is None:
+        return None, None, None, visible(False)
+    notes = [
+        note(filter_sentence(data, view), "warn"),
+        note(axis_sentence(axes_of(data, view), view)),
+        note(limit_sentence(data, view), "warn"),
+        note(mark_sentence(data)) if view.marks else None,
+        note(certificate_sentence(data, view)),
+        note(drawing.THINNED) if drawing.is_thinned(data, view) else None,
+    ]
+    seen = visible(view.other is not None)
+    return [n for n in notes if n], card(context, data, view), difference_table(data, view), seen

@@ -11,122 +11,107 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, Patch, State, ctx, dcc, html, no_update, set_props
+from dash import ALL, Patch, ctx, dcc, html, no_update, set_props
 
 from ..context import Context
 from ..jobs.manager import JobManager
-from ..views.jobs import STATE_WORDS, JobCard, job_card
-from .parts import aria, copyable, empty, note
+from ..views.jobs import STATE_WORDS, JobCard, StageLine, job_card
+from .parts import aria, button, copyable, empty, grow, note, row, spoken, stores
+from .wiring import Callbacks
 
-SHOWN_JOBS = 30
+CALLBACKS = Callbacks()
+
+_SHOWN_JOBS = 30
 
 
 def layout() -> Any:
     """Return the place of the cards, and what the page knows about them."""
-    return html.Div(
-        [
-            html.Div(id="forgotten", **aria(live="polite")),
-            html.Div(id="jobs"),
-            dcc.Store(id="acted"),
-            dcc.Store(id="shown-jobs"),
-            dcc.Store(id="shown-forgotten"),
-        ]
-    )
+    kept = stores("acted", "shown-jobs", "shown-forgotten")
+    return html.Div([spoken("forgotten"), html.Div(id="jobs"), *kept])
 
 
-def register(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("acted", "data"), Input({"job": ALL, "do": ALL}, "n_clicks"), prevent_initial_call=True
-    )
-    def act(_: Any) -> Any:
-        """Handle a button of a card. This is a separate callback, so that it makes the browser drop no other
-        answer."""
-        asked = ctx.triggered_id
-        # A button that has just been made fires as well, without a click.
-        clicked = isinstance(asked, dict) and any(t["value"] for t in ctx.triggered)
-        if context.jobs is None or not clicked or str(asked.get("do")) not in ACTIONS:
-            return no_update
-        ACTIONS[str(asked["do"])](context.jobs, str(asked.get("job")))
-        return time.time()
+@CALLBACKS.answer(sets="acted.data", when=[({"job": ALL, "do": ALL}, "n_clicks")])
+def _act(context: Context, _: Any) -> Any:
+    """Handle a button of a card. This is a separate callback, so that it makes the browser drop no other
+    answer."""
+    asked = ctx.triggered_id
+    # A button that has just been made fires as well, without a click.
+    clicked = isinstance(asked, dict) and any(t["value"] for t in ctx.triggered)
+    if context.jobs is None or not clicked or str(asked.get("do")) not in _ACTIONS:
+        return no_update
+    _ACTIONS[str(asked["do"])](context.jobs, str(asked.get("job")))
+    return time.time()
 
-    @app.callback(
-        Output("finished", "data"),
-        Output("heard", "data"),
-        Input("told", "data"),
-        State("finished", "data"),
-    )
-    def tell(told: Any, finished: Any) -> Any:
-        """Report news of jobs: which are done, so that the list of explorations follows."""
-        jobs = context.jobs.jobs() if context.jobs is not None else []
-        done = [job.id for job in jobs if job.state == "done"]
-        return no_update if done == finished else done, told
 
-    @app.callback(
-        Output("notice", "children"),
-        Output("active-jobs", "data"),
-        Input("told", "data"),
-        State("active-jobs", "data"),
-    )
-    def notice(_: Any, watched: Any) -> Any:
-        """Report on every page that a job which this page saw at work has ended."""
-        jobs = context.jobs.jobs() if context.jobs is not None else []
-        active = [job.id for job in jobs if job.active]
-        before = watched if isinstance(watched, list) else []
-        ended = [job for job in jobs if job.id in before and not job.active and job.state != "cancelled"]
-        if not ended or context.jobs is None:
-            return no_update, no_update if active == before else active
-        job = ended[0]
-        found = _keys_of(job.id, context)
-        more: list[Any] = [dcc.Link("open the frontier", href=f"/frontier?x={found[-1]}")] if found else []
-        words = f"{job.title}: {STATE_WORDS[job.state]}. {job.error}"
-        box = html.Div([html.Span(words), *more], className="row tight", key=job.id)
-        kind = "info" if job.state == "done" else "warn"
-        return html.Div(box, className=f"note note-{kind}"), active
+@CALLBACKS.answer(sets="finished.data heard.data", when="told.data", given="finished.data", at_start=True)
+def _tell(context: Context, told: Any, finished: Any) -> Any:
+    """Report news of jobs: which are done, so that the list of explorations follows."""
+    jobs = context.jobs.jobs() if context.jobs is not None else []
+    done = [job.id for job in jobs if job.state == "done"]
+    return no_update if done == finished else done, told
 
-    @app.callback(
-        Output("forgotten", "children"),
-        Output("shown-forgotten", "data"),
-        Input("told", "data"),
-        Input("acted", "data"),
-        Input("page", "data"),
-        State("shown-forgotten", "data"),
-    )
-    def undo(_: Any, __: Any, page: Any, shown: Any) -> Any:
-        """Offer to bring back the job that was forgotten last."""
-        gone = context.jobs.forgotten() if context.jobs is not None and page == "explore" else []
-        now = [job.id for job in gone]
-        if now == (shown or []):
-            return no_update, no_update
-        if not gone:
-            return None, now
-        words = f"Forgotten: {gone[0].title}. It is deleted in ten minutes, or when the dashboard ends."
-        row = html.Div([html.Span(words), _button("restore", gone[0].id, "Undo")], className="row tight")
-        return html.Div(row, className="note note-info"), now
 
-    @app.callback(
-        Output("jobs", "children"),
-        Output("shown-jobs", "data"),
-        Input("told", "data"),
-        Input("acted", "data"),
-        Input("page", "data"),
-        State("shown-jobs", "data"),
-    )
-    def show(_: Any, __: Any, page: Any, shown: Any) -> Any:
-        """Show the cards, or what is new in them."""
-        if page != "explore":
-            return no_update, no_update
-        if context.jobs is None or not (cards := _cards(context.jobs, context)):
-            nothing = empty("No jobs yet", "Choose a model and a cluster, then press Explore.")
-            return (no_update, no_update) if shown == {} else (nothing, {})
-        now = {card.id: _signs(card, log) for card, log in cards}
-        known = shown if isinstance(shown, Mapping) else {}
-        made = {card.id: (card, log) for card, log in cards}
-        listed = _relisted(list(known), list(now), lambda id: _card(*made[id]))
-        for card, log in cards:
-            for part, sign in now[card.id].items() if card.id in known else ():
-                if sign != known[card.id].get(part):
-                    set_props({"card": card.id, "part": part}, {"children": PARTS[part](card, log)})
-        return listed, no_update if now == known else now
+@CALLBACKS.answer(
+    sets="notice.children active-jobs.data", when="told.data", given="active-jobs.data", at_start=True
+)
+def _notice(context: Context, _: Any, watched: Any) -> Any:
+    """Report on every page that a job which this page saw at work has ended."""
+    jobs = context.jobs.jobs() if context.jobs is not None else []
+    active = [job.id for job in jobs if job.active]
+    before = watched if isinstance(watched, list) else []
+    ended = [job for job in jobs if job.id in before and not job.active and job.state != "cancelled"]
+    if not ended or context.jobs is None:
+        return no_update, no_update if active == before else active
+    job = ended[0]
+    found = _keys_of(job.id, context)
+    more: list[Any] = [dcc.Link("open the frontier", href=f"/frontier?x={found[-1]}")] if found else []
+    words = f"{job.title}: {STATE_WORDS[job.state]}. {job.error}"
+    box = row(html.Span(words), *more, names="tight", key=job.id)
+    kind = "info" if job.state == "done" else "warn"
+    return html.Div(box, className=f"note note-{kind}"), active
+
+
+@CALLBACKS.answer(
+    sets="forgotten.children shown-forgotten.data",
+    when="told.data acted.data page.data",
+    given="shown-forgotten.data",
+    at_start=True,
+)
+def _undo(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
+    """Offer to bring back the job that was forgotten last."""
+    gone = context.jobs.forgotten() if context.jobs is not None and page == "explore" else []
+    now = [job.id for job in gone]
+    if now == (shown or []):
+        return no_update, no_update
+    if not gone:
+        return None, now
+    words = f"Forgotten: {gone[0].title}. It is deleted in ten minutes, or when the dashboard ends."
+    offer = row(html.Span(words), _button("restore", gone[0].id, "Undo"), names="tight")
+    return html.Div(offer, className="note note-info"), now
+
+
+@CALLBACKS.answer(
+    sets="jobs.children shown-jobs.data",
+    when="told.data acted.data page.data",
+    given="shown-jobs.data",
+    at_start=True,
+)
+def _show(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
+    """Show the cards, or what is new in them."""
+    if page != "explore":
+        return no_update, no_update
+    if context.jobs is None or not (cards := _cards(context.jobs, context)):
+        nothing = empty("No jobs yet", "Choose a model and a cluster, then press Explore.")
+        return (no_update, no_update) if shown == {} else (nothing, {})
+    now = {card.id: _signs(card, log) for card, log in cards}
+    known = shown if isinstance(shown, Mapping) else {}
+    made = {card.id: (card, log) for card, log in cards}
+    listed = _relisted(list(known), list(now), lambda id: _card(*made[id]))
+    for card, log in cards:
+        for part, sign in now[card.id].items() if card.id in known else ():
+            if sign != known[card.id].get(part):
+                set_props({"card": card.id, "part": part}, {"children": PARTS[part](card, log)})
+    return listed, no_update if now == known else now
 
 
 def _relisted(known: list[str], now: list[str], make: Callable[[str], Any]) -> Any:
@@ -147,7 +132,7 @@ def _relisted(known: list[str], now: list[str], make: Callable[[str], Any]) -> A
     return patch
 
 
-ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
+_ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
     "cancel": lambda jobs, id: jobs.cancel(id),
     "forget": lambda jobs, id: jobs.forget(id),
     "again": lambda jobs, id: jobs.again(id),
@@ -172,7 +157,7 @@ def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
     """Return (card, end of its log), newest first."""
     now, left = time.time(), _left(context)
     found = []
-    for job in manager.jobs()[:SHOWN_JOBS]:
+    for job in manager.jobs()[:_SHOWN_JOBS]:
         keys = tuple(shown for key, shown in left if key.startswith(f"job-{job.id}"))
         found.append((job_card(job, now, keys), manager.log(job.id)))
     return found
@@ -213,19 +198,13 @@ def _fault(card: JobCard, _: str) -> Any:
 
 
 def _stages(card: JobCard, _: str) -> Any:
-    return [
-        html.Div(
-            [
-                html.Span(stage.name, className="stage-name"),
-                dmc.Progress(
-                    value=100 * stage.share, size="sm", **aria(label=f"{stage.name}: {stage.words}")
-                ),
-                html.Span(stage.words, className="muted small"),
-            ],
-            className="stage",
-        )
-        for stage in card.stages
-    ]
+    return [html.Div(_stage(stage), className="stage") for stage in card.stages]
+
+
+def _stage(stage: StageLine) -> list[Any]:
+    share = dmc.Progress(value=100 * stage.share, size="sm", **aria(label=f"{stage.name}: {stage.words}"))
+    words = html.Span(stage.words, className="muted small")
+    return [html.Span(stage.name, className="stage-name"), share, words]
 
 
 def _log(_: JobCard, log: str) -> Any:
@@ -246,31 +225,22 @@ def _card(card: JobCard, log: str) -> Any:
     def part(name: str, of: Any = html.Div, **more: Any) -> Any:
         return of(PARTS[name](card, log), id={"card": card.id, "part": name}, **more)
 
+    details = [
+        html.Summary("log and command"),
+        copyable(card.command, "the command", f"job-command-{card.id}"),
+        part("log", html.Pre, className="log", tabIndex=0),
+    ]
+    head = row(
+        html.Strong(card.title),
+        part("state", html.Span),
+        grow(),
+        part("buttons", className="row tight"),
+        names="tight",
+    )
     return html.Article(
-        [
-            html.Div(
-                [
-                    html.Strong(card.title),
-                    part("state", html.Span),
-                    html.Span(className="grow"),
-                    part("buttons", className="row tight"),
-                ],
-                className="row tight",
-            ),
-            part("fault"),
-            part("stages"),
-            html.Details(
-                [
-                    html.Summary("log and command"),
-                    copyable(card.command, "the command", f"job-command-{card.id}"),
-                    part("log", html.Pre, className="log", tabIndex=0),
-                ]
-            ),
-        ],
-        className="job",
-        id=f"job-{card.id}",
+        [head, part("fault"), part("stages"), html.Details(details)], className="job", id=f"job-{card.id}"
     )
 
 
 def _button(what: str, job: str, words: str = "") -> Any:
-    return dmc.Button(words or what, id={"job": job, "do": what}, size="compact-xs", variant="default")
+    return button(words or what, {"job": job, "do": what})

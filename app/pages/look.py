@@ -21,7 +21,7 @@ from ..views.frontier import FrontierData, count_words
 from ..views.point import PROVEN, point_card
 from ..views.points_table import row_filter
 from ..views.verified import of_point
-from .parts import facts, note
+from .parts import facts, hint, note
 from .points import big
 
 
@@ -34,11 +34,11 @@ def look(
         "points-count": {"children": count_words(data, view)},
         "points": {"filterModel": row_filter(view)},
         "card": {"children": card(context, data, view)},
-        "drawn": {"data": [frame_of(view), scheme, selection(view)]},
+        "drawn": {"data": [_frame_of(view), scheme, selection(view)]},
     }
 
 
-def frame_of(view: View) -> dict[str, Any]:
+def _frame_of(view: View) -> dict[str, Any]:
     """Return what the plot is drawn from, as the browser reports it (``assets/tensoropt.js``)."""
     kept = view.to_data()
     return {name: kept[name] for name in FRAME}
@@ -59,8 +59,8 @@ def card(context: Context, data: FrontierData, view: View) -> Any:
         html.P(found.name, className="plan-name"),
         big(found, found.dominant),
         *missed(data, view.point, verified),
-        facts([(f.label, f.value) for f in found.facts if f.label != PROVEN]),
-        *(html.P(f"Proven: {f.value}", className="hint") for f in found.facts if f.label == PROVEN),
+        facts(fact for fact in found.facts if fact.name != PROVEN),
+        *(hint(f"Proven: {f.words}") for f in found.facts if f.name == PROVEN),
     ]
 
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.report.beside import Beside, beside
 
 from ..context import Context
 from ..figures.measured import below_timeline, over_curve
-from ..measured import MOST_BYTES, MeasuredFiles
+from ..measured import MOST_BYTES
 from ..views.frontier import FrontierData
 from ..views.measured import align_options, figure_rows, left_words
-from .parts import aria, note, panel, plain_table, scrolled, upload_rule, visible
-from .view_store import shown_point
+from .parts import button, hint, note, panel, plain_table, row, scrolled, spoken, upload, visible
+from .view_store import point_shown
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 ENDINGS = (".pickle", ".pkl", ".json", ".json.gz")
-HINT = (
+_HINT = (
     "A memory snapshot (torch.cuda.memory._dump_snapshot), a trace of torch.profiler (.json, .json.gz) or "
     "verified.json of tensoropt verify --save. It is read as data, kept in memory only, and never leaves "
     "this machine."
@@ -30,29 +33,19 @@ def measured_panel() -> Any:
     """Return the panel where a file is dropped, with what it says."""
     return panel(
         dcc.Store(id="measured"),
-        html.Div(
-            dcc.Upload(
-                html.Div(["Drop a measured file here, or ", html.Span("choose one", className="linklike")]),
-                id="measured-upload", className="upload", min_size=1, multiple=False,
-                accept=",".join((*ENDINGS, ".gz")), max_size=MOST_BYTES,
-            ),
-            id="measured-place",
-            **upload_rule(
-                "measured-said", ENDINGS, MOST_BYTES, "record it again",
-                "Use tensoropt show DIR --point N --beside FILE",
-            ),
+        upload(
+            "measured-upload", "measured-place", "a measured file", ENDINGS, MOST_BYTES,
+            said="measured-said", remedy="record it again",
+            larger="Use tensoropt show DIR --point N --beside FILE", accept=",".join((*ENDINGS, ".gz")),
         ),
-        html.P(HINT, className="hint"),
-        html.Div(id="measured-said", **aria(live="polite")),
-        html.Div(
-            [
-                html.Span(id="measured-name"),
-                dmc.Select(id="measured-align", label="Its step", data=[], allowDeselect=False, size="xs",
-                           w=230),
-                dmc.Button("Remove the file", id="measured-remove", size="compact-xs", variant="default"),
-            ],
+        hint(_HINT),
+        spoken("measured-said"),
+        row(
+            html.Span(id="measured-name"),
+            dmc.Select(id="measured-align", label="Its step", data=[], allowDeselect=False, size="xs", w=230),
+            button("Remove the file", "measured-remove"),
             id="measured-bar",
-            className="row measured-bar",
+            names="measured-bar",
             style=visible(False),
         ),
         scrolled("Measured beside predicted", id="measured-figures"),
@@ -60,115 +53,98 @@ def measured_panel() -> Any:
     )  # fmt: skip
 
 
-class Overlay:
-    """Compares measurements with a plan's figures; a token identifies what a page dropped."""
+def comparison(context: Context, data: FrontierData, detail: Any, kept: Any) -> tuple[str, Beside] | None:
+    """Return (name of a measured file, its comparison with a plan); None if no file was dropped.
 
-    def __init__(self, files: MeasuredFiles):
-        self.files = files
+    Args:
+        detail: the plan's detail.
+        kept: the token of the file and how it is aligned, as the page keeps them.
 
-    def beside(self, data: FrontierData, point: int, detail: Any, kept: Any) -> tuple[str, Beside] | None:
-        """Return (name of the file, the comparison); None if no file was dropped.
-
-        Raises:
-            TensorOptError: the file is gone, or is not about this plan.
-        """
-        if not isinstance(kept, dict) or not kept.get("token"):
-            return None
-        label, found = self.files.get(kept["token"])
-        align = kept.get("align")
-        return label, beside(data.exploration, detail, found, str(align) if align else None)
-
-    def figures(
-        self, data: FrontierData, point: int, detail: Any, kept: Any, curve: Any, timeline: Any, scheme: str
-    ) -> tuple[Any, Any]:
-        """Return the memory curve and the timeline, with measurements if there are any."""
-        try:
-            found = self.beside(data, point, detail, kept)
-        except TensorOptError:  # said beside the upload
-            return curve, timeline
-        if found is None:
-            return curve, timeline
-        units = data.units
-        return over_curve(curve, found[1], units, scheme), below_timeline(timeline, found[1], units, scheme)
+    Raises:
+        TensorOptError: the file is gone, or is not about this plan.
+    """
+    if not isinstance(kept, dict) or not kept.get("token"):
+        return None
+    label, found = context.measured.get(kept["token"])
+    align = kept.get("align")
+    return label, beside(data.exploration, detail, found, str(align) if align else None)
 
 
-def register(app: Dash, context: Context, overlay: Overlay) -> None:
-    @app.callback(
-        Output("measured", "data"),
-        Output("measured-said", "children"),
-        Output("measured-upload", "contents"),
-        Input("measured-upload", "contents"),
-        Input("measured-remove", "n_clicks"),
-        State("measured-upload", "filename"),
-        State("measured", "data"),
-        prevent_initial_call=True,
+def overlaid(
+    context: Context, data: FrontierData, detail: Any, kept: Any, curve: Any, timeline: Any, scheme: str
+) -> tuple[Any, Any]:
+    """Return the memory curve and the timeline, with measurements if there are any."""
+    try:
+        found = comparison(context, data, detail, kept)
+    except TensorOptError:  # said beside the upload
+        return curve, timeline
+    if found is None:
+        return curve, timeline
+    units = data.units
+    return over_curve(curve, found[1], units, scheme), below_timeline(timeline, found[1], units, scheme)
+
+
+@CALLBACKS.answer(
+    sets="measured.data measured-said.children measured-upload.contents",
+    when="measured-upload.contents measured-remove.n_clicks",
+    given="measured-upload.filename measured.data",
+)
+def _take(context: Context, contents: Any, _: Any, name: Any, kept: Any) -> Any:
+    """Take a file, or remove it."""
+    token = kept.get("token") if isinstance(kept, dict) else None
+    # The field is emptied once a file was taken: a file in it may have come with an earlier call, whose
+    # answer the browser dropped.
+    if contents is None:
+        if "measured-remove" not in ctx.triggered_prop_ids.values():
+            return no_update, no_update, no_update
+        context.measured.remove(token)
+        return None, None, None
+    try:
+        new = context.measured.keep(contents, name)
+    except TensorOptError as error:
+        return no_update, note(str(error), "error"), None
+    context.measured.remove(token)
+    # Emptied, so that the same file can be chosen again.
+    return {"token": new, "align": None}, None, None
+
+
+# Not part of the above: what is told of a file sets the select, and Dash starts no callback that its own
+# chain has passed, so that a file that came as the page was opened was never told of.
+@CALLBACKS.answer(sets="+measured.data", when="measured-align.value", given="measured.data")
+def _lay(context: Context, align: Any, kept: Any) -> Any:
+    """Align the file differently."""
+    token = kept.get("token") if isinstance(kept, dict) else None
+    if token is None or align is None or kept.get("align") == align:
+        return no_update
+    return {"token": token, "align": align}
+
+
+@CALLBACKS.answer(
+    sets="measured-bar.style measured-name.children measured-align.data measured-align.value "
+    "measured-figures.children",
+    when="measured.data plan-pick.data",
+    given="page.data",
+)
+def _tell(context: Context, kept: Any, pick: Any, page: Any) -> Any:
+    data, _, point = point_shown(context, pick, page, "plan")
+    if not kept:
+        return visible(False), "", [], None, None
+    try:
+        detail = context.detail(data, point)
+        found = comparison(context, data, detail, kept)
+    except TensorOptError as error:
+        return visible(True), "", [], None, note(str(error), "error")
+    assert found is not None, "there is a file"
+    name, told = found
+    head = ["", "predicted", "measured", "ratio"]
+    hints = [*told.notes, *([left_words(told)] if left_words(told) else [])]
+    return (
+        visible(True),
+        f"{name}: {told.kind}",
+        align_options(told),
+        told.align,
+        [
+            plain_table(head, figure_rows(told, data.units), numbers=(1, 2, 3)),
+            hint("; ".join(hints)) if hints else None,
+        ],
     )
-    def take(contents: Any, _: Any, name: Any, kept: Any) -> Any:
-        """Take a file, or remove it."""
-        token = kept.get("token") if isinstance(kept, dict) else None
-        # The field is emptied once a file was taken: a file in it may have come with an earlier call, whose
-        # answer the browser dropped.
-        if contents is None:
-            if "measured-remove" not in ctx.triggered_prop_ids.values():
-                return no_update, no_update, no_update
-            overlay.files.remove(token)
-            return None, None, None
-        try:
-            new = overlay.files.keep(contents, name)
-        except TensorOptError as error:
-            return no_update, note(str(error), "error"), None
-        overlay.files.remove(token)
-        # Emptied, so that the same file can be chosen again.
-        return {"token": new, "align": None}, None, None
-
-    # Not part of the above: what is told of a file sets the select, and Dash starts no callback that its own
-    # chain has passed, so that a file that came as the page was opened was never told of.
-    @app.callback(
-        Output("measured", "data", allow_duplicate=True),
-        Input("measured-align", "value"),
-        State("measured", "data"),
-        prevent_initial_call=True,
-    )
-    def lay(align: Any, kept: Any) -> Any:
-        """Align the file differently."""
-        token = kept.get("token") if isinstance(kept, dict) else None
-        if token is None or align is None or kept.get("align") == align:
-            return no_update
-        return {"token": token, "align": align}
-
-    @app.callback(
-        Output("measured-bar", "style"),
-        Output("measured-name", "children"),
-        Output("measured-align", "data"),
-        Output("measured-align", "value"),
-        Output("measured-figures", "children"),
-        Input("measured", "data"),
-        Input("plan-pick", "data"),
-        State("page", "data"),
-        prevent_initial_call=True,
-    )
-    def tell(kept: Any, pick: Any, page: Any) -> Any:
-        data, view = shown_point(context, pick, page, "plan")
-        if data is None or view.point is None:
-            return (no_update,) * 5
-        if not kept:
-            return visible(False), "", [], None, None
-        try:
-            detail = context.detail(data, view.point)
-            found = overlay.beside(data, view.point, detail, kept)
-        except TensorOptError as error:
-            return visible(True), "", [], None, note(str(error), "error")
-        assert found is not None, "there is a file"
-        name, told = found
-        head = ["", "predicted", "measured", "ratio"]
-        hints = [*told.notes, *([left_words(told)] if left_words(told) else [])]
-        return (
-            visible(True),
-            f"{name}: {told.kind}",
-            align_options(told),
-            told.align,
-            [
-                plain_table(head, figure_rows(told, data.units), numbers=(1, 2, 3)),
-                html.P("; ".join(hints), className="hint") if hints else None,
-            ],
-        )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-import dash_ag_grid as dag
 import dash_cytoscape as cyto
-import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
+from dash import ctx, html, no_update
 
 from ..context import Context
 from ..figures.graph import elements, stylesheet
@@ -17,35 +15,30 @@ from ..views.detail import graph_edges
 from ..views.operators import beside_rows, operator_rows
 from ..views.operators_table import bottom_rows, columns_of, table_rows
 from ..views.picture import ASPECT, NARROW_ASPECT, picture
-from .view_store import shown_point
+from .parts import ONE_ROW, button, grid, grow, hint, numbers, row, search, small
+from .view_store import point_shown
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
+
+LEGEND = "double border: computed again in backward; dashed: not all its operators alike; thick: resharded"
 
 
 def graph() -> Any:
     """Return the modules as boxes, with search and zoom."""
-    buttons = [
-        dmc.Button(text, id=f"picture-{name}", size="compact-xs", variant="default", **cast(Any, label))
-        for name, text, label in (
-            ("fit", "fit", {"aria-label": "Show the whole graph"}),
-            ("in", "+", {"aria-label": "Zoom in"}),
-            ("out", "−", {"aria-label": "Zoom out"}),
-        )
+    zoom = [
+        button("fit", "picture-fit", "Show the whole graph"),
+        button("+", "picture-in", "Zoom in"),
+        button("−", "picture-out", "Zoom out"),
     ]
-    search = dmc.TextInput(
-        id="picture-search", placeholder="find in the graph", size="xs", w=200, debounce=200,
-        **cast(Any, {"aria-label": "Find in the graph"}),
-    )  # fmt: skip
-    hint = "double border: computed again in backward; dashed: not all its operators alike; thick: resharded"
+    found = search("picture-search", "find in the graph", "Find in the graph", 200)
     return html.Div(
         [
-            html.Div(
-                [search, html.Span(id="picture-found", className="muted small"), html.Span(className="grow"),
-                 *buttons],
-                className="row tight above",
-            ),
+            row(found, small("picture-found"), grow(), *zoom, names="tight above"),
             _graph_picture(),
-            html.P(hint, className="hint"),
+            hint(LEGEND),
         ]
-    )  # fmt: skip
+    )
 
 
 def _graph_picture() -> Any:
@@ -71,7 +64,7 @@ def _graph_picture() -> Any:
     )
 
 
-FIGURE = (
+_FIGURE = (
     "params.value == null ? '' : params.value === 0 ? '0' : "
     "Math.abs(params.value) < 0.001 ? '< 0.001' : d3.format(',.3r')(params.value)"
 )
@@ -81,173 +74,124 @@ FIGURE = (
 def table() -> Any:
     """Return the operators, with search and the control that narrows them to a module."""
 
-    def number(field: str, name: str, width: int = 128, tip: str = "") -> dict[str, Any]:
-        return {
-            "field": field, "headerName": name, "headerTooltip": tip, "type": "rightAligned", "width": width,
-            "valueFormatter": {"function": FIGURE},
-        }  # fmt: skip
+    def number(field: str, name: str, width: int, tip: str) -> dict[str, Any]:
+        return numbers(field, name, width, _FIGURE, headerTooltip=tip)
 
+    # No column grows with the window: the grid (35.3) then never shows its rows where there is no room to
+    # grow into, as on every window below 1,200 px.
+    columns = [
+        {"field": "group", "headerName": "operator", "width": 190, "pinned": "left"},
+        {"field": "module", "headerName": "module", "width": 240, "tooltipField": "module"},
+        {"field": "axes", "headerName": "split by", "width": 238, "tooltipField": "axes"},
+        {"field": "options", "headerName": "stored in shards", "width": 150, "tooltipField": "options"},
+        number(
+            "memory", "memory", 112, "parameters, gradients, optimizer state; below, what else is at the peak"
+        ),
+        number("compute", "compute", 112, "forward, backward and copies, without what runs again"),
+        number(
+            "copies", "of it copies", 120, "copies and additions that bring something to where it is used"
+        ),
+        number("communication", "communication", 156, "waited for or hidden"),
+        number(
+            "kept", "keeps", 108, "for backward, of one micro-batch; the total has what is alive at the peak"
+        ),
+        {"field": "source", "headerName": "figures", "width": 110},
+        {"field": "node", "hide": True, "filter": "agTextColumnFilter"},
+    ]
     return html.Div(
         [
-            html.Div(
-                [
-                    dmc.TextInput(
-                        id="operator-search", placeholder="search operators, modules, dims", size="xs", w=280,
-                        debounce=200, **cast(Any, {"aria-label": "Search operators"}),
-                    ),
-                    dmc.Button("all modules", id="operator-all", size="compact-xs", variant="default"),
-                    html.Span(id="operator-shown", className="muted small"),
-                ],
-                className="row above",
+            row(
+                search("operator-search", "search operators, modules, dims", "Search operators", 280),
+                button("all modules", "operator-all"),
+                small("operator-shown"),
+                names="above",
             ),
-            dag.AgGrid(
-                id="operators",
-                # No column grows with the window: the grid (35.3) then never shows its rows where there is no
-                # room to grow into, as on every window below 1,200 px.
-                columnDefs=[
-                    {"field": "group", "headerName": "operator", "width": 190, "pinned": "left"},
-                    {"field": "module", "headerName": "module", "width": 240,
-                     "tooltipField": "module"},
-                    {"field": "axes", "headerName": "split by", "width": 238,
-                     "tooltipField": "axes"},
-                    {"field": "options", "headerName": "stored in shards", "width": 150,
-                     "tooltipField": "options"},
-                    number("memory", "memory", 112,
-                           tip="parameters, gradients, optimizer state; below, what else is at the peak"),
-                    number("compute", "compute", 112,
-                           tip="forward, backward and copies, without what runs again"),
-                    number("copies", "of it copies", 120,
-                           tip="copies and additions that bring something to where it is used"),
-                    number("communication", "communication", 156, tip="waited for or hidden"),
-                    number("kept", "keeps", 108,
-                           tip="for backward, of one micro-batch; the total has what is alive at the peak"),
-                    {"field": "source", "headerName": "figures", "width": 110},
-                    {"field": "node", "hide": True, "filter": "agTextColumnFilter"},
-                ],
-                rowData=[],
-                getRowId="params.data.group",
-                columnSize=None,
-                defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True,
-                               "suppressHeaderFilterButton": True},
-                dashGridOptions={
-                    "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
-                    "rowHeight": 30, "headerHeight": 34, "animateRows": False,
-                    # As in the table of points: tab leaves it.
-                    "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
-                },
-                className="grid",
-                style={"height": 520},
+            grid(
+                "operators",
+                columns,
+                520,
+                {"rowSelection": ONE_ROW, "rowHeight": 30, "headerHeight": 34},
+                key="group",
+                column={"suppressMovable": True, "suppressHeaderFilterButton": True},
             ),
         ]
-    )  # fmt: skip
-
-
-def register(app: Dash, context: Context) -> None:
-    _register_table(app, context)
-    _register_graph(app)
-
-
-def _register_table(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("operators", "rowData"),
-        Output("operators", "columnDefs"),
-        Output("plan-picture", "elements"),
-        Output("plan-picture", "stylesheet"),
-        Output("plan-legend", "children"),
-        Output("operators", "dashGridOptions", allow_duplicate=True),
-        Input("plan-pick", "data"),
-        Input("scheme", "data"),
-        State("page", "data"),
-        State("operators", "columnDefs"),
-        State("operators", "dashGridOptions"),
-        State("narrow", "data"),
-        prevent_initial_call=True,
     )
-    def draw(pick: Any, scheme: Any, page: Any, columns: Any, options: Any, narrow: Any) -> Any:
-        data, view = shown_point(context, pick, page, "plan")
-        if data is None or view.point is None:
-            return (no_update,) * 6
-        detail, _ = context.detail_or_why(data, view.point)
-        rows = operator_rows(data.exploration, view.point, detail)
-        aspect = NARROW_ASPECT if narrow else ASPECT
-        found = picture(rows, graph_edges(data.exploration, detail), aspect)
-        node_of = {group: node.key for node in found.nodes for group in node.groups}
-        heads = columns_of(columns, rows, data.units)
-        below = bottom_rows(beside_rows(data.exploration, view.point, detail), data.units)
-        options = {**options, "pinnedBottomRowData": below}
-        legend = _legend(found.legend, str(scheme))
-        return (
-            table_rows(rows, node_of, data.units),
-            heads,
-            elements(found),
-            stylesheet(str(scheme)),
-            legend,
-            options,
-        )
 
-    @app.callback(
-        Output("operators", "dashGridOptions"),
-        Output("operators", "filterModel"),
-        Output("operator-shown", "children"),
-        Input("operator-search", "value"),
-        Input("plan-picture", "tapNodeData"),
-        Input("operator-all", "n_clicks"),
-        State("operators", "dashGridOptions"),
-        prevent_initial_call=True,
+
+@CALLBACKS.answer(
+    sets="operators.rowData operators.columnDefs plan-picture.elements plan-picture.stylesheet "
+    "plan-legend.children +operators.dashGridOptions",
+    when="plan-pick.data scheme.data",
+    given="page.data operators.columnDefs operators.dashGridOptions narrow.data",
+)
+def _draw(
+    context: Context, pick: Any, scheme: Any, page: Any, columns: Any, options: Any, narrow: Any
+) -> Any:
+    data, _, point = point_shown(context, pick, page, "plan")
+    detail, _ = context.detail_or_why(data, point)
+    rows = operator_rows(data.exploration, point, detail)
+    aspect = NARROW_ASPECT if narrow else ASPECT
+    found = picture(rows, graph_edges(data.exploration, detail), aspect)
+    node_of = {group: node.key for node in found.nodes for group in node.groups}
+    heads = columns_of(columns, rows, data.units)
+    below = bottom_rows(beside_rows(data.exploration, point, detail), data.units)
+    options = {**options, "pinnedBottomRowData": below}
+    legend = _legend(found.legend, str(scheme))
+    return (
+        table_rows(rows, node_of, data.units),
+        heads,
+        elements(found),
+        stylesheet(str(scheme)),
+        legend,
+        options,
     )
-    def narrow(search: Any, node: Any, _: Any, options: Any) -> Any:
-        """Show the operators of a tapped module; the search narrows what is shown."""
-        options = {**options, "quickFilterText": str(search or "")[:80]}
-        key = node.get("id") if isinstance(node, Mapping) and ctx.triggered_id == "plan-picture" else None
-        if ctx.triggered_id == "operator-search":
-            return options, no_update, no_update
-        if key is None:
-            return options, {}, ""
-        return options, {"node": {"filterType": "text", "type": "equals", "filter": key}}, f"in {key}"
-
-    @app.callback(
-        Output("plan-picture", "stylesheet", allow_duplicate=True),
-        Input("operators", "selectedRows"),
-        State("plan-picture", "elements"),
-        State("scheme", "data"),
-        prevent_initial_call=True,
-    )
-    def link(selected: Any, drawn: Any, scheme: Any) -> Any:
-        """Mark the module of a selected operator."""
-        groups = {r.get("group") for r in selected or () if isinstance(r, Mapping)}
-        base = stylesheet(str(scheme))
-        colours = palette(str(scheme))
-        for element in drawn or ():
-            data = element.get("data", {})
-            if groups & set(data.get("groups", ())):
-                mark = {"background-color": colours.select, "color": colours.surface}
-                base.append({"selector": f'node[id = "{data["id"]}"]', "style": mark})
-        return base
 
 
-def _register_graph(app: Dash) -> None:
-    """Register what needs no server: zoom, search and tooltips of the graph."""
+@CALLBACKS.answer(
+    sets="operators.dashGridOptions operators.filterModel operator-shown.children",
+    when="operator-search.value plan-picture.tapNodeData operator-all.n_clicks",
+    given="operators.dashGridOptions",
+)
+def _narrow(context: Context, search: Any, node: Any, _: Any, options: Any) -> Any:
+    """Show the operators of a tapped module; the search narrows what is shown."""
+    options = {**options, "quickFilterText": str(search or "")[:80]}
+    key = node.get("id") if isinstance(node, Mapping) and ctx.triggered_id == "plan-picture" else None
+    if ctx.triggered_id == "operator-search":
+        return options, no_update, no_update
+    if key is None:
+        return options, {}, ""
+    return options, {"node": {"filterType": "text", "type": "equals", "filter": key}}, f"in {key}"
 
-    def browser(name: str, *signature: Any) -> None:
-        app.clientside_callback(ClientsideFunction("picture", name), *signature, prevent_initial_call=True)
 
-    browser(
-        "zoom",
-        Output("picture-fit", "title"),
-        *(Input(f"picture-{name}", "n_clicks") for name in ("fit", "in", "out")),
-    )
-    browser(
-        "find",
-        Output("picture-found", "children"),
-        Input("picture-search", "value"),
-        Input("plan-picture", "elements"),
-    )
-    browser(
-        "tip",
-        Output("picture-tip", "title"),
-        Input("plan-picture", "mouseoverNodeData"),
-        Input("plan-picture", "mouseoverEdgeData"),
-    )
+@CALLBACKS.answer(
+    sets="+plan-picture.stylesheet", when="operators.selectedRows", given="plan-picture.elements scheme.data"
+)
+def _link(context: Context, selected: Any, drawn: Any, scheme: Any) -> Any:
+    """Mark the module of a selected operator."""
+    groups = {r.get("group") for r in selected or () if isinstance(r, Mapping)}
+    base = stylesheet(str(scheme))
+    colours = palette(str(scheme))
+    for element in drawn or ():
+        data = element.get("data", {})
+        if groups & set(data.get("groups", ())):
+            mark = {"background-color": colours.select, "color": colours.surface}
+            base.append({"selector": f'node[id = "{data["id"]}"]', "style": mark})
+    return base
+
+
+CALLBACKS.in_browser(
+    "picture.zoom",
+    sets="picture-fit.title",
+    when=[f"picture-{name}.n_clicks" for name in ("fit", "in", "out")],
+)
+CALLBACKS.in_browser(
+    "picture.find", sets="picture-found.children", when="picture-search.value plan-picture.elements"
+)
+CALLBACKS.in_browser(
+    "picture.tip",
+    sets="picture-tip.title",
+    when="plan-picture.mouseoverNodeData plan-picture.mouseoverEdgeData",
+)
 
 
 def _legend(legend: tuple[tuple[str, int], ...], scheme: str) -> Any:

@@ -4,149 +4,118 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import dash_ag_grid as dag
-import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, html, no_update
+from dash import Patch, ctx, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.report.owners import PointOwners, point_owners
 
 from ..context import Context
-from ..recent import Recent
 from ..views.frontier import FrontierData
 from ..views.owners import moment, moment_words, owner_cells, total_cells
-from .parts import aria, panel
-from .view_store import shown_point
+from .parts import ONE_ROW, aria, buttons, grid, grow, hint, numbers, panel, row, search
+from .view_store import point_shown
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 SIZE = "params.data ? params.data.size : ''"
 
 
 def owners_panel() -> Any:
     """Return the search, the steps from moment to moment, and the table."""
-    buttons = [
-        dmc.Button(text, id=f"owners-{name}", size="compact-xs", variant="default", **aria(label=label))
-        for name, text, label in (
-            ("before", "◀", "The moment before"),
-            ("peak", "peak", "Owners at the peak"),
-            ("next", "▶", "The next moment"),
-        )
+    steps = buttons(
+        "owners",
+        ("before", "◀", "The moment before"),
+        ("peak", "peak", "Owners at the peak"),
+        ("next", "▶", "The next moment"),
+    )
+    columns = [
+        {"field": "operator", "headerName": "operator", "width": 170, "tooltipField": "operator"},
+        numbers("bytes", "bytes", 100, SIZE),
+        {"field": "share", "headerName": "share", "type": "rightAligned", "width": 76, "sortable": False},
+        {"field": "what", "headerName": "what", "width": 180, "tooltipField": "what"},
+        {"field": "tensor", "headerName": "tensor", "width": 170, "tooltipField": "tensor"},
+        {"field": "kind", "headerName": "kind", "width": 150},
+        {"field": "until", "headerName": "until", "width": 300, "tooltipField": "until", "sortable": False},
     ]
-    search = dmc.TextInput(
-        id="owners-search", placeholder="operator, tensor, kind", size="xs", w=130, debounce=200,
-        **aria(label="Search owners"),
-    )  # fmt: skip
-    column = {
-        "sortable": True,
-        "resizable": True,
-        "suppressMovable": True,
-        "suppressHeaderFilterButton": True,
-    }
     return panel(
-        html.Div(
-            [html.Span(id="owners-moment", **aria(live="polite")), html.Span(className="grow"), search,
-             *buttons],
-            className="row tight above",
+        row(
+            html.Span(id="owners-moment", **aria(live="polite")),
+            grow(),
+            search("owners-search", "operator, tensor, kind", "Search owners", 130),
+            *steps,
+            names="tight above",
         ),
-        dag.AgGrid(
-            id="owners",
-            columnDefs=[
-                {"field": "operator", "headerName": "operator", "width": 170, "tooltipField": "operator"},
-                {"field": "bytes", "headerName": "bytes", "type": "rightAligned", "width": 100,
-                 "valueFormatter": {"function": SIZE}},
-                {"field": "share", "headerName": "share", "type": "rightAligned", "width": 76,
-                 "sortable": False},
-                {"field": "what", "headerName": "what", "width": 180, "tooltipField": "what"},
-                {"field": "tensor", "headerName": "tensor", "width": 170, "tooltipField": "tensor"},
-                {"field": "kind", "headerName": "kind", "width": 150},
-                {"field": "until", "headerName": "until", "width": 300, "tooltipField": "until",
-                 "sortable": False},
-            ],
-            rowData=[],
-            getRowId="params.data.id",
-            columnSize=None,
-            defaultColDef=column,
-            dashGridOptions={
-                "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
-                "rowHeight": 28, "headerHeight": 32, "animateRows": False,
-                "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
-            },
-            className="grid",
-            style={"height": 236},
+        grid(
+            "owners",
+            columns,
+            236,
+            {"rowSelection": ONE_ROW, "rowHeight": 28, "headerHeight": 32},
+            column={"suppressMovable": True, "suppressHeaderFilterButton": True},
         ),
-        html.P(id="owners-note", className="hint"),
+        hint(id="owners-note"),
         title="Whose memory",
+    )
+
+
+def _owners_of(context: Context, data: FrontierData, point: int) -> PointOwners:
+    """Return the owners of a point's memory, remembered."""
+    # The data is part of the remembered value, so that its id cannot be reused meanwhile.
+    key = (id(data.exploration), point)
+    found: PointOwners = context.owners.get(key, lambda: (data, point_owners(data.exploration, point)))[1]
+    return found
+
+
+@CALLBACKS.answer(
+    sets="owners.rowData owners.dashGridOptions owners-moment.children owners-moment.title "
+    "owners-note.children +plan-curve.figure",
+    when=[
+        "plan-pick.data",
+        "plan-curve.clickData",
+        *(f"owners-{name}.n_clicks" for name in ("before", "peak", "next")),
+    ],
+    given="page.data owners-moment.title owners.dashGridOptions",
+)
+def _show(context: Context, pick: Any, clicked: Any, *rest: Any) -> Any:
+    page, shown, options = rest[-3:]
+    data, _, point = point_shown(context, pick, page, "plan")
+    try:
+        owners = _owners_of(context, data, point)
+    except TensorOptError as error:
+        return [], {**options, "pinnedBottomRowData": []}, "", "", str(error), no_update
+    fired = ctx.triggered_id
+    before = int(shown) if str(shown).isdecimal() else None
+    if fired == "plan-curve":
+        at = moment(owners, _clicked(clicked))
+    elif fired in ("owners-before", "owners-next"):
+        at = moment(owners, before, -1 if fired == "owners-before" else 1)
+    else:
+        at = moment(owners, None)
+    rows, below = owner_cells(at, data.units), total_cells(at, data.units)
+    grid = {**options, "pinnedBottomRowData": below}
+    words = moment_words(owners, at, data.units)
+    mark: Any = no_update
+    if str(fired).startswith(("plan-curve", "owners-")):
+        mark = Patch()
+        x, y = data.units.time.of(at.at.time_s), data.units.memory.of(at.at.total)
+        mark["layout"]["annotations"] = [
+            {"x": x, "y": y, "text": "▼", "showarrow": False, "yanchor": "bottom"}
+        ]
+    return rows, grid, words, str(at.number), owners.note, mark
+
+
+CALLBACKS.in_browser(
+    "timeline.filterOwners",
+    sets="+owners.dashGridOptions",
+    when="owners-search.value",
+    given="owners.dashGridOptions",
+)
+# A row, or an event of the timeline, leads to its operator.
+for _function, _source in (("fromOwner", "owners.selectedRows"), ("fromEvent", "plan-timeline.clickData")):
+    CALLBACKS.in_browser(
+        f"timeline.{_function}", sets="+operators.selectedRows +operators.scrollTo", when=_source,
+        given="operators.rowData",
     )  # fmt: skip
-
-
-def register(app: Dash, context: Context) -> None:
-    kept = Recent(size=3)
-
-    def owners_of(data: FrontierData, point: int) -> PointOwners:
-        # The data is part of the remembered value, so that its id cannot be reused meanwhile.
-        key = (id(data.exploration), point)
-        found: PointOwners = kept.get(key, lambda: (data, point_owners(data.exploration, point)))[1]
-        return found
-
-    @app.callback(
-        Output("owners", "rowData"),
-        Output("owners", "dashGridOptions"),
-        Output("owners-moment", "children"),
-        Output("owners-moment", "title"),
-        Output("owners-note", "children"),
-        Output("plan-curve", "figure", allow_duplicate=True),
-        Input("plan-pick", "data"),
-        Input("plan-curve", "clickData"),
-        *(Input(f"owners-{name}", "n_clicks") for name in ("before", "peak", "next")),
-        State("page", "data"),
-        State("owners-moment", "title"),
-        State("owners", "dashGridOptions"),
-        prevent_initial_call=True,
-    )
-    def show(pick: Any, clicked: Any, *rest: Any) -> Any:
-        page, shown, options = rest[-3:]
-        data, view = shown_point(context, pick, page, "plan")
-        if data is None or view.point is None:
-            return (no_update,) * 6
-        try:
-            owners = owners_of(data, view.point)
-        except TensorOptError as error:
-            return [], {**options, "pinnedBottomRowData": []}, "", "", str(error), no_update
-        fired = ctx.triggered_id
-        before = int(shown) if str(shown).isdecimal() else None
-        if fired == "plan-curve":
-            at = moment(owners, _clicked(clicked))
-        elif fired in ("owners-before", "owners-next"):
-            at = moment(owners, before, -1 if fired == "owners-before" else 1)
-        else:
-            at = moment(owners, None)
-        rows, below = owner_cells(at, data.units), total_cells(at, data.units)
-        grid = {**options, "pinnedBottomRowData": below}
-        words = moment_words(owners, at, data.units)
-        mark: Any = no_update
-        if str(fired).startswith(("plan-curve", "owners-")):
-            mark = Patch()
-            x, y = data.units.time.of(at.at.time_s), data.units.memory.of(at.at.total)
-            mark["layout"]["annotations"] = [
-                {"x": x, "y": y, "text": "▼", "showarrow": False, "yanchor": "bottom"}
-            ]
-        return rows, grid, words, str(at.number), owners.note, mark
-
-    def browser(name: str, *signature: Any) -> None:
-        app.clientside_callback(ClientsideFunction("timeline", name), *signature, prevent_initial_call=True)
-
-    browser(
-        "filterOwners",
-        Output("owners", "dashGridOptions", allow_duplicate=True),
-        Input("owners-search", "value"),
-        State("owners", "dashGridOptions"),
-    )
-    # A row, or an event of the timeline, leads to its operator.
-    goes = (
-        Output("operators", "selectedRows", allow_duplicate=True),
-        Output("operators", "scrollTo", allow_duplicate=True),
-    )
-    browser("fromOwner", *goes, Input("owners", "selectedRows"), State("operators", "rowData"))
-    browser("fromEvent", *goes, Input("plan-timeline", "clickData"), State("operators", "rowData"))
 
 
 def _clicked(data: Any) -> int | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
+import dash_ag_grid as dag
 import dash_mantine_components as dmc
-from dash import html
+from dash import dcc, html, no_update
 
+from tensoropt.plan.facts_table import Fact
+from tensoropt.plan.plan_names import planner_title
 from tensoropt.planners import ENTRIES
 
-from ..views.frontier import planner_title
+from ..figures.palette import GRAPH_CONFIG
 
 
 def aria(**attributes: str) -> dict[str, Any]:
@@ -22,7 +25,172 @@ CLEAR: Any = {"aria-label": "clear"}
 """The attributes of the button that empties a select."""
 
 
-def planner_options(refusals: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def stores(*names: str) -> list[Any]:
+    """Return places where a page keeps data in the browser, by their ids."""
+    return [dcc.Store(id=name) for name in names]
+
+
+def row(*children: Any, names: str = "", **more: Any) -> html.Div:
+    """Return elements side by side."""
+    return html.Div(list(children), className=f"row {names}".strip(), **more)
+
+
+def stack(*children: Any, names: str = "", **more: Any) -> html.Div:
+    """Return elements below each other."""
+    return html.Div(list(children), className=f"stack {names}".strip(), **more)
+
+
+def halves(*children: Any) -> html.Div:
+    """Return two elements of the same width beside each other."""
+    return html.Div(list(children), className="halves")
+
+
+def grow() -> html.Span:
+    """Return what takes the room that a row has left."""
+    return html.Span(className="grow")
+
+
+def heading(title: str) -> html.H1:
+    """Return a page's heading, for screen readers."""
+    return html.H1(title, className="unseen")
+
+
+def hint(*content: Any, **more: Any) -> html.P:
+    """Return a remark in small print."""
+    return html.P(content[0] if len(content) == 1 else list(content), className="hint", **more)
+
+
+def small(id: str, **more: Any) -> html.Span:
+    """Return the place of a few words in small print."""
+    return html.Span(id=id, className="muted small", **more)
+
+
+def spoken(id: str, **more: Any) -> html.Div:
+    """Return the place of words that a screen reader says when they change."""
+    return html.Div(id=id, **aria(live="polite"), **more)
+
+
+def button(text: str, id: Any, label: str = "") -> Any:
+    """Return a small button; ``label`` says what it does where its text does not."""
+    named = aria(label=label) if label else {}
+    return dmc.Button(text, id=id, size="compact-xs", variant="default", **named)
+
+
+def buttons(prefix: str, *described: tuple[str, str, str]) -> list[Any]:
+    """Return small buttons, of each (the end of its id, its text, what it does)."""
+    return [button(text, f"{prefix}-{name}", label) for name, text, label in described]
+
+
+def search(id: str, placeholder: str, label: str, w: int, **more: Any) -> Any:
+    """Return a field that searches while one types."""
+    return dmc.TextInput(
+        id=id, placeholder=placeholder, size="xs", w=w, **({"debounce": 200} | more), **aria(label=label)
+    )
+
+
+def plot(id: str, height: int, **config: Any) -> dcc.Graph:
+    """Return the place of a plot, empty."""
+    blank = {"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}}
+    return dcc.Graph(id=id, config=cast(Any, GRAPH_CONFIG | config), figure=blank, style={"height": height})
+
+
+def keyboard_plot(graph: dcc.Graph, id: str, label: str) -> html.Div:
+    """Return a plot that arrow keys move in."""
+    return html.Div(graph, id=id, tabIndex=0, role="application", **aria(label=label))
+
+
+def upload(
+    id: str,
+    place: str,
+    prompt: str,
+    endings: Sequence[str],
+    most: int,
+    *,
+    said: str,
+    remedy: str,
+    larger: str = "Use the command line",
+    accept: str = "",
+) -> html.Div:
+    """Return a place to drop a file; the browser says why one is not accepted (``assets/upload.js``).
+
+    Args:
+        place: the id of the element around it.
+        prompt: what may be dropped here.
+        endings: the endings of accepted files' names.
+        most: the most bytes of a file.
+        said: the id of the place where a refusal is shown.
+        remedy: what to do about an empty file.
+        larger: what to do with larger ones.
+        accept: what the browser offers, if not only these endings.
+    """
+    rule: Any = {
+        "data-said": said,
+        "data-endings": ",".join(endings),
+        "data-most-bytes": str(most),
+        "data-remedy": remedy,
+        "data-larger": larger,
+    }
+    return html.Div(
+        dcc.Upload(
+            html.Div([f"Drop {prompt} here, or ", html.Span("choose one", className="linklike")]),
+            id=id, className="upload", max_size=most, min_size=1, multiple=False,
+            accept=accept or ",".join(endings),
+        ),
+        id=place,
+        **rule,
+    )  # fmt: skip
+
+
+def grid(
+    id: str,
+    columns: Sequence[Any],
+    height: int,
+    options: Mapping[str, Any],
+    *,
+    key: str = "id",
+    column: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Any:
+    """Return a table that the browser sorts and filters.
+
+    Args:
+        key: the field that tells its rows apart.
+        column: what all columns have.
+    """
+    return dag.AgGrid(
+        id=id,
+        columnDefs=list(columns),
+        rowData=[],
+        getRowId=f"params.data.{key}",
+        columnSize=None,
+        defaultColDef={"sortable": True, "resizable": True, **(column or {})},
+        dashGridOptions={
+            **options,
+            "animateRows": False,
+            # Tab leaves the table instead of walking through its cells; arrow keys do that.
+            "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
+        },
+        className="grid",
+        style={"height": height},
+        **more,
+    )  # fmt: skip
+
+
+def numbers(field: str, name: str, width: int, function: str, **more: Any) -> dict[str, Any]:
+    """Return a column of figures that a function of the browser writes."""
+    return {
+        "field": field, "headerName": name, "type": "rightAligned", "width": width,
+        "valueFormatter": {"function": function}, **more,
+    }  # fmt: skip
+
+
+ONE_ROW = {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True}
+"""The selection of a table in which a click selects a row."""
+D3 = "params.value == null ? '' : d3.format('{}')(params.value)"
+"""The function that writes a figure in a format of d3; blank if there is none."""
+
+
+def _planner_options(refusals: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Return published planners for a select; those that are known to refuse say why and cannot be chosen."""
     whys = refusals or {}
     return [
@@ -35,9 +203,15 @@ def planner_options(refusals: Mapping[str, str] | None = None) -> list[dict[str,
     ]
 
 
+def offered(refusals: Mapping[str, str], chosen: Any) -> tuple[Any, Any]:
+    """Return what a choice of planners offers, and those of the chosen that will not refuse if some will."""
+    left = [name for name in chosen or [] if not refusals.get(name)]
+    return _planner_options(refusals), no_update if left == (chosen or []) else left
+
+
 def planner_choice(id: str, label: str, chosen: Sequence[str] = ()) -> Any:
     """Return a choice of published planners."""
-    options = planner_options()
+    options = _planner_options()
     return dmc.MultiSelect(
         id=id, label=label, data=options, value=list(chosen), clearable=True, clearButtonProps=CLEAR,
         placeholder="choose", hidePickedOptions=True,
@@ -75,11 +249,9 @@ def scrolled(label: str, *children: Any, names: str = "", **more: Any) -> html.D
     )
 
 
-def facts(pairs: Sequence[tuple[str, Any]]) -> html.Dl:
-    """Return labels and figures, aligned."""
-    cells: list[Any] = []
-    for label, value in pairs:
-        cells += [html.Dt(label), html.Dd(value)]
+def facts(rows: Iterable[Fact]) -> html.Dl:
+    """Return facts as names and words, aligned."""
+    cells = [cell for fact in rows for cell in (html.Dt(fact.name), html.Dd(fact.words))]
     return html.Dl(cells, className="facts")
 
 
@@ -126,22 +298,3 @@ def plain_table(
         ],
         className="plain",
     )
-
-
-def upload_rule(
-    said: str, endings: Sequence[str], most: int, remedy: str, larger: str = "Use the command line"
-) -> Any:
-    """Return what the browser needs to say why a file is not accepted (``assets/upload.js``).
-
-    Args:
-        said: the id of the place where it is shown.
-        endings: the endings of accepted files' names.
-        most: the most bytes of a file.
-        remedy: what to do about an empty file.
-        larger: what to do with larger ones.
-    """
-    values = {
-        "said": said, "endings": ",".join(endings), "most-bytes": str(most), "remedy": remedy,
-        "larger": larger,
-    }  # fmt: skip
-    return {f"data-{name}": value for name, value in values.items()}

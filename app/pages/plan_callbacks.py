@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, State, html, no_update
+from dash import html, no_update
+
+from tensoropt.plan.facts_table import named
 
 from ..context import Context
 from ..figures.timeline import memory_figure, timeline_figure
-from ..measured import MeasuredFiles
 from ..state import View
 from ..views.detail import curve_of
 from ..views.frontier import FrontierData
@@ -20,73 +21,57 @@ from ..views.operators import (
 from ..views.plan import Bar, Segment, device_bars, memory_bar, step_bar
 from ..views.point import point_card
 from ..views.units import plural
-from . import measured
 from .look import missed
-from .parts import aria, empty, note, plain_table, scrolled
+from .measured import overlaid
+from .parts import aria, empty, hint, note, plain_table, scrolled
 from .points import big, difference_table
-from .view_store import shown_point
+from .view_store import point_shown, shown_point
+from .wiring import Callbacks
 
-MOST_CHANGED = 60
+CALLBACKS = Callbacks()
+
+_MOST_CHANGED = 60
 """The most rows of the difference of two plans; the table says how many more there are."""
 
 
-def register(app: Dash, context: Context) -> None:
-    overlay = measured.Overlay(MeasuredFiles())
-    measured.register(app, context, overlay)
-    _register_figures(app, context, overlay)
-
-
-def _register_figures(app: Dash, context: Context, overlay: measured.Overlay) -> None:
-    @app.callback(
-        Output("plan-empty", "children"),
-        Output("plan-body", "style"),
-        Output("plan-headline", "children"),
-        Output("plan-memory", "children"),
-        Output("plan-step", "children"),
-        Output("plan-note", "children"),
-        Output("plan-difference", "children"),
-        Input("plan-pick", "data"),
-        prevent_initial_call=True,
+@CALLBACKS.answer(
+    sets="plan-empty.children plan-body.style plan-headline.children plan-memory.children "
+    "plan-step.children plan-note.children plan-difference.children",
+    when="plan-pick.data",
+)
+def _words(context: Context, pick: Any) -> Any:
+    data, view = shown_point(context, pick, "plan", "plan")
+    if data is None:
+        text = empty("No plan to show yet", "Pick an exploration above and a point on its frontier.")
+        return text, {"display": "none"}, None, None, None, None, None
+    assert view.point is not None
+    detail, why = context.detail_or_why(data, view.point)
+    return (
+        None,
+        {},
+        headline(context, data, view, detail),
+        [*bar(memory_bar(data, view, view.point)), *devices(device_bars(data, view.point))],
+        bar(step_bar(data, view.point)),
+        note(missing(data, view.point, why)),
+        difference(data, view),
     )
-    def words(pick: Any) -> Any:
-        data, view = shown_point(context, pick, "plan", "plan")
-        if data is None:
-            text = empty("No plan to show yet", "Pick an exploration above and a point on its frontier.")
-            return text, {"display": "none"}, None, None, None, None, None
-        assert view.point is not None
-        detail, why = context.detail_or_why(data, view.point)
-        return (
-            None,
-            {},
-            headline(context, data, view, detail),
-            [*bar(memory_bar(data, view, view.point)), *devices(device_bars(data, view.point))],
-            bar(step_bar(data, view.point)),
-            note(missing(data, view.point, why)),
-            difference(data, view),
-        )
 
-    @app.callback(
-        Output("plan-curve", "figure"),
-        Output("plan-timeline", "figure"),
-        Output("plan-time", "style"),
-        Input("plan-pick", "data"),
-        Input("scheme", "data"),
-        Input("measured", "data"),
-        State("page", "data"),
-        prevent_initial_call=True,
-    )
-    def figures(pick: Any, scheme: Any, kept: Any, page: Any) -> Any:
-        data, view = shown_point(context, pick, page, "plan")
-        if data is None or view.point is None:
-            return no_update, no_update, no_update
-        detail, _ = context.detail_or_why(data, view.point)
-        if detail is None:
-            return no_update, no_update, {"display": "none"}
-        times, kinds = curve_of(detail)
-        limit = data.usable_bytes(view)
-        curve = memory_figure(times, kinds, limit, data.units, str(scheme))
-        timeline = timeline_figure(in_rows(detail.timeline), data.units, str(scheme))
-        return *overlay.figures(data, view.point, detail, kept, curve, timeline, str(scheme)), {}
+
+@CALLBACKS.answer(
+    sets="plan-curve.figure plan-timeline.figure plan-time.style",
+    when="plan-pick.data scheme.data measured.data",
+    given="page.data",
+)
+def _figures(context: Context, pick: Any, scheme: Any, kept: Any, page: Any) -> Any:
+    data, view, point = point_shown(context, pick, page, "plan")
+    detail, _ = context.detail_or_why(data, point)
+    if detail is None:
+        return no_update, no_update, {"display": "none"}
+    times, kinds = curve_of(detail)
+    limit = data.usable_bytes(view)
+    curve = memory_figure(times, kinds, limit, data.units, str(scheme))
+    timeline = timeline_figure(in_rows(detail.timeline), data.units, str(scheme))
+    return *overlaid(context, data, detail, kept, curve, timeline, str(scheme)), {}
 
 
 def missing(data: FrontierData, point: int, why: str) -> str:
@@ -112,13 +97,13 @@ def headline(context: Context, data: FrontierData, view: View, detail: Any) -> A
     assert view.point is not None
     verified = context.verified(view)[0]
     found = point_card(data, view, view.point, verified)
-    told = {f.label: f.value for f in found.facts}
-    facts = [f"{label} {told[label]}" for label in ("mesh", "micro-batches", "verified") if label in told]
+    told = {fact.name: fact for fact in found.facts}
+    facts = [f"{fact.name} {fact.words}" for fact in named(told, "mesh", "micro-batches", "verified")]
     return [
         html.P(found.name, className="plan-name"),
         big(found, detail.headline() if detail is not None else found.dominant, wide=True),
         *missed(data, view.point, verified),
-        html.P(" · ".join([found.title, *facts]), className="hint"),
+        hint(" · ".join([found.title, *facts])),
     ]
 
 
@@ -162,13 +147,12 @@ def difference(data: FrontierData, view: View) -> Any:
     """Return the figures and operators that differ between this plan and the compared one."""
     assert view.point is not None
     if view.other is None:
-        return html.P(
-            "Choose a second point on the Frontier page (key c, or click to compare) to see what differs.",
-            className="hint",
+        return hint(
+            "Choose a second point on the Frontier page (key c, or click to compare) to see what differs."
         )
     changed = changed_operators(data.exploration, view.point, view.other)
     head = ["operator", "module", data.label(view.other), data.label(view.point)]
-    rows = [list(row) for row in changed[:MOST_CHANGED]]
+    rows = [list(row) for row in changed[:_MOST_CHANGED]]
     if not any(module for _, module, *_ in changed):  # ONNX files know none
         head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
     more = len(changed) - len(rows)
@@ -182,10 +166,8 @@ def difference(data: FrontierData, view: View) -> Any:
         html.H3("Blocks recomputed"),
         plain_table(["", ""], [[where.get(title, title), blocks] for title, blocks in again])
         if again
-        else html.P("None, in either plan.", className="hint"),
+        else hint("None, in either plan."),
         html.H3(f"{plural(len(changed), 'operator')} split otherwise"),
         scrolled("Operators split otherwise", plain_table(head, rows), names="tall"),
-        html.P(f"{more} more are not listed; strategies.csv has all of them.", className="hint")
-        if more
-        else None,
+        hint(f"{more} more are not listed; strategies.csv has all of them.") if more else None,
     ]

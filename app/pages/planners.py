@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.planners import ENTRIES
@@ -21,142 +21,125 @@ from ..jobs.request import planners_from
 from ..state import View
 from ..views.library import title_of
 from ..views.planners import planner_rows, refusals_beside
-from .parts import aria, note, panel, plain_table, planner_choice, planner_options, scrolled
+from . import parts
 from .view_store import view_of
+from .wiring import Callbacks
 
-USUAL = ("data_parallel", "zero", "megatron")
+CALLBACKS = Callbacks()
+
+_USUAL = ("data_parallel", "zero", "megatron")
 """The planners that run unless others are chosen: quick methods that people use by hand."""
 HEAD = ("planner", "budget", "memory", "time", "over the best known", "points", "search", "")
 
 
 def layout(context: Context) -> Any:
     if context.jobs is None:
-        start: Any = html.P(["Run them on the command line: ", html.Code(id="beside-line")], className="hint")
+        start: Any = parts.hint("Run them on the command line: ", html.Code(id="beside-line"))
     else:
-        start = html.Div(
-            [
-                html.Div(planner_choice("beside", "Run beside this frontier", USUAL), className="grow"),
-                dmc.Button("Run planners", id="beside-start", variant="default"),
-            ],
-            className="row fields",
+        start = parts.row(
+            html.Div(parts.planner_choice("beside", "Run beside this frontier", _USUAL), className="grow"),
+            dmc.Button("Run planners", id="beside-start", variant="default"),
+            names="fields",
         )
-    return panel(
-        scrolled("Published planners", id="planner-table"),
+    return parts.panel(
+        parts.scrolled("Published planners", id="planner-table"),
         start,
-        html.Div(id="beside-said", className="said-below", **aria(live="polite")),
-        dcc.Store(id="beside-job"),
-        dcc.Store(id="beside-told"),
-        dcc.Store(id="planner-shown"),
+        parts.spoken("beside-said", className="said-below"),
+        *parts.stores("beside-job", "beside-told", "planner-shown"),
         title="Published planners",
         names="later",
     )
 
 
-def register(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("planner-table", "children"),
-        Output("planner-shown", "data"),
-        Input("listed", "data"),
-        Input("pick", "data"),
-        State("state", "data"),
-        State("planner-shown", "data"),
-    )
-    def table(listed: Any, _: Any, kept: Any, shown: Any) -> Any:
-        """Return the table, made anew if there are other points, or another budget or filter; not for every
-        selection."""
-        view = view_of(kept)
-        about = [listed, view.exploration, view.budget_bytes, view.mesh, view.micro, view.devices]
-        if about == shown:
-            return no_update, no_update
-        data = context.frontier(view)
-        rows = planner_rows(data, view) if data is not None else ()
-        if not rows:
-            words = (
-                "None was run beside this frontier. Their plans become marks in the plot, evaluated by the "
-                "same simulator."
-            )
-            return html.P(words, className="hint"), about
-        cells = [[r.title, r.limit, r.memory, r.time, r.gap, r.points, r.search, r.remark] for r in rows]
-        return plain_table(HEAD, cells, numbers=range(1, 7)), about
-
-    if context.jobs is None:
-
-        @app.callback(Output("beside-line", "children"), Input("listed", "data"), State("state", "data"))
-        def line(_: Any, kept: Any) -> Any:
-            view = view_of(kept)
-            if context.frontier(view) is None:
-                return no_update
-            entry = context.library.entry(view.exploration)
-            return beside_line(str(entry.shown.resolve()), "all", f"out/{entry.key}-beside")
-
-    if context.jobs is not None:
-        _register_choice(app, context)
-        _register_start(app, context, context.jobs)
+@CALLBACKS.answer(
+    sets="planner-table.children planner-shown.data",
+    when="listed.data pick.data",
+    given="state.data planner-shown.data",
+    at_start=True,
+)
+def _table(context: Context, listed: Any, _: Any, kept: Any, shown: Any) -> Any:
+    """Return the table, made anew if there are other points, or another budget or filter; not for every
+    selection."""
+    view = view_of(kept)
+    about = [listed, view.exploration, view.budget_bytes, view.mesh, view.micro, view.devices]
+    if about == shown:
+        return no_update, no_update
+    data = context.frontier(view)
+    rows = planner_rows(data, view) if data is not None else ()
+    if not rows:
+        words = (
+            "None was run beside this frontier. Their plans become marks in the plot, evaluated by the "
+            "same simulator."
+        )
+        return parts.hint(words), about
+    cells = [[r.title, r.limit, r.memory, r.time, r.gap, r.points, r.search, r.remark] for r in rows]
+    return parts.plain_table(HEAD, cells, numbers=range(1, 7)), about
 
 
-def _register_choice(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("beside", "data"),
-        Output("beside", "value"),
-        Input("listed", "data"),
-        State("state", "data"),
-        State("beside", "value"),
-    )
-    def offer(_: Any, kept: Any, chosen: Any) -> Any:
-        """Offer the planners that may find something beside this frontier; those that will refuse say why."""
-        data = context.frontier(view_of(kept))
-        if data is None:
-            return no_update, no_update
-        whys = refusals_beside(data)
-        left = [name for name in chosen or [] if not whys.get(name)]
-        return planner_options(whys), no_update if left == chosen else left
+@CALLBACKS.answer(
+    sets="beside-line.children", when="listed.data", given="state.data", at_start=True, jobs=False
+)
+def _line(context: Context, _: Any, kept: Any) -> Any:
+    view = view_of(kept)
+    if context.frontier(view) is None:
+        return no_update
+    entry = context.library.entry(view.exploration)
+    return beside_line(str(entry.shown.resolve()), "all", f"out/{entry.key}-beside")
 
 
-def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
-    # Alone, without the clock: a browser drops the answer of a callback that was requested again meanwhile,
-    # and this one is the only one that knows which job it started.
-    @app.callback(
-        Output("beside-job", "data"),
-        Input("beside-start", "n_clicks"),
-        State("beside", "value"),
-        State("state", "data"),
-        prevent_initial_call=True,
-    )
-    def start(clicks: Any, names: Any, kept: Any) -> Any:
-        if not clicks:
-            return no_update
-        try:
-            return {"id": jobs.submit(_wanted(context, view_of(kept), names)).id}
-        except TensorOptError as error:
-            return {"refused": str(error), "click": clicks}
+@CALLBACKS.answer(
+    jobs=True,
+    sets="beside.data beside.value",
+    when="listed.data",
+    given="state.data beside.value",
+    at_start=True,
+)
+def _offer(context: Context, _: Any, kept: Any, chosen: Any) -> Any:
+    """Offer the planners that may find something beside this frontier; those that will refuse say why."""
+    data = context.frontier(view_of(kept))
+    if data is None:
+        return no_update, no_update
+    return parts.offered(refusals_beside(data), chosen)
 
-    @app.callback(
-        Output("beside-said", "children"),
-        Output("beside-told", "data"),
-        Output("renewed", "data"),
-        Input("beside-job", "data"),
-        Input("told", "data"),
-        State("beside-told", "data"),
-        prevent_initial_call=True,
-    )
-    def say(started: Any, _: Any, told: Any) -> Any:
-        """Report how the job is going, every second; but only if there is something new."""
-        if not isinstance(started, dict):
+
+# Alone, without the clock: a browser drops the answer of a callback that was requested again meanwhile,
+# and this one is the only one that knows which job it started.
+@CALLBACKS.answer(
+    jobs=True, sets="beside-job.data", when="beside-start.n_clicks", given="beside.value state.data"
+)
+def _start(context: Context, clicks: Any, names: Any, kept: Any) -> Any:
+    if not clicks:
+        return no_update
+    try:
+        return {"id": context.manager.submit(_wanted(context, view_of(kept), names)).id}
+    except TensorOptError as error:
+        return {"refused": str(error), "click": clicks}
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets="beside-said.children beside-told.data renewed.data",
+    when="beside-job.data told.data",
+    given="beside-told.data",
+)
+def _say(context: Context, started: Any, _: Any, told: Any) -> Any:
+    """Report how the job is going, every second; but only if there is something new."""
+    if not isinstance(started, dict):
+        return no_update, no_update, no_update
+    if "refused" in started:
+        news, words = ["refused", started.get("click")], parts.note(str(started["refused"]), "error")
+    else:
+        job = next((j for j in context.manager.jobs() if j.id == started.get("id")), None)
+        if job is None:
             return no_update, no_update, no_update
-        if "refused" in started:
-            news, words = ["refused", started.get("click")], note(str(started["refused"]), "error")
-        else:
-            job = next((j for j in jobs.jobs() if j.id == started.get("id")), None)
-            if job is None:
-                return no_update, no_update, no_update
-            stage = job.stages[-1] if job.stages else None
-            news = [job.id, job.state, *((stage.name, stage.done, stage.total) if stage else ())]
-            words = None if news == told else _words(job, jobs)
-        if news == told:
-            return no_update, no_update, no_update
-        # What is drawn has other points now, and other planners.
-        drawn_anew = isinstance(started, dict) and len(news) > 1 and news[1] == "done"
-        return words, news, news[0] if drawn_anew else no_update
+        stage = job.stages[-1] if job.stages else None
+        news = [job.id, job.state, *((stage.name, stage.done, stage.total) if stage else ())]
+        words = None if news == told else _words(job, context.manager)
+    if news == told:
+        return no_update, no_update, no_update
+    # What is drawn has other points now, and other planners.
+    drawn_anew = isinstance(started, dict) and len(news) > 1 and news[1] == "done"
+    return words, news, news[0] if drawn_anew else no_update
 
 
 def _wanted(context: Context, view: View, names: Any) -> Beside:
@@ -181,14 +164,14 @@ def _wanted(context: Context, view: View, names: Any) -> Beside:
 def _words(job: Job, jobs: JobManager) -> Any:
     if job.state == "done" and jobs.folder / job.id in jobs.beside().values():
         words = "Done: what they found is in the table and the plot of this exploration."
-        return note(f"{words} To take it away again, forget the job on the Explore page.")
+        return parts.note(f"{words} To take it away again, forget the job on the Explore page.")
     if job.state == "done":
         words = "Done. The costs of now differ from those of this frontier, so that it is another one: "
         link = dcc.Link("open the frontier with its marks", href=f"/frontier?x=job-{job.id}")
         return html.Div([words, link], className="note note-info", role="status")
     if job.state == "queued":
-        return note("Waits for its turn; the Explore page shows what runs.")
+        return parts.note("Waits for its turn; the Explore page shows what runs.")
     if job.active:
         stage = job.stages[-1] if job.stages else None
-        return note(f"Running: {stage.name}, {stage.done} of {stage.total}." if stage else "Running.")
-    return note(f"The planners' job was {job.state}{': ' + job.error if job.error else ''}.", "warn")
+        return parts.note(f"Running: {stage.name}, {stage.done} of {stage.total}." if stage else "Running.")
+    return parts.note(f"The planners' job was {job.state}{': ' + job.error if job.error else ''}.", "warn")

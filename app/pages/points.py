@@ -9,7 +9,7 @@ from dash import html
 from ..state import View
 from ..views.frontier import FrontierData
 from ..views.point import PointCard, differences
-from .parts import plain_table, scrolled
+from .parts import hint, plain_table, scrolled
 
 
 def big(card: PointCard, words: str, *, wide: bool = False) -> Any:
@@ -21,7 +21,7 @@ def big(card: PointCard, words: str, *, wide: bool = False) -> Any:
     ]
     said = [
         html.P(card.verdict, className="verdict fits" if card.fits else "verdict over"),
-        html.P(words, className="hint"),
+        hint(words),
     ]
     if wide:
         return html.Div([*figures, html.Div(said, className="said")], className="big wide")
@@ -34,6 +34,6 @@ def difference_table(data: FrontierData, view: View) -> Any:
         return None
     rows = [[d.label, d.first, d.second, d.change] for d in differences(data, view.other, view.point)]
     if not rows:
-        return html.P("Both points have the same figures.", className="hint")
+        return hint("Both points have the same figures.")
     head = ["", data.label(view.other), data.label(view.point), "change"]
     return scrolled("Two points", plain_table(head, rows, numbers=(1, 2, 3)), names="compare")

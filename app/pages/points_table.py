@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import dash_ag_grid as dag
 import dash_mantine_components as dmc
 import numpy as np
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import html, no_update
 
 from tensoropt.plan.figures import BYTES, LISTED, SECONDS
 
@@ -20,17 +19,18 @@ from ..state import View
 from ..views.frontier import FrontierData
 from ..views.points_table import SHOWN, packed, table_columns
 from ..views.rates import rate_arrays
-from .parts import CLEAR, aria, panel
+from .parts import CLEAR, D3, ONE_ROW, aria, grid, grow, numbers, panel, row, stores
 from .view_store import view_of
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 
 def _columns() -> list[dict[str, Any]]:
     def number(field: str, name: str, width: int, fmt: str = ",.4r") -> dict[str, Any]:
-        return {
-            "field": field, "headerName": name, "type": "rightAligned", "width": width,
-            "filter": "agNumberColumnFilter", "suppressHeaderFilterButton": True,
-            "valueFormatter": {"function": f"params.value == null ? '' : d3.format('{fmt}')(params.value)"},
-        }  # fmt: skip
+        return numbers(
+            field, name, width, D3.format(fmt), filter="agNumberColumnFilter", suppressHeaderFilterButton=True
+        )
 
     return [
         number("point", "point", 72, "d"),
@@ -42,13 +42,8 @@ def _columns() -> list[dict[str, Any]]:
         number("compute", "compute", 118),
         number("network", "network", 118),
         *(number(figure.label, figure.label, 118) for figure in LISTED),
-        {
-            "field": "mesh",
-            "headerName": "mesh",
-            "width": 84,
-            "filter": "agTextColumnFilter",
-            "suppressHeaderFilterButton": True,
-        },
+        {"field": "mesh", "headerName": "mesh", "width": 84, "filter": "agTextColumnFilter",
+         "suppressHeaderFilterButton": True},
         number("devices", "devices", 86, "d"),
         {"field": "gap", "headerName": "proof", "width": 86},
         {"field": "planner", "headerName": "planner", "width": 100},
@@ -56,7 +51,7 @@ def _columns() -> list[dict[str, Any]]:
         number("mfu", "MFU, %", 84),
         number("device_hours", "device-hours", 110),
         {**number("cost", "cost", 124), "hide": True},
-    ]
+    ]  # fmt: skip
 
 
 def layout() -> Any:
@@ -68,75 +63,54 @@ def layout() -> Any:
         )
         for name, title in (("mesh", "meshes"), ("micro", "micro-batches"), ("devices", "device counts"))
     ]  # fmt: skip
+    options = {
+        "rowSelection": {**ONE_ROW, "enableClickSelection": False},
+        "rowHeight": 30,
+        "headerHeight": 34,
+        "rowClassRules": {"over": "!params.data.fits"},
+    }
     return panel(
-        html.Div(
-            [html.Div(controls, className="row tight"), html.Span(className="grow"),
-             html.Span(id="points-count", className="muted")],
-            className="row above",
+        row(
+            row(*controls, names="tight"),
+            grow(),
+            html.Span(id="points-count", className="muted"),
+            names="above",
         ),
-        dag.AgGrid(
-            id="points",
-            columnDefs=_columns(),
-            rowData=[],
-            getRowId="params.data.id",
-            columnSize=None,
-            defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True},
-            dashGridOptions={
-                "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": False},
-                "rowHeight": 30, "headerHeight": 34, "animateRows": False,
-                "rowClassRules": {"over": "!params.data.fits"},
-                # Tab leaves the table instead of walking through its cells; arrow keys do that.
-                "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
-            },
+        grid(
+            "points",
+            _columns(),
+            330,
+            options,
+            column={"suppressMovable": True},
             eventListeners={"cellKeyDown": ["chooseRow(params, setEventData)"]},
-            className="grid",
-            style={"height": 330},
         ),
-        dcc.Store(id="rows"),
-        dcc.Store(id="list-now"),
-        dcc.Store(id="listed"),
-        dcc.Store(id="shown-rows"),
+        *stores("rows", "list-now", "listed", "shown-rows"),
         title="Points",
         names="later",
-    )  # fmt: skip
+    )
 
 
-def register(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("rows", "data"),
-        Output("points", "columnDefs"),
-        Output("listed", "data"),
-        Input("list-now", "data"),
-        State("listing", "data"),
-        State("state", "data"),
-        State("points", "columnDefs"),
-        prevent_initial_call=True,
-    )
-    def list_points(_: Any, listing: Any, kept: Any, columns: Any) -> Any:
-        """Fill the table after the plot, which is what a person looks at first."""
-        view = view_of(kept)
-        data = context.frontier(view)
-        if data is None:
-            return (no_update,) * 3
-        return packed(table_columns(data, view)), _column_units(columns, data, view), listing
+@CALLBACKS.answer(
+    sets="rows.data points.columnDefs listed.data",
+    when="list-now.data",
+    given="listing.data state.data points.columnDefs",
+)
+def _list_points(context: Context, _: Any, listing: Any, kept: Any, columns: Any) -> Any:
+    """Fill the table after the plot, which is what a person looks at first."""
+    view = view_of(kept)
+    data = context.frontier(view)
+    if data is None:
+        return (no_update,) * 3
+    return packed(table_columns(data, view)), _column_units(columns, data, view), listing
 
-    app.clientside_callback(
-        ClientsideFunction("points", "rows"),
-        Output("points", "rowData"),
-        Output("shown-rows", "data"),
-        Input("rows", "data"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        ClientsideFunction("points", "select"),
-        Output("points", "selectedRows"),
-        Output("points", "scrollTo"),
-        Input("selection", "data"),
-        Input("shown-rows", "data"),
-        Input("points", "filterModel"),
-        State("pick", "data"),
-        prevent_initial_call=True,
-    )
+
+CALLBACKS.in_browser("points.rows", sets="points.rowData shown-rows.data", when="rows.data")
+CALLBACKS.in_browser(
+    "points.select",
+    sets="points.selectedRows points.scrollTo",
+    when="selection.data shown-rows.data points.filterModel",
+    given="pick.data",
+)
 
 
 def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View) -> list[dict[str, Any]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.settings import settings_fields
 from tensoropt.report.commands import question_of
 
 from ..context import Context
@@ -18,7 +17,25 @@ from ..jobs.manager import JobManager
 from ..jobs.refill import Refill, question_of_job, refill
 from ..state import View
 from ..views.jobs import clusters
-from .parts import aria, note
+from . import parts
+from .parts import note, spoken
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
+FORM = {
+    "model": "model", "batch": "batch", "dims": "dims", "loss": "loss", "outputs": "outputs",
+    "cluster": "cluster", "kind": "kind", "per_node": "per-node", "nodes": "nodes", "inside": "inside",
+    "between": "between", "price": "device-price", "also_on": "also-on", "devices": "devices",
+    "planners": "planners", "seed": "seed",
+    **{setting.key: setting.flag for setting in settings_fields()},
+}  # fmt: skip
+"""Field of the form -> id of its control."""
+
+
+BESIDE = ("kind", "per_node", "nodes", "inside", "between", "price")
+"""The fields that the choice of a cluster fills."""
+_FILLED = [field for field in FORM if field not in BESIDE]
+"""The fields that no other callback sets."""
 
 
 def layout() -> Any:
@@ -27,13 +44,8 @@ def layout() -> Any:
     return html.Div(
         [
             dcc.Store(id="refilled"),
-            dmc.Button(
-                "Fill the form from the exploration above",
-                id="refill-shown",
-                size="compact-xs",
-                variant="default",
-            ),
-            html.Div(id="refill-said", tabIndex=-1, **aria(live="polite")),
+            parts.button("Fill the form from the exploration above", "refill-shown"),
+            spoken("refill-said", tabIndex=-1),
         ],
         className="refill",
     )
@@ -41,74 +53,49 @@ def layout() -> Any:
 
 def button() -> Any:
     """Return the button to explore again with changes, for pages that show an exploration."""
-    return dmc.Button("explore again with changes", id="change-shown", size="compact-xs", variant="default")
+    return parts.button("explore again with changes", "change-shown")
 
 
-def register(
-    app: Dash, context: Context, jobs: JobManager, form: Mapping[str, str], beside: Sequence[str]
-) -> None:
-    """Connect the buttons.
-
-    Args:
-        form: field -> the id of its control.
-        beside: the fields that follow the choice of a cluster, which another callback sets.
-    """
-    filled = [field for field in form if field not in beside]
-    none = (no_update,) * (len(filled) + 2)
-
-    @app.callback(
-        *(Output(form[field], "value", allow_duplicate=True) for field in filled),
-        Output("cluster", "data", allow_duplicate=True),
-        Output("refilled", "data"),
-        Output("refill-said", "children"),
-        Input({"job": ALL, "do": "change"}, "n_clicks"),
-        Input("refill-shown", "n_clicks"),
-        Input("change-shown", "n_clicks"),
-        State("state", "data"),
-        prevent_initial_call="initial_duplicate",
+@CALLBACKS.answer(
+    sets=[
+        *(f"+{FORM[field]}.value" for field in _FILLED),
+        "+cluster.data",
+        "refilled.data",
+        "refill-said.children",
+    ],
+    when=[({"job": ALL, "do": "change"}, "n_clicks"), "refill-shown.n_clicks", "change-shown.n_clicks"],
+    given="state.data",
+    at_start=True,
+    jobs=True,
+)
+def _fill(context: Context, _: Any, __: Any, earlier: Any, state: Any) -> Any:
+    """Fill every field with the earlier request; nothing is started."""
+    none = (no_update,) * (len(_FILLED) + 2)
+    # A button that has just been made fires as well, without a click; where it is the form that has just
+    # been made, a click on another page waited for it.
+    if not any(t["value"] for t in ctx.triggered) and not (earlier and not ctx.triggered_id):
+        return *none, no_update
+    asked = ctx.triggered_id
+    try:
+        if isinstance(asked, dict):
+            what, found = _of_job(context.manager, str(asked.get("job")))
+        else:
+            what, found = _of_exploration(context, state)
+    except TensorOptError as error:
+        return *none, note(str(error), "error")
+    fields = {**found.fields, "filled": time.time()}
+    words = f"Filled from {what}. Change what should be different, then press Explore."
+    if found.said:
+        words += f" The form has no field for {', '.join(found.said)}: that is left out."
+    return (
+        *(fields[field] for field in _FILLED),
+        clusters(context.manager.uploads.clusters()),
+        fields,
+        note(words, "warn" if found.said else "info"),
     )
-    def fill(_: Any, __: Any, earlier: Any, state: Any) -> Any:
-        """Fill every field with the earlier request; nothing is started."""
-        # A button that has just been made fires as well, without a click; where it is the form that has just
-        # been made, a click on another page waited for it.
-        if not any(t["value"] for t in ctx.triggered) and not (earlier and not ctx.triggered_id):
-            return *none, no_update
-        asked = ctx.triggered_id
-        try:
-            if isinstance(asked, dict):
-                what, found = _of_job(jobs, str(asked.get("job")))
-            else:
-                what, found = _of_exploration(context, jobs, state)
-        except TensorOptError as error:
-            return *none, note(str(error), "error")
-        fields = {**found.fields, "filled": time.time()}
-        words = f"Filled from {what}. Change what should be different, then press Explore."
-        if found.said:
-            words += f" The form has no field for {', '.join(found.said)}: that is left out."
-        return (
-            *(fields[field] for field in filled),
-            clusters(jobs.uploads.clusters()),
-            fields,
-            note(words, "warn" if found.said else "info"),
-        )
 
-    app.clientside_callback(
-        """said => {
-          const place = document.getElementById("refill-said");
-          if (!said || !place) return window.dash_clientside.no_update;
-          // As a person would go there, so that the address, the page and the way back agree.
-          const away = document.documentElement.dataset.page !== "explore";
-          if (away) document.getElementById("nav-explore").click();
-          window.setTimeout(() => {
-            place.scrollIntoView({ block: "center" });
-            place.focus({ preventScroll: true });
-          }, 150);
-          return window.dash_clientside.no_update;
-        }""",
-        Output("refill-said", "title"),
-        Input("refill-said", "children"),
-        prevent_initial_call=True,
-    )
+
+CALLBACKS.in_browser("tensoropt.refilled", sets="refill-said.title", when="refill-said.children", jobs=True)
 
 
 def _of_job(jobs: JobManager, id: str) -> tuple[str, Refill]:
@@ -118,11 +105,11 @@ def _of_job(jobs: JobManager, id: str) -> tuple[str, Refill]:
     return f"'{job.title}'", refill(question_of_job(job), jobs.uploads)
 
 
-def _of_exploration(context: Context, jobs: JobManager, state: Any) -> tuple[str, Refill]:
+def _of_exploration(context: Context, state: Any) -> tuple[str, Refill]:
     view = View.from_data((state or {}).get("view"))
     exploration = context.exploration(view)
     if exploration is None:
         raise RequestError("no exploration is shown; choose one in the list at the top")
     name = context.library.model_name(exploration.model.source)
-    found = refill(question_of(exploration), jobs.uploads)
+    found = refill(question_of(exploration), context.manager.uploads)
     return f"{name} on {exploration.cluster['name']}", found

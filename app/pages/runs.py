@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
-import dash_ag_grid as dag
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import html, no_update
 
 from tensoropt.errors import TensorOptError
 
 from ..context import Context
-from ..figures.palette import DASHES, GRAPH_CONFIG, RUN_COLOURS, run_style
+from ..figures.palette import DASHES, RUN_COLOURS, run_style
 from ..figures.runs import runs_figure
 from ..labels import LabelError
 from ..views import runs as view
 from ..views.library import own_title
 from ..views.units import Units
-from .parts import aria, note, panel
+from . import parts
+from .wiring import Callbacks
 
-CHOICES = len(RUN_COLOURS) * len(DASHES)
+CALLBACKS = Callbacks()
+
+_CHOICES = len(RUN_COLOURS) * len(DASHES)
 """The number of styles that the table offers: every colour with every dash."""
 ROW_PX, HEAD_PX, MOST_ROWS = 32, 54, 14
 """Sizes of the table: a row, the head with a scroll bar, and how many rows it shows without scrolling."""
-LOCALE = {
+_LOCALE = {
     "ariaRowToggleSelection": "Press Space to show or hide this run in the plot",
     "ariaRowSelectAll": "Press Space to show or hide all runs of the table",
     "noRowsToShow": "No exploration yet: start one on the Explore page",
@@ -35,28 +37,13 @@ LOCALE = {
 
 
 def layout() -> Any:
-    return html.Div(
-        [
-            html.H1("Runs", className="unseen"),
-            *(dcc.Store(id=f"runs-{name}") for name in STORES),
-            html.Div([_plot(), _table()], className="stack"),
-        ]
-    )
+    kept = parts.stores(*(f"runs-{name}" for name in STORES))
+    return html.Div([parts.heading("Runs"), *kept, parts.stack(_plot(), _table())])
 
 
 STORES = (
-    "view",
-    "axes",
-    "known",
-    "rows",
-    "drawn",
-    "edited",
-    "asked",
-    "named",
-    "clicked",
-    "hovered",
-    "searched",
-)
+    "view", "axes", "known", "rows", "drawn", "edited", "asked", "named", "clicked", "hovered", "searched",
+)  # fmt: skip
 """``view``: the content of the URL; ``axes``: the part of it that the server draws; ``known``: what the
 browser has to know."""
 
@@ -64,7 +51,7 @@ browser has to know."""
 def _segments(id: str, label: str, *pairs: tuple[str, str]) -> Any:
     return dmc.SegmentedControl(
         id=id, data=[{"value": v, "label": t} for v, t in pairs], value=pairs[0][0], size="xs",
-        **aria(label=label),
+        **parts.aria(label=label),
     )  # fmt: skip
 
 
@@ -73,45 +60,26 @@ def _plot() -> Any:
         dmc.Chip(text, value=value, size="xs", variant="outline")
         for value, text in (("logx", "log memory"), ("logy", "log time"))
     ]
-    return panel(
-        html.Div(
-            [
-                _segments(
-                    "runs-memory", "Memory", ("device", "memory per device"), ("total", "of all devices")
-                ),
-                _segments("runs-time", "Time", ("step", "time per step"), ("sample", "per sample")),
-                dmc.ChipGroup(
-                    html.Div(chips, className="row tight"), id="runs-logs", multiple=True, value=[]
-                ),
-            ],
-            className="row above",
+    return parts.panel(
+        parts.row(
+            _segments("runs-memory", "Memory", ("device", "memory per device"), ("total", "of all devices")),
+            _segments("runs-time", "Time", ("step", "time per step"), ("sample", "per sample")),
+            dmc.ChipGroup(parts.row(*chips, names="tight"), id="runs-logs", multiple=True, value=[]),
+            names="above",
         ),
         html.Div(id="runs-said", role="status"),
         html.Div(id="runs-notes"),
-        html.Div(
-            dcc.Graph(
-                id="runs-graph",
-                config=cast(Any, GRAPH_CONFIG),
-                style={"height": 400},
-                figure={"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}},
-            ),
-            id="runs-plot",
-            tabIndex=0,
-            role="application",
-            **aria(
-                label="Frontiers of the runs that are shown, memory against time. Left and right move along "
-                "a frontier, up and down to another run, Enter opens the point.",
-            ),
+        parts.keyboard_plot(
+            parts.plot("runs-graph", 400),
+            "runs-plot",
+            "Frontiers of the runs that are shown, memory against time. Left and right move along a "
+            "frontier, up and down to another run, Enter opens the point.",
         ),
         html.Div(id="runs-legend", className="runs-legend"),
         html.P(id="runs-point", role="status", className="runs-point"),
-        html.P(
-            [
-                "A click on a point opens it. ", html.Kbd("←"), " ", html.Kbd("→"),
-                " move along a frontier, ", html.Kbd("↑"), " ", html.Kbd("↓"),
-                " to another run, ", html.Kbd("Enter"), " opens.",
-            ],
-            className="hint",
+        parts.hint(
+            "A click on a point opens it. ", html.Kbd("←"), " ", html.Kbd("→"), " move along a frontier, ",
+            html.Kbd("↑"), " ", html.Kbd("↓"), " to another run, ", html.Kbd("Enter"), " opens.",
         ),
         names="plot-panel",
     )  # fmt: skip
@@ -124,14 +92,10 @@ def _columns(units: Units | None = None) -> list[dict[str, Any]]:
         return {"field": field, "headerName": name, "width": width, "filter": "agTextColumnFilter", **more}
 
     def number(field: str, name: str, width: int, fmt: str = ",.4~r") -> dict[str, Any]:
-        return {
-            "field": field, "headerName": name, "type": "rightAligned", "width": width,
-            "filter": "agNumberColumnFilter",
-            "valueFormatter": {"function": f"params.value == null ? '' : d3.format('{fmt}')(params.value)"},
-        }  # fmt: skip
+        return parts.numbers(field, name, width, parts.D3.format(fmt), filter="agNumberColumnFilter")
 
     editor = {
-        "cellEditor": "agSelectCellEditor", "cellEditorParams": {"values": list(range(CHOICES))},
+        "cellEditor": "agSelectCellEditor", "cellEditorParams": {"values": list(range(_CHOICES))},
         "valueFormatter": {"function": "runStyle(params.value)"},
     }  # fmt: skip
     return [
@@ -160,223 +124,141 @@ def _columns(units: Units | None = None) -> list[dict[str, Any]]:
 
 
 def _table() -> Any:
-    buttons = [
-        dmc.Button(text, id=f"runs-{name}", size="compact-xs", variant="default", **aria(label=label))
-        for name, text, label in (
-            ("all", "show listed", "Show the runs that the table lists"),
-            ("only", "only listed", "Show the runs that the table lists and hide the others"),
-            ("none", "hide all", "Hide all runs"),
-            ("csv", "CSV", "Save the table as it is listed as a CSV file"),
-        )
-    ]
-    return panel(
-        html.Div(
-            [
-                dmc.TextInput(
-                    id="runs-search", size="xs", placeholder="search names, tags, models …", value="", w=240,
-                    **aria(label="Search the runs"),
-                ),
-                html.Div(buttons, className="row tight"),
-                html.Span(className="grow"),
-                html.Span(id="runs-count", role="status", className="muted"),
-            ],
-            className="row above",
+    options = {
+        "rowSelection": {
+            "mode": "multiRow", "checkboxes": True, "headerCheckbox": True, "selectAll": "filtered",
+            "enableClickSelection": False,
+        },
+        "selectionColumnDef": {"headerName": "", "width": 44, "pinned": None, "sortable": True},
+        "rowHeight": ROW_PX, "headerHeight": 34, "tooltipShowDelay": 300,
+        "enterNavigatesVerticallyAfterEdit": False, "stopEditingWhenCellsLoseFocus": True,
+        "localeText": _LOCALE, "enableCellTextSelection": True, "ensureDomOrder": True,
+    }  # fmt: skip
+    shown = parts.buttons(
+        "runs",
+        ("all", "show listed", "Show the runs that the table lists"),
+        ("only", "only listed", "Show the runs that the table lists and hide the others"),
+        ("none", "hide all", "Hide all runs"),
+        ("csv", "CSV", "Save the table as it is listed as a CSV file"),
+    )
+    return parts.panel(
+        parts.row(
+            parts.search(
+                "runs-search", "search names, tags, models …", "Search the runs", 240, value="",
+                debounce=False,
+            ),
+            parts.row(*shown, names="tight"),
+            parts.grow(),
+            html.Span(id="runs-count", role="status", className="muted"),
+            names="above",
         ),
         html.Div(id="runs-told"),
-        dag.AgGrid(
-            id="runs-table",
-            columnDefs=_columns(),
-            rowData=[],
-            getRowId="params.data.id",
-            columnSize=None,
-            defaultColDef={"sortable": True, "resizable": True},
-            dashGridOptions={
-                "rowSelection": {
-                    "mode": "multiRow", "checkboxes": True, "headerCheckbox": True, "selectAll": "filtered",
-                    "enableClickSelection": False,
-                },
-                "selectionColumnDef": {"headerName": "", "width": 44, "pinned": None, "sortable": True},
-                "rowHeight": ROW_PX, "headerHeight": 34, "animateRows": False, "tooltipShowDelay": 300,
-                "enterNavigatesVerticallyAfterEdit": False, "stopEditingWhenCellsLoseFocus": True,
-                "localeText": LOCALE, "enableCellTextSelection": True, "ensureDomOrder": True,
-                # Tab leaves the table instead of walking through its cells; arrow keys do that.
-                "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
-            },
+        parts.grid(
+            "runs-table", _columns(), HEAD_PX + ROW_PX * MOST_ROWS, options,
             eventListeners={"cellKeyDown": ["openRun(params)"]},
-            className="grid",
-            style={"height": HEAD_PX + ROW_PX * MOST_ROWS},
         ),
-        html.P(
-            [
-                "The box at a row's left shows or hides the run. Names, tags and colours are changed in the ",
-                "table (double-click, or ", html.Kbd("Enter"), " on the cell) and kept beside the jobs; an ",
-                "empty name is the exploration's own again. Colours come round after six: dash and marks ",
-                "differ then.",
-            ],
-            className="hint",
+        parts.hint(
+            "The box at a row's left shows or hides the run. Names, tags and colours are changed in the ",
+            "table (double-click, or ", html.Kbd("Enter"), " on the cell) and kept beside the jobs; an ",
+            "empty name is the exploration's own again. Colours come round after six: dash and marks ",
+            "differ then.",
         ),
         title="All explorations",
     )  # fmt: skip
 
 
-def register(app: Dash, context: Context) -> None:
-    _register_browser(app)
-    _register_data(app, context)
-    _register_edits(app, context)
+CALLBACKS.in_browser(
+    "runs.state",
+    sets="runs-view.data runs-axes.data runs-memory.value runs-time.value runs-logs.value",
+    when="url.search runs-memory.value runs-time.value runs-logs.value",
+    given="runs-view.data runs-axes.data",
+    at_start=True,
+)
+CALLBACKS.in_browser(
+    "runs.show",
+    sets="runs-said.children runs-legend.children runs-count.children",
+    when="runs-view.data runs-known.data runs-drawn.data runs-table.rowData "
+    "runs-table.virtualRowData scheme.data",
+    at_start=True,
+)
+CALLBACKS.in_browser("runs.rows", sets="runs-table.rowData", when="runs-rows.data")
+CALLBACKS.in_browser("runs.search", sets="runs-searched.data", when="runs-search.value")
+CALLBACKS.in_browser(
+    "runs.many",
+    sets="runs-clicked.data",
+    when=[f"runs-{name}.n_clicks" for name in ("all", "only", "none", "csv")],
+)
+CALLBACKS.in_browser("runs.open", sets="+runs-clicked.data", when="runs-graph.clickData")
+CALLBACKS.in_browser("runs.hover", sets="runs-hovered.data", when="runs-graph.hoverData")
+CALLBACKS.in_browser("runs.named", sets="+runs-hovered.data", when="runs-named.data")
 
 
-def _register_browser(app: Dash) -> None:
-    def browser(name: str, *signature: Any, **options: Any) -> None:
-        app.clientside_callback(ClientsideFunction("runs", name), *signature, **options)
-
-    browser(
-        "state",
-        Output("runs-view", "data"),
-        Output("runs-axes", "data"),
-        Output("runs-memory", "value"),
-        Output("runs-time", "value"),
-        Output("runs-logs", "value"),
-        Input("url", "search"),
-        Input("runs-memory", "value"),
-        Input("runs-time", "value"),
-        Input("runs-logs", "value"),
-        State("runs-view", "data"),
-        State("runs-axes", "data"),
-    )
-    browser(
-        "show",
-        Output("runs-said", "children"),
-        Output("runs-legend", "children"),
-        Output("runs-count", "children"),
-        Input("runs-view", "data"),
-        Input("runs-known", "data"),
-        Input("runs-drawn", "data"),
-        Input("runs-table", "rowData"),
-        Input("runs-table", "virtualRowData"),
-        Input("scheme", "data"),
-    )
-    browser(
-        "rows",
-        Output("runs-table", "rowData"),
-        Input("runs-rows", "data"),
-        prevent_initial_call=True,
-    )
-    browser(
-        "search",
-        Output("runs-searched", "data"),
-        Input("runs-search", "value"),
-        prevent_initial_call=True,
-    )
-    browser(
-        "many",
-        Output("runs-clicked", "data"),
-        *(Input(f"runs-{name}", "n_clicks") for name in ("all", "only", "none", "csv")),
-        prevent_initial_call=True,
-    )
-    browser(
-        "open",
-        Output("runs-clicked", "data", allow_duplicate=True),
-        Input("runs-graph", "clickData"),
-        prevent_initial_call=True,
-    )
-    browser(
-        "hover",
-        Output("runs-hovered", "data"),
-        Input("runs-graph", "hoverData"),
-        prevent_initial_call=True,
-    )
-    browser(
-        "named",
-        Output("runs-hovered", "data", allow_duplicate=True),
-        Input("runs-named", "data"),
-        prevent_initial_call=True,
-    )
+@CALLBACKS.answer(
+    sets="runs-rows.data runs-table.columnDefs runs-table.style runs-known.data",
+    when="page.data finished.data runs-edited.data",
+    given="runs-known.data",
+    at_start=True,
+)
+def _fill(context: Context, page: Any, *rest: Any) -> Any:
+    """Return the table and what the browser needs; nothing while another page is shown, or if nothing
+    changed."""
+    if page != "runs":
+        return (no_update,) * 4
+    found = view.runs_of(context.library)
+    units = view.common_units(found)
+    known = view.known_to_the_browser(found, units)
+    for fact in known["facts"].values():
+        fact["look"] = _look(fact["style"])
+    rows = [{**row, "look": _look(row["style"])} for row in view.table_rows(found, units)]
+    # With the edit, so that one that was refused puts back what the table showed.
+    known["of"] = json.dumps([hash(json.dumps([rows, known])), rest[1]])
+    before = rest[-1] if isinstance(rest[-1], Mapping) else {}
+    if before.get("of") == known["of"]:
+        return (no_update,) * 4
+    known["units"] = [units.memory.name, units.time.name]
+    # Columns that are set anew end what is being typed into a cell.
+    columns = no_update if before.get("units") == known["units"] else _columns(units)
+    return rows, columns, {"height": HEAD_PX + ROW_PX * min(max(len(rows), 3), MOST_ROWS)}, known
 
 
-def _register_data(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("runs-rows", "data"),
-        Output("runs-table", "columnDefs"),
-        Output("runs-table", "style"),
-        Output("runs-known", "data"),
-        Input("page", "data"),
-        Input("finished", "data"),
-        Input("runs-edited", "data"),
-        State("runs-known", "data"),
-    )
-    def fill(page: Any, *rest: Any) -> Any:
-        """Return the table and what the browser needs; nothing while another page is shown, or if nothing
-        changed."""
-        if page != "runs":
-            return (no_update,) * 4
-        found = view.runs_of(context.library)
-        units = view.common_units(found)
-        known = view.known_to_the_browser(found, units)
-        for fact in known["facts"].values():
-            fact["look"] = _look(fact["style"])
-        rows = [{**row, "look": _look(row["style"])} for row in view.table_rows(found, units)]
-        # With the edit, so that one that was refused puts back what the table showed.
-        known["of"] = json.dumps([hash(json.dumps([rows, known])), rest[1]])
-        before = rest[-1] if isinstance(rest[-1], Mapping) else {}
-        if before.get("of") == known["of"]:
-            return (no_update,) * 4
-        known["units"] = [units.memory.name, units.time.name]
-        # Columns that are set anew end what is being typed into a cell.
-        columns = no_update if before.get("units") == known["units"] else _columns(units)
-        return rows, columns, {"height": HEAD_PX + ROW_PX * min(max(len(rows), 3), MOST_ROWS)}, known
+@CALLBACKS.answer(
+    sets="runs-graph.figure runs-drawn.data runs-notes.children",
+    when="runs-known.data runs-axes.data scheme.data",
+    given="runs-view.data",
+)
+def _draw(context: Context, known: Any, axes: Any, scheme: Any, kept: Any) -> Any:
+    if not isinstance(known, Mapping):
+        return no_update, no_update, no_update
+    found = view.runs_of(context.library)
+    units, meant = view.common_units(found), view.Axes.from_data(axes)
+    shown = view.shown_keys(kept, known)
+    figure = runs_figure(found, shown, meant, units, str(scheme))
+    lines = [*view.plot_notes(found), context.library.labels.fault]
+    said = [parts.note(line, "warn") for line in lines if line]
+    return figure, [known.get("of"), axes, scheme, [run.key for run in found]], said
 
-    @app.callback(
-        Output("runs-graph", "figure"),
-        Output("runs-drawn", "data"),
-        Output("runs-notes", "children"),
-        Input("runs-known", "data"),
-        Input("runs-axes", "data"),
-        Input("scheme", "data"),
-        State("runs-view", "data"),
-        prevent_initial_call=True,
-    )
-    def draw(known: Any, axes: Any, scheme: Any, kept: Any) -> Any:
-        if not isinstance(known, Mapping):
-            return no_update, no_update, no_update
-        found = view.runs_of(context.library)
-        units, meant = view.common_units(found), view.Axes.from_data(axes)
-        shown = view.shown_keys(kept, known)
-        figure = runs_figure(found, shown, meant, units, str(scheme))
-        lines = [*view.plot_notes(found), context.library.labels.fault]
-        said = [note(line, "warn") for line in lines if line]
-        return figure, [known.get("of"), axes, scheme, [run.key for run in found]], said
 
-    @app.callback(
-        Output("runs-named", "data"),
-        Input("runs-asked", "data"),
-        prevent_initial_call=True,
-    )
-    def name_plans(key: Any) -> Any:
-        """Return the names of an exploration's plans, requested when a person looks at one of its points."""
+@CALLBACKS.answer(sets="runs-named.data", when="runs-asked.data")
+def _name_plans(context: Context, key: Any) -> Any:
+    """Return the names of an exploration's plans, requested when a person looks at one of its points."""
+    try:
+        found = context.library.load(str(key))
+    except TensorOptError:
+        return no_update  # the table says what is wrong with it
+    return {"key": str(key), "names": list(found.names[: len(found.points)])}
+
+
+@CALLBACKS.answer(sets="runs-edited.data runs-told.children", when="runs-table.cellValueChanged")
+def _edit(context: Context, changes: Any) -> Any:
+    said = ""
+    kind = "info"
+    for change in changes if isinstance(changes, list) else [changes]:
         try:
-            found = context.library.load(str(key))
-        except TensorOptError:
-            return no_update  # the table says what is wrong with it
-        return {"key": str(key), "names": list(found.names[: len(found.points)])}
-
-
-def _register_edits(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("runs-edited", "data"),
-        Output("runs-told", "children"),
-        Input("runs-table", "cellValueChanged"),
-        prevent_initial_call=True,
-    )
-    def edit(changes: Any) -> Any:
-        said = ""
-        kind = "info"
-        for change in changes if isinstance(changes, list) else [changes]:
-            try:
-                said = _edited(context, change) or said
-            except TensorOptError as error:
-                said, kind = str(error), "error"
-        # Not counted: two edits that follow each other quickly would both be the same number.
-        return uuid4().hex, note(said, kind)
+            said = _edited(context, change) or said
+        except TensorOptError as error:
+            said, kind = str(error), "error"
+    # Not counted: two edits that follow each other quickly would both be the same number.
+    return uuid4().hex, parts.note(said, kind)
 
 
 def _look(style: int | None) -> tuple[int, str, str] | None:

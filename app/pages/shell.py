@@ -6,28 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, dcc, html, no_update
 
 from ..context import Context
 from ..state import PAGES
 from . import clusters, explore, export, frontier, plan, runs
-from .parts import aria
+from .parts import aria, button, stores
+from .wiring import Callbacks
 
-DARK_SCALE = (
+CALLBACKS = Callbacks()
+
+_DARK_SCALE = (
     "#e6ecf2", "#a3b1bf", "#8795a3", "#5d6b78", "#43505d", "#34414e", "#26313c", "#1a222b", "#151c23",
     "#11171d",
 )  # fmt: skip
 """The controls' greys in the dark scheme, from text to page, in the hue of the rest."""
-TITLES = {
-    "explore": "Explore",
-    "frontier": "Frontier",
-    "runs": "Runs",
-    "plan": "Plan",
-    "clusters": "Clusters",
-    "export": "Export",
-}
-
-
 PARTS = ("frame", "listing", "controls", "selection", "pick")
 """Stores of the state by what depends on it: the plot, the words about the whole frontier, controls, what
 moves in the plot (:func:`.look.selection`), and everything."""
@@ -38,6 +31,14 @@ LATER = ("explore", "plan")
 drawn, or when they are requested."""
 
 
+STORES = (
+    "state", "frame", "listing", "controls", "renewed", "selection", "pick", "page", "plan-pick",
+    "export-pick", "clusters-pick", "narrow", "key", "answered", "queued", "scheme", "written", "drawn",
+    "finished", "told", "heard", "waited", "active-jobs", "titled", "waiting", "making", "looked",
+)  # fmt: skip
+"""What every page keeps in the browser."""
+
+
 def layout(context: Context, first: str = "") -> Any:
     """Return the document, which contains all pages and shows one of them.
 
@@ -45,35 +46,9 @@ def layout(context: Context, first: str = "") -> Any:
         context: the state that callbacks share.
         first: the page that is shown first, if known: other pages of :data:`LATER` have no content yet.
     """
-    stores = [
+    kept = [
         dcc.Location(id="url", refresh=False),
-        dcc.Store(id="state"),
-        dcc.Store(id="frame"),
-        dcc.Store(id="listing"),
-        dcc.Store(id="controls"),
-        dcc.Store(id="renewed"),
-        dcc.Store(id="selection"),
-        dcc.Store(id="pick"),
-        dcc.Store(id="page"),
-        dcc.Store(id="plan-pick"),
-        dcc.Store(id="export-pick"),
-        dcc.Store(id="clusters-pick"),
-        dcc.Store(id="narrow"),
-        dcc.Store(id="key"),
-        dcc.Store(id="answered"),
-        dcc.Store(id="queued"),
-        dcc.Store(id="scheme"),
-        dcc.Store(id="written"),
-        dcc.Store(id="drawn"),
-        dcc.Store(id="finished"),
-        dcc.Store(id="told"),
-        dcc.Store(id="heard"),
-        dcc.Store(id="waited"),
-        dcc.Store(id="active-jobs"),
-        dcc.Store(id="titled"),
-        dcc.Store(id="waiting"),
-        dcc.Store(id="making"),
-        dcc.Store(id="looked"),
+        *stores(*STORES),
         dcc.Store(id="made", data=[name for name in LATER if first in ("", name)]),
         dcc.Store(id="chosen-scheme", storage_type="local"),
     ]
@@ -82,16 +57,12 @@ def layout(context: Context, first: str = "") -> Any:
     }
     return dmc.MantineProvider(
         [
-            *stores,
+            *kept,
             html.A("Skip to content", href="#content", className="skip"),
             _header(),
             _connection(context),
             html.Div(
-                [
-                    html.Div(id="notice", role="status"),
-                    dmc.Button("Close", id="notice-close", size="compact-xs", variant="default"),
-                ],
-                className="notice",
+                [html.Div(id="notice", role="status"), button("Close", "notice-close")], className="notice"
             ),
             html.Div(id="problem", role="alert", **aria(live="assertive")),
             html.Main(
@@ -103,7 +74,7 @@ def layout(context: Context, first: str = "") -> Any:
         id="mantine",
         forceColorScheme="light",
         theme={
-            "colors": {"dark": list(DARK_SCALE)},
+            "colors": {"dark": list(_DARK_SCALE)},
             "primaryColor": "blue",
             "fontFamily": "inherit",
             "cursorType": "pointer",
@@ -135,7 +106,7 @@ def _connection(context: Context) -> html.Div:
 
 def _header() -> html.Header:
     links = [
-        dcc.Link(TITLES[name], href=f"/{name}", id=f"nav-{name}", className=f"nav nav-{name}")
+        dcc.Link(name.capitalize(), href=f"/{name}", id=f"nav-{name}", className=f"nav nav-{name}")
         for name in PAGES
     ]
     return html.Header(
@@ -143,111 +114,69 @@ def _header() -> html.Header:
             html.Span("TensorOpt", className="brand"),
             html.Nav(links, **aria(label="Pages")),
             dmc.Select(
-                id="exploration",
-                data=[],
-                searchable=True,
-                clearSearchOnFocus=True,
-                allowDeselect=False,
-                placeholder="no exploration yet",
-                nothingFoundMessage="nothing by that name",
-                size="sm",
-                className="which",
-                comboboxProps={"width": 420, "position": "bottom-end"},
+                id="exploration", data=[], searchable=True, clearSearchOnFocus=True, allowDeselect=False,
+                placeholder="no exploration yet", nothingFoundMessage="nothing by that name", size="sm",
+                className="which", comboboxProps={"width": 420, "position": "bottom-end"},
                 **aria(label="Exploration"),
             ),
             dmc.Button("Dark", id="scheme-button", variant="default", size="sm", className="scheme"),
         ],
         className="top",
-    )
+    )  # fmt: skip
+
+
+CALLBACKS.in_browser(
+    "tensoropt.scheme",
+    sets="mantine.forceColorScheme scheme.data scheme-button.children chosen-scheme.data",
+    when="scheme-button.n_clicks",
+    given="chosen-scheme.data",
+    at_start=True,
+)
+CALLBACKS.in_browser("tensoropt.page", sets="page.data narrow.data", when="url.pathname", at_start=True)
+CALLBACKS.in_browser("pulse.heard", sets="waited.data", when="heard.data")
+CALLBACKS.in_browser(
+    "tensoropt.title",
+    sets="titled.data",
+    when="page.data exploration.value exploration.data notice.children",
+    at_start=True,
+)
+CALLBACKS.in_browser("tensoropt.closed", sets="+notice.children", when="notice-close.n_clicks")
+CALLBACKS.in_browser("tensoropt.answered", sets="queued.data", when="answered.data")
+CALLBACKS.in_browser(
+    "tensoropt.split",
+    sets=[f"{name}.data" for name in PARTS],
+    when="state.data renewed.data",
+    given=[*(f"{name}.data" for name in PARTS), "drawn.data"],
+    at_start=True,
+)
+CALLBACKS.in_browser(
+    "tensoropt.shown", sets="plan-pick.data export-pick.data clusters-pick.data", when="page.data pick.data"
+)
+CALLBACKS.in_browser(
+    "tensoropt.write",
+    sets=["written.data", *(f"nav-{name}.href" for name in PAGES)],
+    when="state.data runs-view.data",
+    given="page.data",
+    at_start=True,
+)
+CALLBACKS.in_browser(
+    "tensoropt.making", sets="waiting.data", when="page.data drawn.data", given="made.data", at_start=True
+)
+
+CALLBACKS.in_browser("tensoropt.made", sets="looked.data", when="made.data", at_start=True)
+
+
+@CALLBACKS.answer(
+    sets=[*(f"page-{name}.children" for name in LATER), "made.data"], when="making.data", given="made.data"
+)
+def _make(context: Context, _: Any, made: Any) -> Any:
+    """Make the pages that have no content yet."""
+    kept = made if isinstance(made, list) else []
+    return *(no_update if name in kept else body(name, context) for name in LATER), list(LATER)
 
 
 def register(app: Dash, context: Context) -> None:
-    """Register the callbacks that run in the browser; the pages' own follow."""
-
-    def browser(name: str, *signature: Any, **options: Any) -> None:
-        app.clientside_callback(ClientsideFunction("tensoropt", name), *signature, **options)
-
-    browser(
-        "scheme",
-        Output("mantine", "forceColorScheme"),
-        Output("scheme", "data"),
-        Output("scheme-button", "children"),
-        Output("chosen-scheme", "data"),
-        Input("scheme-button", "n_clicks"),
-        State("chosen-scheme", "data"),
-    )
-    browser("page", Output("page", "data"), Output("narrow", "data"), Input("url", "pathname"))
-    app.clientside_callback(
-        ClientsideFunction("pulse", "heard"),
-        Output("waited", "data"),
-        Input("heard", "data"),
-        prevent_initial_call=True,
-    )
-    browser(
-        "title",
-        Output("titled", "data"),
-        Input("page", "data"),
-        Input("exploration", "value"),
-        Input("exploration", "data"),
-        Input("notice", "children"),
-    )
-    app.clientside_callback(
-        "() => null",
-        Output("notice", "children", allow_duplicate=True),
-        Input("notice-close", "n_clicks"),
-        prevent_initial_call=True,
-    )
-    browser("answered", Output("queued", "data"), Input("answered", "data"), prevent_initial_call=True)
-    browser(
-        "split",
-        *(Output(name, "data") for name in PARTS),
-        Input("state", "data"),
-        Input("renewed", "data"),
-        *(State(name, "data") for name in PARTS),
-        State("drawn", "data"),
-    )
-    browser(
-        "shown",
-        Output("plan-pick", "data"),
-        Output("export-pick", "data"),
-        Output("clusters-pick", "data"),
-        Input("page", "data"),
-        Input("pick", "data"),
-        prevent_initial_call=True,
-    )
-    browser(
-        "write",
-        Output("written", "data"),
-        *(Output(f"nav-{name}", "href") for name in PAGES),
-        Input("state", "data"),
-        Input("runs-view", "data"),
-        State("page", "data"),
-    )
-    browser(
-        "making",
-        Output("waiting", "data"),
-        Input("page", "data"),
-        Input("drawn", "data"),
-        State("made", "data"),
-    )
-
-    browser("made", Output("looked", "data"), Input("made", "data"))
-
-    @app.callback(
-        *(Output(f"page-{name}", "children") for name in LATER),
-        Output("made", "data"),
-        Input("making", "data"),
-        State("made", "data"),
-        prevent_initial_call=True,
-    )
-    def make(_: Any, made: Any) -> Any:
-        """Make the pages that have no content yet."""
-        kept = made if isinstance(made, list) else []
-        return *(no_update if name in kept else body(name, context) for name in LATER), list(LATER)
-
-    frontier.register(app, context)
-    runs.register(app, context)
-    plan.register(app, context)
-    clusters.register(app, context)
-    export.register(app, context)
-    explore.register(app, context)
+    """Register the callbacks of all pages; those that run in the browser come first."""
+    pages = (frontier, runs, plan, clusters, export, explore)
+    for callbacks in (CALLBACKS, *(page.CALLBACKS for page in pages)):
+        callbacks.register(app, context)

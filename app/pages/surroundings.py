@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html
+from dash import dcc, html
+
+from tensoropt.plan.facts_table import Fact
 
 from ..context import Context
 from ..state import View
 from ..views import assumptions, profile
 from ..views.assumptions import NOTE
-from ..views.point import Fact
 from . import refill
-from .parts import facts, panel, plain_table, scrolled
+from .parts import facts, hint, panel, plain_table, scrolled
 from .view_store import view_of
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 
 def layout(context: Context) -> list[Any]:
@@ -26,28 +30,24 @@ def layout(context: Context) -> list[Any]:
     ]
 
 
-def register(app: Dash, context: Context) -> None:
-    @app.callback(
-        Output("assumptions", "children"),
-        Output("profile", "children"),
-        Input("listed", "data"),
-        State("state", "data"),
-    )
-    def surroundings(_: Any, kept: Any) -> Any:
-        view = view_of(kept)
-        data = context.frontier(view)
-        if data is None:
-            return None, None
-        said = assumptions.assumptions(data, view, *context.verified(view))
-        return assumed(said), _profile(context, view)
+@CALLBACKS.answer(
+    sets="assumptions.children profile.children", when="listed.data", given="state.data", at_start=True
+)
+def _surroundings(context: Context, _: Any, kept: Any) -> Any:
+    view = view_of(kept)
+    data = context.frontier(view)
+    if data is None:
+        return None, None
+    said = assumptions.assumptions(data, view, *context.verified(view))
+    return assumed(said), _profile(context, view)
 
 
 def assumed(said: Sequence[Fact]) -> list[Any]:
     """Return settings beside their labels; below them the notes, which are sentences, across the whole
     width."""
-    notes = [html.Li(f.value) for f in said if f.label == NOTE]
+    notes = [html.Li(fact.words) for fact in said if fact.name == NOTE]
     return [
-        facts([(f.label, f.value) for f in said if f.label != NOTE]),
+        facts(fact for fact in said if fact.name != NOTE),
         html.Ul(notes, className="notes") if notes else None,
     ]
 
@@ -56,10 +56,9 @@ def _profile(context: Context, view: View) -> Any:
     """Return the table devices × memory → time; every figure links to its point."""
     table = profile.devices_by_memory(context.library, view)
     if table is None:
-        return html.P(
+        return hint(
             "Only one number of devices is known for this model. Explore it on fewer too (an option of the "
-            "Explore page, or --devices auto) to see here what more devices, or bigger ones, would buy.",
-            className="hint",
+            "Explore page, or --devices auto) to see here what more devices, or bigger ones, would buy."
         )
     rows = []
     for row in table.rows:

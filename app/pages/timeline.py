@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, html
+from dash import html
 
-from .parts import aria, panel
+from .parts import aria, buttons, grow, hint, panel, row, search, small
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 KEYS = (
     "Keys over the plots: w or + closer, s or − further, a and d along, 0 all. A click on an event goes to "
@@ -22,42 +24,31 @@ def timed(graph: Any, label: str) -> html.Div:
 
 def timeline_panel(graph: Any) -> Any:
     """Return the panel with streams, links and stages in rows."""
-    buttons = [
-        dmc.Button(text, id=f"timeline-{name}", size="compact-xs", variant="default", **aria(label=label))
-        for name, text, label in (
-            ("fit", "fit", "Show the whole step"),
-            ("in", "+", "Closer in time"),
-            ("out", "−", "Further in time"),
-        )
-    ]
-    search = dmc.TextInput(
-        id="timeline-search", placeholder="find events, operators, rows", size="xs", w=200, debounce=200,
-        **aria(label="Find in the timeline"),
-    )  # fmt: skip
+    zoom = buttons(
+        "timeline",
+        ("fit", "fit", "Show the whole step"),
+        ("in", "+", "Closer in time"),
+        ("out", "−", "Further in time"),
+    )
     return panel(
-        html.Div(
-            [search, html.Span(id="timeline-found", className="muted small", **aria(live="polite")),
-             html.Span(className="grow"), *buttons],
-            className="row tight above",
+        row(
+            search("timeline-search", "find events, operators, rows", "Find in the timeline", 200),
+            small("timeline-found", **aria(live="polite")),
+            grow(),
+            *zoom,
+            names="tight above",
         ),
         timed(graph, "Timeline of the step"),
-        html.P(KEYS, className="hint"),
+        hint(KEYS),
         title="Devices and links",
-    )  # fmt: skip
-
-
-def register(app: Dash) -> None:
-    def browser(name: str, *signature: Any) -> None:
-        app.clientside_callback(ClientsideFunction("timeline", name), *signature, prevent_initial_call=True)
-
-    browser(
-        "search",
-        Output("timeline-found", "children"),
-        Input("timeline-search", "value"),
-        Input("plan-timeline", "figure"),
     )
-    browser(
-        "press",
-        Output("timeline-fit", "title"),
-        *(Input(f"timeline-{name}", "n_clicks") for name in ("fit", "in", "out")),
-    )
+
+
+CALLBACKS.in_browser(
+    "timeline.search", sets="timeline-found.children", when="timeline-search.value plan-timeline.figure"
+)
+CALLBACKS.in_browser(
+    "timeline.press",
+    sets="timeline-fit.title",
+    when=[f"timeline-{name}.n_clicks" for name in ("fit", "in", "out")],
+)

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from dash.exceptions import PreventUpdate
+
 from ..context import Context
 from ..state import View
 from ..views.frontier import FrontierData
 
-DEFAULTS = asdict(View())
+_DEFAULTS = asdict(View())
 
 
 def stored(view: View) -> dict[str, Any]:
     """Return a view for the store ``state``; the browser leaves what equals the defaults out of the URL."""
-    return {"view": view.to_data(), "defaults": DEFAULTS}
+    return {"view": view.to_data(), "defaults": _DEFAULTS}
 
 
 def view_of(data: Any) -> View:
@@ -31,3 +33,15 @@ def shown_point(context: Context, pick: Any, page: Any, name: str) -> tuple[Fron
     if data is None or view.point is None or view.point >= len(data):
         return None, view
     return data, view
+
+
+def point_shown(context: Context, pick: Any, page: Any, name: str) -> tuple[FrontierData, View, int]:
+    """Return the frontier, the view and its point for page ``name``.
+
+    Raises:
+        PreventUpdate: another page is shown, or there is no such point: nothing on the page changes.
+    """
+    data, view = shown_point(context, pick, page, name)
+    if data is None or view.point is None:
+        raise PreventUpdate
+    return data, view, view.point

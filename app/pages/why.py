@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import dash_mantine_components as dmc
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
@@ -18,13 +17,15 @@ from tensoropt.report.why import Why, with_simulated
 from ..context import Context
 from ..jobs.deeper import Deeper, deeper_jobs
 from ..jobs.manager import JobManager
-from ..recent import Recent
 from ..state import View
 from ..views.frontier import FrontierData
 from ..views.library import title_of
 from ..views.why import WhyRow, budget_of, deeper_rows, parts, quick, results_of, rows
-from .parts import aria, note, panel, plain_table, scrolled
-from .view_store import shown_point, view_of
+from .parts import button, hint, note, panel, plain_table, scrolled, spoken, stores
+from .view_store import point_shown, shown_point, view_of
+from .wiring import Callbacks
+
+CALLBACKS = Callbacks()
 
 HEAD = ("", "time", "change", "")
 
@@ -32,149 +33,119 @@ HEAD = ("", "time", "change", "")
 def layout() -> Any:
     return panel(
         html.Div(id="why-quick"),
-        html.H3("This very plan at other prices"),
+        html.H3("The same plan under changed costs"),
         html.Div(id="why-simulated"),
         html.H3("With a search of its own"),
         html.Div(id="why-deeper"),
-        html.Div(id="why-said", className="said-below", **aria(live="polite")),
-        dcc.Store(id="why-rest"),
-        dcc.Store(id="why-started"),
-        dcc.Store(id="why-shown"),
+        spoken("why-said", className="said-below"),
+        *stores("why-rest", "why-started", "why-shown"),
         title="Why not faster?",
         names="why",
     )
 
 
-class _Answers:
-    """The answers remembered between callbacks, by exploration, point and budget."""
+def _quick(context: Context, data: FrontierData, view: View) -> Why:
+    """Return what is known at once, remembered by exploration, point and budget."""
+    found, point = data.exploration, view.point
+    assert point is not None
 
-    def __init__(self, context: Context):
-        self.context = context
-        self._quick, self._whole, self._prints = Recent(size=32), Recent(size=32), Recent(size=16)
+    def made() -> tuple[Exploration, Why]:
+        detail, _ = context.detail_or_why(data, point)  # without it the engine says why
+        return found, quick(data, view, str(context.library.entry(view.exploration).folder), detail)
 
-    def quick(self, data: FrontierData, view: View) -> Why:
-        found = data.exploration
-        key = (id(found), view.point, budget_of(data, view)[0])
-        return self._quick.get(key, lambda: (found, self._made(data, view)))[1]  # type: ignore[no-any-return]
-
-    def _made(self, data: FrontierData, view: View) -> Why:
-        entry, point = self.context.library.entry(view.exploration), view.point
-        assert point is not None
-        detail, _ = self.context.detail_or_why(data, point)  # without it the engine says why
-        return quick(data, view, str(entry.folder), detail)
-
-    def whole(self, data: FrontierData, view: View) -> Why:
-        found = data.exploration
-        key = (id(found), view.point, budget_of(data, view)[0])
-        return self._whole.get(key, lambda: (found, with_simulated(found, self.quick(data, view))))[1]  # type: ignore[no-any-return]
-
-    def fingerprint(self, found: Exploration) -> str:
-        return str(self._prints.get(id(found), lambda: (found, fingerprint(found)))[1])
+    return context.whys.get(("quick", *_key(data, view)), made)[1]  # type: ignore[no-any-return]
 
 
-def register(app: Dash, context: Context) -> None:
-    answers = _Answers(context)
-
-    @app.callback(
-        Output("why-quick", "children"),
-        Input("plan-headline", "children"),
-        State("pick", "data"),
-        State("page", "data"),
-        prevent_initial_call=True,
-    )
-    def known(_: Any, pick: Any, page: Any) -> Any:
-        """Fill in what is known once the rest of the page is there: it has the point's details, which take
-        longest."""
-        data, view = shown_point(context, pick, page, "plan")
-        if data is None or view.point is None:
-            return None
-        try:
-            why = answers.quick(data, view)
-        except TensorOptError as error:
-            return note(f"Nothing can be said here: {error}", "warn")
-        return [
-            html.P(why.binding.sentence, className="binding"),
-            *_parts_table(why, data),
-            html.H3("On this frontier"),
-            _table(rows(why, (*why.bounds, *why.levers), data, view)),
-            html.P(budget_of(data, view)[1], className="hint"),
-            *(note(text) for text in why.notes),
-        ]
-
-    # A plan is simulated a dozen more times: not for every point that a person passes.
-    app.clientside_callback(
-        ClientsideFunction("why", "rest"), Output("why-rest", "data"), Input("why-quick", "children")
-    )
-
-    @app.callback(
-        Output("why-simulated", "children"),
-        Input("why-rest", "data"),
-        State("pick", "data"),
-        State("page", "data"),
-        prevent_initial_call=True,
-    )
-    def simulated(_: Any, pick: Any, page: Any) -> Any:
-        data, view = shown_point(context, pick, page, "plan")
-        if data is None or view.point is None:
-            return None
-        try:
-            why, before = answers.whole(data, view), answers.quick(data, view)
-        except TensorOptError:
-            return None  # said above
-        bounds, levers = why.bounds[len(before.bounds) :], why.levers[len(before.levers) :]
-        if not bounds:
-            return [note(text) for text in why.notes[len(before.notes) :]]
-        return [
-            _table(rows(why, (*bounds, *levers), data, view)),
-            html.P(f"The first two are bounds. {OF_SIMULATED.capitalize()}.", className="hint"),
-        ]
-
-    @app.callback(
-        Output("why-deeper", "children"),
-        Output("why-shown", "data"),
-        Input("why-quick", "children"),
-        Input("told", "data"),
-        Input("why-started", "data"),
-        State("pick", "data"),
-        State("page", "data"),
-        State("why-shown", "data"),
-        prevent_initial_call=True,
-    )
-    def deeper(_: Any, __: Any, ___: Any, pick: Any, page: Any, shown: Any) -> Any:
-        """Show the changes that take a search; drawn again only when one says something new."""
-        data, view = shown_point(context, pick, page, "plan")
-        if data is None or view.point is None:
-            return no_update, no_update
-        try:
-            found = _deeper_rows(context, answers, data, view)
-        except TensorOptError:
-            return None, None  # said above
-        news = [view.exploration, view.point, view.budget_bytes, [_sign(row) for row in found]]
-        return (no_update, no_update) if news == shown else (_table(found, actions=True), news)
-
-    if context.jobs is not None:
-        _register_start(app, context, context.jobs)
+def _whole(context: Context, data: FrontierData, view: View) -> Why:
+    """Return the same with what is simulated, remembered."""
+    found = data.exploration
+    key = ("whole", *_key(data, view))
+    made = context.whys.get(key, lambda: (found, with_simulated(found, _quick(context, data, view))))
+    return made[1]  # type: ignore[no-any-return]
 
 
-def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
-    @app.callback(
-        Output("why-started", "data"),
-        Output("why-said", "children"),
-        Input({"why": ALL}, "n_clicks"),
-        State("state", "data"),
-        prevent_initial_call=True,
-    )
-    def start(_: Any, kept: Any) -> Any:
-        """Explore a change. This is a separate callback, so that it makes the browser drop no other
-        answer."""
-        asked = ctx.triggered_id
-        # A button that has just been made fires as well, without a click.
-        if not isinstance(asked, dict) or not any(t["value"] for t in ctx.triggered):
-            return no_update, no_update
-        try:
-            return jobs.submit(wanted(context, jobs, view_of(kept), str(asked.get("why")))).id, None
-        except TensorOptError as error:
-            return no_update, note(str(error), "error")
+def _key(data: FrontierData, view: View) -> tuple[Any, ...]:
+    # The exploration is part of what is remembered, so that its id cannot be reused meanwhile.
+    return id(data.exploration), view.point, budget_of(data, view)[0]
+
+
+@CALLBACKS.answer(sets="why-quick.children", when="plan-headline.children", given="pick.data page.data")
+def _known(context: Context, _: Any, pick: Any, page: Any) -> Any:
+    """Fill in what is known once the rest of the page is there: it has the point's details, which take
+    longest."""
+    data, view = shown_point(context, pick, page, "plan")
+    if data is None or view.point is None:
+        return None
+    try:
+        why = _quick(context, data, view)
+    except TensorOptError as error:
+        return note(f"Nothing can be said here: {error}", "warn")
+    return [
+        html.P(why.binding.sentence, className="binding"),
+        *_parts_table(why, data),
+        html.H3("On this frontier"),
+        _table(rows(why, (*why.bounds, *why.levers), data, view)),
+        hint(budget_of(data, view)[1]),
+        *(note(text) for text in why.notes),
+    ]
+
+
+# A plan is simulated a dozen more times: not for every point that a person passes.
+CALLBACKS.in_browser("why.rest", sets="why-rest.data", when="why-quick.children", at_start=True)
+
+
+@CALLBACKS.answer(sets="why-simulated.children", when="why-rest.data", given="pick.data page.data")
+def _simulated(context: Context, _: Any, pick: Any, page: Any) -> Any:
+    data, view = shown_point(context, pick, page, "plan")
+    if data is None or view.point is None:
+        return None
+    try:
+        why, before = _whole(context, data, view), _quick(context, data, view)
+    except TensorOptError:
+        return None  # said above
+    bounds, levers = why.bounds[len(before.bounds) :], why.levers[len(before.levers) :]
+    if not bounds:
+        return [note(text) for text in why.notes[len(before.notes) :]]
+    return [
+        _table(rows(why, (*bounds, *levers), data, view)),
+        hint(f"The first two are bounds. {OF_SIMULATED.capitalize()}."),
+    ]
+
+
+@CALLBACKS.answer(
+    sets="why-deeper.children why-shown.data",
+    when="why-quick.children told.data why-started.data",
+    given="pick.data page.data why-shown.data",
+)
+def _deeper(context: Context, _: Any, __: Any, ___: Any, pick: Any, page: Any, shown: Any) -> Any:
+    """Show the changes that take a search; drawn again only when one says something new."""
+    data, view, point = point_shown(context, pick, page, "plan")
+    try:
+        found = _deeper_rows(context, data, view)
+    except TensorOptError:
+        return None, None  # said above
+    news = [view.exploration, point, view.budget_bytes, [_sign(row) for row in found]]
+    return (no_update, no_update) if news == shown else (_table(found, actions=True), news)
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets="why-started.data why-said.children",
+    when=[({"why": ALL}, "n_clicks")],
+    given="state.data",
+)
+def _start(context: Context, _: Any, kept: Any) -> Any:
+    """Explore a change. This is a separate callback, so that it makes the browser drop no other
+    answer."""
+    asked = ctx.triggered_id
+    # A button that has just been made fires as well, without a click.
+    if not isinstance(asked, dict) or not any(t["value"] for t in ctx.triggered):
+        return no_update, no_update
+    try:
+        what = wanted(context, context.manager, view_of(kept), str(asked.get("why")))
+        return context.manager.submit(what).id, None
+    except TensorOptError as error:
+        return no_update, note(str(error), "error")
 
 
 def wanted(context: Context, jobs: JobManager, view: View, key: str) -> Deeper:
@@ -195,12 +166,13 @@ def wanted(context: Context, jobs: JobManager, view: View, key: str) -> Deeper:
     return Deeper(entry.folder, title_of(context.library, entry), change.key, change.title, local)
 
 
-def _deeper_rows(context: Context, answers: _Answers, data: FrontierData, view: View) -> tuple[WhyRow, ...]:
-    why = answers.quick(data, view)
+def _deeper_rows(context: Context, data: FrontierData, view: View) -> tuple[WhyRow, ...]:
+    why, whole = _quick(context, data, view), data.exploration
+    of = str(context.whys.get(("print", id(whole)), lambda: (whole, fingerprint(whole)))[1])
     entry = context.library.entry(view.exploration)
     jobs = context.jobs.jobs() if context.jobs is not None else []
     found = {}
-    for key, made in results_of(context.library, answers.fingerprint(data.exploration)).items():
+    for key, made in results_of(context.library, of).items():
         try:
             found[key] = (made, context.library.load(made))
         except TensorOptError:
@@ -218,7 +190,7 @@ def _parts_table(why: Why, data: FrontierData) -> list[Any]:
     # One panel above has the step's parts; what it lacks is which links are waited for.
     if len(found) < 3:
         return []
-    table = plain_table(["the step", "", "share"], [[p.title, p.time, p.share] for p in found], (1, 2))
+    table = plain_table(["the step", "", "share"], found, (1, 2))
     return [html.Div(table, className="why-parts")]
 
 
@@ -244,8 +216,5 @@ def _actions(row: WhyRow) -> list[Any]:
         found.append(html.Span(row.state, className="why-state", role="status" if row.active else None))
     if row.action:
         words = {"run": "Explore", "again": "Try again"}[row.action]
-        found.append(
-            dmc.Button(words, id={"why": row.key}, size="compact-xs", variant="default",
-                       **aria(label=f"{words}: {row.title}"))
-        )  # fmt: skip
+        found.append(button(words, {"why": row.key}, f"{words}: {row.title}"))
     return found

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tensoropt.plan.facts_table import Fact
 from tensoropt.plan.verified import Verified
-from tensoropt.report.assumptions import batch_words, settings_rows
+from tensoropt.report.assumptions import batch_words, settings_facts
 from tensoropt.report.table import timing_words
 
 from ..state import View
-from .frontier import FrontierData, price_of, unit_for
-from .point import Fact
-from .units import digits, percent
+from .frontier import FrontierData, price_of
+from .units import digits, percent, unit_for
 from .verified import verified_lines
 
 NOTE = "note"
@@ -41,7 +41,7 @@ def assumptions(
             "cluster", f"{exploration.cluster['name']}, {len(exploration.cluster['devices'])} × {data.device}"
         ),
         Fact("memory of a device", f"{whole.text(data.capacity_bytes)}, {percent(view.headroom)} kept free"),
-        *(Fact(label, words) for label, words in settings_rows(exploration)),
+        *settings_facts(exploration),
         Fact("price", "unknown" if price is None else f"{digits(price)} per device-hour"),
         Fact("figures", timing_words(exploration)),
         *(

@@ -1,32 +1,13 @@
-"""The details of one point's plan: from :mod:`tensoropt.report.detail`, if they are known."""
+"""The details of one point's plan (:mod:`tensoropt.report.detail`), as pictures need them."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
 from tensoropt.simulate.recording import MEMORY_KINDS
-
-
-class NoDetailError(TensorOptError):
-    """An exploration that was saved without the data from which its points' details are made."""
-
-
-def detail_of(exploration: Exploration, point: int) -> Any:
-    """Return operators, reshardings, timeline, memory curve and breakdown of one point.
-
-    Raises:
-        NoDetailError: this exploration does not hold what that needs; the message says so.
-    """
-    try:
-        module = importlib.import_module("tensoropt.report.detail")
-    except ModuleNotFoundError as error:
-        raise NoDetailError("the details of a plan are not part of this version") from error
-    return module.detail(exploration, point)
 
 
 @dataclass(frozen=True)

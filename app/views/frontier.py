@@ -12,39 +12,15 @@ import numpy as np
 from tensoropt.frontier import knee
 from tensoropt.plan import Exploration
 from tensoropt.plan.amounts import prices_of
+from tensoropt.plan.facts import facts
+from tensoropt.plan.facts_table import Fact
+from tensoropt.plan.figure_rows import FigureRow
 from tensoropt.plan.figures import BYTES, KEPT, SECONDS
-from tensoropt.plan.point import listed_facts
+from tensoropt.plan.plan_names import planner_title
+from tensoropt.plan.point import FRONTIER
 
 from ..state import View
-from .units import Unit, Units, digits, percent, plural
-
-FRONTIER = "frontier"
-"""The planner of the search's own points."""
-PLANNER_TITLES = {
-    "frontier": "frontier",
-    "data_parallel": "data parallel",
-    "zero": "ZeRO",
-    "megatron": "Megatron",
-    "optcnn": "OptCNN",
-    "flexflow": "FlexFlow",
-    "tofu": "ToFu",
-    "galvatron": "Galvatron",
-    "ilp": "0-1 program",
-    "m_topo": "m-TOPO",
-    "m_etf": "m-ETF",
-    "m_sct": "m-SCT",
-    "dpos": "DPOS",
-    "os_dpos": "OS-DPOS",
-    "placer": "Placer",
-    "pesto": "Pesto",
-    "netsplit": "NetSplit",
-}
-"""The names of planners in a legend; others appear by their own name."""
-
-
-def planner_title(name: str) -> str:
-    """Return what a planner is called in a legend."""
-    return PLANNER_TITLES.get(name, name.replace("_", " "))
+from .units import Units, digits, percent, plural, unit_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +54,11 @@ class FrontierData:
         factors = {BYTES: self.units.memory.factor, SECONDS: self.units.time.factor}
         return self.column(name) / factors.get(KEPT[name].unit, 1.0)
 
-    def listed(self, row: int) -> list[tuple[str, str]]:
-        """(label, words) of a row's figures that have a line of their own, where they are known."""
-        return listed_facts(self.exploration.all_points[row])
+    def facts(self, row: int) -> dict[str, Fact]:
+        """Return what there is to say of a row, in the units of the page."""
+        return facts(
+            FigureRow.of(self.exploration, row), memory=self.units.memory.text, time=self.units.time.text
+        )
 
     @property
     def memory(self) -> np.ndarray:
@@ -167,12 +145,12 @@ class FrontierData:
     @property
     def capacity_bytes(self) -> float:
         """The memory of the smallest device."""
-        return capacity_of(self.exploration.cluster)[0]
+        return _capacity_of(self.exploration.cluster)[0]
 
     @property
     def device(self) -> str:
         """The kind of the device with the least memory."""
-        return capacity_of(self.exploration.cluster)[1]
+        return _capacity_of(self.exploration.cluster)[1]
 
     def usable_bytes(self, view: View) -> float:
         """Return the memory of the smallest device, less the headroom."""
@@ -222,7 +200,7 @@ class _Points:
         self.memory, self.time = memory, time
 
 
-def capacity_of(cluster: Mapping[str, Any]) -> tuple[float, str]:
+def _capacity_of(cluster: Mapping[str, Any]) -> tuple[float, str]:
     """Return (bytes, kind) of the device with the least memory, from a saved cluster."""
     # Every device has a part of a sharded plan, so the smallest one limits it.
     kind = min(cluster["kinds"], key=lambda k: k["memory_bytes"])
@@ -269,14 +247,6 @@ def limit_sentence(data: FrontierData, view: View) -> str:
     if over:
         return f"{over:,} of {plural(len(rows), 'plan')} need more than the {room} and are greyed."
     return ""
-
-
-def unit_for(size_bytes: float) -> Unit:
-    """Return the largest binary unit of which a size has at least one."""
-    for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
-        if size_bytes >= factor:
-            return Unit(name, factor)
-    return Unit("B", 1.0)
 
 
 def filter_sentence(data: FrontierData, view: View) -> str:

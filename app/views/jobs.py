@@ -65,7 +65,7 @@ def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
     if job.started is not None:
         words += f" · {duration(spent)}"
     last = job.stages[-1] if job.stages else None
-    lines = [stage_line(job, stage, now, last=stage is last) for stage in job.stages]
+    lines = [_stage_line(job, stage, now, last=stage is last) for stage in job.stages]
     return JobCard(
         id=job.id,
         title=job.title,
@@ -80,7 +80,7 @@ def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
     )
 
 
-def stage_line(job: Job, stage: Stage, now: float, *, last: bool) -> StageLine:
+def _stage_line(job: Job, stage: Stage, now: float, *, last: bool) -> StageLine:
     """Return one stage of a job; remaining time is shown only for the stage at work, as it was when it was
     reported."""
     at_work = job.state == "running" and last and stage.done < stage.total
@@ -144,7 +144,7 @@ def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
 def estimate_words(found: Estimate | None) -> str:
     """Say how long it will take, and from what that is known."""
     if found is None:
-        return "No estimate yet: nothing like it has come to its end here."
+        return "No estimate yet: no finished run like it."
     span = duration(found.low_s)
     if found.high_s > 1.1 * found.low_s:
         span += f" to {duration(found.high_s)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-SWEEPS = 4
+_SWEEPS = 4
 
 
 def layers(nodes: Sequence[Hashable], edges: Iterable[tuple[Hashable, Hashable]]) -> list[list[Hashable]]:
@@ -34,7 +34,7 @@ def layers(nodes: Sequence[Hashable], edges: Iterable[tuple[Hashable, Hashable]]
         found[rank[node]].append(node)
     # Down by what is before, then up by what is behind, in turn. Their number is an assumption: more of them
     # take longer and may cross fewer edges.
-    for sweep in range(SWEEPS):
+    for sweep in range(_SWEEPS):
         neighbours = before if sweep % 2 == 0 else after
         position = {node: i / max(len(layer) - 1, 1) for layer in found for i, node in enumerate(layer)}
         for layer in found if sweep % 2 == 0 else reversed(found):

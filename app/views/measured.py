@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from tensoropt.report.beside import PEAK, WHOLE, Beside, MeasuredFigure
+from tensoropt.report.beside import PEAK, WHOLE, Beside
 
 from .units import Units
 
-ALIGN_WORDS = {PEAK: "by the peaks", WHOLE: "the whole recording as one step"}
-NOT_TOLD = "not told"
+_ALIGN_WORDS = {PEAK: "by the peaks", WHOLE: "the whole recording as one step"}
 MOST_EVENTS = 4000
 """The most bars of a trace that are drawn: the longest."""
 
 
 def align_options(found: Beside) -> list[dict[str, str]]:
     """Return what can be taken as the step, for a select."""
-    return [{"value": way, "label": ALIGN_WORDS.get(way, f"step {way}")} for way in found.alignments]
+    return [{"value": way, "label": _ALIGN_WORDS.get(way, f"step {way}")} for way in found.alignments]
 
 
 def figure_rows(found: Beside, units: Units) -> list[list[str]]:
     """Return (name, predicted, measured, ratio with the change in words) for each figure."""
-    return [_row(figure, units) for figure in found.figures]
-
-
-def _row(figure: MeasuredFigure, units: Units) -> list[str]:
-    unit = units.memory if figure.unit == "bytes" else units.time
-    if figure.measured is None:
-        return [figure.name, unit.text(figure.predicted), NOT_TOLD, ""]
-    return [figure.name, unit.text(figure.predicted), unit.text(figure.measured), figure.ratio_words]
+    return [list(figure.words(units.memory.text, units.time.text)) for figure in found.figures]
 
 
 def left_words(found: Beside) -> str:

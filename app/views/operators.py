@@ -45,7 +45,7 @@ class OperatorRow:
     copies_s: float | None = None
 
 
-LOOP_WORDS = {
+_LOOP_WORDS = {
     "out_features": "output features",
     "in_features": "input features",
     "out_channels": "output channels",
@@ -78,7 +78,7 @@ def axes_words(
             continue
         dim = label.partition("@")[0]
         loop, _, atom = dim.partition(".")
-        words = "batch" if label == batch else LOOP_WORDS.get(loop, loop) + (f" {atom}" if atom else "")
+        words = "batch" if label == batch else _LOOP_WORDS.get(loop, loop) + (f" {atom}" if atom else "")
         if loop in ("rows", "d1") and label != batch:
             words = f"dim {atom}" if atom else "dim 1"
         elif re.fullmatch(r"d\d+", loop) and label != batch:
@@ -170,9 +170,9 @@ def _groups(exploration: Exploration) -> dict[str, Group]:
 
 
 TOTAL = "total"
-HEADLINE = "fullest, busiest device"
+_HEADLINE = "fullest, busiest device"
 """The devices whose memory and whose seconds the headline has, if devices have different loads."""
-ALL_MESSAGES = "fullest, busiest; all messages"
+_ALL_MESSAGES = "fullest, busiest; all messages"
 """The same for a placed plan, whose headline counts the messages of all devices."""
 
 
@@ -187,7 +187,7 @@ def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share,
     if detail is None:
         return ()
     if point.record is not None:
-        title = HEADLINE if point.placed is None else ALL_MESSAGES
+        title = _HEADLINE if point.placed is None else _ALL_MESSAGES
         headline = Share(title, point.memory_bytes, point.compute_s, point.communication_s)
         return (*detail.places, headline)
     operators, beside = detail.shares()
@@ -222,7 +222,7 @@ def _detailed(o: Any, space: Space, sizes: Mapping[str, int]) -> OperatorRow:
     )
 
 
-STORED = {"held/P": "ZeRO-1", "held": "ZeRO-2", "": "ZeRO-3", "ahead": "ZeRO-3, gathered ahead"}
+_STORED = {"held/P": "ZeRO-1", "held": "ZeRO-2", "": "ZeRO-3", "ahead": "ZeRO-3, gathered ahead"}
 """Names of shards that are not part of a split use, by what a stored layout says beside its axes."""
 
 
@@ -249,7 +249,7 @@ def option_words(
                 parts *= sizes.get(axis, 1)
         if parts > 1:
             way = placements[-1] if len(placements) > len(configuration) else ""
-            words = f"{STORED.get(way, way)} ×{parts}"
+            words = f"{_STORED.get(way, way)} ×{parts}"
             told.setdefault(words, []).append(keys.get(name, name).rpartition(".")[2])
     return "; ".join(f"{', '.join(names)}: {words}" for words, names in told.items())
 
@@ -276,7 +276,7 @@ def changed_operators(
     )
 
 
-def recomputed_blocks(exploration: Exploration, row: int) -> tuple[str, ...]:
+def _recomputed_blocks(exploration: Exploration, row: int) -> tuple[str, ...]:
     """Return the blocks that a plan recomputes in backward, in the model's order."""
     return exploration.plan(row).recomputed
 
@@ -284,7 +284,7 @@ def recomputed_blocks(exploration: Exploration, row: int) -> tuple[str, ...]:
 def recomputation_difference(exploration: Exploration, row: int, other: int) -> tuple[tuple[str, str], ...]:
     """Return (which plans, which blocks) of recomputation: in both, or in one only; empty if there is
     none."""
-    mine, theirs = recomputed_blocks(exploration, row), recomputed_blocks(exploration, other)
+    mine, theirs = _recomputed_blocks(exploration, row), _recomputed_blocks(exploration, other)
     parts = (
         ("in both", [b for b in mine if b in theirs]),
         ("only there", [b for b in theirs if b not in mine]),

@@ -12,7 +12,7 @@ from tensoropt.units import format_bytes
 from .point import KIND_TITLES
 from .units import Units, percent, plural
 
-NO_OPERATOR = "no single operator"
+_NO_OPERATOR = "no single operator"
 
 
 def moment(owners: PointOwners, wanted: int | None, step: int = 0) -> MomentOwners:
@@ -43,7 +43,7 @@ def owner_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
         {
             "id": str(number),
             "group": row.operator,
-            "operator": row.operator or NO_OPERATOR,
+            "operator": row.operator or _NO_OPERATOR,
             "tensor": row.tensor if row.tensor != row.operator else "",
             "what": row.what,
             "kind": KIND_TITLES[row.kind],

@@ -13,7 +13,7 @@ from .layers import layers, positions
 from .operators import OperatorRow, split_in_stage
 from .units import plural
 
-MOST_NODES = 96
+_MOST_NODES = 96
 """The most boxes that can be read on one screen (and 5,000 nodes were measured to pan at 374 ms a frame)."""
 STEP, SPREAD = 182.0, 58.0
 """The distances from box to box, so that the bytes of an edge between neighbours can be read between them."""
@@ -70,7 +70,7 @@ class Picture:
 
 
 def picture(rows: Sequence[OperatorRow], edges: Iterable[GraphEdge], aspect: float = ASPECT) -> Picture:
-    """Collapse to as many module levels as stay under :data:`MOST_NODES` nodes, and place them.
+    """Collapse to as many module levels as stay under :data:`_MOST_NODES` nodes, and place them.
 
     Args:
         rows: operators in the model's order.
@@ -119,14 +119,14 @@ def picture(rows: Sequence[OperatorRow], edges: Iterable[GraphEdge], aspect: flo
     return Picture(tuple(nodes), links, tuple(legend), depth)
 
 
-MOST_TENSORS = 4
+_MOST_TENSORS = 4
 """The most tensors that a tooltip names; it says how many more there are."""
 
 
 def _tensor_lines(tensors: Mapping[str, tuple[int, str]]) -> tuple[str, ...]:
     lines = [f"{words}, {format_bytes(size)}" for size, words in tensors.values()]
-    more = len(lines) - MOST_TENSORS
-    return (*lines[:MOST_TENSORS], *((f"and {plural(more, 'more tensor')}",) if more > 0 else ()))
+    more = len(lines) - _MOST_TENSORS
+    return (*lines[:_MOST_TENSORS], *((f"and {plural(more, 'more tensor')}",) if more > 0 else ()))
 
 
 def _node_tip(
@@ -170,7 +170,7 @@ def _depth(rows: Sequence[OperatorRow]) -> int:
     """Return the deepest level of modules that keeps the picture small, at least one."""
     deepest = max((o.module.count(".") + 1 for o in rows if o.module), default=1)
     for depth in range(deepest, 1, -1):
-        if len({_key(o, depth) for o in rows}) <= MOST_NODES:
+        if len({_key(o, depth) for o in rows}) <= _MOST_NODES:
             return depth
     return 1
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensoropt.plan.facts import hides
 from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
 from .frontier import FrontierData
-from .point import KIND_TITLES, beside_tensors, hides
+from .point import KIND_TITLES, sizes_of
 from .units import percent
 
 
@@ -47,12 +48,8 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
     where = "on the fullest device" if point.record is not None else "on each device"
     segments = [
         Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
-        for kind, size in zip(MEMORY_KINDS, point.memory, strict=True)
-    ]
-    segments += [
-        Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
-        for kind, size in beside_tensors(point).items()
-        if size
+        for kind, size in sizes_of(point).items()
+        if size or kind in MEMORY_KINDS
     ]
     if to_scale:
         free = max(usable - used, 0.0)
@@ -81,7 +78,7 @@ def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
     )
 
 
-STEP_TITLES = {"compute": "compute", "exposed": "communication", "idle": "idle"}
+_STEP_TITLES = {"compute": "compute", "exposed": "communication", "idle": "idle"}
 
 
 def step_bar(data: FrontierData, row: int) -> Bar:
@@ -92,7 +89,7 @@ def step_bar(data: FrontierData, row: int) -> Bar:
     parts = {"compute": point.compute_s, "exposed": point.exposed_s, "idle": point.idle_s}
     total, hidden = point.time_s or 1.0, point.hidden_s
     waiting = "waiting for the host" if point.pipeline is None else "idle, and waiting for the host"
-    titles = STEP_TITLES | ({"idle": waiting} if point.host_bound else {})
+    titles = _STEP_TITLES | ({"idle": waiting} if point.host_bound else {})
     segments = tuple(
         Segment(kind, titles[kind], value / total, unit.text(value), percent(value / total))
         for kind, value in parts.items()

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.plan.compared import compared, limits_asked
+from tensoropt.plan.plan_names import planner_title
 from tensoropt.planners import ENTRIES
 from tensoropt.planners.foreseen import foreseen_refusal
 from tensoropt.units import format_seconds
 
 from ..state import View
-from .frontier import FrontierData, planner_title, unit_for
-from .units import percent, signed
+from .frontier import FrontierData
+from .units import percent, signed, unit_for
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import numpy as np
 
 from tensoropt.plan import Point
 from tensoropt.plan.figures import KEPT, LISTED
-from tensoropt.plan.plan_names import JOIN
+from tensoropt.plan.plan_names import JOIN, planner_title
 
 from ..state import View
-from .frontier import FrontierData, planner_title
+from .frontier import FrontierData
 from .rates import rate_arrays
 from .units import at_most
 

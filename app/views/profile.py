@@ -9,8 +9,8 @@ from tensoropt.plan.device_sweep import Cell, profile
 
 from ..library import Library
 from ..state import View
-from .frontier import money, unit_for
-from .units import Units
+from .frontier import money
+from .units import Units, unit_for
 
 
 @dataclass(frozen=True)

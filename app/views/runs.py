@@ -15,9 +15,9 @@ from tensoropt.plan.settings import settings_fields
 from ..index import Head
 from ..library import Entry, Library
 from .library import own_title, titles_of
-from .units import Unit, Units
+from .units import Units, time_unit, unit_for
 
-USUALLY_SHOWN = 12
+_USUALLY_SHOWN = 12
 """The number of explorations that are drawn before a person chooses: more lines are hard to follow."""
 MOST_POINTS, LEAST_POINTS = 10_000, 60
 """The most points drawn in total, and the least for one exploration."""
@@ -109,19 +109,10 @@ def _made(entry: Entry) -> float | None:
 
 def common_units(runs: Sequence[Run]) -> Units:
     """Return one unit of memory and one of time for all, by the largest and the slowest."""
-    memory = max((float(r.curve.memory.max()) for r in runs if r.curve is not None and r.points), default=0.0)
-    slowest = max((float(r.curve.time.max()) for r in runs if r.curve is not None and r.points), default=0.0)
-    return Units(
-        next(
-            (Unit(n, f) for n, f in (("GiB", 2.0**30), ("MiB", 2.0**20)) if memory >= f), Unit("KiB", 2.0**10)
-        ),
-        time_unit(slowest),
-    )
-
-
-def time_unit(seconds: float) -> Unit:
-    """Return the unit in which a time of this size is read."""
-    return Unit("s", 1.0) if seconds >= 10 else Unit("ms", 1e-3) if seconds >= 1e-3 else Unit("µs", 1e-6)
+    read = [run.curve for run in runs if run.curve is not None and run.points]
+    memory = max((float(curve.memory.max()) for curve in read), default=0.0)
+    slowest = max((float(curve.time.max()) for curve in read), default=0.0)
+    return Units(unit_for(max(memory, 2.0**10)), time_unit(slowest))
 
 
 COMPARED = (
@@ -129,7 +120,7 @@ COMPARED = (
     ("devices", "devices"), *((setting.name, setting.flag) for setting in settings_fields()),
 )  # fmt: skip
 """The fields in which explorations may differ, with their titles."""
-WORK = ("model", "graph", "mode", "optimizer", "batch")
+_WORK = ("model", "graph", "mode", "optimizer", "batch")
 """The fields that change what a step does: the page says if times are of different work."""
 
 
@@ -184,10 +175,10 @@ def known_to_the_browser(runs: Sequence[Run], units: Units) -> dict[str, Any]:
         }
     return {
         "order": [run.key for run in runs],
-        "usual": [run.key for run in runs if not run.head.fault][:USUALLY_SHOWN],
+        "usual": [run.key for run in runs if not run.head.fault][:_USUALLY_SHOWN],
         "facts": facts,
         "compared": [list(pair) for pair in COMPARED],
-        "work": list(WORK),
+        "work": list(_WORK),
     }
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.plan import Exploration
+from tensoropt.plan.facts import bound_words as at_most
 from tensoropt.plan.frontier_table import units_of
-from tensoropt.report.assumptions import bound_words as at_most
 from tensoropt.units import counted as plural
 from tensoropt.units import share_words as percent
 
-__all__ = ["Unit", "Units", "at_most", "digits", "percent", "plural", "signed"]
+__all__ = ["Unit", "Units", "at_most", "digits", "percent", "plural", "signed", "time_unit", "unit_for"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,19 @@ class Units:
         """Return the units in which all of an exploration is shown."""
         memory, time = units_of(exploration)
         return cls(Unit(*memory), Unit(*time))
+
+
+def unit_for(size_bytes: float) -> Unit:
+    """Return the largest binary unit of which a size has at least one."""
+    for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
+        if size_bytes >= factor:
+            return Unit(name, factor)
+    return Unit("B", 1.0)
+
+
+def time_unit(seconds: float) -> Unit:
+    """Return the unit in which a time of this size is read."""
+    return Unit("s", 1.0) if seconds >= 10 else Unit("ms", 1e-3) if seconds >= 1e-3 else Unit("µs", 1e-6)
 
 
 def digits(value: float) -> str:

@@ -9,7 +9,7 @@ from tensoropt.report.miss import ran_parts
 
 from .frontier import FrontierData
 
-MOST_LISTED = 4
+_MOST_LISTED = 4
 NOT_YET = "not verified yet; the last command of the Export page does it"
 
 
@@ -36,8 +36,8 @@ def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[st
     known = [(row, found) for row, found in rows if found is not None]
     lines = [
         f"{data.label(row)}: {verified_words(found, data)} ({found.checked_on})"
-        for row, found in known[:MOST_LISTED]
+        for row, found in known[:_MOST_LISTED]
     ]
-    if len(known) > MOST_LISTED:
-        lines.append(f"and {len(known) - MOST_LISTED} more")
+    if len(known) > _MOST_LISTED:
+        lines.append(f"and {len(known) - _MOST_LISTED} more")
     return tuple(lines) or (NOT_YET,)

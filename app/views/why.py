@@ -55,15 +55,6 @@ class WhyRow:
     active: bool = False
 
 
-@dataclass(frozen=True)
-class WhyPart:
-    """A part of the step: its title, its time, and its share in words."""
-
-    title: str
-    time: str
-    share: str
-
-
 def budget_of(data: FrontierData, view: View) -> tuple[float | None, str]:
     """Return (the budget within which everything must fit, a remark on it); None: the point's own memory."""
     assert view.point is not None
@@ -89,11 +80,10 @@ def quick(data: FrontierData, view: View, folder: str, detail: Any) -> Why:
     return looked_up(data.exploration, view.point, memory_bytes=memory_bytes, folder=folder, detail=detail)
 
 
-def parts(why: Why, units: Units) -> tuple[WhyPart, ...]:
-    """Return the parts of the step, with the links that are waited for."""
-    return tuple(
-        WhyPart(p.title, units.time.text(p.seconds), percent(p.share)) for p in shown_parts(why.binding.parts)
-    )
+def parts(why: Why, units: Units) -> list[list[str]]:
+    """Return (title, time, share) of the parts of the step, with the links that are waited for."""
+    shown = shown_parts(why.binding.parts)
+    return [[part.title, units.time.text(part.seconds), percent(part.share)] for part in shown]
 
 
 def rows(why: Why, levers: tuple[Lever, ...], data: FrontierData, view: View) -> tuple[WhyRow, ...]:

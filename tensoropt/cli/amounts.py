@@ -65,16 +65,20 @@ def tariff_option(options: argparse.Namespace) -> Any:
     return Tariff(price, by_kind, options.currency.strip())
 
 
-def point_rates(options: argparse.Namespace, found: Any, index: int) -> tuple[list[str], dict[str, Any]]:
-    """What a step of a point and the training that is asked for take and cost, as lines and as data.
+def rated_point(options: argparse.Namespace, found: Any, index: int) -> tuple[list[str], dict[str, Any]]:
+    """Return the facts of a point as lines, what the training that is asked for takes and costs among them,
+    and the latter as data.
 
     Raises:
         TensorOptError: an amount or a price is none, or is of devices that the cluster does not have.
     """
-    from tensoropt.plan.rates import RatesOf, kinds_of
-    from tensoropt.report.rate_words import rate_lines, rates_data
+    from tensoropt.plan.facts import rate_facts
+    from tensoropt.plan.facts_table import fact_lines
+    from tensoropt.plan.figure_rows import FigureRow, rates_data
+    from tensoropt.plan.rates import kinds_of
+    from tensoropt.report.table import point_lines
 
     amount, tariff = amount_option(options), tariff_option(options)
     tariff.check(kinds_of(found))
-    rated = RatesOf(found, tariff)
-    return rate_lines(rated, index, amount), rates_data(rated, index, amount)
+    row = FigureRow.of(found, index, tariff)
+    return [*point_lines(row), *fact_lines(rate_facts(row, amount))], rates_data(row, amount)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.amounts import add_amount, point_rates
+from tensoropt.cli.amounts import add_amount, rated_point
 from tensoropt.cli.arguments import add_folder, add_headroom, add_point, budget, limits, point_index
 from tensoropt.cli.shop import offers_answer
 from tensoropt.cli.verb import Answer, Verb
@@ -40,7 +40,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
     from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.made_for import for_gpus
-    from tensoropt.report.table import point_lines, run_line
+    from tensoropt.report.table import run_line
     from tensoropt.saved import chosen_point, opened
 
     if options.point is not None:
@@ -51,8 +51,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     else:
         found, index = chosen_point(options.dir, devices=options.devices, **wanted)
     plan = found.plan(index)
-    rated_lines, rates = point_rates(options, found, index)
-    lines = [*point_lines(found, index), *rated_lines]
+    lines, rates = rated_point(options, found, index)
     if options.out:
         plan.save(options.out)
         gpus = for_gpus(found.cluster)

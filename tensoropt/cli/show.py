@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.amounts import add_amount, point_rates
+from tensoropt.cli.amounts import add_amount, rated_point
 from tensoropt.cli.arguments import add_folder, add_point, limits, point_option
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
@@ -54,16 +54,14 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.report.beside import beside
     from tensoropt.report.explain import detail_lines
     from tensoropt.report.owners import point_owners
-    from tensoropt.report.table import point_lines
     from tensoropt.report.trace import write_trace
     from tensoropt.saved import opened, show
 
     found = opened(options.dir)
     detail = show(found, point_option(options, found), **wanted)
     summed = found.all_points[detail.point].record is None
-    rated_lines, rates = point_rates(options, found, detail.point)
+    rated_lines, rates = rated_point(options, found, detail.point)
     lines = [
-        *point_lines(found, detail.point),
         *rated_lines,
         "",
         *detail_lines(detail, options.top, summed=summed),

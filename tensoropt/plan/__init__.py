@@ -40,4 +40,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'tensoropt.plan' has no attribute '{name}'")
+    importlib.import_module("tensoropt.plan.facts")  # by which they are shown
     return getattr(importlib.import_module(f"tensoropt.plan.{_MODULE_OF[name]}"), name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import tensoropt.plan.facts  # noqa: F401  by which points, plans and spaces are shown
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.exploration_files import read_files, write_files
 from tensoropt.plan.findings import Findings

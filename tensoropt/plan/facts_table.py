@@ -1,32 +1,102 @@
-"""Rows of words as HTML, and labelled facts as text: what ``repr`` and notebooks show."""
+"""Facts as rows, and what shows them as text and HTML; nothing here knows a figure.
+
+A class that derives from :class:`Shown` is described by the function registered with :func:`described` for it
+(:mod:`tensoropt.plan.facts`), so that data needs no words of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
 from html import escape
-
-Facts = Sequence[tuple[str, str]]
-"""Labels and what is to be said of them, in order."""
-
-
-def facts_text(title: str, facts: Facts) -> str:
-    """The title and a line per fact, the labels in one column."""
-    width = max((len(label) for label, _ in facts), default=0)
-    return "\n".join([title, *(f"  {label.ljust(width)}  {said}" for label, said in facts)])
+from pathlib import Path
+from string import Template
+from typing import Any
 
 
-def facts_html(title: str, facts: Facts) -> str:
-    """The title above a table of two columns."""
+@dataclass(frozen=True)
+class Fact:
+    """A row of what there is to say.
+
+    Attributes:
+        name: what people call it; "" for a further line of the fact above.
+        value: the value; None if it is unknown, and then ``note`` says why.
+        unit: writes a value for people.
+        source: where the value comes from.
+        note: a remark.
+    """
+
+    name: str
+    value: Any
+    unit: Callable[[Any], str] = str
+    source: str = ""
+    note: str = ""
+
+    @property
+    def words(self) -> str:
+        """The value with its source and its remark in brackets."""
+        remarks = "; ".join(filter(None, (self.source, self.note)))
+        if self.value is None:
+            return f"unknown: {remarks}"
+        return f"{self.unit(self.value)} ({remarks})" if remarks else self.unit(self.value)
+
+
+def named(facts: Mapping[str, Fact], *names: str) -> list[Fact]:
+    """Return the facts of these names, in their order; those that there are."""
+    return [facts[name] for name in names if name in facts]
+
+
+@singledispatch
+def described(thing: object) -> tuple[str, Sequence[Fact]]:
+    """Return the title and the facts of something that is shown."""
+    return type(thing).__name__, ()
+
+
+class Shown:
+    """Something that a notebook shows as its title and its facts."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return facts_html(*described(self))
+
+
+def fact_lines(facts: Iterable[Fact]) -> list[str]:
+    """Return an indented line for each fact."""
+    return [f"  {fact.name}: {fact.words}" for fact in facts]
+
+
+def facts_text(title: str, facts: Sequence[Fact]) -> str:
+    """Return the title and a line per fact, the names in one column."""
+    width = max((len(fact.name) for fact in facts), default=0)
+    return "\n".join([title, *(f"  {fact.name.ljust(width)}  {fact.words}" for fact in facts)])
+
+
+def facts_html(title: str, facts: Sequence[Fact]) -> str:
+    """Return the title above a table of two columns."""
     rows = "".join(
-        f'<tr><th style="text-align:left">{escape(label)}</th>'
-        f'<td style="text-align:left">{escape(said)}</td></tr>'
-        for label, said in facts
+        f'<tr><th style="text-align:left">{escape(fact.name)}</th>'
+        f'<td style="text-align:left">{escape(fact.words)}</td></tr>'
+        for fact in facts
     )
     return f"<div><p><b>{escape(title)}</b></p><table>{rows}</table></div>"
 
 
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def filled(template: Path, **values: Any) -> str:
+    """Return a :class:`string.Template` with its values, escaped unless they are :class:`Html`."""
+    words = {name: value if isinstance(value, Html) else escape(str(value)) for name, value in values.items()}
+    return Template(template.read_text(encoding="utf-8")).substitute(words)
+
+
 def table_html(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
-    """Rows (the first is the header) as a table: to the right, but columns in ``left`` to the left."""
+    """Return rows (the first is the header) as a table, aligned to the right but for the columns ``left``."""
 
     def cells(row: Sequence[str], tag: str) -> str:
         sides = ("left" if i in left else "right" for i in range(len(row)))

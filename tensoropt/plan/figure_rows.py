@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.plan.figures import BREAKDOWNS, FIXED, FURTHER
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.point import Point
@@ -20,6 +21,11 @@ class FigureRow:
     found: Findings
     index: int
     rated: RatesOf
+
+    @classmethod
+    def of(cls, found: Findings, index: int, tariff: Tariff = CLUSTERS_OWN) -> FigureRow:
+        """Point ``index`` of ``all_points``; a tariff replaces the prices of the cluster."""
+        return cls(found, index, RatesOf(found, tariff))
 
     @property
     def number(self) -> int:
@@ -75,3 +81,29 @@ def points_data(found: Findings, indices: Iterable[int] | None = None) -> list[d
                 data[figure.part[0]][figure.part[1]] = figure.plain(row)
         rows.append(data)
     return rows
+
+
+def rates_data(row: FigureRow, amount: Amount | None = None) -> dict[str, Any]:
+    """A point's rates as plain data, unrounded, None for what is unknown; ``unknown`` says why.
+
+    Raises:
+        TensorOptError: the amount is in a unit of which a step's is unknown.
+    """
+    one, work, amount = row.rates, row.rated.work, amount or THOUSAND_STEPS
+    steps = amount.steps(work)
+    return {
+        "samples_per_step": work.samples,
+        "tokens_per_step": work.tokens,
+        "model_flops_per_step": None if work.flops is None else sum(work.flops.values()),
+        "samples_per_s": one.samples_per_s,
+        "tokens_per_s": one.tokens_per_s,
+        "mfu": one.mfu,
+        "price_per_hour": one.per_hour,
+        "currency": row.rated.tariff.currency,
+        "amount": amount.words,
+        "steps": steps,
+        "hours": one.hours(steps),
+        "device_hours": one.device_hours(steps),
+        "cost": one.cost(steps),
+        "unknown": dict(one.whys),
+    }

@@ -36,10 +36,10 @@ class PointSequence(tuple[Point, ...]):
         return points
 
     def __repr__(self) -> str:
-        return frontier_words(self._found)
+        return _frontier_words(self._found)
 
     def _repr_html_(self) -> str:
-        return frontier_html(self._found)
+        return _frontier_html(self._found)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (tuple, (tuple(self),))  # elsewhere the points alone are wanted
@@ -58,7 +58,7 @@ def headline(found: Findings) -> str:
     return f"Exploration of a {step} of {title_of(found)}{devices}"
 
 
-def frontier_words(found: Findings) -> str:
+def _frontier_words(found: Findings) -> str:
     """The frontier as a table of at most :data:`ROWS` rows: both ends, the knee, some between."""
     if not found.points:
         return "no points"
@@ -66,7 +66,7 @@ def frontier_words(found: Findings) -> str:
     return f"{columns(rows, left=LEFT)}\n{_counted(found, len(rows) - 1)}"
 
 
-def frontier_html(found: Findings) -> str:
+def _frontier_html(found: Findings) -> str:
     """The same table for a notebook."""
     if not found.points:
         return "<p>no points</p>"
@@ -76,7 +76,7 @@ def frontier_html(found: Findings) -> str:
 
 def overview(found: Findings) -> str:
     """The headline, the frontier's table, and how to go on: what ``repr`` of an exploration is."""
-    return "\n".join([headline(found), frontier_words(found), *_remarks(found)])
+    return "\n".join([headline(found), _frontier_words(found), *_remarks(found)])
 
 
 def overview_html(found: Findings) -> str:
@@ -87,7 +87,7 @@ def overview_html(found: Findings) -> str:
         picture = f'<div style="max-width:720px">{svg}</div>'
     remarks = "".join(f"<p>{escape(line)}</p>" for line in _remarks(found))
     title = f"<p><b>{escape(headline(found))}</b></p>"
-    return f"<div>{title}{picture}{frontier_html(found)}{remarks}</div>"
+    return f"<div>{title}{picture}{_frontier_html(found)}{remarks}</div>"
 
 
 def _rows(found: Findings) -> list[list[str]]:

@@ -18,13 +18,10 @@ from pydantic import (
 
 from tensoropt.errors import PlanError
 from tensoropt.files import write_text
-from tensoropt.plan.facts_table import facts_html, facts_text
-from tensoropt.plan.figures import worded
+from tensoropt.plan.facts_table import Shown, described, facts_text
 from tensoropt.plan.model_source import OnnxOptions
 from tensoropt.plan.plan_checks import STAGE_AXIS as STAGE_AXIS
 from tensoropt.plan.plan_checks import check_plan, no_constant, pairs_once
-from tensoropt.simulate.recording import allocator_words, host_words
-from tensoropt.units import counted, format_bytes
 
 SCHEMA = "tensoropt.plan/1"
 PIPELINED_SCHEMA = "tensoropt.plan/2"
@@ -213,7 +210,7 @@ class Predicted(_Strict):
         return self.memory_bytes - sum(self.terms.values())
 
 
-class Plan(_Strict):
+class Plan(Shown, _Strict):
     """One plan file; see the field types for shapes and units.
 
     ``recomputed`` names repeated blocks whose forward runs again in backward. A plan with ``placed`` puts
@@ -332,52 +329,10 @@ class Plan(_Strict):
         """Write the plan; an existing file is replaced only when the new one is whole."""
         write_text(path, self.to_json())
 
-    def facts(self) -> list[tuple[str, str]]:
-        """What the plan does and is predicted to take, in words, each with its label."""
-        told = self.predicted
-        parts = {**told.memory, **told.terms}
-        memory = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size)
-        sends = sum(collective.count for collective in told.collectives)
-        cut = f", {len(self.placed.splits)} of them cut" if self.placed and self.placed.splits else ""
-        rows = [
-            ("devices", f"{self.devices} of {self.cluster.get('name', 'a cluster')}, {self.mesh.label}"),
-            ("step", f"{self.model.mode}, {self.micro_batches} micro-batch(es), {self.optimizer}"),
-            ("stages", self._stage_words()),
-            ("memory per device", worded(told, "{memory_bytes}")),
-            ("", memory),
-            ("allocator", allocator_words(told.allocator) if told.allocator else ""),
-            ("time per step", worded(told, "{time_s}")),
-            ("", worded(told, "compute {compute_s}, communication {communication_s}, idle {idle_s}")),
-            ("host", host_words(told) if told.host_s else ""),
-            ("operators", f"{len(self.operators)} groups{cut}, {self._split_words()}"),
-            ("parameters", f"{len(self.parameters)} tensors"),
-            ("recomputed", f"{len(self.recomputed)} blocks" if self.recomputed else ""),
-            ("sends", f"{sends:,} per step and rank" if sends else ""),
-        ]
-        return [(label, said) for label, said in rows if said]
-
-    def _stage_words(self) -> str:
-        """The stages of a pipeline and where they begin."""
-        if self.pipeline is None:
-            return ""
-        begins = ", ".join(stage.begins for stage in self.pipeline.stages[1:])
-        return f"{len(self.pipeline.stages)}, {self.pipeline.schedule}; further ones begin with {begins}"
-
-    def _split_words(self) -> str:
-        """How many groups each device has a part of, or where they lie."""
-        if self.placed is not None:
-            used = len({operator.device for operator in self.operators.values()})
-            return f"placed on {counted(used, 'device')}"
-        split = sum(any(label != "none" for label in op.axes.values()) for op in self.operators.values())
-        return f"{split} of them split"
-
     def __repr__(self) -> str:
-        return facts_text(f"Plan of {self.model.source or 'a model'} by {self.planner}", self.facts())
+        return facts_text(*described(self))
 
     __str__ = __repr__  # pydantic's own would list every field
-
-    def _repr_html_(self) -> str:
-        return facts_html(f"Plan of {self.model.source or 'a model'} by {self.planner}", self.facts())
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

@@ -29,7 +29,7 @@ DATA, TENSOR, OTHER, WHOLE = range(4)
 TITLES = {DATA: "DP", TENSOR: "TP", OTHER: "other dims"}
 UNSPLIT = ("none", "partial", "partial_grad")
 """Labels of a mesh axis along which an operator splits none of its loops."""
-WEIGHT_LOOPS = frozenset(
+_WEIGHT_LOOPS = frozenset(
     (
         *("out_features", "in_features", "out_channels", "in_channels", "channels", "groups"),
         *("vocabulary", "hidden", "heads", "group", "classes"),
@@ -44,9 +44,34 @@ SCHEDULES = {
     "zbv": "ZBV",
 }
 """Short titles of pipelines' schedules."""
+PLANNER_TITLES = {
+    "frontier": "frontier",
+    "data_parallel": "data parallel",
+    "zero": "ZeRO",
+    "megatron": "Megatron",
+    "optcnn": "OptCNN",
+    "flexflow": "FlexFlow",
+    "tofu": "ToFu",
+    "galvatron": "Galvatron",
+    "ilp": "0-1 program",
+    "m_topo": "m-TOPO",
+    "m_etf": "m-ETF",
+    "m_sct": "m-SCT",
+    "dpos": "DPOS",
+    "os_dpos": "OS-DPOS",
+    "placer": "Placer",
+    "pesto": "Pesto",
+    "netsplit": "NetSplit",
+}
+"""The names of planners in a legend; others appear by their own name."""
 _STAGE_OF = {"held/P": 1, "held": 2}
 """ZeRO's stage by what a stored layout says on the micro-batch axis; else 3."""
 JOIN = " · "
+
+
+def planner_title(name: str) -> str:
+    """Return what a planner is called in a legend."""
+    return PLANNER_TITLES.get(name, name.replace("_", " "))
 
 
 def what_it_does(label: str, batch: str) -> int:
@@ -56,7 +81,7 @@ def what_it_does(label: str, batch: str) -> int:
     if label in UNSPLIT:
         return WHOLE
     # `rows.1@S(0)`: the loop, its atom, and what becomes of the partial sum.
-    return TENSOR if label.partition("@")[0].partition(".")[0] in WEIGHT_LOOPS else OTHER
+    return TENSOR if label.partition("@")[0].partition(".")[0] in _WEIGHT_LOOPS else OTHER
 
 
 def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, ...]:

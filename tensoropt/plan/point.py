@@ -11,10 +11,10 @@ import numpy as np
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import InfeasibleError
 from tensoropt.frontier import knee
-from tensoropt.plan.facts_table import facts_html
-from tensoropt.plan.figures import BREAKDOWNS, KEPT, LISTED, SHARE, kept_figures, worded
+from tensoropt.plan.facts_table import Shown
+from tensoropt.plan.figures import BREAKDOWNS, KEPT, kept_figures, worded
 from tensoropt.plan.point_records import PipelineRecord, PlacedRecord
-from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words, host_words, is_host_bound
+from tensoropt.simulate.recording import is_host_bound
 from tensoropt.units import format_bytes
 
 FRONTIER = "frontier"
@@ -22,7 +22,7 @@ FRONTIER = "frontier"
 
 
 @dataclass(frozen=True, repr=False)
-class Point:
+class Point(Shown):
     """One strategy of the frontier with its figures; bytes and seconds of one rank and step.
 
     Every figure of :data:`~tensoropt.plan.figures.KEPT` is an attribute. ``memory_bytes`` and ``time_s`` are
@@ -152,30 +152,6 @@ class Point:
         share = 100 * self.gap
         return "exact" if self.exact else f"≤{share:.0f} %" if share >= 100 else f"≤{share:.2g} %"
 
-    def facts(self) -> list[tuple[str, str]]:
-        """The figures in words, each with its label."""
-        shares = (f"{name} {SHARE.words(share)}" for name, share in self.sources.items())
-        return [
-            ("memory per device", worded(self, "{memory_bytes}")),
-            ("", memory_words(self)),
-            *([("allocator", allocator_words(self.allocator))] if self.allocator else []),
-            ("time per step", worded(self, "{time_s}")),
-            (
-                "",
-                worded(
-                    self,
-                    "compute {compute_s}, waiting for communication {exposed_s}, idle {idle_s}; hidden "
-                    "communication {hidden_s}",
-                ),
-            ),
-            *([("host", host_words(self))] if self.host_s else []),
-            *listed_facts(self),
-            ("figures", ", ".join(shares)),
-            ("proven", self.proven if self.gap is not None else "nothing"),
-            ("planner", self.planner),
-            ("space", str(self.space)),
-        ]
-
     def __repr__(self) -> str:
         return worded(
             self,
@@ -183,25 +159,11 @@ class Point:
             f"{{communication_s}}; space {self.space}, by {self.planner})",
         )
 
-    def _repr_html_(self) -> str:
-        return facts_html("Point", self.facts())
-
 
 ASSUMED = kept_figures({f.name: f.default for f in KEPT.values() if f.part is None})
 """What a figure is that is not given, where that is not unknown."""
 FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
 """What a point has beside its figures."""
-
-
-def memory_words(point: Point) -> str:
-    """What the memory is made of, in words: tensors by kind, then what a process takes beside them."""
-    parts = (*zip(MEMORY_KINDS, point.memory, strict=True), *point.terms.items())
-    return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts if size)
-
-
-def listed_facts(point: Point) -> list[tuple[str, str]]:
-    """(label, words) of the figures that have a line of their own, where they are known."""
-    return [(f.label, f.unit.words(point.figures[f.name])) for f in LISTED if f.name in point.figures]
 
 
 Item = TypeVar("Item")

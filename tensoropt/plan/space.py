@@ -9,13 +9,13 @@ from functools import cached_property
 from typing import Any
 
 from tensoropt.costs.variables import variables
-from tensoropt.plan.facts_table import facts_html
+from tensoropt.plan.facts_table import Shown
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.units import counted
 
 
 @dataclass(frozen=True, repr=False)
-class Space:
+class Space(Shown):
     """The searched space of one mesh and micro-batch count, by names.
 
     Attributes:
@@ -69,27 +69,9 @@ class Space:
         """Order of the indices of a point; a hub and a group may share a tensor's name."""
         return variables(self.groups, self.hubs, self.shared)
 
-    def facts(self) -> list[tuple[str, str]]:
-        """What can be chosen here, in words, each with its label."""
-        configurations = sum(len(group["configurations"]) for group in self.groups.values())
-        axes = ", ".join(f"{n} {size}" for n, size in zip(self.mesh.names, self.mesh.shape, strict=True))
-        return [
-            ("mesh", f"{self.mesh.label} ({axes})" if axes else "one device"),
-            ("micro-batches", str(self.micro_batches)),
-            ("groups of operators", f"{len(self.groups)}, with {configurations} configurations in all"),
-            ("tensors with several readers", str(len(self.hubs))),
-            ("tied parameters", str(len(self.shared))),
-            ("parameters", str(len(self.keys))),
-            ("blocks that may be recomputed", str(len(set(self.regions.values())))),
-            *(("note", note) for note in self.notes),
-        ]
-
     def __repr__(self) -> str:
         hubs = counted(len(self.hubs), "tensor with several readers", "tensors with several readers")
         return (
             f"Space(mesh {self.mesh.label}, {counted(self.micro_batches, 'micro-batch', 'micro-batches')}: "
             f"{counted(len(self.groups), 'group')}, {hubs}, {counted(len(self.shared), 'tied parameter')})"
         )
-
-    def _repr_html_(self) -> str:
-        return facts_html("Space", self.facts())

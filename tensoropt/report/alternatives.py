@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.frontier_table import marks_of
+from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import FRONTIER
 from tensoropt.report.commands import beside_line
 from tensoropt.units import format_bytes, share_words
 
-BASELINES = {"data_parallel": "data parallel", "zero": "ZeRO"}
-"""What people do by hand, and would ask about; by the planner that finds it."""
+_BASELINES = ("data_parallel", "zero")
+"""The planners that find what people do by hand, and would ask about."""
 SAME = 5e-4
 """The relative difference up to which figures count as equal."""
 
@@ -47,82 +48,80 @@ def alternatives(
             budget``.
         folder: the exploration's folder, for commands.
     """
+    chosen = _Chosen(exploration, index, limit_bytes, limit)
     named = {other: list(words) for other, words in marks_of(exploration).items()}
     fastest = exploration.fastest_within(limit_bytes)
     if fastest is not None and fastest != len(exploration.points) - 1:
         named.setdefault(fastest, []).append(f"fastest within {limit}")
-    found = []
-    for other in sorted(named):
-        if other != index:
-            name = f"{' and '.join(named[other])} (point {other + 1})"
-            found.append(_alternative(exploration, index, other, name, limit_bytes, limit))
+    found = [
+        chosen.than_point(other, f"{' and '.join(words)} (point {other + 1})")
+        for other, words in sorted(named.items())
+        if other != index
+    ]
     refusals: dict[str, list[str]] = {}
     for row in exploration.comparison:
         if row["planner"] != FRONTIER:
             refusals.setdefault(str(row["planner"]), []).extend(map(str, row["notes"]))
     for planner, notes in refusals.items():
-        found += _planner(exploration, index, planner, notes, limit_bytes, limit)
-    ran = set(refusals)
-    for planner, name in BASELINES.items():
-        if planner not in ran:
-            found += _baseline(exploration, index, folder, planner, name, limit_bytes, limit)
+        found += _planner(chosen, planner, notes)
+    for planner in _BASELINES:
+        if planner not in refusals:
+            found += _baseline(chosen, folder, planner)
     return found
 
 
-def _baseline(
-    exploration: Exploration,
-    index: int,
-    folder: str,
-    planner: str,
-    name: str,
-    limit_bytes: float,
-    limit: str,
-) -> list[Alternative]:
+@dataclass(frozen=True)
+class _Chosen:
+    """The chosen plan, with what it had to fit."""
+
+    exploration: Exploration
+    index: int
+    limit_bytes: float
+    limit: str
+
+    def than(self, name: str, plan: str, memory_bytes: float, time_s: float) -> Alternative:
+        """Return another plan with why this one was chosen rather than it."""
+        point = self.exploration.all_points[self.index]
+        costs = (point.memory_bytes, point.time_s), (memory_bytes, time_s)
+        return Alternative(
+            name, plan, memory_bytes, time_s, verdict_words(*costs, self.limit_bytes, self.limit)
+        )
+
+    def than_point(self, other: int, name: str) -> Alternative:
+        """Return :meth:`than` of another point."""
+        point = self.exploration.all_points[other]
+        return self.than(name, self.exploration.names[other], point.memory_bytes, point.time_s)
+
+
+def _baseline(chosen: _Chosen, folder: str, planner: str) -> list[Alternative]:
     """Return the fastest plan of a planner that ran beside the search; nothing if that is the chosen one."""
-    ran = exploration.report.get("tried", {}).get(planner)
+    found = chosen.exploration
+    name, ran = planner_title(planner), found.report.get("tried", {}).get(planner)
     if ran is None:
         line = beside_line(folder, planner)
         return [Alternative(name, "", None, None, f"not run beside this frontier: {line}")]
     if ran["time_s"] is None:
         return [Alternative(name, "", None, None, f"found no plan: {ran['refusal']}")]
-    chosen, its = exploration.all_points[index], (ran["memory_bytes"], ran["time_s"])
-    if (chosen.memory_bytes, chosen.time_s) == its:
+    point, its = found.all_points[chosen.index], (ran["memory_bytes"], ran["time_s"])
+    if (point.memory_bytes, point.time_s) == its:
         return []
-    verdict = verdict_words((chosen.memory_bytes, chosen.time_s), its, limit_bytes, limit)
-    return [Alternative(f"{name}, its fastest", "", *its, verdict)]
+    return [chosen.than(f"{name}, its fastest", "", *its)]
 
 
-def _alternative(
-    exploration: Exploration, index: int, other: int, name: str, limit_bytes: float, limit: str
-) -> Alternative:
-    chosen, point = exploration.all_points[index], exploration.all_points[other]
-    verdict = verdict_words(
-        (chosen.memory_bytes, chosen.time_s), (point.memory_bytes, point.time_s), limit_bytes, limit
-    )
-    return Alternative(name, exploration.names[other], point.memory_bytes, point.time_s, verdict)
-
-
-def _planner(
-    exploration: Exploration, index: int, planner: str, notes: Sequence[str], limit_bytes: float, limit: str
-) -> list[Alternative]:
+def _planner(chosen: _Chosen, planner: str, notes: Sequence[str]) -> list[Alternative]:
     """Return a planner's fastest plan that fits, otherwise its leanest; nothing if that is the chosen one."""
-    name = BASELINES.get(planner, planner.replace("_", " "))
-    its = [i for i, point in enumerate(exploration.all_points) if point.planner == planner]
+    name, points = planner_title(planner), chosen.exploration.all_points
+    its = [i for i, point in enumerate(points) if point.planner == planner]
     if not its:
         why = "; ".join(dict.fromkeys(notes))
         return [Alternative(name, "", None, None, f"found no plan: {why}" if why else "found no plan")]
-    points = exploration.all_points
-    fitting = [i for i in its if points[i].memory_bytes <= limit_bytes]
-    best = (
-        min(fitting, key=lambda i: points[i].time_s)
-        if fitting
-        else min(its, key=lambda i: points[i].memory_bytes)
-    )
-    if best == index:
-        return []
-    which = "the fastest that fits" if fitting else "the leanest"
+    fitting = [i for i in its if points[i].memory_bytes <= chosen.limit_bytes]
+    if fitting:
+        best, which = min(fitting, key=lambda i: points[i].time_s), "the fastest that fits"
+    else:
+        best, which = min(its, key=lambda i: points[i].memory_bytes), "the leanest"
     several = f", {which} of {len(its)}" if len(its) > 1 else ""
-    return [_alternative(exploration, index, best, f"{name}{several}", limit_bytes, limit)]
+    return [] if best == chosen.index else [chosen.than_point(best, f"{name}{several}")]
 
 
 def verdict_words(

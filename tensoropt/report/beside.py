@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +41,13 @@ class MeasuredFigure:
         """The measured divided by the predicted value; None if there is none."""
         return self.measured / self.predicted if self.measured is not None and self.predicted else None
 
-    def words(self) -> tuple[str, str, str, str]:
-        """Return its cells for people."""
-        form = format_bytes if self.unit == "bytes" else format_seconds
+    def words(
+        self,
+        memory: Callable[[float], str] = format_bytes,
+        time: Callable[[float], str] = format_seconds,
+    ) -> tuple[str, str, str, str]:
+        """Return its cells for people: name, predicted, measured, ratio with the change in words."""
+        form = memory if self.unit == "bytes" else time
         measured = "not told" if self.measured is None else form(self.measured)
         return self.name, form(self.predicted), measured, self.ratio_words
 

@@ -22,9 +22,9 @@ from tensoropt.report.step_parts import (
 )
 from tensoropt.units import format_bytes, format_seconds
 
-LEAST = 0.005
+_LEAST = 0.005
 """Smaller shares of a step are not mentioned."""
-LARGEST = 3
+_LARGEST = 3
 """The most parts of a step that a sentence names."""
 
 
@@ -85,7 +85,7 @@ def _largest(parts: Sequence[Part], key: str) -> str:
     """Name the largest parts in a sentence, without what was said to bind; "" if nothing is distinguished."""
     if not any(part.count for part in parts):
         return ""
-    words = largest_words([part for part in parts if part.key == COMPUTING or part.key != key], LARGEST)
+    words = largest_words([part for part in parts if part.key == COMPUTING or part.key != key], _LARGEST)
     return words and f"{'Its largest parts' if key == COMPUTING else 'Beside it'}: {words}."
 
 
@@ -108,7 +108,7 @@ def _budget_words(exploration: Exploration, index: int, memory_bytes: float, wit
             f"Point {within + 1} fits {format_bytes(memory_bytes)} and is faster: "
             f"{_faster(point.time_s, best)}."
         )
-    if fastest.time_s < best.time_s * (1 - LEAST):
+    if fastest.time_s < best.time_s * (1 - _LEAST):
         more = (
             f"the frontier's fastest plan needs {format_bytes(fastest.memory_bytes)} and takes "
             f"{_faster(point.time_s, fastest)}."

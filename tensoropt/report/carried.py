@@ -47,7 +47,7 @@ def carried_detail(exploration: Exploration, index: int) -> Detail:
         overlap=OVERLAP if point.pipeline is None else point.pipeline.overlap,
         sources=point.sources,
         parts=parts,
-        places=places_of(point),
+        places=_places_of(point),
     )
 
 
@@ -110,7 +110,7 @@ def _parts_of_pipeline(
     return step_parts(exploration, index, computed, beside, timeline)
 
 
-def places_of(point: Point) -> tuple[Share, ...]:
+def _places_of(point: Point) -> tuple[Share, ...]:
     """Return the peak and the seconds of each device of a placed plan, or of a rank of each place of a
     pipeline.
 

@@ -54,7 +54,7 @@ def question_of(exploration: Exploration) -> Question:
         loss = None if model.onnx.loss == "auto" else model.onnx.loss
         asked |= {"dims": model.onnx.dims, "outputs": model.onnx.outputs, "loss": loss}
     return Question(
-        model=whole_source(model.source) or "MODEL",
+        model=_whole_source(model.source) or "MODEL",
         cluster=dict(exploration.cluster),
         batch=model.batch,
         seed=model.seed,
@@ -81,7 +81,7 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
     return question.line(out, cluster_file=file)
 
 
-def whole_source(source: str) -> str:
+def _whole_source(source: str) -> str:
     """Return a model's source with the whole path of its file, if that lies below the current folder."""
     path = file_of(source)
     if path is None or not path.is_file():
@@ -118,7 +118,7 @@ def beside_line(folder: str, planners: str, out: str = "") -> str:
     return shlex.join([*words, "--out", out or f"{folder.rstrip('/')}-beside"])
 
 
-def choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
+def _choose_commands(exploration: Exploration, folder: str, index: int) -> tuple[Command, ...]:
     """Return the line that chooses a point."""
     point = exploration.all_points[index]
     # A budget a byte above the point's own memory selects it: the next point needs more. Plans of other
@@ -145,7 +145,7 @@ def commands_for(exploration: Exploration, folder: str, again: str, index: int) 
     gpus = for_gpus(exploration.cluster)
     return (
         Command("Explore again", explore_line(exploration, again, folder)),
-        *choose_commands(exploration, folder, index),
+        *_choose_commands(exploration, folder, index),
         Command(
             "Run it on CPU ranks" if gpus else "Run it",
             run_line(devices_of(exploration, index), "plan.json", gpus=gpus),

@@ -36,7 +36,7 @@ from tensoropt.simulate.recording import (
     TimelineEvent,
 )
 
-COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
+_COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
 """The moments of a step whose work moves something to where it is used."""
 
 
@@ -109,7 +109,7 @@ class _Telling:
                 event.duration_s,
                 event.phase,
                 event.group,
-                copies=event.axes is None and event.kind in COPYING,
+                copies=event.axes is None and event.kind in _COPYING,
             )
             for event in recorder.events
         )

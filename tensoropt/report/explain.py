@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from tensoropt.console import columns
 from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.facts import host_words
 from tensoropt.report.rows import Detail, Share
 from tensoropt.report.step_parts import Part, shown_parts
-from tensoropt.simulate.recording import EdgeRow, OperatorRow, host_words
+from tensoropt.simulate.recording import EdgeRow, OperatorRow
 from tensoropt.units import format_bytes, format_seconds
 
 

@@ -15,7 +15,7 @@ OFF, FAR = 1.25, 1.5
 between runs. Assumptions."""
 
 
-def miss_of(measured: float, predicted: float) -> str:
+def _miss_of(measured: float, predicted: float) -> str:
     """Return ``far off``, ``off``, or "" for a prediction that came true."""
     if not measured or not predicted:
         return "far off" if measured != predicted else ""
@@ -28,11 +28,11 @@ def change_words(measured: float, predicted: float) -> str:
     if not predicted:
         return ""
     change = f"{100 * (measured / predicted - 1):+.0f} %".replace("-", "−")
-    miss = miss_of(measured, predicted)
+    miss = _miss_of(measured, predicted)
     return f"{'±0 %' if change in ('+0 %', '−0 %') else change}{f', {miss}' if miss else ''}"
 
 
-def ran_elsewhere(found: Verified, cluster: Mapping[str, Any]) -> bool:
+def _ran_elsewhere(found: Verified, cluster: Mapping[str, Any]) -> bool:
     """Return whether a plan for GPUs ran on CPU ranks, whose seconds nobody predicted."""
     return for_gpus(cluster) and "CPU ranks" in found.checked_on
 
@@ -58,7 +58,7 @@ def ran_parts(
         if measured is None:
             continue
         words = [f"{text(predicted)} predicted", change_words(measured, predicted)]
-        if word == "measured" and ran_elsewhere(found, cluster):
+        if word == "measured" and _ran_elsewhere(found, cluster):
             words = [f"{text(predicted)} predicted, for other devices than these"]
         told.append(f"{text(measured)} {word} ({', '.join(filter(None, words))})")
     return told
@@ -68,7 +68,7 @@ def miss_sentences(found: Verified, cluster: Mapping[str, Any]) -> list[str]:
     """Say which figures of a run were far off their prediction, a sentence each; seconds only if the devices
     are those of ``cluster``, which the plan is for."""
     told = []
-    seconds = None if ran_elsewhere(found, cluster) else found.time_measured_s
+    seconds = None if _ran_elsewhere(found, cluster) else found.time_measured_s
     for what, measured, predicted, text in (
         ("memory", found.memory_tracked_bytes, found.memory_predicted_bytes, format_bytes),
         ("a step", seconds, found.time_predicted_s, format_seconds),
@@ -77,7 +77,7 @@ def miss_sentences(found: Verified, cluster: Mapping[str, Any]) -> list[str]:
             not found.error
             and measured is not None
             and predicted
-            and miss_of(measured, predicted) == "far off"
+            and _miss_of(measured, predicted) == "far off"
         ):
             times = f"{measured / predicted:.2g} times what was predicted"
             told.append(

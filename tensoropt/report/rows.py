@@ -30,7 +30,7 @@ from tensoropt.simulate.recording import (
 )
 from tensoropt.units import format_bytes, format_seconds
 
-WHOLES = ("computing", "waiting for communication")
+_WHOLES = ("computing", "waiting for communication")
 """Parts that are the whole of their kind, as nothing is distinguished."""
 REDUCTION = "gradient reduction"
 BESIDE = (RECOMPUTATION, COPIES, REDUCTION, OPTIMIZER)
@@ -169,7 +169,7 @@ class Detail:
     def _most_of(self, key: str) -> str:
         """Name the largest part of a kind with its share of the step, in brackets; "" if there is only
         one."""
-        told = [part for part in self.parts if part.key == key and part.title not in WHOLES]
+        told = [part for part in self.parts if part.key == key and part.title not in _WHOLES]
         words = largest_words(told).replace("waiting for ", "")
         return f" (most of all {words} of the step)" if words else ""
 

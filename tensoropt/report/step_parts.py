@@ -29,7 +29,7 @@ ROOT = "model"
 """Capture's name for the model itself, whose own operators are in no module."""
 MOST_NAMED = 8
 """The most parts that a table names; the others form one row."""
-LEAST_NAMED = 0.01
+_LEAST_NAMED = 0.01
 """The share of the step from which an operator has a row of its own in a table."""
 KINDS = {
     "linear": "linear", "addmm": "linear", "mm": "linear", "bmm": "matrix product",
@@ -206,7 +206,7 @@ def step_parts(
 def shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return the parts that a table names, and a row for the other operators; they have the same sum."""
     operators = [part for part in parts if part.count]
-    named = [part for part in operators[:MOST_NAMED] if part.share >= LEAST_NAMED]
+    named = [part for part in operators[:MOST_NAMED] if part.share >= _LEAST_NAMED]
     rest = operators[len(named) :]
     if len(rest) == 1:  # a row of its own takes no more room
         named, rest = operators, []
@@ -227,7 +227,7 @@ def largest_words(parts: Sequence[Part], most: int = 1, only: Callable[[Part], b
     """
     told = [part for part in parts if only is None or only(part)]
     words = [
-        f"{part.title}, {100 * part.share:.0f} %" for part in told[:most] if part.share >= LEAST_NAMED / 2
+        f"{part.title}, {100 * part.share:.0f} %" for part in told[:most] if part.share >= _LEAST_NAMED / 2
     ]
     return "; ".join(words)
 

@@ -8,10 +8,12 @@ from typing import Any
 from tensoropt.console import columns
 from tensoropt.plan.compared import Compared, compared, limits_asked
 from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.facts import LISTED_NAMES, facts
+from tensoropt.plan.facts_table import Fact, fact_lines, named
+from tensoropt.plan.figure_rows import FigureRow
 from tensoropt.plan.figures import worded
-from tensoropt.plan.frontier_table import source_words, split_words
-from tensoropt.plan.point import FRONTIER, listed_facts, memory_words
-from tensoropt.simulate.recording import allocator_words, host_words
+from tensoropt.plan.frontier_table import source_words
+from tensoropt.plan.point import FRONTIER
 from tensoropt.units import format_bytes, format_seconds
 
 
@@ -100,21 +102,17 @@ def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
     return f"simulated: {of} strategies that the search found; {unbeaten:,} are beaten by none{rest}"
 
 
-def point_lines(exploration: Exploration, index: int) -> list[str]:
+def point_lines(row: FigureRow) -> list[str]:
     """Return one point in words."""
-    p = exploration.all_points[index]
-    space = exploration.spaces[p.space]
+    point, known = row.point, facts(row)
+    words = worded(point, "compute {compute_s}, communication {communication_s}")
+    known["time"] = Fact("time", words, source=source_words(point.sources))
     return [
-        worded(p, f"{exploration.title(index)}: {{memory_bytes}} per device, {{time_s}} per step"),
-        f"  {exploration.names[index]}",
-        f"  mesh {space.mesh.label}, {space.micro_batches} micro-batch(es); operators split by: "
-        f"{split_words(exploration, index)}",
-        f"  memory: {memory_words(p)}",
-        *([f"  allocator: {allocator_words(p.allocator)}"] if p.allocator else []),
-        worded(p, "  time: compute {compute_s}, communication {communication_s} ")
-        + f"({source_words(p.sources)})",
-        *([f"  host: {host_words(p)}"] if p.host_s else []),
-        *(f"  {label}: {words}" for label, words in listed_facts(p)),
+        worded(point, f"{row.found.title(row.index)}: {{memory_bytes}} per device, {{time_s}} per step"),
+        f"  {row.name}",
+        f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es); operators split by: "
+        f"{known['split by'].words}",
+        *fact_lines(named(known, "memory", "allocator", "time", "host", *LISTED_NAMES)),
     ]
 
 
@@ -125,7 +123,7 @@ def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
     return f"{line} --cpu" if gpus else line
 
 
-COMPARISON_HEADER = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
+_COMPARISON_HEADER = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
 
 
 GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
@@ -133,7 +131,7 @@ GAP_CAPTION = "gap: time over the best known within the same memory, by the fron
 
 def comparison_text(exploration: Exploration) -> str:
     """Return a row per limit for the frontier and each planner, refusals in words, and what a gap is."""
-    rows = [COMPARISON_HEADER]
+    rows = [_COMPARISON_HEADER]
     for limit in limits_asked(exploration):
         rows += [_comparison_row(row) for row in compared(exploration, limit)]
     return "\n".join([columns(rows, left=(0, 7)), GAP_CAPTION])

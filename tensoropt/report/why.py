@@ -204,11 +204,11 @@ def _to_explore(
         )
     if change.refusal:
         return Lever(change.key, change.title, IMPOSSIBLE, words=change.refusal)
-    command = why_command(folder, index, len(exploration.points), change.key)
+    command = _why_command(folder, index, len(exploration.points), change.key)
     return Lever(change.key, change.title, TO_EXPLORE, words=change.remark, command=command)
 
 
-def why_command(folder: str, index: int, points: int, key: str) -> str:
+def _why_command(folder: str, index: int, points: int, key: str) -> str:
     """Return the command that explores a change for a point."""
     point = ["--point", str(index + 1)] if index < points else []
     out = f"out/{key.replace(':', '-')}"

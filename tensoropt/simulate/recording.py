@@ -9,22 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
-from tensoropt.units import format_bytes, format_seconds
-
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
 ALLOCATOR = ("requested", "allocated", "reserved", "reserved_expandable")
 """The figures of a replay of PyTorch's allocator: the peaks of what was requested, what blocks occupied, and
 what was taken from the device, without and with expandable segments; in bytes."""
 COMPUTE = "compute"
-
-
-def allocator_words(peaks: Mapping[str, float]) -> str:
-    """The memory that PyTorch's allocator uses for a step, in words."""
-    size = {name: format_bytes(number) for name, number in peaks.items()}
-    return (
-        f"{size['requested']} asked for, {size['allocated']} in blocks, {size['reserved']} reserved "
-        f"({size['reserved_expandable']} with expandable segments)"
-    )
 
 
 @dataclass(frozen=True)
@@ -225,10 +214,6 @@ def _busy_s(step: TwoQueues) -> float:
     return step.compute_s + (step.exposed_s or 0.0)
 
 
-def host_words(step: TwoQueues) -> str:
-    """The host's time to issue a step, and whether the device waits for it, in words."""
-    if is_host_bound(step):
-        waits_s = min(step.idle_s, step.host_s - _busy_s(step))
-        waits = f"host-bound: the device waits {format_seconds(waits_s)} of it"
-        return f"{format_seconds(step.host_s)} to issue the step, {waits}"
-    return f"{format_seconds(step.host_s)} to issue the step, beside the device"
+def host_wait_s(step: TwoQueues) -> float:
+    """The seconds in which the device waits for the host that issues its work; 0 unless it is host-bound."""
+    return min(step.idle_s, step.host_s - _busy_s(step)) if is_host_bound(step) else 0.0

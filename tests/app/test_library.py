@@ -12,7 +12,6 @@ import pytest
 from samples_app import exploration, space
 from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.state import View
-from tensoropt_app.views.detail import detail_of
 from tensoropt_app.views.library import choices, title_of
 from tensoropt_app.views.operators import TOTAL, beside_rows
 from tensoropt_app.views.profile import devices_by_memory
@@ -21,6 +20,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, Point
 from tensoropt.plan import load_exploration as load
 from tensoropt.plan.exploration_files import read_costs
+from tensoropt.report.detail import detail
 
 
 def test_the_ready_made_exploration_is_there_and_can_be_read() -> None:
@@ -39,7 +39,7 @@ def test_the_first_screen_shows_everything() -> None:
     assert {"data_parallel", "zero", "megatron"} <= {point.planner for point in first.others}
     for found in (first, *others):
         for point in range(0, len(found.all_points), 10):
-            assert detail_of(found, point).timeline
+            assert detail(found, point).timeline
     assert devices_by_memory(library, View(exploration=library.entries()[0].key)) is not None
 
 
@@ -62,7 +62,7 @@ def test_the_details_of_some_shipped_points_have_their_figures() -> None:
 
 
 def _same_figures(found: Exploration, row: int, one: Point) -> None:
-    told = detail_of(found, row)
+    told = detail(found, row)
     assert told.step.time_s == pytest.approx(one.time_s, rel=1e-9)
     assert told.step.compute_s == pytest.approx(one.compute_s, rel=1e-9)
     assert told.peak.total == pytest.approx(sum(one.memory), rel=1e-9)

@@ -16,14 +16,14 @@ from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.operators import beside_rows, operator_rows
 from tensoropt_app.views.operators_table import table_rows
 from tensoropt_app.views.plan import step_bar
-from tensoropt_app.views.point import Fact, point_card
+from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns
 from tensoropt_app.views.why import parts, quick
 
 from tensoropt.cli.parser import main
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.export import write_frontier_csv
-from tensoropt.plan.figure_rows import points_data
+from tensoropt.plan.figure_rows import FigureRow, points_data
 from tensoropt.plan.plan import load_plan
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
@@ -140,7 +140,7 @@ def test_what_takes_the_time_is_the_same(found: Found, capsys: pytest.CaptureFix
         assert sum(part["seconds"] for part in shown["parts"]) == pytest.approx(
             exploration.all_points[index].time_s
         )
-        assert parts(page, data.units)[0].title == shown["parts"][0]["title"]
+        assert parts(page, data.units)[0][0] == shown["parts"][0]["title"]
         # The bar above has the same sums.
         bar = {segment.title: segment.share for segment in step_bar(data, index).segments}
         computing = sum(part["share"] for part in shown["parts"] if part["key"] == "computation")
@@ -166,8 +166,8 @@ def test_what_a_rank_sends_is_said_everywhere(beside: Path, tmp_path: Path) -> N
         words = format_bytes(point.sent_bytes)
         assert float(column[row]) * data.units.memory.factor == pytest.approx(point.sent_bytes)
         assert points_data(exploration, [row])[0]["sent_bytes"] == round(point.sent_bytes)
-        assert f"  sent: {words}" in point_lines(exploration, row)
-        assert Fact("sent", words) in point_card(data, view, row).facts
+        assert f"  sent: {words}" in point_lines(FigureRow.of(exploration, row))
+        assert ("sent", words) in [(f.name, f.words) for f in point_card(data, view, row).facts]
         assert row not in told or f"<br>sent {words}" in told[row]
         assert row >= len(written) or int(written[row]["sent_bytes"]) == round(point.sent_bytes)
     assert len(told) > len(written) / 2

@@ -24,9 +24,9 @@ from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.receipts import Receipt, receipts
 from tensoropt.pipeline.schedules import place_actions
 from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.plan.facts import host_words
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.simulate.collectives import Collective
-from tensoropt.simulate.recording import host_words
 from tensoropt.units import format_seconds
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.predict import rows_of

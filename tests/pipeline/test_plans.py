@@ -13,6 +13,7 @@ from tensoropt.errors import PlanError
 from tensoropt.pipeline.plans import pipelined_strategy, plan_part
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.plan import Plan, load_plan
+from tensoropt.plan.facts_table import described
 from tensoropt.plan.plan import MeshInfo, ModelInfo, Predicted
 from tensoropt.sharding.groups import GroupGraph
 from tests.costs.models import four, problem, three
@@ -104,7 +105,7 @@ def test_operators_are_those_of_the_model(plan: Plan, graph: GroupGraph) -> None
 
 
 def test_a_plan_tells_of_its_stages(plan: Plan) -> None:
-    told = dict(plan.facts())
+    told = {fact.name: fact.words for fact in described(plan)[1]}
     assert told["stages"] == "2, 1f1b; further ones begin with linear_2"
     assert told["devices"].endswith(", pp2x2")
 

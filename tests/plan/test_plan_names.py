@@ -10,7 +10,7 @@ import pytest
 
 from tensoropt.pipeline.schedules import SCHEDULES as KNOWN
 from tensoropt.plan.export import write_frontier_csv
-from tensoropt.plan.figure_rows import points_data
+from tensoropt.plan.figure_rows import FigureRow, points_data
 from tensoropt.plan.figures import FIXED
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, PipelineInfo, StagePlan
 from tensoropt.plan.plan_names import DATA, OTHER, SCHEDULES, TENSOR, WHOLE, plan_names, what_it_does
@@ -136,5 +136,5 @@ def test_it_is_the_same_everywhere(tmp_path: Path) -> None:
     assert [row["name"] for row in rows] == list(found.names)
     assert [row["name"] for row in points_data(found)] == list(found.names)
     for i, named in enumerate(found.names):
-        assert named in "\n".join(point_lines(found, i))
+        assert named in "\n".join(point_lines(FigureRow.of(found, i)))
     assert len(set(found.names)) == 4

@@ -143,10 +143,11 @@ assert question.settings.to_dict()["patience"] == 7
 sys.path.insert(0, folder)
 from samples_app import exploration
 from dataclasses import replace
-from tensoropt.report.assumptions import settings_rows
+from tensoropt.plan.facts_table import Fact
+from tensoropt.report.assumptions import settings_facts
 found = exploration()
 found = replace(found, settings={**found.settings, "patience": 7})
-assert ("patience", "7") in settings_rows(found)
+assert Fact("patience", "7") in settings_facts(found)
 from tensoropt.report.commands import explore_line
 assert "--patience 7" in explore_line(found, "x")
 

@@ -32,7 +32,7 @@ def test_ends_planners_and_what_was_not_run() -> None:
     found = {one.name: one for one in alternatives(compared(), 1, 25 * MIB, "the budget")}
     assert set(found) == {
         "leanest (point 1)", "fastest within the budget (point 3)", "fastest (point 4)",
-        "ZeRO, the fastest that fits of 2", "m topo", "data parallel",
+        "ZeRO, the fastest that fits of 2", "m-TOPO", "data parallel",
     }  # fmt: skip
     assert found["leanest (point 1)"].verdict == "slower by 100 %, with 2 MiB less memory"
     assert (
@@ -40,7 +40,7 @@ def test_ends_planners_and_what_was_not_run() -> None:
         == "does not fit the budget of 25 MiB: 15 MiB too much; faster by 30 %"
     )
     assert found["ZeRO, the fastest that fits of 2"].time_s == 0.3
-    assert found["m topo"].verdict == "found no plan: no room"
+    assert found["m-TOPO"].verdict == "found no plan: no room"
     assert found["data parallel"].time_s is None
     assert "tensoropt recost DIR --planners data_parallel --only-beside" in found["data parallel"].verdict
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tensoropt.plan.figure_rows import points_data
+from tensoropt.plan.figure_rows import FigureRow, points_data
 from tensoropt.plan.frontier_picture import frontier_svg, ticks
 from tensoropt.plan.frontier_table import frontier_text, shown_points, split_words
 from tensoropt.report.table import point_lines, summary_lines, timing_words
@@ -89,7 +89,7 @@ def test_points_as_data_use_the_words_of_the_csv() -> None:
 
 
 def test_a_point_in_words() -> None:
-    text = "\n".join(point_lines(small_exploration(), 1))
+    text = "\n".join(point_lines(FigureRow.of(small_exploration(), 1)))
     assert "12 MiB per device, 200 ms per step" in text
     assert "parameters 6 MiB" in text
 

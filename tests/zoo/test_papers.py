@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt.report.zoo_statistics import count
 from tensoropt.zoo.figures import figures
+from tests.zoo.statistics import count
 
 GIB = 2**30
 

@@ -13,9 +13,10 @@ from tensoropt_app.figures.thinning import MOST, Window
 from tensoropt_app.pages.frontier_callbacks import marking
 from tensoropt_app.state import View
 from tensoropt_app.views.certificate import certificate, certificate_sentence
-from tensoropt_app.views.frontier import PLANNER_TITLES, FrontierData
+from tensoropt_app.views.frontier import FrontierData
 
 from tensoropt.plan import Point
+from tensoropt.plan.plan_names import PLANNER_TITLES
 
 DATA = FrontierData.of(exploration())
 

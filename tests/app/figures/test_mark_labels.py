@@ -10,7 +10,9 @@ from samples_app import GIB, exploration, point
 from tensoropt_app.figures import mark_labels as labels
 from tensoropt_app.figures.frontier import drawn, frontier_figure
 from tensoropt_app.state import View
-from tensoropt_app.views.frontier import PLANNER_TITLES, FrontierData
+from tensoropt_app.views.frontier import FrontierData
+
+from tensoropt.plan.plan_names import PLANNER_TITLES
 
 PLANNERS = [name for name in PLANNER_TITLES if name != "frontier"]
 VIEW = View()

@@ -20,7 +20,7 @@ from tensoropt_app.views.frontier import (
 from tensoropt_app.views.points_table import table_columns, table_rows
 
 from tensoropt.plan.export import write_frontier_csv
-from tensoropt.plan.figure_rows import points_data
+from tensoropt.plan.figure_rows import FigureRow, points_data
 from tensoropt.report.table import point_lines
 
 DATA = FrontierData.of(exploration())
@@ -136,6 +136,6 @@ def test_page_command_line_and_csv_say_the_same_of_every_point(tmp_path: Path) -
             == float(f"{time.of(float(line['time_s'])):.4g}")
             == float(f"{time.of(one['time_s']):.4g}")
         )
-        assert point_lines(found, i)[0].startswith(f"point {i + 1} of {len(shown)}:")
+        assert point_lines(FigureRow.of(found, i))[0].startswith(f"point {i + 1} of {len(shown)}:")
     assert data.special(View())["fastest"] == found.index(memory_bytes=100 * 2.0**30)
     assert data.special(View())["knee"] == found.knee

@@ -8,11 +8,11 @@ import pytest
 from samples_app import GIB, exploration, point, space
 from tensoropt_app.figures import frontier as drawing
 from tensoropt_app.state import View
-from tensoropt_app.views.frontier import FrontierData, unit_for
+from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.planners import PlannerRow, planner_rows
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns
-from tensoropt_app.views.units import percent, signed
+from tensoropt_app.views.units import percent, signed, unit_for
 
 from tensoropt.plan import Exploration
 
@@ -92,7 +92,7 @@ def test_of_a_mark_is_said_what_is_proven_of_it() -> None:
     ):
         mark = point(12 * GIB, 0.9, planner="zero", exact=False, gap=gap)
         data = FrontierData.of(replace(exploration(), others=(mark,)))
-        facts = {f.label: f.value for f in point_card(data, View(), 8).facts}
+        facts = {f.name: f.words for f in point_card(data, View(), 8).facts}
         assert facts["planner"] == "ZeRO"
         assert words in facts["proven"]
         assert table_columns(data, View())["gap"][8] == cell

@@ -62,12 +62,12 @@ def test_what_is_unknown_is_no_column_and_says_why() -> None:
 
 
 def test_the_card_says_them_and_why_not() -> None:
-    facts = {f.label: f.value for f in point_card(DATA, VIEW, 7).facts}
+    facts = {f.name: f.words for f in point_card(DATA, VIEW, 7).facts}
     assert facts["throughput"].startswith("10,200 tokens/s (1,280 per device), 160 samples/s")
     assert facts["MFU"].startswith("50 %")
     assert facts["1B tokens"] == "27.1 h, 217 device-hours; costs 651 EUR"
     images = told(call={"args": [{"tensor": [4, 3, 8, 8], "dtype": "float32"}], "kwargs": {}})
-    facts = {f.label: f.value for f in point_card(images, VIEW, 7).facts}
+    facts = {f.name: f.words for f in point_card(images, VIEW, 7).facts}
     assert "reads no sequences of token numbers" in facts["1B tokens"]
     assert facts["1,000 steps"].startswith("1.67 min")
 

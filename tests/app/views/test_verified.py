@@ -63,13 +63,13 @@ def test_a_failure_is_not_hidden() -> None:
 
 def test_the_assumptions_name_the_points_that_ran() -> None:
     assert verified_lines(DATA, ()) == (NOT_YET,)
-    said = [f.value for f in assumptions(DATA, View(), (found(),)) if f.label == "predicted / measured"]
+    said = [f.words for f in assumptions(DATA, View(), (found(),)) if f.name == "predicted / measured"]
     assert len(said) == 1
     assert said[0].startswith("point 3: 33.0 GiB tracked")
     damaged = assumptions(DATA, View(), (), "verified.json is damaged")
-    assert "verified.json is damaged" in [f.value for f in damaged]
+    assert "verified.json is damaged" in [f.words for f in damaged]
 
 
 def test_the_card_of_that_point_has_it_and_no_other() -> None:
-    labels = [{f.label for f in point_card(DATA, View(), row, (found(),)).facts} for row in (2, 3)]
+    labels = [{f.name for f in point_card(DATA, View(), row, (found(),)).facts} for row in (2, 3)]
     assert ["verified" in one for one in labels] == [True, False]

@@ -67,7 +67,7 @@ def test_points_of_this_frontier_are_links_that_keep_the_view(data: FrontierData
     assert (more.link, more.change, more.better) == (None, "±0", None)
     less = by_key[f"memory:{-GIB:+.0f}"]
     assert (less.change, less.better) == ("+17 %", False)
-    assert [part.title for part in parts(why, data.units)] == ["computing", "waiting for communication"]
+    assert [part[0] for part in parts(why, data.units)] == ["computing", "waiting for communication"]
 
 
 def test_a_change_can_be_started_runs_and_ends(data: FrontierData) -> None:

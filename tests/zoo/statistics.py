@@ -1,7 +1,7 @@
 """Counts the figures that ``tensoropt list models`` shows, for every model of the zoo, captured on the meta
 device.
 
-``python -m tensoropt.report.zoo_statistics [NAME ...]`` writes ``zoo/figures.json`` anew, or only
+``python -m tests.zoo.statistics [NAME ...]`` writes ``zoo/figures.json`` anew, or only
 the rows of the names given.
 """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tensoropt import zoo
-from tensoropt.report.zoo_statistics import count
 from tensoropt.zoo.figures import figures
+from tests.zoo.statistics import count
 
 
 @pytest.mark.parametrize("name", ["lenet", "vgg11-tiny", "gpt-mini"])

@@ -9,12 +9,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tensoropt_app.jobs.manager import JobManager
+from tensoropt_app.server import create_app, library_with, listen
+
 from tensoropt.errors import TensorOptError
 
-from .jobs.manager import JobManager
-from .server import create_app, library_with, listen
-
-OUT = Path(__file__).parent / "screenshots"
+OUT = Path(__file__).parents[2] / "app" / "screenshots"
 SIZE = {"width": 1280, "height": 800}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 SHOTS = {

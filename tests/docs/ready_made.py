@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tensoropt import cli
+from tensoropt_app.library import READY_MADE
 
-from .library import READY_MADE
+from tensoropt import cli
 
 MODEL = "zoo:gpt2"
 OPTIONS = "--batch 64 --micro-batches 1,4 --epsilon 0.01 --max-points 24"

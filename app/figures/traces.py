@@ -1,0 +1,68 @@
+"""The parts that plots share: lines and marks, rings around a point, axes, and lines across the plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .palette import Palette, layout
+
+Json = dict[str, Any]
+LEGEND_ABOVE: Json = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
+
+
+def short(values: np.ndarray) -> list[float]:
+    """Return values with seven figures: enough for any screen, half the bytes on the way to it."""
+    return [float(f"{v:.7g}") for v in values.tolist()]
+
+
+def scatter(mode: str, x: Iterable[Any], y: Iterable[Any], *, hover: str = "", **more: Any) -> Json:
+    """Return lines, marks or both; without a tooltip they do not react to the pointer."""
+    pointed = {"hovertemplate": hover} if hover else {"hoverinfo": "skip"}
+    return {"type": "scatter", "mode": mode, "x": x, "y": y, "showlegend": False, **pointed, **more}
+
+
+def ring(x: Iterable[Any], y: Iterable[Any], words: list[str], colour: str, size: int, **more: Any) -> Json:
+    """Return a ring around a point with a word beside it; nothing where there is no point."""
+    return scatter("markers+text", x, y, text=words, textfont=font(colour)) | {
+        "marker": {"symbol": "circle-open", "size": size, "color": colour, "line": {"width": 2}}, **more
+    }  # fmt: skip
+
+
+def bars(events: Iterable[Any], lane: str, x: list[float], base: list[float], **more: Any) -> Json:
+    """Return events as bars in the rows of their lanes; ``lane`` stands before a row's name."""
+    events = list(events)
+    return {
+        "type": "bar", "orientation": "h", "x": x, "base": base, "y": [f"{lane}{e.lane}" for e in events],
+        "text": [e.name for e in events], "textposition": "none", **more,
+    }  # fmt: skip
+
+
+def font(colour: str) -> Json:
+    """Return the font of words in a plot."""
+    return {"color": colour, "size": 12}
+
+
+def titled(colours: Palette, text: str, **more: Any) -> Json:
+    """Return an axis with a title."""
+    return {"title": {**layout(colours)["xaxis"]["title"], "text": text}, **more}
+
+
+def axis(colours: Palette, text: str, *, log: bool) -> Json:
+    """Return an axis of figures, with a title, linear or logarithmic."""
+    # With a format, Plotly writes ticks between powers of ten as 20 and 30; without one, as a small 2 and 3.
+    scale = {"type": "log", "tickformat": ",~r"} if log else {"type": "linear"}
+    return {
+        **layout(colours)["xaxis"], **titled(colours, text), "exponentformat": "none", "nticks": 8, **scale
+    }  # fmt: skip
+
+
+def across(side: str, at: float, line: Json, **more: Any) -> Json:
+    """Return a line across the whole plot at a value of axis ``x`` or ``y``."""
+    other = "y" if side == "x" else "x"
+    return {
+        "type": "line", f"{side}ref": side, f"{side}0": at, f"{side}1": at, f"{other}ref": "paper",
+        f"{other}0": 0, f"{other}1": 1, "line": line, **more,
+    }  # fmt: skip

@@ -1,0 +1,87 @@
+"""Callbacks by the names of what they set and follow: ``graph.figure`` is a component and its property.
+
+A page declares its callbacks as functions of the context and of the values they follow; they are registered
+with each application that is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from dash import ClientsideFunction, Dash, Input, Output, State
+
+from ..context import Context
+
+Ports = str | Sequence[str | tuple[Any, str]]
+"""``id.property`` of components, separated by blanks or as a sequence; (id, property) for a pattern of ids.
+
+A ``+`` before an output says that other callbacks set it too."""
+
+
+class Callbacks:
+    """The callbacks of a page, beside those of its ``parts``.
+
+    Of each it is said what its answer ``sets``, in order; ``when`` it runs: when one of these changes; what
+    it is ``given`` besides; whether it also runs ``at_start``, when the page has just been made; and whether
+    it is registered only in dashboards with (True) or without (False) ``jobs``. A function receives the
+    context, the values of ``when``, then those ``given``.
+    """
+
+    def __init__(self, *parts: Callbacks) -> None:
+        self._declared: list[tuple[Callable[..., Any] | str, list[Any], bool | str, bool | None]] = [
+            declared for part in parts for declared in part._declared
+        ]
+
+    def answer(
+        self, *, sets: Ports, when: Ports, given: Ports = "", at_start: bool = False, jobs: bool | None = None
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a decorator for the function that answers."""
+
+        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+            self._declared.append((function, *_signature(sets, when, given, at_start), jobs))
+            return function
+
+        return declare
+
+    def in_browser(
+        self,
+        function: str,
+        *,
+        sets: Ports,
+        when: Ports,
+        given: Ports = "",
+        at_start: bool = False,
+        jobs: bool | None = None,
+    ) -> None:
+        """Let a function of the browser answer: ``namespace.name`` in ``assets/``."""
+        self._declared.append((function, *_signature(sets, when, given, at_start), jobs))
+
+    def register(self, app: Dash, context: Context) -> None:
+        """Register the callbacks with an application, in the order in which they are declared."""
+        for function, signature, early, jobs in self._declared:
+            if jobs is not None and jobs != (context.jobs is not None):
+                continue
+            if callable(function):
+                app.callback(*signature, prevent_initial_call=early)(partial(function, context))
+            else:
+                script = ClientsideFunction(*function.split("."))
+                app.clientside_callback(script, *signature, prevent_initial_call=early)
+
+
+def _signature(sets: Ports, when: Ports, given: Ports, at_start: bool) -> tuple[list[Any], bool | str]:
+    outputs, shared = [], False
+    for name, property in _ports(sets):
+        also = isinstance(name, str) and name.startswith("+")
+        shared |= also
+        outputs.append(Output(name[1:] if also else name, property, allow_duplicate=also))
+    inputs = [Input(*port) for port in _ports(when)]
+    # Dash wants to be told that all of several callbacks with one output may run at the start.
+    early = ("initial_duplicate" if shared else False) if at_start else True
+    return [*outputs, *inputs, *(State(*port) for port in _ports(given))], early
+
+
+def _ports(ports: Ports) -> list[tuple[Any, str]]:
+    listed = ports.split() if isinstance(ports, str) else ports
+    return [port if isinstance(port, tuple) else tuple(port.rsplit(".", 1)) for port in listed]  # type: ignore[misc]

@@ -153,23 +153,23 @@ def test_a_folder_of_somebody_else_is_passed_over(model, store, searches, tmp_pa
 
 
 def test_the_graph_of_a_source_is_kept_for_other_questions(store, tmp_path):
-    built = ModelSpec("zoo:gpt2-tiny", 0).build()
+    built = ModelSpec("zoo:mlp", 0).build()
     explorations = kept.KeptExplorations(store)
-    assert explorations.capture_of("zoo:gpt2-tiny") is None
+    assert explorations.capture_of("zoo:mlp") is None
     found = explore(*built, store=store, **ASKED)
     captured = kept.KeptCapture(found.model, found.recorded.graph, ("from a file",))
-    explorations.note_source("zoo:gpt2-tiny", captured)
-    again = explorations.capture_of("zoo:gpt2-tiny")
+    explorations.note_source("zoo:mlp", captured)
+    again = explorations.capture_of("zoo:mlp")
     assert again.notes == ("from a file",)
     assert again.graph.fingerprint == found.model.fingerprint
-    assert explorations.question_from("zoo:gpt2-tiny") == kept.question_of(again.model)
+    assert explorations.question_from("zoo:mlp") == kept.question_of(again.model)
     other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]", "keep": False}
     assert points(explore_graph(again.graph, again.model, store=store, **_without_keep(other))) == points(
         explore(*built, store=store, **other)
     )
     (file,) = (tmp_path / "explorations" / "sources").glob(f"*{kept.GRAPH}")
     file.write_bytes(file.read_bytes()[:100])
-    assert explorations.capture_of("zoo:gpt2-tiny") is None
+    assert explorations.capture_of("zoo:mlp") is None
 
 
 def _without_keep(asked):

@@ -89,6 +89,8 @@ def _freeze_imported(config: pytest.Config) -> None:
         config.stash[_modules] = len(sys.modules)
         gc.collect()
         gc.freeze()
+        # Python looks again after every 70,000 new objects where little is left to look through.
+        gc.set_threshold(10_000)
         # It would count them one by one, in every exploration.
         gc.get_freeze_count = lambda: 1
 

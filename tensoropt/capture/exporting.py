@@ -190,8 +190,8 @@ def _functional(
 
 @contextlib.contextmanager
 def _composites_listed_once() -> Iterator[None]:
-    """List PyTorch's composite operators once, which it does anew for each namespace of operators: an eighth of
-    the time of capturing a small model."""
+    """List PyTorch's composite operators once, not anew for each namespace of operators: that takes an eighth
+    of the time of capturing a small model."""
     utils, name = torch._export.utils, "_materialize_cpp_cia_ops"
     listed = functools.cache(getattr(utils, name, lambda: None))
     with mock.patch.object(utils, name, listed, create=True):

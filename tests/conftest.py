@@ -7,6 +7,7 @@ numba, which asks for its cache as kernels are declared.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -45,7 +46,9 @@ settings.load_profile("quick")
 
 TIMEOUT_S = 600.0
 """Of a run on ranks, and of their start: a limit against hanging, not a measure of a machine."""
+MANY_MODULES = 200
 _created = pytest.StashKey[str]()
+_modules = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,6 +66,33 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _created in config.stash:
         shutil.rmtree(config.stash[_created], ignore_errors=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.stash[_modules] = 0
+    _freeze_imported(session.config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    _freeze_imported(item.config)
+
+
+def _freeze_imported(config: pytest.Config) -> None:
+    """Leave modules and collected tests out of garbage collections, also modules that tests import later.
+
+    Each full collection would walk all of them, for a third of a second; captures cause so many that they
+    would take a third of the time of all tests.
+    """
+    if len(sys.modules) >= config.stash[_modules] + MANY_MODULES:
+        config.stash[_modules] = len(sys.modules)
+        gc.collect()
+        gc.freeze()
+        # Python looks again after every 70,000 new objects where little is left to look through.
+        gc.set_threshold(10_000)
+        # It would count them one by one, in every exploration.
+        gc.get_freeze_count = lambda: 1
 
 
 @pytest.fixture(scope="session")

@@ -133,3 +133,17 @@ processes.in_forks(lambda _: time.sleep(60), range(4))
             return
         time.sleep(0.1)
     pytest.fail("a process is left")
+
+
+def test_garbage_is_not_searched_for_in_what_is_in_memory() -> None:
+    """In a process of its own: tests keep modules out of garbage collections themselves."""
+    program = (
+        "import gc\n"
+        "from tensoropt.processes import not_searched_for_garbage as block\n"
+        "with block():\n    assert gc.get_freeze_count()\n"
+        "assert not gc.get_freeze_count()\n"
+        "gc.freeze()\n"
+        "with block():\n    pass\n"
+        "assert gc.get_freeze_count()  # somebody else's\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -7,6 +7,7 @@ Started as ``python -c "… main()" CONNECTION LIFELINE`` with two inherited fil
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import importlib.util
 import os
@@ -23,6 +24,7 @@ from typing import Any
 from tensoropt.cluster import pin_rank
 from tensoropt.ranks.allocator import keep_freed_memory
 
+MANY_MODULES = 200
 _parent: Connection | None = None
 
 
@@ -80,6 +82,15 @@ def _resolve(reference: tuple[str, str, str | None]) -> Callable[..., Any]:
     return found
 
 
+def _freeze_imported(setup: dict[str, Any]) -> None:
+    """Leave modules out of garbage collections, each of which would walk them for a third of a second, in the
+    middle of timed steps too."""
+    if len(sys.modules) >= setup.get("frozen_modules", 0) + MANY_MODULES:
+        setup["frozen_modules"] = len(sys.modules)
+        gc.collect()  # what is garbage now could not be freed later
+        gc.freeze()
+
+
 def _leave_with_parent(lifeline: int) -> None:
     os.read(lifeline, 1)
     os._exit(1)
@@ -91,6 +102,7 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
         sys.path.extend(entry for entry in path if entry not in sys.path)
         kernels.apply()
         function = _resolve(reference)
+        _freeze_imported(setup)
         return function(setup["rank"], setup["world_size"], *pickle.loads(payload))
     if verb == "setup":
         setup.update(content)

@@ -7,6 +7,7 @@ import io
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
+from tensoropt.engine import together
 from tensoropt.engine.models import load_model
 from tensoropt.engine.parallel_model import original_shape
 from tensoropt.errors import TensorOptError
@@ -447,12 +449,13 @@ def alone(rank: int, world: int, mesh: Mesh, what: str) -> str:
     parameter = next(model.parameters())
     said = ""
     if rank == 0:
-        if what in ("state", "buffers"):
-            said = refusal(model.state_dict)
-        elif what == "norm":
-            said = refusal(lambda: parameter.norm().item())
-        else:
-            said = refusal(lambda: parameter.detach().square().sum().item())
+        with mock.patch.multiple(together, LOOKS_AFTER_S=0.1, SURE_AFTER_S=0.2):
+            if what in ("state", "buffers"):
+                said = refusal(model.state_dict)
+            elif what == "norm":
+                said = refusal(lambda: parameter.norm().item())
+            else:
+                said = refusal(lambda: parameter.detach().square().sum().item())
     else:
         model._tensoropt.together.went_on()
     # Both are where they were, or the next collective would meet another.

@@ -43,7 +43,12 @@ def stored(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 @pytest.mark.parametrize("placed", [False, True], ids=["sharded", "placed"])
 @pytest.mark.parametrize(
     ("source", "mode"),
-    [("drawn", "train"), ("drawn", "inference"), ("dcp", "inference"), ("files", "inference")],
+    [
+        ("drawn", "train"),
+        ("dcp", "inference"),
+        ("files", "inference"),
+        pytest.param("drawn", "inference", marks=pytest.mark.slow),
+    ],
 )
 def test_a_rank_starts_with_its_shards_and_one_layer(
     ranks: RankPool, stored: dict[str, str], source: str, mode: Mode, placed: bool

@@ -7,6 +7,7 @@ seen, a line each.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import random
 import sys
@@ -28,6 +29,7 @@ def main() -> None:
 
     with cuda_operators():
         for case in json.load(sys.stdin):
+            gc.freeze()  # or collections, of which captures cause many, walk all that was imported
             try:
                 seen = KINDS[case["kind"]](case)
             except Exception as error:

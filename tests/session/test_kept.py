@@ -164,13 +164,13 @@ def test_what_cannot_be_kept_is_said(model, store):
 
 
 def test_the_graph_of_a_source_is_kept_for_other_questions(store):
-    built = ModelSpec("zoo:gpt2-tiny", 0).build()
+    built = ModelSpec("zoo:mlp", 0).build()
     explorations = kept.KeptExplorations(store)
-    assert explorations.capture_of("zoo:gpt2-tiny") is None
+    assert explorations.capture_of("zoo:mlp") is None
     found = explore(*built, store=store, **ASKED)
     captured = kept.KeptCapture(found.model, found.recorded.graph, ("from a file",))
-    explorations.keep_capture("zoo:gpt2-tiny", captured)
-    again = explorations.capture_of("zoo:gpt2-tiny")
+    explorations.keep_capture("zoo:mlp", captured)
+    again = explorations.capture_of("zoo:mlp")
     assert again.notes == ("from a file",)
     assert again.graph.fingerprint == found.model.fingerprint
     assert kept.question_of(again.model) == kept.question_of(found.model)
@@ -179,7 +179,7 @@ def test_the_graph_of_a_source_is_kept_for_other_questions(store):
         explore(*built, store=store, **other)
     )
     store._connection.execute("UPDATE cache SET value = substr(value, 1, 100) WHERE kind = 'captures'")
-    assert explorations.capture_of("zoo:gpt2-tiny") is None
+    assert explorations.capture_of("zoo:mlp") is None
 
 
 def _without_keep(asked):

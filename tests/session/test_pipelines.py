@@ -25,11 +25,20 @@ from tensoropt.plan.settings import Settings
 from tensoropt.planners.quick import PIPELINED
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.session import pipeline_cuts, pipelines
+from tensoropt.session.quick_plans import with_quick_plans
 from tests.costs.models import four, problem
 from tests.pipeline.models import Blocks
 from tests.situations.readers import made_of_parameters
 
 CLUSTER = "cpu:4"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def searched_alone() -> Iterator[None]:
+    """What the search alone finds: published planners take as long again for these small models."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found: found)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +77,12 @@ def beaten(point: Point, others: tuple[Point, ...]) -> bool:
 # -- what is found --------------------------------------------------------------------------------
 
 
-def test_without_being_asked_none_is_looked_for(plain: Exploration, store: ProfileStore) -> None:
+def test_without_being_asked_none_is_looked_for(
+    plain: Exploration, store: ProfileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not pipelined(plain)
     assert not any("pipeline" in note for note in plain.report["notes"])
+    monkeypatch.setattr("tensoropt.api.with_quick_plans", with_quick_plans)
     found = explored(store)
     # Of a small model published pipelines come in, which are no search.
     assert {point.planner for _, point in pipelined(found)} <= {*PIPELINED}

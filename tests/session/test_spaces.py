@@ -102,9 +102,13 @@ def beaten(point, others) -> bool:
     return any(p != costs and p[0] <= costs[0] and p[1] <= costs[1] for p in theirs)
 
 
-def test_what_is_exact_is_beaten_by_no_point_of_any_space(store):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("mlp", (("batch", 4096),)), pytest.param("gpt2-tiny", (), marks=pytest.mark.slow)],
+)
+def test_what_is_exact_is_beaten_by_no_point_of_any_space(store, name, settings):
     """The judge prefers points that another mesh or micro-batch count beats in the additive model."""
-    model = ModelSpec("zoo:gpt2-tiny", 0).build()
+    model = ModelSpec(f"zoo:{name}", 0, settings=settings).build()
     asked = {"measure": "never", "recompute": "never", "store": store, "planners": "optcnn"}
     found = explore(*model, cluster="dgx-h100[4]", micro_batches=[1, 2], **asked)
     # Nothing is proven of plans that are placed or have stages, nor against them.
@@ -145,7 +149,8 @@ def test_a_rounding_is_enough_to_be_beaten():
     assert [p.time_s for p in found] == [1.0, 0.9, 0.8, 0.7, 0.6]
 
 
-def test_points_do_not_depend_on_the_processes(tmp_path):
+@pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2-tiny", marks=pytest.mark.slow)])
+def test_points_do_not_depend_on_the_processes(tmp_path, name):
     """In processes of their own, as test runners have threads and do not fork."""
     program = """
 import os, sys
@@ -156,13 +161,13 @@ if int(sys.argv[1]) > 1:
 forks, fork = [], processes._fork
 processes._fork = lambda *asked: forks.append(fork(*asked)) or forks[-1]
 from tensoropt.cli.parser import main
-model = ["zoo:gpt2-tiny", "--cluster", "dgx-h100[4]", "--micro-batches", "1,2"]
+model = [sys.argv[3], "--cluster", "dgx-h100[4]", "--micro-batches", "1,2"]
 assert main(["explore", *model, "--anew", "--out", sys.argv[2]]) == 0
 assert bool(forks) == (int(sys.argv[1]) > 1)
 """
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONHASHSEED": "0"}
     for cores in ("2", "1"):
-        command = [sys.executable, "-c", program, cores, str(tmp_path / cores)]
+        command = [sys.executable, "-c", program, cores, str(tmp_path / cores), f"zoo:{name}"]
         run = subprocess.run(
             command, timeout=200, check=False, capture_output=True, text=True, env=environment
         )

@@ -12,18 +12,21 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.search import Staircase
 from tensoropt.session.turns import Found, unbeaten_by
 
-ASKED = {"cluster": "dgx-h100", "measure": "never", "micro_batches": [1, 2]}
+ASKED = {"measure": "never", "micro_batches": [1, 2]}
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
+@pytest.fixture(scope="module", params=["dgx-h100[2]", pytest.param("dgx-h100", marks=pytest.mark.slow)])
+def found(request, tmp_path_factory):
     """What the search alone finds with the default gap, and with none."""
     path = tmp_path_factory.mktemp("store") / "profiles.sqlite"
     with ProfileStore(path) as store, pytest.MonkeyPatch.context() as patch:
         # Counts are the search's: published planners' plans beat some of its points.
         patch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found: found)
         model = ModelSpec("zoo:gpt2-tiny", 0).build()
-        yield [explore(*model, store=store, epsilon=epsilon, **ASKED) for epsilon in (0.001, 0.0)]
+        yield [
+            explore(*model, cluster=request.param, store=store, epsilon=epsilon, **ASKED)
+            for epsilon in (0.001, 0.0)
+        ]
 
 
 def costs(exploration):

@@ -138,7 +138,9 @@ def test_residual_stream_carries_partial_sums():
     assert all("partial" in [str(s.label) for s in g.strategies] for g in adds)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt2-dropout", "llama", "bert", "bert-dropout"])
+@pytest.mark.parametrize(
+    "family", ["gpt2", "gpt2-dropout", "llama", pytest.param("bert", marks=pytest.mark.slow), "bert-dropout"]
+)
 def test_groups_per_layer(family):
     """Small things have no opinion: the search sees a dozen variables per layer, not forty."""
 

@@ -51,7 +51,7 @@ def errors(
     return predicted / tracked - 1, tracked
 
 
-@pytest.mark.parametrize("name", ["dense_net", "cells"])
+@pytest.mark.parametrize("name", ["dense_net", pytest.param("cells", marks=pytest.mark.slow)])
 def test_a_plan_of_a_held_out_model(name: str):
     """One on 8 ranks, of the two that were furthest off."""
     loaded = load_model(ModelSpec(f"tests.simulate.held_out:{name}", 0))

@@ -84,7 +84,7 @@ def assert_in_the_predicted_order(loaded: CapturedModel, mesh: tuple[int, ...], 
     assert compare_order(order, in_order(summarise(sent), rows_in_order(sent))) == []
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "build",
     [

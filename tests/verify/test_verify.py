@@ -91,14 +91,14 @@ def facts_of(work: Workload) -> Facts:
 @pytest.mark.parametrize(
     ("name", "mesh", "count"),
     [
-        ("mlp", (1, 2), 4),
         ("mlp", (4, 2), 3),
-        ("vgg_norm", (1, 2), 4),
         ("vgg_dropout", (2, 2), 3),
         ("transformer_dropout", (1, 2), 3),
-        ("gpt2_dropout", (2, 2), 1),
-        ("bert_dropout", (1, 2), 1),
-        ("llama_small", (2, 2), 1),
+        pytest.param("mlp", (1, 2), 4, marks=pytest.mark.slow),
+        pytest.param("vgg_norm", (1, 2), 4, marks=pytest.mark.slow),
+        pytest.param("gpt2_dropout", (2, 2), 1, marks=pytest.mark.slow),
+        pytest.param("bert_dropout", (1, 2), 1, marks=pytest.mark.slow),
+        pytest.param("llama_small", (2, 2), 1, marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, ...], count: int) -> None:
@@ -106,7 +106,12 @@ def test_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, ...], count: int
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh"), [("transformer", (2, 2, 2)), ("vgg_norm", (1, 2, 2)), ("mlp", (1, 4))]
+    ("name", "mesh"),
+    [
+        ("transformer", (2, 2, 2)),
+        pytest.param("vgg_norm", (1, 2, 2), marks=pytest.mark.slow),
+        pytest.param("mlp", (1, 4), marks=pytest.mark.slow),
+    ],
 )
 def test_four_ranks(four_ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
     check(name, mesh, 1, four_ranks)
@@ -121,7 +126,14 @@ def test_double_precision_is_much_closer(ranks: RankPool) -> None:
     assert result.differences.gradient < 1e-12
 
 
-@pytest.mark.parametrize(("name", "mesh"), [("mlp", (2, 2)), ("transformer", (1, 2)), ("vgg_norm", (1, 2))])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("transformer", (1, 2)),
+        pytest.param("mlp", (2, 2), marks=pytest.mark.slow),
+        pytest.param("vgg_norm", (1, 2), marks=pytest.mark.slow),
+    ],
+)
 def test_mixed_precision(ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
     """Compared with the unsplit model under the same policy; collectives in the types really sent."""
     check(name, mesh, 2, ranks, compute_dtype="bfloat16")

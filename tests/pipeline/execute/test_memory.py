@@ -46,13 +46,14 @@ def compare(
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
-        *(
-            (n, s)
-            for n in ("encoder_decoder", "encoder_decoder_dropout", "thrice")
-            for s in ("gpipe", "1f1b")
-        ),
-        ("encoder_decoder", "interleaved_1f1b"),
+        ("encoder_decoder_dropout", "gpipe"),
+        ("thrice", "1f1b"),
         ("deep", "interleaved_1f1b"),
+        pytest.param("encoder_decoder", "gpipe", marks=pytest.mark.slow),
+        pytest.param("encoder_decoder", "1f1b", marks=pytest.mark.slow),
+        pytest.param("encoder_decoder", "interleaved_1f1b", marks=pytest.mark.slow),
+        pytest.param("encoder_decoder_dropout", "1f1b", marks=pytest.mark.slow),
+        pytest.param("thrice", "gpipe", marks=pytest.mark.slow),
     ],
 )
 def test_schedules_without_a_split_backward(ranks: RankPool, name: str, schedule: str) -> None:

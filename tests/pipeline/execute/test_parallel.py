@@ -40,7 +40,13 @@ def test_running_statistics(ranks: RankPool) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("one", "other"), [(PLAIN, (1, 2)), ((2, 2), PLAIN), (PLAIN, ()), (PLAIN, ("gpipe", 1, 2))]
+    ("one", "other"),
+    [
+        (PLAIN, (1, 2)),
+        ((2, 2), PLAIN),
+        pytest.param(PLAIN, (), marks=pytest.mark.slow),
+        pytest.param(PLAIN, ("gpipe", 1, 2), marks=pytest.mark.slow),
+    ],
 )
 def test_checkpoint_moves_between_plans(
     ranks: RankPool, tmp_path: Path, one: tuple[Any, ...], other: tuple[Any, ...]

@@ -19,8 +19,15 @@ def stored(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
-@pytest.mark.parametrize("source", ["drawn", "stored"])
+@pytest.mark.parametrize(
+    ("source", "schedule"),
+    [
+        ("drawn", "interleaved_1f1b"),
+        ("stored", "1f1b"),
+        pytest.param("drawn", "1f1b", marks=pytest.mark.slow),
+        pytest.param("stored", "interleaved_1f1b", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_starts_with_its_stages_and_one_layer(
     ranks: RankPool, stored: str, source: str, schedule: str
 ) -> None:

@@ -275,7 +275,7 @@ def test_what_micro_batches_keep_is_all_there_when_forward_ends(costs: CostSourc
     ("source", "counts"),
     [
         ("tests.execute.models:mlp", (2, 4)),
-        ("zoo:gpt2-tiny", (2, 4)),
+        pytest.param("zoo:gpt2-tiny", (2, 4), marks=pytest.mark.slow),
         pytest.param("zoo:transformer-tiny", (2, 4), marks=pytest.mark.slow),
     ],
 )

@@ -81,7 +81,7 @@ def test_the_optimum_is_that_of_exhaustive_search(seed):
     assert outcome_of(problem, Rules()).bound_s <= best.time_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [0, 2, 4, 8])
+@pytest.mark.parametrize("seed", [0, 2, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_the_optimum_of_several_micro_batches_is_that_of_exhaustive_search(seed):
     """The program knows one of them and the work of all, the simulator the rest. With seed 2 nothing is left
     in the end, where OR-tools ended the process while it had a hint."""

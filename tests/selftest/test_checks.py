@@ -38,7 +38,7 @@ from tensoropt.selftest.fake_steps import MadeOnTheCpu
 from tensoropt.selftest.models import small_models, timed_models
 from tensoropt.selftest.outcome import CheckContext, Outcome
 from tensoropt.verify import real_ranks
-from tests.selftest import faults
+from tests.selftest.wrong_ranks import wrong_on_the_last_rank
 
 CPU = torch.device("cpu")
 
@@ -163,7 +163,7 @@ def test_a_checkpoint_without_the_optimizer_is_seen(
 def test_two_ranks_on_one_device(context: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_device, "STRATEGIES", (("zoo:mlp", "float32", False, 1),))
     assert shared_device.run(context).state == "passed"
-    monkeypatch.setattr(real_ranks, "check_plan", faults.wrong_on_the_last_rank)
+    monkeypatch.setattr(real_ranks, "check_plan", wrong_on_the_last_rank)
     assert too_much(shared_device.run(context)) == "mlp, float32, 1 random strategies: wrong ones"
 
 

@@ -57,7 +57,7 @@ class Entry:
         ``pipelines``, which composes stages; a placed one's has ``place``, which gives operators devices and
         orders, or ``place_split``, which may cut operators too.
         """
-        # Only now: listing the planners must load neither PyTorch nor their solvers, one of which is an extra.
+        # Only now: listing the planners must load neither PyTorch nor solvers, one of which is an extra.
         from tensoropt.planners.results import best_of, best_pipelines, best_placements
 
         module = importlib.import_module(f"tensoropt.planners.{self.kind}.{self.name}")

@@ -7,7 +7,6 @@ Started as ``python -c "… main()" CONNECTION LIFELINE`` with two inherited fil
 from __future__ import annotations
 
 import faulthandler
-import gc
 import importlib
 import importlib.util
 import os
@@ -63,7 +62,6 @@ def _resolve(reference: tuple[str, str, str | None]) -> Callable[..., Any]:
     module_name, name, file = reference
     module = sys.modules.get(module_name)
     if module is None:
-        gc.disable()  # modules leave no garbage, and looking for it takes a fifth of their imports
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -76,8 +74,6 @@ def _resolve(reference: tuple[str, str, str | None]) -> Callable[..., Any]:
             module = importlib.util.module_from_spec(spec)
             sys.modules[module_name] = module
             spec.loader.exec_module(module)
-        finally:
-            gc.enable()
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part)

@@ -20,8 +20,8 @@ def test_all_are_there() -> None:
     assert all(path.name in listed for path in notebooks())
 
 
-# The last takes the way of all others, on plain arrays. `make test-all` runs the rest; what the first one shows
-# is run as the README's example, too.
+# The last takes the way of all others, on plain arrays. `make test-all` runs the rest, and what the first
+# shows is run as the README's example.
 QUICK = ("06",)
 
 

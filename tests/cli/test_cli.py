@@ -151,12 +151,12 @@ def strict(text: str) -> Any:
 # -- verbs ----------------------------------------------------------------------------------------
 
 
-def test_help_and_version_are_quick_and_light() -> None:
-    for flag in ("--help", "--version"):
+def test_help_version_and_lists_are_quick_and_light() -> None:
+    for words in (["--help"], ["--version"], ["list", "planners"], ["list", "clusters"]):
         code = (
             "import sys, time\n"
             "from tensoropt.cli.parser import main\n"
-            f"try: main(['{flag}'])\n"
+            f"try: main({words})\n"
             "except SystemExit: pass\n"
             "assert time.process_time() < 0.5, time.process_time()\n"  # of the processor, whatever else runs
             "assert not {'torch', 'numpy', 'numba'} & set(sys.modules)"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tensoropt.cluster import list_clusters as cluster_names
 from tensoropt.cluster import load_cluster
 from tensoropt.planners import PLANNERS
-from tensoropt.zoo import list_models as zoo_entries
-from tensoropt.zoo.figures import Figures, figures
+
+if TYPE_CHECKING:
+    from tensoropt.zoo.figures import Figures
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class ListedPlanner:
 
 def list_models() -> tuple[ListedModel, ...]:
     """Every model of the zoo, in the order of its name."""
+    # With PyTorch, which no other list needs.
+    from tensoropt.zoo import list_models as zoo_entries
+    from tensoropt.zoo.figures import figures
+
     known = figures()
     return tuple(
         ListedModel(f"zoo:{e.name}", e.size, e.batch, e.description, e.paper, e.requires, known.get(e.name))

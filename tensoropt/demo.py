@@ -15,6 +15,7 @@ from tensoropt import verify
 from tensoropt.api import explore
 from tensoropt.cluster import load_cluster
 from tensoropt.console import columns
+from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.plan import Exploration, Plan, load_model
 from tensoropt.plan.figure_rows import FigureRow
@@ -111,7 +112,7 @@ def run_beside_unsplit(
 ) -> dict[str, Any]:
     """``ok`` and ``runs``: per plan, and for the unsplit model, what was predicted and what happened."""
     first = next(iter(plans.values()))
-    unsplit = verify.verify_unsplit(verify.model_spec(first), first.optimizer, progress=progress)
+    unsplit = verify.verify_unsplit(ModelSpec.of(first), first.optimizer, progress=progress)
     split = verify.verify_plans(list(plans.values()), progress=progress)
     runs = dict(zip(("unsplit", *plans), (*unsplit["plans"], *split["plans"]), strict=True))
     jobs = {"unsplit": verify.unsplit_plan(first, runs["unsplit"]), **plans}

@@ -22,6 +22,7 @@ from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
 from tests.costs.models import gates, two_layers
+from tests.lent_ranks import lend_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -33,9 +34,11 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def links_from_data_sheets():
-    """Timing links takes most of a minute and is tested elsewhere; the slow test below has it."""
+def links_from_data_sheets(ranks):
+    """Timing links takes most of a minute and is tested elsewhere; the slow test below has it. Workloads are
+    timed on ranks that were started once."""
     with pytest.MonkeyPatch.context() as patch:
+        lend_ranks(patch, ranks)
         patch.setattr("tensoropt.costs.source.measure_links", lambda *_, **__: LinkFits(collectives={}))
         yield
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -17,8 +17,6 @@ from tensoropt.engine.parallel_model import ParallelModel
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.engine.sharded_model import ShardedModel
 from tensoropt.errors import PlanError
-from tensoropt.pipeline.execute.engine import PipelinedEngine
-from tensoropt.pipeline.execute.model import PipelinedModel
 from tensoropt.pipeline.plans import pipelined_strategy
 from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict, pipelined_to_dict
 from tensoropt.placement.execute.engine import PlacedEngine
@@ -28,6 +26,10 @@ from tensoropt.plan import Plan
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
 from tensoropt.sharding.strategy import Strategy
+
+if TYPE_CHECKING:
+    from tensoropt.pipeline.execute.engine import PipelinedEngine
+    from tensoropt.pipeline.execute.model import PipelinedModel
 
 AnyStrategy = Strategy | PlacedStrategy | PipelinedStrategy
 
@@ -224,6 +226,9 @@ class PipelinedExecutable(Executable):
     def engine(
         self, values: Mapping[str, torch.Tensor], *, seed: int = 0, device: torch.device | None = None
     ) -> PipelinedEngine:
+        # With torch.distributed.pipelining, a third of all imports of a rank without a pipeline.
+        from tensoropt.pipeline.execute.engine import PipelinedEngine
+
         return PipelinedEngine(self.strategy, values, seed=seed, device=device)
 
     def parallel_model(
@@ -234,6 +239,8 @@ class PipelinedExecutable(Executable):
         device: torch.device,
         seed: int,
     ) -> PipelinedModel:
+        from tensoropt.pipeline.execute.model import PipelinedModel
+
         return PipelinedModel(model, captured, self.strategy, values, device, seed)
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from tensoropt.errors import TensorOptError, suggest
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.results import (
-    SimulatedPoint,
-    best_of,
-    best_pipelines,
-    best_placements,
-    plan_of,
-)
 
 if TYPE_CHECKING:
     from tensoropt.placement.prices import PricedGraph
     from tensoropt.plan import Plan
     from tensoropt.planners.placed.common.answer import PlacedAnswer
+    from tensoropt.planners.results import SimulatedPoint
     from tensoropt.planners.task import PlanningTask
 
 
@@ -63,7 +57,9 @@ class Entry:
         ``pipelines``, which composes stages; a placed one's has ``place``, which gives operators devices and
         orders, or ``place_split``, which may cut operators too.
         """
-        # Only now: listing the planners must not load their solvers, one of which is an extra.
+        # Only now: listing the planners must load neither PyTorch nor solvers, one of which is an extra.
+        from tensoropt.planners.results import best_of, best_pipelines, best_placements
+
         module = importlib.import_module(f"tensoropt.planners.{self.kind}.{self.name}")
         if self.kind == "sharded":
             selections = module.select(task, memory_limit_bytes, seed)
@@ -98,6 +94,8 @@ class Entry:
         return (1,)
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
+        from tensoropt.planners.results import plan_of
+
         found = self.points(task, memory_limit_bytes, seed)
         return tuple(plan_of(task, each.whole(), each.notes) for each in found)
 

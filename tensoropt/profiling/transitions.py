@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from tensoropt.profiling.transition_timing import LAYER_KINDS, Turns
 
@@ -168,6 +167,8 @@ def _table(
 
 def _ascending(values: Sequence[float]) -> list[float]:
     """The ascending numbers nearest to these."""
+    from scipy.optimize import isotonic_regression  # slow to import, and only measuring needs it
+
     return list(map(float, isotonic_regression(values).x))
 
 

@@ -7,22 +7,33 @@ those predicted, one by one and in order. Memory and time are shown and decide n
 
 from __future__ import annotations
 
-from tensoropt.engine.models import ModelSpec
-from tensoropt.verify.plans import verify_plan, verify_plans
-from tensoropt.verify.predict import Prediction, predict
-from tensoropt.verify.random_plans import verify_random
-from tensoropt.verify.unsplit import unsplit_plan, verify_unsplit
+import importlib
+from typing import TYPE_CHECKING, Any
 
-model_spec = ModelSpec.of
-"""The model of a plan, as ranks build it."""
+if TYPE_CHECKING:
+    from tensoropt.verify.plans import verify_plan, verify_plans
+    from tensoropt.verify.random_plans import verify_random
+    from tensoropt.verify.unsplit import unsplit_plan, verify_unsplit
+
+_MODULE_OF = {
+    "unsplit_plan": "unsplit",
+    "verify_plan": "plans",
+    "verify_plans": "plans",
+    "verify_random": "random_plans",
+    "verify_unsplit": "unsplit",
+}
+"""The module that each name is imported from when it is first used: ranks need none of the predictions."""
 
 __all__ = [
-    "Prediction",
-    "model_spec",
-    "predict",
     "unsplit_plan",
     "verify_plan",
     "verify_plans",
     "verify_random",
     "verify_unsplit",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tensoropt.verify' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"tensoropt.verify.{_MODULE_OF[name]}"), name)

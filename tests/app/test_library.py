@@ -17,6 +17,7 @@ from tensoropt_app.views.operators import TOTAL, beside_rows
 from tensoropt_app.views.profile import devices_by_memory
 
 from tensoropt.errors import TensorOptError
+from tensoropt.files import unpacked
 from tensoropt.plan import Exploration, Point
 from tensoropt.plan import load_exploration as load
 from tensoropt.plan.exploration_files import read_costs
@@ -35,11 +36,8 @@ def test_the_ready_made_exploration_is_there_and_can_be_read() -> None:
 def test_the_first_screen_shows_everything() -> None:
     """Files made by an older version open, but their plans could not be explained: `make ready-made`."""
     library = Library()
-    first, *others = (library.load(entry.key) for entry in library.entries())
+    first = library.load(library.entries()[0].key)
     assert {"data_parallel", "zero", "megatron"} <= {point.planner for point in first.others}
-    for found in (first, *others):
-        for point in range(0, len(found.all_points), 10):
-            assert detail(found, point).timeline
     assert devices_by_memory(library, View(exploration=library.entries()[0].key)) is not None
 
 
@@ -63,6 +61,7 @@ def test_the_details_of_some_shipped_points_have_their_figures() -> None:
 
 def _same_figures(found: Exploration, row: int, one: Point) -> None:
     told = detail(found, row)
+    assert told.timeline
     assert told.step.time_s == pytest.approx(one.time_s, rel=1e-9)
     assert told.step.compute_s == pytest.approx(one.compute_s, rel=1e-9)
     assert told.peak.total == pytest.approx(sum(one.memory), rel=1e-9)
@@ -157,26 +156,31 @@ def _of_other_types(folder: Path) -> None:
     (folder / "exploration.json").write_text(json.dumps({**data, "settings": [1], "points": {"a": 1}}))
 
 
+MOST_BYTES = 2**20
+
+
 def _bomb(folder: Path) -> None:
     data = json.loads((folder / "exploration.json").read_text())
     (folder / "exploration.json").write_text(json.dumps({**data, "recorded": True}))
     with gzip.open(folder / "recorded.json.gz", "wb") as file:
-        for _ in range(1100):
-            file.write(bytes(2**20))
+        file.write(bytes(MOST_BYTES + 1))
 
 
 @pytest.mark.parametrize("damage", [_nested, _without_cluster, _of_other_types, _bomb])
-def test_a_folder_that_cannot_be_read_stays_alone(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_folder_that_cannot_be_read_stays_alone(
+    tmp_path: Path, damage: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is named in the list, refused in words when chosen, and others show what they showed."""
     for name, devices in (("good", 2), ("better", 4), ("bad", 8)):
         exploration(spaces=[space((devices,))]).save(tmp_path / name)
     damage(tmp_path / "bad")
+    monkeypatch.setattr(unpacked, "__defaults__", (MOST_BYTES,))
     library = Library(tmp_path)
     labels = [item["label"] for group in choices(library) for item in group["items"]]
     assert "gpt2-tiny on dgx-h100 (good)" in labels
     if damage is not _bomb:  # whose list entry reads nothing of it
         assert "bad (cannot be read)" in labels
-    with pytest.raises(TensorOptError, match=r"bad.*(damaged|is not read)"):
+    with pytest.raises(TensorOptError, match=rf"bad.*{'is not read' if damage is _bomb else 'damaged'}"):
         library.load("opened-bad")
     table = devices_by_memory(library, View(exploration="opened-good"))
     assert table is not None

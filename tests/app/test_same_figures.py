@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import functools
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from tensoropt.plan.figure_rows import FigureRow, points_data
 from tensoropt.plan.plan import load_plan
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
+from tensoropt.report.rows import Detail
 from tensoropt.report.sheet import SheetOptions, decision_sheet
 from tensoropt.report.table import point_lines
 from tensoropt.units import format_bytes, format_seconds
@@ -50,7 +54,25 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["gpt2-dgx-h100", "beside"])
 def found(request: pytest.FixtureRequest) -> Found:
     folder = request.getfixturevalue("beside") if request.param == "beside" else READY_MADE / request.param
-    return load_exploration(folder), folder
+    return loaded(folder), folder
+
+
+@functools.cache
+def loaded(folder: Path) -> Exploration:
+    return load_exploration(folder)
+
+
+@functools.cache
+def detail_of(folder: Path, index: int) -> Detail:
+    return detail(loaded(folder), index)
+
+
+@functools.cache
+def answer(*words: str) -> Any:
+    """Return what a command says to machines."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([*words, "--json"]) == 0
+    return json.loads(out.getvalue())
 
 
 def some(found: Exploration) -> list[int]:
@@ -58,19 +80,13 @@ def some(found: Exploration) -> list[int]:
     return [len(found.points) // 2, len(found.all_points) - 1]
 
 
-def asked(words: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
-    capsys.readouterr()
-    assert main([*words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_figures_per_operator_are_the_same(found: Found, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_per_operator_are_the_same(found: Found) -> None:
     exploration, folder = found
     data = FrontierData.of(exploration)
     for index in some(exploration):
-        told = detail(exploration, index)
+        told = detail_of(folder, index)
         page = table_rows(operator_rows(exploration, index, told), {}, data.units)
-        shown = asked(["show", str(folder), "--point", str(index + 1)], capsys)["operators"]
+        shown = answer("show", str(folder), "--point", str(index + 1))["operators"]
         text = detail_lines(told, len(shown))
         (table,) = [part for part in text if part.startswith("group ")]
         assert [row["group"] for row in page] == [row["group"] for row in shown]
@@ -89,9 +105,7 @@ def test_figures_per_operator_are_the_same(found: Found, capsys: pytest.CaptureF
         assert rows[-1].compute_s == pytest.approx(told.step.compute_s)
 
 
-def test_figures_of_a_point_are_the_same(
-    found: Found, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_figures_of_a_point_are_the_same(found: Found, tmp_path: Path) -> None:
     exploration, folder = found
     data, view = FrontierData.of(exploration), View()
     write_frontier_csv(exploration, tmp_path / "frontier.csv")
@@ -101,11 +115,11 @@ def test_figures_of_a_point_are_the_same(
     assert len(rows) == len(exploration.points)
     for index in some(exploration):
         point, number = exploration.all_points[index], ["--point", str(index + 1)]
-        shown = asked(["show", str(folder), *number], capsys)
-        chosen = asked(["choose", str(folder), *number, "--out", str(tmp_path / "plan.json")], capsys)
+        shown = answer("show", str(folder), *number)
+        chosen = answer("choose", str(folder), *number, "--out", str(tmp_path / "plan.json"))
         plan = load_plan(tmp_path / "plan.json")
         card = point_card(data, view, index)
-        sheet = decision_sheet(exploration, index, SheetOptions(detail=detail(exploration, index)))
+        sheet = decision_sheet(exploration, index, SheetOptions(detail=detail_of(folder, index)))
         assert shown["step"]["total_s"] == pytest.approx(point.time_s)
         assert chosen["time_s"] == plan.predicted.time_s == point.time_s
         assert chosen["memory_bytes"] == round(point.memory_bytes)
@@ -124,19 +138,19 @@ def test_figures_of_a_point_are_the_same(
             assert row["name"] == chosen["name"] == card.name
 
 
-def test_what_takes_the_time_is_the_same(found: Found, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_takes_the_time_is_the_same(found: Found) -> None:
     exploration, folder = found
     data = FrontierData.of(exploration)
     for index in some(exploration):
-        told = detail(exploration, index)
+        told = detail_of(folder, index)
         page = quick(data, View(point=index), str(folder), told)
-        answer = asked(["why", str(folder), "--point", str(index + 1)], capsys)
-        assert page.binding.sentence == answer["binding"]["sentence"]
+        why = answer("why", str(folder), "--point", str(index + 1))
+        assert page.binding.sentence == why["binding"]["sentence"]
         assert page.binding.sentence.split(" binds")[0] in decision_sheet(
             exploration, index, SheetOptions(detail=told)
         ).replace("&#x27;", "'").replace("&amp;", "&")
-        shown = asked(["show", str(folder), "--point", str(index + 1)], capsys)
-        assert shown["parts"] == answer["binding"]["parts"]
+        shown = answer("show", str(folder), "--point", str(index + 1))
+        assert shown["parts"] == why["binding"]["parts"]
         assert sum(part["seconds"] for part in shown["parts"]) == pytest.approx(
             exploration.all_points[index].time_s
         )

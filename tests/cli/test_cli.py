@@ -15,6 +15,9 @@ import pytest
 
 from tensoropt import __version__
 from tensoropt.cli.parser import main
+from tensoropt.profiling.links import LinkFits
+from tensoropt.ranks.pool import RankPool
+from tests.lent_ranks import lend_ranks
 
 MODEL = """
 import torch
@@ -148,12 +151,12 @@ def strict(text: str) -> Any:
 # -- verbs ----------------------------------------------------------------------------------------
 
 
-def test_help_and_version_are_quick_and_light() -> None:
-    for flag in ("--help", "--version"):
+def test_help_version_and_lists_are_quick_and_light() -> None:
+    for words in (["--help"], ["--version"], ["list", "planners"], ["list", "clusters"]):
         code = (
             "import sys, time\n"
             "from tensoropt.cli.parser import main\n"
-            f"try: main(['{flag}'])\n"
+            f"try: main({words})\n"
             "except SystemExit: pass\n"
             "assert time.process_time() < 0.5, time.process_time()\n"  # of the processor, whatever else runs
             "assert not {'torch', 'numpy', 'numba'} & set(sys.modules)"
@@ -251,8 +254,21 @@ def test_lists(run: Any, what: str, name: str) -> None:
     assert name in [entry["name"] for entry in json.loads(out)[what]]
 
 
+@pytest.fixture(scope="module")
+def ranks_there(place: Path) -> Iterator[RankPool]:
+    """Ranks that find the models of the folder."""
+    with RankPool(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def lent_ranks(ranks_there: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same ranks for every command; others of this module start theirs."""
+    lend_ranks(monkeypatch, ranks_there)
+
+
 @pytest.mark.distributed
-def test_verify_a_plan(run: Any, explored: Path) -> None:
+def test_verify_a_plan(run: Any, explored: Path, lent_ranks: None) -> None:
     assert run("choose", "out", "--knee", "--out", "knee.json")[0] == 0
     code, out, _ = run("verify", "knee.json", "--json", "--ranks")
     data = json.loads(out)
@@ -277,7 +293,7 @@ def test_verify_without_the_devices(run: Any, explored: Path) -> None:
 
 
 @pytest.mark.distributed
-def test_verify_an_inference_plan(run: Any) -> None:
+def test_verify_an_inference_plan(run: Any, lent_ranks: None) -> None:
     explore = ("explore", "net.py:net", "--cluster", "two.yaml", "--out", "inference", "--mode", "inference")
     assert run(*explore)[0] == 0
     assert run("choose", "inference", "--knee", "--out", "inference.json")[0] == 0
@@ -291,7 +307,9 @@ def test_verify_an_inference_plan(run: Any) -> None:
 
 
 @pytest.mark.distributed
-def test_verify_random_strategies(run: Any) -> None:
+def test_verify_random_strategies(run: Any, lent_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Timing links takes most of it, and is tested with `measure-links` and `explore`.
+    monkeypatch.setattr("tensoropt.costs.source.measure_links", lambda *_, **__: LinkFits(collectives={}))
     code, out, err = run("verify", "net.py:net", "--random", "2", "--seed", "5")
     assert code == 0, out
     assert "on cluster cpu:2 (the default" in err
@@ -637,8 +655,14 @@ def talked(place: Path) -> Path:
     ids=lambda arguments: "-".join(word for word in arguments if "." not in word),
 )
 def test_what_a_model_prints_is_no_part_of_the_answer(
-    talked: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+    talked: Path,
+    capfd: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    ranks_there: RankPool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if "--random" in arguments:  # as the command starts them it has its own with a plan
+        lend_ranks(monkeypatch, ranks_there)
     capfd.readouterr()
     assert main([*arguments, "--json"]) == 0
     out, err = capfd.readouterr()

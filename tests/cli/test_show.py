@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tensoropt import saved
 from tensoropt.cli.parser import main
 from tests.observed.test_files import SNAPSHOT, TRACE
 
 SHIPPED = str(Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def opened_once() -> Iterator[None]:
+    """The exploration is read once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saved, "load_exploration", functools.cache(saved.load_exploration))
+        yield
 
 
 def shown(capsys: Any, *options: str) -> str:

@@ -1,7 +1,8 @@
 """Every block of the documentation that claims to work is run, page by page and top to bottom.
 
 A page's blocks share a folder and, for Python, their names: what one block writes or defines, the next may
-use, as for a person who follows the page. Shell commands run as they stand, our own in this process; ``make``
+use, as for a person who follows the page. Shell commands run as they stand, our own in this process
+and on ranks that were started once; ``make``
 and ``pip`` are checked in ``test_references.py`` instead.
 """
 
@@ -19,9 +20,11 @@ import onnx
 import pytest
 
 from tensoropt.cli.parser import main
+from tensoropt.ranks.pool import RankPool
 from tests.capture.onnx.models import perceptron
 from tests.docs.pages import ROOT, Block, blocks, pages, shell_lines
 from tests.docs.programs import CHECKED_ELSEWHERE, PROGRAMS
+from tests.lent_ranks import lend_ranks
 
 TIMEOUT_S = 600.0
 RUN = [page for page in pages() if any(b.language != "text" for b in blocks(page))]
@@ -30,7 +33,10 @@ RUN = [page for page in pages() if any(b.language != "text" for b in blocks(page
 @pytest.mark.distributed
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_works_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_works_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: RankPool
+) -> None:
+    lend_ranks(monkeypatch, ranks)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(tmp_path)]))
     monkeypatch.syspath_prepend(tmp_path)

@@ -84,10 +84,9 @@ def settings_of_rank(rank: int, world_size: int) -> KernelSettings:
 
 
 @pytest.mark.distributed
-def test_ranks_take_over_those_of_the_process_that_asks():
-    with RankPool(2, timeout_s=60) as pool:
-        assert pool.run(settings_of_rank) == [KernelSettings()] * 2
-        OTHERS.apply()
-        assert pool.run(settings_of_rank) == [OTHERS] * 2
-        KernelSettings().apply()
-        assert pool.run(settings_of_rank) == [KernelSettings()] * 2
+def test_ranks_take_over_those_of_the_process_that_asks(ranks: RankPool) -> None:
+    assert ranks.run(settings_of_rank) == [KernelSettings()] * 2
+    OTHERS.apply()
+    assert ranks.run(settings_of_rank) == [OTHERS] * 2
+    KernelSettings().apply()
+    assert ranks.run(settings_of_rank) == [KernelSettings()] * 2

@@ -12,40 +12,18 @@ import pytest
 import tensoropt
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import load_exploration
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.detail import detail, recorded_step
 from tensoropt.report.explain import detail_lines
 from tensoropt.report.rows import Detail
 from tensoropt.report.trace import write_trace
 from tensoropt.simulate.recording import COMPUTE
-from tests.costs.models import gates, gpt2
+from tests.costs.models import gates
 from tests.plan.explorations import small_exploration
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A tiny GPT-2 on four GPUs that are not here, saved."""
-    path = tmp_path_factory.mktemp("exploration")
-    with ProfileStore(path / "profile.sqlite") as store:
-        model, args, kwargs = gpt2(n_layer=1)
-        found = tensoropt.explore(
-            model,
-            args,
-            kwargs,
-            cluster="rtx-4090",
-            micro_batches=(1, 2),
-            epsilon=0.05,
-            placements="never",
-            pipelines="never",
-            store=store,
-        )
-    found.save(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def loaded(folder):
-    return load_exploration(folder)
+@pytest.fixture(scope="package")
+def loaded(gpus):
+    return gpus.found
 
 
 @pytest.fixture(scope="module")
@@ -166,14 +144,13 @@ def test_costs_of_another_version_are_refused(loaded):
         detail(replace(loaded, recorded=replace(loaded.recorded, compute=compute)), 0)
 
 
-def test_recosting_needs_no_model(folder, loaded, tmp_path):
-    with ProfileStore(folder / "profile.sqlite") as store:
-        same, again = tensoropt.api.recost(loaded, store=store)
-        assert [p.time_s for p in same.points] == [p.time_s for p in loaded.points]
-        assert [r.time_s for r in again] == pytest.approx([p.time_s for p in loaded.points])
-        assert [r.memory_bytes for r in again] == [p.memory_bytes for p in loaded.points]
-        assert same.model == loaded.model
-        other, again = tensoropt.api.recost(loaded, cluster="baechi-paper", store=store)
+def test_recosting_needs_no_model(gpus, loaded, tmp_path):
+    same, again = tensoropt.api.recost(loaded, store=gpus.store)
+    assert [p.time_s for p in same.points] == [p.time_s for p in loaded.points]
+    assert [r.time_s for r in again] == pytest.approx([p.time_s for p in loaded.points])
+    assert [r.memory_bytes for r in again] == [p.memory_bytes for p in loaded.points]
+    assert same.model == loaded.model
+    other, again = tensoropt.api.recost(loaded, cluster="baechi-paper", store=gpus.store)
     assert all(p.host_bound or r.time_s != p.time_s for r, p in zip(again, loaded.points, strict=True))
     assert any(r.time_s != p.time_s for r, p in zip(again, loaded.points, strict=True))
     assert other.points[-1].time_s <= min(r.time_s for r in again) * (1 + 0.05)
@@ -181,21 +158,20 @@ def test_recosting_needs_no_model(folder, loaded, tmp_path):
     assert detail(load_exploration(tmp_path), 0).step.time_s == pytest.approx(other.points[0].time_s)
 
 
-def test_strategies_without_a_place_on_the_new_cluster_are_named(folder):
+def test_strategies_without_a_place_on_the_new_cluster_are_named(gpus):
     model, args, kwargs = gates()
-    with ProfileStore(folder / "profile.sqlite") as store:
-        found = tensoropt.explore(
-            model,
-            args,
-            kwargs,
-            cluster="rtx-4090",
-            micro_batches=(1,),
-            epsilon=0.05,
-            placements="never",
-            pipelines="never",
-            store=store,
-        )
-        _, again = tensoropt.api.recost(found, cluster="dgx-a100", store=store)
+    found = tensoropt.explore(
+        model,
+        args,
+        kwargs,
+        cluster="rtx-4090",
+        micro_batches=(1,),
+        epsilon=0.05,
+        placements="never",
+        pipelines="never",
+        store=gpus.store,
+    )
+    _, again = tensoropt.api.recost(found, cluster="dgx-a100", store=gpus.store)
     assert all(r.time_s is None for r in again)
     assert {r.reason.split(" is not")[0] for r in again} <= {"mesh 4", "mesh 2x2"}
 

@@ -1,33 +1,12 @@
-"""Faults that are planted in processes of their own: ranks, and checks of the self-test."""
+"""Checks of the self-test that have faults, light to import: each runs in a process of its own."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
-from typing import Any
-from unittest import mock
-
-import torch
 
 from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
-from tensoropt.verify import rank_checks
-from tensoropt.verify.rank_checks import RankFindings, check_plan
-
-
-def wrong_on_the_last_rank(rank: int, world: int, *arguments: Any) -> RankFindings:
-    """:func:`check_plan` of an engine whose last rank gets its first gradient wrong."""
-    true = rank_checks.first_step
-
-    def wrong(*given: Any) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-        outputs, gradients = true(*given)
-        if rank == world - 1:
-            name = next(iter(gradients))
-            gradients[name] = gradients[name] * 1.5
-        return outputs, gradients
-
-    with mock.patch.object(rank_checks, "first_step", wrong):
-        return check_plan(rank, world, *arguments)
 
 
 def passes(context: CheckContext) -> Outcome:

@@ -38,7 +38,8 @@ from tensoropt.selftest.fake_steps import MadeOnTheCpu
 from tensoropt.selftest.models import small_models, timed_models
 from tensoropt.selftest.outcome import CheckContext, Outcome
 from tensoropt.verify import real_ranks
-from tests.selftest import faults
+from tests.lent_ranks import KeptRanks, lend_ranks
+from tests.selftest.wrong_ranks import wrong_on_the_last_rank
 
 CPU = torch.device("cpu")
 
@@ -160,10 +161,13 @@ def test_a_checkpoint_without_the_optimizer_is_seen(
 
 
 @pytest.mark.distributed
-def test_two_ranks_on_one_device(context: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_on_one_device(
+    context: CheckContext, monkeypatch: pytest.MonkeyPatch, ranks: RankPool
+) -> None:
+    lend_ranks(monkeypatch, ranks)
     monkeypatch.setattr(shared_device, "STRATEGIES", (("zoo:mlp", "float32", False, 1),))
     assert shared_device.run(context).state == "passed"
-    monkeypatch.setattr(real_ranks, "check_plan", faults.wrong_on_the_last_rank)
+    monkeypatch.setattr(real_ranks, "check_plan", wrong_on_the_last_rank)
     assert too_much(shared_device.run(context)) == "mlp, float32, 1 random strategies: wrong ones"
 
 
@@ -180,7 +184,7 @@ def test_a_graph_that_is_not_the_module_is_wrong_though_its_plans_agree() -> Non
 def test_facts_of_fake_tensors_and_of_real_ones(
     context: CheckContext, mlp_alone: None, monkeypatch: pytest.MonkeyPatch, single_rank: RankPool
 ) -> None:
-    monkeypatch.setattr(facts, "RankPool", lambda *_, **__: _Kept(single_rank))
+    monkeypatch.setattr(facts, "RankPool", lambda *_, **__: KeptRanks(single_rank))
     assert facts.run(context).state == "passed"
     true = facts.find_facts
 
@@ -192,19 +196,6 @@ def test_facts_of_fake_tensors_and_of_real_ones(
     found = facts.run(context)
     assert "mlp, float32: kept for backward" in too_much(found)
     assert found.details["unlike_count"] > 0
-
-
-class _Kept:
-    """A pool that outlives the check."""
-
-    def __init__(self, pool: RankPool):
-        self.pool = pool
-
-    def __enter__(self) -> RankPool:
-        return self.pool
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")

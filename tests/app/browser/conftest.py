@@ -40,6 +40,10 @@ def missing(why: str) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
+    yield from launched()
+
+
+def launched() -> Iterator[Any]:
     path = chromium()
     if path is None:
         missing(f"no Chromium: apt-get install chromium, or name one in {NAMED}")

@@ -97,7 +97,7 @@ window.Notification = class {
 };"""
 
 
-@pytest.mark.parametrize("answer", ["granted", "denied"])
+@pytest.mark.parametrize("answer", ["granted", pytest.param("denied", marks=pytest.mark.slow)])
 def test_the_desktop_is_told_only_where_a_person_asked_for_it(
     quick: Site, opened: Callable[..., Any], answer: str
 ) -> None:

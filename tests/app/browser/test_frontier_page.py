@@ -58,7 +58,13 @@ def test_the_first_screen_is_never_empty(site: Any, opened: Callable[..., Any]) 
     assert "Assumptions" in page.inner_text("#page-frontier")
 
 
-def test_a_click_selects_and_the_table_follows(site: Any, opened: Callable[..., Any]) -> None:
+def test_a_click_selects_and_clicks_faster_than_answers_all_count(
+    site: Any, opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*values: Any) -> Any:
+        time.sleep(1.0)
+        return applied(*values)
+
     page = drawn(opened(site.url(query="x=opened-small&point=2")), "Point 2 of 8")
     x, y = page.evaluate(PIXEL, [40, 500])
     point_at(page, x, y)
@@ -69,9 +75,19 @@ def test_a_click_selects_and_the_table_follows(site: Any, opened: Callable[..., 
     page.click("#points .ag-row[row-id='5'] .ag-cell[col-id='memory']")
     page.wait_for_selector("#card-title:text-matches('Point 6 of 8')")
     page.wait_for_function("location.search.includes('point=6')")
+    applied = frontier_callbacks._applied
+    monkeypatch.setattr(frontier_callbacks, "_applied", late)
+    page.click("#compare-this")
+    page.click("#pick-leanest")
+    page.click("text=log memory")
+    page.wait_for_selector("#card-title:text-matches('Point 1 of 8')")
+    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.layout.xaxis.type === 'log'")
+    page.wait_for_function("location.search.includes('other=6')")
 
 
-def test_arrow_keys_walk_and_c_keeps_for_comparison(site: Any, opened: Callable[..., Any]) -> None:
+def test_keys_walk_and_keep_for_comparison_also_after_a_link_or_a_button(
+    site: Any, opened: Callable[..., Any]
+) -> None:
     page = drawn(opened(site.url(query="x=opened-small&point=3")), "Point 3 of 8")
     page.focus("#plot")
     page.keyboard.press("c")
@@ -82,6 +98,21 @@ def test_arrow_keys_walk_and_c_keeps_for_comparison(site: Any, opened: Callable[
     page.keyboard.press("End")
     page.wait_for_selector("#card-title:text-matches('Point 8 of 8')")
     page.wait_for_selector("#comparison td:text-is('+50.0 GiB (+167 %)')")
+    page.click("#nav-export")
+    page.wait_for_selector("#command-0")
+    page.click("#nav-frontier")
+    page.wait_for_selector("#plot", state="visible")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
+    page.click("#pick-leanest")
+    page.wait_for_selector("#card-title:text-matches('Point 1 of 8')")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#card-title:text-matches('Point 2 of 8')")
+    # Of a field they are its own.
+    page.focus("#headroom")
+    page.keyboard.press("End")
+    page.wait_for_timeout(500)
+    assert select_title(page).startswith("Point 2 of 8")
 
 
 def test_keys_pressed_faster_than_answers_come_all_count(site: Any, opened: Callable[..., Any]) -> None:
@@ -92,25 +123,9 @@ def test_keys_pressed_faster_than_answers_come_all_count(site: Any, opened: Call
     page.wait_for_selector(f"#card-title:text-matches('Point {501 + 23 + 30 - 6} of')")
 
 
-def test_clicks_faster_than_answers_all_count(
-    site: Any, opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_a_budget_selects_and_greys_and_axes_and_lines_are_in_the_url(
+    site: Any, opened: Callable[..., Any]
 ) -> None:
-    def late(*values: Any) -> Any:
-        time.sleep(1.0)
-        return applied(*values)
-
-    page = drawn(opened(site.url(query="x=opened-small&point=5")), "Point 5 of 8")
-    applied = frontier_callbacks._applied
-    monkeypatch.setattr(frontier_callbacks, "_applied", late)
-    page.click("#compare-this")
-    page.click("#pick-leanest")
-    page.click("text=log memory")
-    page.wait_for_selector("#card-title:text-matches('Point 1 of 8')")
-    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.layout.xaxis.type === 'log'")
-    page.wait_for_function("location.search.includes('other=5')")
-
-
-def test_a_budget_selects_the_fastest_plan_and_greys_the_rest(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-small")))
     page.fill("#budget-text", "35 GiB")
     page.keyboard.press("Enter")
@@ -127,6 +142,13 @@ def test_a_budget_selects_the_fastest_plan_and_greys_the_rest(site: Any, opened:
     page.fill("#target-text", "450 ms")
     page.keyboard.press("Enter")
     page.wait_for_selector("#card-title:text-matches('Point 5 of 8')")
+    page.click("text=log memory")
+    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.layout.xaxis.type === 'log'")
+    page.click("text=compute / network")
+    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data[4].visible === true")
+    page.wait_for_function("location.search.includes('logx=1') && location.search.includes('lines=1')")
+    again = drawn(opened(page.url, beside=page))
+    assert again.evaluate("document.querySelector('#graph .js-plotly-plot').layout.xaxis.type") == "log"
 
 
 def test_a_drag_is_answered_in_the_browser_and_asks_the_server_when_it_rests(
@@ -175,17 +197,6 @@ def test_twenty_thousand_points_follow_the_slider(site: Any, opened: Callable[..
         )
     page.wait_for_function(f"({RING})() < 79")
     assert page.locator("#points-count").inner_text() == "20,000 points"
-
-
-def test_axes_lines_and_filters_are_in_the_url(site: Any, opened: Callable[..., Any]) -> None:
-    page = drawn(opened(site.url(query="x=opened-small&point=2")))
-    page.click("text=log memory")
-    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.layout.xaxis.type === 'log'")
-    page.click("text=compute / network")
-    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data[4].visible === true")
-    page.wait_for_function("location.search.includes('logx=1') && location.search.includes('lines=1')")
-    again = drawn(opened(page.url, beside=page))
-    assert again.evaluate("document.querySelector('#graph .js-plotly-plot').layout.xaxis.type") == "log"
 
 
 PLOT = "document.querySelector('#graph .js-plotly-plot')"
@@ -253,6 +264,7 @@ def test_back_goes_back_and_the_tab_says_where(site: Any, opened: Callable[..., 
     page.wait_for_selector("#card-title:text-matches('Point 8 of 8')")
 
 
+@pytest.mark.slow
 def test_another_exploration_is_drawn_with_the_answer_to_its_choice(
     site: Any, opened: Callable[..., Any]
 ) -> None:
@@ -289,6 +301,7 @@ def choose(page: Any, label: str, title: str) -> None:
     page.wait_for_timeout(1500)  # what follows an answer; changes that are closer are one step of the history
 
 
+@pytest.mark.slow
 def test_a_double_click_shows_all_of_what_is_drawn_now(site: Any, opened: Callable[..., Any]) -> None:
     """Not of what was drawn first."""
     page = drawn(opened(site.url(query="x=opened-long&point=2")))
@@ -309,6 +322,7 @@ def test_a_double_click_shows_all_of_what_is_drawn_now(site: Any, opened: Callab
     assert page.evaluate(RANGES) == whole
 
 
+@pytest.mark.slow
 def test_back_goes_one_choice_back_and_forward_returns(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-small&point=2")), "Point 2 of 8")
     choose(page, "long", "of 20000")
@@ -321,25 +335,6 @@ def test_back_goes_one_choice_back_and_forward_returns(site: Any, opened: Callab
     page.wait_for_selector("#card-title:text-matches('of 20000')")
     page.go_forward()
     page.wait_for_selector(f"#card-title:text-matches('{SHIPPED}')")
-
-
-def test_keys_work_after_a_link_or_a_button(site: Any, opened: Callable[..., Any]) -> None:
-    page = drawn(opened(site.url(query="x=opened-small&point=4")), "Point 4 of 8")
-    page.click("#nav-export")
-    page.wait_for_selector("#command-0")
-    page.click("#nav-frontier")
-    page.wait_for_selector("#plot", state="visible")
-    page.keyboard.press("ArrowRight")
-    page.wait_for_selector("#card-title:text-matches('Point 5 of 8')")
-    page.click("#pick-leanest")
-    page.wait_for_selector("#card-title:text-matches('Point 1 of 8')")
-    page.keyboard.press("ArrowRight")
-    page.wait_for_selector("#card-title:text-matches('Point 2 of 8')")
-    # Of a field they are its own.
-    page.focus("#headroom")
-    page.keyboard.press("End")
-    page.wait_for_timeout(500)
-    assert select_title(page).startswith("Point 2 of 8")
 
 
 def test_an_exploration_that_is_gone_is_said(site: Any, opened: Callable[..., Any]) -> None:
@@ -422,13 +417,15 @@ NAMES = """() => {
 }"""
 
 
-def test_names_of_planners_stand_at_their_own_marks(opened: Callable[..., Any], close_marks: Site) -> None:
+@pytest.mark.parametrize(
+    "width", [390, 1280, *(pytest.param(width, marks=pytest.mark.slow) for width in (768, 1920))]
+)
+def test_names_of_planners_stand_at_their_own_marks(
+    opened: Callable[..., Any], close_marks: Site, width: int
+) -> None:
     """On every window: as drawn, the mark nearest to a name is of a planner that it names."""
-    for width in (390, 768, 1280, 1920):
-        page = opened(close_marks.url(query="x=opened-close"), viewport={"width": width, "height": 844})
-        drawn(page)
-        said = page.evaluate(NAMES)
-        assert said
-        for name, nearest in said:
-            assert any(nearest.lower().startswith(one.lower()) for one in name.split(", "))
-        page.close()
+    page = drawn(opened(close_marks.url(query="x=opened-close"), viewport={"width": width, "height": 844}))
+    said = page.evaluate(NAMES)
+    assert said
+    for name, nearest in said:
+        assert any(nearest.lower().startswith(one.lower()) for one in name.split(", "))

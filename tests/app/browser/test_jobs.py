@@ -45,19 +45,22 @@ def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Cal
     assert page.evaluate("document.activeElement.className") == "log"
 
 
-def test_jobs_go_on_after_another_page_was_loaded_whole(ticking: Site, opened: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "name", ["plan", *(pytest.param(name, marks=pytest.mark.slow) for name in ("frontier", "export"))]
+)
+def test_jobs_go_on_after_another_page_was_loaded_whole(
+    ticking: Site, opened: Callable[..., Any], name: str
+) -> None:
     ticking.jobs.submit(REQUEST)
-    for name in ("frontier", "plan", "export"):
-        page = opened(ticking.url(name, "x=opened-small&point=1"))
-        page.wait_for_selector("#card-title", state="attached")
-        page.click("#nav-explore")
+    page = opened(ticking.url(name, "x=opened-small&point=1"))
+    page.wait_for_selector("#card-title", state="attached")
+    page.click("#nav-explore")
+    words = page.inner_text(".job .stage .small")
+    for _ in range(2):
+        page.wait_for_function(
+            "t => document.querySelector('.job .stage .small').innerText !== t", arg=words, timeout=8_000
+        )
         words = page.inner_text(".job .stage .small")
-        for _ in range(2):
-            page.wait_for_function(
-                "t => document.querySelector('.job .stage .small').innerText !== t", arg=words, timeout=8_000
-            )
-            words = page.inner_text(".job .stage .small")
-        page.close()
 
 
 def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(

@@ -91,6 +91,7 @@ def test_a_job_that_fails_says_why(site: Any, opened: Callable[..., Any]) -> Non
     page.wait_for_selector("text=--memory 1KiB")
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_model_says_so(site: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "garbage.onnx"
     file.write_bytes(bytes(range(256)) * 40)

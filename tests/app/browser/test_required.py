@@ -6,18 +6,27 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.app.browser.conftest import launched
 
 HERE = Path(__file__).parent
 ONE = f"{HERE / 'test_frontier_page.py'}::test_the_first_screen_is_never_empty"
 
 
-@pytest.mark.parametrize(
-    ("required", "code", "said"),
-    [pytest.param("", 0, "1 skipped", marks=pytest.mark.slow), ("1", 1, "1 error")],
-)
-def test_a_missing_browser(required: str, code: int, said: str) -> None:
+@pytest.mark.parametrize(("required", "outcome"), [("", pytest.skip), ("1", pytest.fail)])
+def test_a_missing_browser(monkeypatch: pytest.MonkeyPatch, required: str, outcome: Any) -> None:
+    monkeypatch.setenv("TENSOROPT_CHROMIUM", "/nowhere/chromium")
+    monkeypatch.setenv("TENSOROPT_BROWSER_REQUIRED", required)
+    with pytest.raises(outcome.Exception, match="no Chromium: apt-get install chromium"):
+        next(launched())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("required", "code", "said"), [("", 0, "1 skipped"), ("1", 1, "1 error")])
+def test_tests_without_a_browser(required: str, code: int, said: str) -> None:
     environment = {
         **os.environ,
         "TENSOROPT_CHROMIUM": "/nowhere/chromium",

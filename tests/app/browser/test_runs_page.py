@@ -76,22 +76,6 @@ def test_hiding_a_run_asks_nothing_and_is_in_the_url(runs: Site, opened: Callabl
     drawn(again, COUNT - 1)
 
 
-def test_what_is_alike_and_what_differs_is_said(runs: Site, opened: Callable[..., Any]) -> None:
-    page = drawn(opened(runs.url("runs", "runs=opened-a,opened-b")), 2)
-    page.wait_for_selector("text=/Alike: model gpt2-tiny.*batch 32.*Differ: dtype[.]/")
-    assert page.locator("#runs-said .note").count() == 0
-    page.click(box("opened-c"))
-    page.wait_for_selector("text=Steps have batches of different sizes: compare the time per sample.")
-    page.click("text=per sample")
-    page.wait_for_function(f"{PLOT}.layout.yaxis.title.text.startsWith('time per sample')")
-    page.wait_for_function("location.search.includes('runaxes=sample')")
-    page.wait_for_function("document.querySelectorAll('#runs-said .note').length === 0")
-    assert page.evaluate(f"{PLOT}.data.map(t => t.visible)").count(True) == 3
-    again = drawn(opened(page.url, beside=page), 3)
-    again.wait_for_function(f"{PLOT}.layout.yaxis.title.text.startsWith('time per sample')")
-    again.wait_for_function("document.querySelector('#runs-time input[value=sample]').checked")
-
-
 def reads(page: Any, key: str, column: str, text: str) -> None:
     """Wait until a cell has exactly this text."""
     page.wait_for_function(
@@ -151,7 +135,7 @@ PIXEL = f"""([i, j]) => {{
 }}"""
 
 
-def test_a_point_says_its_plan_and_a_click_opens_it(runs: Site, opened: Callable[..., Any]) -> None:
+def test_a_point_says_its_plan_and_the_page_what_is_alike(runs: Site, opened: Callable[..., Any]) -> None:
     page = drawn(opened(runs.url("runs", "runs=opened-a,opened-b")), 2)
     page.wait_for_timeout(500)
     x, y = page.evaluate(PIXEL, [1, 2])
@@ -164,6 +148,18 @@ def test_a_point_says_its_plan_and_a_click_opens_it(runs: Site, opened: Callable
     page.click("#nav-runs")
     page.wait_for_function("document.documentElement.dataset.page === 'runs'")
     drawn(page, 2)
+    page.wait_for_selector("text=/Alike: model gpt2-tiny.*batch 32.*Differ: dtype[.]/")
+    assert page.locator("#runs-said .note").count() == 0
+    page.click(box("opened-c"))
+    page.wait_for_selector("text=Steps have batches of different sizes: compare the time per sample.")
+    page.click("text=per sample")
+    page.wait_for_function(f"{PLOT}.layout.yaxis.title.text.startsWith('time per sample')")
+    page.wait_for_function("location.search.includes('runaxes=sample')")
+    page.wait_for_function("document.querySelectorAll('#runs-said .note').length === 0")
+    assert page.evaluate(f"{PLOT}.data.map(t => t.visible)").count(True) == 3
+    again = drawn(opened(page.url, beside=page), 3)
+    again.wait_for_function(f"{PLOT}.layout.yaxis.title.text.startsWith('time per sample')")
+    again.wait_for_function("document.querySelector('#runs-time input[value=sample]').checked")
 
 
 def test_keys_alone_reach_everything(runs: Site, opened: Callable[..., Any]) -> None:

@@ -1,20 +1,21 @@
 """Every block of the documentation that claims to work is run, page by page and top to bottom.
 
 A page's blocks share a folder and, for Python, their names: what one block writes or defines, the next may
-use, as for a person who follows the page. Shell commands run as they stand, our own in this process
-and on ranks that were started once; ``make``
-and ``pip`` are checked in ``test_references.py`` instead.
+use, as for a person who follows the page. Shell commands run as they stand, our own and scripts in this
+process, on ranks that were started once; ``make`` and ``pip`` are checked in ``test_references.py`` instead.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import onnx
 import pytest
@@ -72,6 +73,10 @@ def shell(command: str, block: Block) -> None:
         return
     if words[0] == "tensoropt":
         in_this_process(words[1:], f"{block.page.name}:{block.line}: {command}")
+        return
+    if words[0] == "python" and words[1].endswith(".py"):
+        with mock.patch.object(sys, "argv", words[1:]):
+            runpy.run_path(words[1], run_name="__main__")
         return
     done = subprocess.run(full, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, f"{block.page.name}:{block.line}: {command}\n{done.stdout}\n{done.stderr}"

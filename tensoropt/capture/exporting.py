@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._export import utils as _export_utils
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
@@ -192,7 +193,7 @@ def _functional(
 def _composites_listed_once() -> Iterator[None]:
     """List PyTorch's composite operators once, not anew for each namespace of operators: that takes an eighth
     of the time of capturing a small model."""
-    utils, name = torch._export.utils, "_materialize_cpp_cia_ops"
+    utils, name = _export_utils, "_materialize_cpp_cia_ops"
     listed = functools.cache(getattr(utils, name, lambda: None))
     with mock.patch.object(utils, name, listed, create=True):
         yield

@@ -13,7 +13,6 @@ from collections.abc import Hashable, Mapping
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tensoropt.costs.effects import Reading
 from tensoropt.costs.move_effects import MoveEffects
@@ -24,9 +23,8 @@ from tensoropt.simulate.candidates import Candidates
 from tensoropt.simulate.readings import Column, Readings, distinct
 from tensoropt.simulate.step_schedule import StepSchedule
 from tensoropt.simulate.tensor_effects import GradientStorage
-from tensoropt.types import Indices
+from tensoropt.types import Flags, Indices
 
-Flags = NDArray[np.bool_]
 Placed = Column[Reading] | Column[Layout]
 Relation = tuple[str, tuple[str, ...]]
 """A result in whose gradient the gradients of these reads lie; "" if they lie in a storage made for them."""

@@ -190,7 +190,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
     ]
     of_host = [_IN_COMPUTE if x.placed is not None else time(x.host_s) for x in (a, b)]
     found += [
-        Difference("host", *of_host, "")
+        Difference("host", of_host[0], of_host[1], "")
         if _IN_COMPUTE in of_host
         else _changed("host", a.host_s, b.host_s, time),
         *(_changed(KIND_TITLES[kind], size, sizes_of(b)[kind], unit) for kind, size in sizes_of(a).items()),

@@ -22,11 +22,11 @@ from typing import Any
 
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import Library
-from tensoropt_app.screenshots import FLAGS
 from tensoropt_app.server import create_app, listen
 
 from tests.app.support.samples_app import long_exploration
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
+from tests.docs.screenshots import FLAGS
 
 POINTS, MOVES, WARM_UP = 20_000, 40, 5
 WANTED_S = 0.5

@@ -23,10 +23,10 @@ from typing import Any
 from tensoropt_app.delivery import prepare
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import Library
-from tensoropt_app.screenshots import FLAGS
 from tensoropt_app.server import create_app, listen
 
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
+from tests.docs.screenshots import FLAGS
 
 LOADS, WARM_UP = 9, 2
 WANTED_S = 1.5

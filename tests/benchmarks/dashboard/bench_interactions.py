@@ -27,11 +27,11 @@ import numpy as np
 from tensoropt_app.delivery import prepare
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import READY_MADE, Library
-from tensoropt_app.screenshots import FLAGS
 from tensoropt_app.server import create_app, listen
 
 from tests.app.support.samples_app import GIB, exploration, point, space
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
+from tests.docs.screenshots import FLAGS
 
 POINTS, EXPLORATIONS, TIMES, WARM_UP = 20_000, 100, 9, 1
 WANTED_S = 0.3

@@ -22,7 +22,6 @@ from typing import Any
 
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import READY_MADE, Library
-from tensoropt_app.screenshots import FLAGS
 from tensoropt_app.server import create_app, listen
 from tensoropt_app.state import View
 from tensoropt_app.views.library import choices
@@ -30,6 +29,7 @@ from tensoropt_app.views.profile import devices_by_memory
 from tensoropt_app.views.runs import runs_of
 
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
+from tests.docs.screenshots import FLAGS
 
 EXPLORATIONS, TOGGLES = 100, 20
 WANTED_S = 0.5

@@ -18,11 +18,12 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.processes import as_forks_end
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.search import Staircase, TrackedFrontier
 from tensoropt.search.bands import BandBound
-from tensoropt.search.bounds import Highest, Lowest, Staircase
+from tensoropt.search.bounds import Highest, Lowest
 from tensoropt.search.hull import Hull
 from tensoropt.search.reduced_graph import Caps
-from tensoropt.search.result import ChosenStrategies, TrackedFrontier
+from tensoropt.search.result import ChosenStrategies
 from tensoropt.session.one_space import SpacePart
 from tensoropt.session.simulations import Simulated
 from tensoropt.session.turns import Found

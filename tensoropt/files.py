@@ -1,4 +1,7 @@
-"""Files that are whole or not there (written beside, flushed, renamed), and content that is only data."""
+"""Files that are whole or not there (written beside, flushed, renamed), and content that is only data.
+
+The command line imports this before it knows what it is asked for, so NumPy is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import yaml
 
 from tensoropt.errors import TensorOptError
@@ -82,6 +84,8 @@ def pack(value: Any) -> bytes:
         TypeError, ValueError: something in it is neither JSON nor an array of plain numbers.
         TensorOptError: it is too large to be read back.
     """
+    import numpy as np
+
     chunks: list[bytes] = []
     size = 0
 
@@ -108,6 +112,8 @@ def unpack(content: bytes) -> Any:
     Raises:
         TensorOptError, ValueError, TypeError: the content is damaged.
     """
+    import numpy as np
+
     raw = unpacked(content, "content")
     first = 8 + int.from_bytes(raw[:8], "big")
 

@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_read_stays_alone(
     for name, devices in (("good", 2), ("better", 4), ("bad", 8)):
         exploration(spaces=[space((devices,))]).save(tmp_path / name)
     damage(tmp_path / "bad")
-    monkeypatch.setattr(unpacked, "__defaults__", (MOST_BYTES,))
+    monkeypatch.setattr(unpacked, "__defaults__", (MOST_BYTES, "explore again"))
     library = Library(tmp_path)
     labels = [item["label"] for group in choices(library) for item in group["items"]]
     assert "gpt2-tiny on dgx-h100 (good)" in labels

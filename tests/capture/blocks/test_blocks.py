@@ -82,7 +82,7 @@ def traced(monkeypatch):
                 tries.append(self)
 
         with monkeypatch.context() as patch:
-            patch.setattr(exporting, "Blocks", Watched)
+            patch.setattr(exporting, "TracedBlocks", Watched)
             graph = capture(model, args, **options).graph
         with monkeypatch.context() as patch:
             patch.setattr(tracing, "repeated_blocks", lambda *_: [])

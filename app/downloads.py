@@ -1,12 +1,16 @@
-"""Files that a page offers, made on demand from an exploration of the library; no path comes from outside."""
+"""Files that a page offers, made on demand from an exploration of the library; no path comes from outside.
+
+The frontier as a single HTML file for people without a server: plot and table, nothing fetched.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,16 +20,59 @@ from flask import Response, request
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
+from tensoropt.plan.facts_table import Html, filled
 from tensoropt.plan.verified import Verified
 from tensoropt.report.detail import detail
 from tensoropt.report.sheet import SheetOptions, decision_sheet
 
 from .context import Context
-from .page_file import standalone
+from .figures.frontier import frontier_figure
+from .figures.palette import FONT, GRAPH_CONFIG
+from .safety import plotly
 from .state import View
 from .views.export import command_folder
-from .views.frontier import FrontierData
-from .views.rates import amount_in, tariff_of
+from .views.frontier import FrontierData, amount_in, tariff_of
+from .views.point import assumptions
+from .views.points_table import table_columns, table_rows
+
+_SHOWN_ROWS = 500
+"""The most rows of the table; the plot has every point."""
+_TEMPLATE = Path(__file__).with_suffix(".html")
+
+
+def _standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()) -> str:
+    """Return the whole file as text, with the given point marked."""
+    view = View(exploration="file", point=point, lines=True)
+    title = f"{data.model} on {data.exploration.cluster['name']}"
+    # A name that contains `</script>` would end the script that it stands in.
+    figure = json.dumps(frontier_figure(data, view, "light", thinned=False)).replace("</", "<\\/")
+    table = table_columns(data, view)
+    size, time = data.units.memory.name, data.units.time.name
+    columns = {
+        "point": "point", "memory": f"memory, {size}", "time": f"time, {time}", "compute": f"compute, {time}",
+        "network": f"network, {time}", "mesh": "mesh", "micro": "micro-batches", "gap": "proof",
+        "planner": "planner", "name": "plan",
+    }  # fmt: skip
+    # Evenly thinned rather than cut off, so that the table covers the whole frontier.
+    step = max(1, -(-len(data) // _SHOWN_ROWS))
+    rows = table_rows(table, range(0, len(data), step))
+    cells = [["" if row[name] is None else row[name] for name in columns] for row in rows]
+    return filled(
+        _TEMPLATE,
+        title=title,
+        font=Html(FONT),
+        plotly=Html(plotly()),
+        figure=Html(figure),
+        config=Html(json.dumps(GRAPH_CONFIG)),
+        thinned=Html(f"<p>Every {step}th of {len(data):,} points is listed." if step > 1 else ""),
+        head=_joined("<th scope=col>", columns.values()),
+        body=Html("".join("<tr>" + _joined("<td>", row) for row in cells)),
+        said=_joined("<li>", (f"{f.name}: {f.words}" for f in assumptions(data, view, verified))),
+    )
+
+
+def _joined(tag: str, texts: Iterable[object]) -> Html:
+    return Html("".join(tag + escape(str(text)) for text in texts))
 
 
 def address(key: str, what: str, point: int | None, view: View | None = None) -> str:
@@ -42,7 +89,7 @@ def address(key: str, what: str, point: int | None, view: View | None = None) ->
 
 
 @dataclass(frozen=True)
-class Asked:
+class _Asked:
     """The inputs of a file; ``model``: what people call the model; ``view``: limits and price; ``folder``:
     what commands call the exploration's folder."""
 
@@ -54,12 +101,12 @@ class Asked:
     folder: str
 
 
-def _plan(asked: Asked) -> str:
+def _plan(asked: _Asked) -> str:
     return asked.exploration.plan(asked.point).to_json()
 
 
-def _written(write: Callable[[Exploration, Path], None]) -> Callable[[Asked], str]:
-    def make(asked: Asked) -> str:
+def _written(write: Callable[[Exploration, Path], None]) -> Callable[[_Asked], str]:
+    def make(asked: _Asked) -> str:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "file.csv"
             write(asked.exploration, path)
@@ -70,11 +117,11 @@ def _written(write: Callable[[Exploration, Path], None]) -> Callable[[Asked], st
     return make
 
 
-def _page(asked: Asked) -> str:
-    return standalone(FrontierData.of(asked.exploration, asked.model), asked.point, asked.verified)
+def _page(asked: _Asked) -> str:
+    return _standalone(FrontierData.of(asked.exploration, asked.model), asked.point, asked.verified)
 
 
-def _sheet(asked: Asked) -> str:
+def _sheet(asked: _Asked) -> str:
     view = asked.view
     try:
         known = detail(asked.exploration, asked.point)
@@ -93,22 +140,22 @@ def _sheet(asked: Asked) -> str:
     return decision_sheet(asked.exploration, asked.point, options)
 
 
-def _trace(asked: Asked) -> str:
+def _trace(asked: _Asked) -> str:
     return json.dumps(detail(asked.exploration, asked.point).trace())
 
 
-def _cluster(asked: Asked) -> str:
+def _cluster(asked: _Asked) -> str:
     return json.dumps(dict(asked.exploration.cluster), indent=1) + "\n"
 
 
-def _constraints(asked: Asked) -> str:
+def _constraints(asked: _Asked) -> str:
     found = asked.exploration.settings.get("constraints")
     if not found:
         raise TensorOptError("this exploration was made without constraints")
     return json.dumps(found, indent=1) + "\n"
 
 
-MAKERS: dict[str, tuple[str, Callable[[Asked], str]]] = {
+_MAKERS: dict[str, tuple[str, Callable[[_Asked], str]]] = {
     "plan.json": ("application/json", _plan),
     "frontier.csv": ("text/csv", _written(write_frontier_csv)),
     "strategies.csv": ("text/csv", _written(write_strategies_csv)),
@@ -127,7 +174,7 @@ def register(app: Dash, context: Context) -> None:
     @app.server.get("/download/<key>/<what>")
     def download(key: str, what: str) -> Response:
         point = request.args.get("point", "1")
-        if what not in MAKERS or not re.fullmatch(r"[0-9]{1,9}", point):
+        if what not in _MAKERS or not re.fullmatch(r"[0-9]{1,9}", point):
             return _words(404, "there is no such file")
         try:
             found = context.library.load(key)
@@ -136,13 +183,13 @@ def register(app: Dash, context: Context) -> None:
         if not 1 <= int(point) <= len(found.all_points):
             count = len(found.points)
             return _words(404, f"there is no point {int(point)}; this exploration has {count}")
-        media, make = MAKERS[what]
+        media, make = _MAKERS[what]
         try:
             model = context.library.model_name(found.model.source)
             view = View.from_query(request.query_string.decode("ascii", "replace"))
             folder = command_folder(context.library.entry(key))
             verified = context.library.verified(key)
-            text = make(Asked(found, model, int(point) - 1, verified, view, folder))
+            text = make(_Asked(found, model, int(point) - 1, verified, view, folder))
         except TensorOptError as error:
             return _words(409, str(error))
         headers = {"Content-Disposition": f'attachment; filename="{what}"'}

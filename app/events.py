@@ -23,15 +23,15 @@ class NotUnderstoodError(TensorOptError):
     """The text in a field is not of the kind that the field is for."""
 
 
-SLIDER_STEPS = 400
+_SLIDER_STEPS = 400
 
 
-def slider_range(low: float, high: float) -> tuple[float, float, float]:
+def _slider_range(low: float, high: float) -> tuple[float, float, float]:
     """Return (min, max, step) of a limit's slider: its right end lies above every point and means no
     limit."""
     room = (high - low) or high or 1.0
     # Two figures, so that the values that a slider stands on are readable.
-    step = float(f"{room / SLIDER_STEPS:.2g}")
+    step = float(f"{room / _SLIDER_STEPS:.2g}")
     # A few steps of room at both ends: the largest point and "no limit" must be apart.
     return max(low - 4 * step, 0.9 * low), high + 8 * step, step
 
@@ -39,16 +39,16 @@ def slider_range(low: float, high: float) -> tuple[float, float, float]:
 def budget_range(data: FrontierData) -> tuple[float, float, float]:
     """Return the ends and the step of the memory slider, in the unit shown."""
     size = data.units.memory.factor
-    return slider_range(float(data.memory.min()) / size, float(data.memory.max()) / size)
+    return _slider_range(float(data.memory.min()) / size, float(data.memory.max()) / size)
 
 
 def target_range(data: FrontierData) -> tuple[float, float, float]:
     """Return the ends and the step of the time slider, in the unit shown."""
     second = data.units.time.factor
-    return slider_range(float(data.time.min()) / second, float(data.time.max()) / second)
+    return _slider_range(float(data.time.min()) / second, float(data.time.max()) / second)
 
 
-def is_number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     """Return whether a value is a finite number; JSON's true is not one."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -57,7 +57,7 @@ def _slid(value: Any, limits: tuple[float, float, float], factor: float, old: fl
     """Return the limit that a slider stands for: None at its right end, the old one while it has not
     moved."""
     _, high, step = limits
-    if not is_number(value) or value >= high - step:
+    if not _is_number(value) or value >= high - step:
         return None
     # A typed limit lies between two steps: the slider that shows it must not round it.
     if value <= 0 or (old is not None and abs(old / factor - value) < step / 2):
@@ -71,7 +71,7 @@ def on_budget(view: View, data: FrontierData, value: Any) -> View:
     return _after_slide(view, data, value, budget_range(data), unit, budget, state.set_budget)
 
 
-def on_target(view: View, data: FrontierData, value: Any) -> View:
+def _on_target(view: View, data: FrontierData, value: Any) -> View:
     """Return the view after the time slider moved: the leanest point within its limit."""
     unit, target = data.units.time.factor, view.target_s
     return _after_slide(view, data, value, target_range(data), unit, target, state.set_target)
@@ -97,7 +97,7 @@ def _beyond(old: float | None, limits: tuple[float, float, float], factor: float
     )
 
 
-def typed_limit(text: Any, data: FrontierData, what: str) -> float | None:
+def _typed_limit(text: Any, data: FrontierData, what: str) -> float | None:
     """Return the bytes or seconds in a text field; a bare number is in the unit shown; empty for no limit.
 
     Raises:
@@ -132,7 +132,7 @@ def on_target_text(view: View, data: FrontierData, value: Any) -> View:
 
 
 def _typed(view: View, data: FrontierData, value: Any, what: str) -> View:
-    wanted = typed_limit(value, data, what)
+    wanted = _typed_limit(value, data, what)
     old = view.budget_bytes if what == "memory" else view.target_s
     unit = data.units.memory if what == "memory" else data.units.time
     # Leaving the field without a change gives its own rounded text back.
@@ -183,7 +183,7 @@ def on_key(view: View, data: FrontierData, value: Any) -> View:
     step = value.get("step")
     return (
         state.select(view, data, data.neighbour(view, step))
-        if is_number(step) and isinstance(step, int)
+        if _is_number(step) and isinstance(step, int)
         else view
     )
 
@@ -235,7 +235,7 @@ def _typed_number(value: Any, what: str) -> float | None:
         raise NotUnderstoodError(str(error)) from error
 
 
-def on_options(view: View, data: FrontierData, value: Any) -> View:
+def _on_options(view: View, data: FrontierData, value: Any) -> View:
     """Return the view with the chips that say how the plot is drawn."""
     chosen = value if isinstance(value, list) else []
     names = ("log_x", "log_y", "lines", "band", "marks")
@@ -244,11 +244,11 @@ def on_options(view: View, data: FrontierData, value: Any) -> View:
 
 
 def options_of(view: View) -> list[str]:
-    """Return the chips that are on for a view; the inverse of :func:`on_options`."""
+    """Return the chips that are on for a view; the inverse of :func:`_on_options`."""
     return [n for n in ("log_x", "log_y", "lines", "band", "marks") if getattr(view, n)]
 
 
-def filtered(name: str) -> Callable[[View, FrontierData, Any], View]:
+def _filtered(name: str) -> Callable[[View, FrontierData, Any], View]:
     """Return the event of a filter: a value that occurs, or nothing for all."""
 
     def on_filter(view: View, data: FrontierData, value: Any) -> View:
@@ -280,7 +280,7 @@ def said(name: str) -> Callable[[View, FrontierData, Any], View]:
     return on_said
 
 
-def on_axis(name: str, choices: tuple[str, ...]) -> Callable[[View, FrontierData, Any], View]:
+def _on_axis(name: str, choices: tuple[str, ...]) -> Callable[[View, FrontierData, Any], View]:
     """Return the event of a choice of what an axis shows."""
 
     def on_choice(view: View, data: FrontierData, value: Any) -> View:
@@ -290,16 +290,16 @@ def on_axis(name: str, choices: tuple[str, ...]) -> Callable[[View, FrontierData
     return on_choice
 
 
-def on_within(view: View, data: FrontierData, value: Any) -> View:
+def _on_within(view: View, data: FrontierData, value: Any) -> View:
     """Return the view after the longest step was typed on the page of clusters."""
-    wanted, old, unit = typed_limit(value, data, "time"), view.within_s, data.units.time
+    wanted, old, unit = _typed_limit(value, data, "time"), view.within_s, data.units.time
     # Leaving the field without a change gives its own rounded text back.
     if wanted and old and unit.text(wanted) == unit.text(old):
         return view
     return replace(view, within_s=wanted)
 
 
-def on_most_cost(view: View, data: FrontierData, value: Any) -> View:
+def _on_most_cost(view: View, data: FrontierData, value: Any) -> View:
     """Return the view after the most money was typed on the page of clusters."""
     cost = _typed_number(value, "the cost")
     if cost is not None and cost <= 0:
@@ -309,7 +309,7 @@ def on_most_cost(view: View, data: FrontierData, value: Any) -> View:
 
 EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "budget-rest": on_budget,
-    "target-rest": on_target,
+    "target-rest": _on_target,
     "budget-text": on_budget_text,
     "target-text": on_target_text,
     "graph": on_click,
@@ -317,19 +317,19 @@ EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "key": on_key,
     "headroom": on_share,
     "price": on_price,
-    "options": on_options,
+    "options": _on_options,
     "amount": said("amount"),
     "currency": said("currency"),
     "shop-amount": said("amount"),
     "shop-currency": said("currency"),
     "shop-prices": said("prices"),
-    "shop-within": on_within,
-    "shop-cost": on_most_cost,
-    "axis-x": on_axis("across", state.ACROSS),
-    "axis-y": on_axis("up", state.UP),
-    "filter-mesh": filtered("mesh"),
-    "filter-micro": filtered("micro"),
-    "filter-devices": filtered("devices"),
+    "shop-within": _on_within,
+    "shop-cost": _on_most_cost,
+    "axis-x": _on_axis("across", state.ACROSS),
+    "axis-y": _on_axis("up", state.UP),
+    "filter-mesh": _filtered("mesh"),
+    "filter-micro": _filtered("micro"),
+    "filter-devices": _filtered("devices"),
     "pick-leanest": lambda view, data, _: on_word(view, data, "leanest"),
     "pick-knee": lambda view, data, _: on_word(view, data, "knee"),
     "pick-fastest": lambda view, data, _: on_word(view, data, "fastest"),

@@ -24,9 +24,9 @@ FILE = "labels.json"
 SCHEMA = "tensoropt.labels/1"
 MOST_BYTES = 2**24
 """The most bytes of the file: about a hundred thousand explorations."""
-NAME, TAG, TAGS = 80, 40, 20
+NAME, _TAG, _TAGS = 80, 40, 20
 """The most characters of a name and of a tag, and the most tags of one exploration."""
-MOST_STYLES = 2**16
+_MOST_STYLES = 2**16
 
 
 class LabelError(TensorOptError):
@@ -92,15 +92,15 @@ class Labels:
             LabelError: one is too long, or they are too many.
             TensorOptError: they cannot be written down.
         """
-        wanted, known = tags_of(text), tags_of(before or "")
+        wanted, known = _tags_of(text), _tags_of(before or "")
         with self._changing(identity) as run:
             have = _label(run).tags if before is not None else known
             gone = set(known) - set(wanted)
             tags = tuple(dict.fromkeys((*(t for t in have if t not in gone), *wanted)))
             if not set(have) - set(known):
                 tags = wanted  # in the order in which they were typed
-            if len(tags) > TAGS:
-                raise LabelError(f"at most {TAGS} tags, these are {len(tags)}; they are not changed")
+            if len(tags) > _TAGS:
+                raise LabelError(f"at most {_TAGS} tags, these are {len(tags)}; they are not changed")
             _set(run, "tags", list(tags))
         return tags
 
@@ -111,7 +111,7 @@ class Labels:
             LabelError: there is no such number.
             TensorOptError: it cannot be written down.
         """
-        if not 0 <= style < MOST_STYLES:
+        if not 0 <= style < _MOST_STYLES:
             raise LabelError(f"there is no colour {style}")
         with self._changing(identity) as run:
             run["style"] = style
@@ -225,7 +225,7 @@ class Labels:
                 self._write(runs)
 
 
-def tags_of(text: str) -> tuple[str, ...]:
+def _tags_of(text: str) -> tuple[str, ...]:
     """Return ``a, b`` as tags, each once.
 
     Raises:
@@ -233,9 +233,9 @@ def tags_of(text: str) -> tuple[str, ...]:
     """
     found = tuple(dict.fromkeys(tag for part in text.split(",") if (tag := _plain(part))))
     for tag in found:
-        if len(tag) > TAG:
+        if len(tag) > _TAG:
             raise LabelError(
-                f"a tag has at most {TAG} characters, “{tag[:20]}…” has {len(tag)}; commas separate tags"
+                f"a tag has at most {_TAG} characters, “{tag[:20]}…” has {len(tag)}; commas separate tags"
             )
     return found
 
@@ -256,7 +256,7 @@ def _is_run(run: Any) -> bool:
     tags, style = run.get("tags", []), run.get("style")
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         return False
-    return style is None or (type(style) is int and 0 <= style < MOST_STYLES)
+    return style is None or (type(style) is int and 0 <= style < _MOST_STYLES)
 
 
 def _set(run: dict[str, Any], field: str, value: Any) -> None:

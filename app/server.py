@@ -15,18 +15,17 @@ from tensoropt.version import __version__
 
 from . import downloads
 from .context import Context
-from .delivery import Page, deliver, prepare
 from .jobs.manager import JobManager
 from .labels import FILE as LABELS
 from .labels import Labels
 from .library import Library
 from .pages import first_look, shell
 from .pages.parts import note
-from .safety import LOG, is_loopback, protect
+from .safety import LOG, Page, deliver, is_loopback, prepare, protect
 
 TITLE = "TensorOpt"
-PORT = 8050
-ALIVE = "/alive"
+_PORT = 8050
+_ALIVE = "/alive"
 
 
 def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bool = False) -> Dash:
@@ -53,7 +52,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
     )
     app.layout = lambda: first_look.fill(shell.layout(context, first_look.page()), context)
 
-    @app.server.get(ALIVE)
+    @app.server.get(_ALIVE)
     def alive() -> dict[str, str]:
         """Answer open pages, which ask every second: another version makes them reload, another sign of the
         jobs makes them ask what is new."""
@@ -112,7 +111,7 @@ def library_with(jobs: JobManager, folder: Path | None = None) -> Library:
     return Library(folder, jobs.results, names=jobs.uploads.names, beside=jobs.beside)
 
 
-def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = PORT, say: Any = print) -> str:
+def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = _PORT, say: Any = print) -> str:
     """Serve until interrupted; return the address it had.
 
     Raises:

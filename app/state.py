@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.amounts import Tariff, amount_of, prices_of
+from tensoropt.plan.rates import Tariff, amount_of, prices_of
 from tensoropt.units import parse_bytes, parse_seconds
 
 PAGES = ("explore", "frontier", "runs", "plan", "clusters", "export")
@@ -22,9 +22,9 @@ FRAME = (
 DEFAULT_HEADROOM = 0.05
 ACROSS, UP = ("memory", "hours", "cost"), ("time", "rate", "mfu", "cost")
 USUAL_ACROSS, USUAL_UP = ACROSS[0], UP[0]
-LONGEST_SAID = 600
-LONGEST_CURRENCY = 12
-LONGEST = 80
+_LONGEST_SAID = 600
+_LONGEST_CURRENCY = 12
+_LONGEST = 80
 """The most characters of a name in the URL; a longer one was not written by us."""
 
 
@@ -147,12 +147,12 @@ def _clean(name: str, value: Any) -> Any:
         return share if share is not None and 0 <= share <= 0.9 else default
     if isinstance(default, bool):
         return str(value).lower() in ("1", "true")
-    return value if isinstance(value, str) and len(value) <= LONGEST else default
+    return value if isinstance(value, str) and len(value) <= _LONGEST else default
 
 
 def check_said(name: str, text: str) -> None:
     """Raise :class:`TensorOptError` for an amount, prices or a currency that are not valid."""
-    most = LONGEST_CURRENCY if name == "currency" else LONGEST_SAID
+    most = _LONGEST_CURRENCY if name == "currency" else _LONGEST_SAID
     if len(text) > most or not text.isprintable():
         raise TensorOptError(f"at most {most} printable characters")
     if name == "amount":
@@ -186,7 +186,7 @@ def _positive(value: float | None) -> float | None:
 # -- changes ------------------------------------------------------------------------------------------
 
 
-class Rows(Protocol):
+class _Rows(Protocol):
     """The parts of a frontier that this module needs, as in :class:`.views.frontier.FrontierData`, which
     knows about views."""
 
@@ -199,7 +199,7 @@ class Rows(Protocol):
         """Return rows by name, the knee among them."""
 
 
-def with_point(view: View, data: Rows) -> View:
+def with_point(view: View, data: _Rows) -> View:
     """Return the view with a point that exists: the one named, otherwise what the limits select, otherwise
     the knee of what the filters keep."""
     count = len(data)
@@ -213,7 +213,7 @@ def with_point(view: View, data: Rows) -> View:
     return replace(view, point=point, other=other if other != point else None)
 
 
-STAYING = (
+_STAYING = (
     "headroom", "price", "log_x", "log_y", "lines", "band", "marks", "across", "up", "amount", "currency",
     "prices", "within_s", "within_cost",
 )  # fmt: skip
@@ -226,29 +226,29 @@ def open_exploration(view: View, key: str) -> View:
     if key == view.exploration:
         return view
     # Not limits and filters: bytes, seconds and meshes of one exploration mean nothing in another.
-    kept = {n: getattr(view, n) for n in STAYING}
+    kept = {n: getattr(view, n) for n in _STAYING}
     return View(exploration=key, **kept)
 
 
-def set_budget(view: View, data: Rows, budget_bytes: float | None) -> View:
+def set_budget(view: View, data: _Rows, budget_bytes: float | None) -> View:
     """Set a memory budget, which replaces a time target and selects the fastest point that fits."""
     changed = replace(view, budget_bytes=budget_bytes, target_s=None)
     return repicked(changed, data)
 
 
-def set_target(view: View, data: Rows, target_s: float | None) -> View:
+def set_target(view: View, data: _Rows, target_s: float | None) -> View:
     """Set a time target, which replaces a memory budget and selects the leanest point that is fast enough."""
     changed = replace(view, target_s=target_s, budget_bytes=None)
     return repicked(changed, data)
 
 
-def repicked(view: View, data: Rows) -> View:
+def repicked(view: View, data: _Rows) -> View:
     """Return the view with what its limits select, if they select anything."""
     point = data.picked(view)
     return view if point is None else select(view, data, point)
 
 
-def select(view: View, data: Rows, point: int) -> View:
+def select(view: View, data: _Rows, point: int) -> View:
     """Select a point, as close to the requested one as there is."""
     point = min(max(point, 0), len(data) - 1)
     return replace(view, point=point, other=None if view.other == point else view.other)

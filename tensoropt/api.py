@@ -17,10 +17,9 @@ import torch
 from tensoropt.capture import Capture, capture
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.graph import OperatorGraph
-from tensoropt.plan.call import describe_call
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.model_source import LoadedModel
-from tensoropt.plan.plan import ModelInfo, OnnxInfo
+from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
 from tensoropt.plan.point import check_budget
 from tensoropt.plan.problem import Problem, prepare, prepare_graph
 from tensoropt.plan.question import Question
@@ -32,14 +31,12 @@ from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.changes import question_of_change
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import Recosted
-from tensoropt.session.comparing import with_planners
+from tensoropt.session.comparing import recost_point, with_planners
 from tensoropt.session.evaluation import evaluate_searched
-from tensoropt.session.failures import failures_named
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
 from tensoropt.session.pipelines import wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import with_quick_plans
-from tensoropt.session.recosting import recost_point
-from tensoropt.session.run_report import implausible
+from tensoropt.session.run_report import failures_named, implausible
 from tensoropt.session.searched import Searched, search
 from tensoropt.session.session import Session
 from tensoropt.types import Progress, silent

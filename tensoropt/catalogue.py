@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ListedModel:
+class _ListedModel:
     """A model of the zoo.
 
     Attributes:
@@ -34,7 +34,7 @@ class ListedModel:
 
 
 @dataclass(frozen=True)
-class ListedCluster:
+class _ListedCluster:
     """A cluster by name.
 
     Attributes:
@@ -51,14 +51,14 @@ class ListedCluster:
 
 
 @dataclass(frozen=True)
-class ListedPlanner:
+class _ListedPlanner:
     """A planner by name, and what it does."""
 
     name: str
     description: str
 
 
-def list_models() -> tuple[ListedModel, ...]:
+def list_models() -> tuple[_ListedModel, ...]:
     """Every model of the zoo, in the order of its name."""
     # With PyTorch, which no other list needs.
     from tensoropt.zoo import list_models as zoo_entries
@@ -66,17 +66,17 @@ def list_models() -> tuple[ListedModel, ...]:
 
     known = figures()
     return tuple(
-        ListedModel(f"zoo:{e.name}", e.size, e.batch, e.description, e.paper, e.requires, known.get(e.name))
+        _ListedModel(f"zoo:{e.name}", e.size, e.batch, e.description, e.paper, e.requires, known.get(e.name))
         for e in zoo_entries()
     )
 
 
-def list_clusters() -> tuple[ListedCluster, ...]:
+def list_clusters() -> tuple[_ListedCluster, ...]:
     """This machine's clusters, then the presets; ``NAMExN`` stands for any number of nodes."""
     return tuple(_listed(name) for name in ("local", "local:N", "cpu:N", *cluster_names()))
 
 
-def _listed(name: str) -> ListedCluster:
+def _listed(name: str) -> _ListedCluster:
     # A family is described by one of its members: all GPUs or cores here, two CPU ranks, one node.
     members = {"local:N": "local", "cpu:N": "cpu:2"}
     one = load_cluster(members.get(name, name.removesuffix("xN")))
@@ -84,7 +84,7 @@ def _listed(name: str) -> ListedCluster:
         "local:N": "N of this machine's GPUs, or N CPU ranks where it has none",
         "cpu:N": "N CPU ranks of this machine",
     }
-    return ListedCluster(
+    return _ListedCluster(
         name,
         None if name.endswith("N") else one.device_count,
         one.device.name,
@@ -93,6 +93,6 @@ def _listed(name: str) -> ListedCluster:
     )
 
 
-def list_planners() -> tuple[ListedPlanner, ...]:
+def list_planners() -> tuple[_ListedPlanner, ...]:
     """The frontier's own search, then the published methods."""
-    return tuple(ListedPlanner(name, about) for name, about in PLANNERS.items())
+    return tuple(_ListedPlanner(name, about) for name, about in PLANNERS.items())

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-BAR_CELLS = 24
-REDRAW_S = 0.1
-LINE_EVERY_S = 10.0
+_BAR_CELLS = 24
+_REDRAW_S = 0.1
+_LINE_EVERY_S = 10.0
 """In a log a long stage writes a line this often, so that it neither floods nor looks dead."""
 
 
@@ -46,7 +46,7 @@ class ProgressDisplay:
             self.close()
             self._stage, self._began, self._shown = stage, now, 0.0
         elapsed = now - self._began
-        if not (begins or ends or now - self._shown >= (REDRAW_S if self.live else LINE_EVERY_S)):
+        if not (begins or ends or now - self._shown >= (_REDRAW_S if self.live else _LINE_EVERY_S)):
             return
         self._shown = now
         if self.live:
@@ -60,8 +60,8 @@ class ProgressDisplay:
             self._stage = ""
 
     def _draw(self, stage: str, done: int, total: int, tail: str) -> None:
-        filled = BAR_CELLS * done // total if total else BAR_CELLS
-        bar = "#" * filled + "." * (BAR_CELLS - filled)
+        filled = _BAR_CELLS * done // total if total else _BAR_CELLS
+        bar = "#" * filled + "." * (_BAR_CELLS - filled)
         text = f"{stage:14s} [{bar}] {done}/{total}  {tail}"
         width = shutil.get_terminal_size((100, 20)).columns
         # Carriage return and "erase to the end of the line"; one column is left free, as terminals wrap at

@@ -19,19 +19,18 @@ from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.plan import Exploration, Plan, load_model
 from tensoropt.plan.figure_rows import FigureRow
-from tensoropt.plan.frontier_picture import frontier_svg
-from tensoropt.plan.frontier_table import frontier_text
+from tensoropt.plan.frontier_table import frontier_svg, frontier_text
 from tensoropt.ranks.local_hardware import has_local_cores
-from tensoropt.report.table import point_lines, run_line, summary_lines
+from tensoropt.report.explain import point_lines, run_line, summary_lines
 from tensoropt.types import Progress, silent
 from tensoropt.units import format_bytes, format_seconds
 
-RUN_TIMEOUT_S = 300.0
+_RUN_TIMEOUT_S = 300.0
 """For one job under torchrun; an assumption: a few steps of a model that a demo can explore take seconds."""
-Say = Callable[[str], object]
+_Say = Callable[[str], object]
 
 
-class DemoResult(NamedTuple):
+class _DemoResult(NamedTuple):
     """What the demo found.
 
     Attributes:
@@ -52,8 +51,8 @@ def run_demo(
     *,
     steps: int = 4,
     progress: Progress = silent,
-    say: Say = print,
-) -> DemoResult:
+    say: _Say = print,
+) -> _DemoResult:
     """What exploring, choosing and running a model gave, beside what was predicted.
 
     The frontier, the plans and their runs are left in ``folder``.
@@ -101,13 +100,13 @@ def run_demo(
     )
     # Saved for the user; only the ends are run, which differ most.
     del plans["chosen"]
-    data = run_beside_unsplit(plans, folder, steps, progress)
+    data = _run_beside_unsplit(plans, folder, steps, progress)
     data |= {"out": str(folder), "points": len(found.points), "budget_bytes": budget, "chosen": chosen}
-    text = "\n".join([result_text(data["runs"]), "", *file_lines(found, folder)])
-    return DemoResult(data, text, bool(data["ok"]))
+    text = "\n".join([_result_text(data["runs"]), "", *_file_lines(found, folder)])
+    return _DemoResult(data, text, bool(data["ok"]))
 
 
-def run_beside_unsplit(
+def _run_beside_unsplit(
     plans: Mapping[str, Plan], folder: Path, steps: int, progress: Progress
 ) -> dict[str, Any]:
     """``ok`` and ``runs``: per plan, and for the unsplit model, what was predicted and what happened."""
@@ -139,11 +138,11 @@ def torchrun(plan: Plan, path: Path, result: Path, steps: int) -> dict[str, Any]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
         job = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False
+            command, env=environment, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         raise MeasurementError(
-            f"{path.name} did not finish {steps} steps within {RUN_TIMEOUT_S:.0f} s"
+            f"{path.name} did not finish {steps} steps within {_RUN_TIMEOUT_S:.0f} s"
         ) from None
     if job.returncode:
         tail = " ".join(job.stderr.strip().splitlines()[-3:])
@@ -153,7 +152,7 @@ def torchrun(plan: Plan, path: Path, result: Path, steps: int) -> dict[str, Any]
     return said | {"losses": losses}
 
 
-def result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
+def _result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
     """Predicted beside measured, a row per run, and what went wrong."""
     rows = [
         ["", "memory pred.", "tracked", "off by", "time pred.", "measured", "off by", "torchrun", "last loss",
@@ -168,10 +167,10 @@ def result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
                 name,
                 format_bytes(run["memory_predicted_bytes"]),
                 format_bytes(run["memory_tracked_bytes"]),
-                off_by(run["memory_predicted_bytes"], run["memory_tracked_bytes"]),
+                _off_by(run["memory_predicted_bytes"], run["memory_tracked_bytes"]),
                 format_seconds(run["time_predicted_s"]),
                 format_seconds(run["time_measured_s"]),
-                off_by(run["time_predicted_s"], run["time_measured_s"]),
+                _off_by(run["time_predicted_s"], run["time_measured_s"]),
                 format_seconds(run["torchrun"]["time_s"]),
                 f"{run['torchrun']['losses'][-1]:.6f}",
                 f"{run['loss_difference']:.1e}",
@@ -195,21 +194,21 @@ def result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
         + " of the fastest one's memory",
     ]
     for name, run in runs.items():
-        lines += [f"{name}: {line}" for line in complaints(run)]
+        lines += [f"{name}: {line}" for line in _complaints(run)]
     return "\n".join(lines)
 
 
-def complaints(run: Mapping[str, Any]) -> list[str]:
+def _complaints(run: Mapping[str, Any]) -> list[str]:
     """What went wrong in a run, one line each."""
     return [*([run["error"]] if run["error"] else []), *run["collectives_unlike"], *run["order_unlike"]]
 
 
-def off_by(predicted: float, measured: float) -> str:
+def _off_by(predicted: float, measured: float) -> str:
     """How far a prediction is from what was measured, with its sign."""
     return f"{100 * (predicted / measured - 1):+.1f} %" if measured else ""
 
 
-def file_lines(found: Exploration, folder: Path) -> list[str]:
+def _file_lines(found: Exploration, folder: Path) -> list[str]:
     """What is left behind, and what to do with it."""
     return [
         f"saved in {folder}: frontier.csv ({len(found.points)} points), frontier.svg, plan-chosen.json, "

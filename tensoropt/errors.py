@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Iterable
 from typing import Any
 
-MOST_NAMES = 100
+_MOST_NAMES = 100
 """More names than these (operators of a model) are not listed whole."""
 
 
@@ -76,6 +76,6 @@ def suggest(name: object, valid: Iterable[str]) -> str:
     names = sorted(set(valid))
     near = closest(name, names)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
-    if len(names) <= MOST_NAMES:
+    if len(names) <= _MOST_NAMES:
         return f"{hint} Valid: {', '.join(names)}".lstrip()
     return hint or f"there are {', '.join(names[:8])}, ... ({len(names)} in all)"

@@ -24,7 +24,7 @@ from tensoropt.errors import TensorOptError
 MOST_BYTES = 2**30
 """Unpacked, of a file of an exploration: about a hundred times what the largest of ours holds. A small file
 that was made to unpack into more than a machine's memory must not take the process with it."""
-MOST_MEMBERS = 64
+_MOST_MEMBERS = 64
 """The most members of a gzip file."""
 _ARRAY = "ndarray"
 
@@ -45,8 +45,8 @@ def unpacked(
     room = most_bytes + 1
     try:
         while content and room > 0:  # a gzip file may have several members
-            if len(parts) == MOST_MEMBERS:
-                raise TensorOptError(f"'{name}' has more than {MOST_MEMBERS} parts; {remedy}")
+            if len(parts) == _MOST_MEMBERS:
+                raise TensorOptError(f"'{name}' has more than {_MOST_MEMBERS} parts; {remedy}")
             unpacker = zlib.decompressobj(wbits=31)
             parts.append(unpacker.decompress(content, room))
             room -= len(parts[-1])

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.costs.roofline import MOST_SAMPLES, fit_errors
+from tensoropt.costs.compute import MOST_SAMPLES, fit_errors
 from tensoropt.errors import TensorOptError, import_extra
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.links import measure_links as measure_links_of_mesh
 from tensoropt.profiling.store import KINDS, ProfileStore
 from tensoropt.ranks.local_hardware import local_pool
-from tensoropt.session.meshes import MAX_AXES
+from tensoropt.session.refining import MAX_AXES
 from tensoropt.types import Progress, silent
 
 
@@ -63,7 +63,7 @@ def measure_links(
 
 
 @dataclass(frozen=True)
-class KnownProfiles:
+class _KnownProfiles:
     """What a profile store knows.
 
     Attributes:
@@ -92,7 +92,7 @@ def profiles(
     import_: str | os.PathLike[str] | None = None,
     forget_failed: bool = False,
     store: ProfileStore | None = None,
-) -> KnownProfiles:
+) -> _KnownProfiles:
     """What the profile store knows, and how well it can be fitted.
 
     Args:
@@ -112,7 +112,7 @@ def profiles(
         drawn = profile.sample(MOST_SAMPLES)
         fits = fit_errors(drawn.records)
         path = Path(profile.path)
-    return KnownProfiles(
+    return _KnownProfiles(
         path, counts, fits, len(drawn.records), drawn.total, drawn.words, exported, imported, forgotten
     )
 

@@ -23,7 +23,7 @@ from typing import TypeVar, cast
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-LOOK_S = 0.5
+_LOOK_S = 0.5
 """How often a process looks whether its parent is still there; an assumption."""
 _WATCH = "end with parent"
 
@@ -131,7 +131,7 @@ def end_with(parent: int) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:  # a process whose parent has died gets another parent
-            time.sleep(LOOK_S)
+            time.sleep(_LOOK_S)
         # Without destructors: they may wait for processes that nobody will end.
         os._exit(1)
 

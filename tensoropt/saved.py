@@ -6,25 +6,24 @@ import os
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.amounts import CLUSTERS_OWN, Amount, Tariff
-from tensoropt.plan.device_sweep import fewest_devices, folders_in, load_sweep, member
+from tensoropt.plan.cluster_offers import fewest_devices, folders_in, load_sweep, member
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.rates import kinds_of
+from tensoropt.plan.rates import CLUSTERS_OWN, Amount, Tariff, kinds_of
 from tensoropt.plan.verified import load_verified
 from tensoropt.report.detail import detail
 from tensoropt.report.owners import MomentOwners, point_owners
-from tensoropt.report.rows import Detail
 from tensoropt.report.sheet import SheetOptions, write_sheet
+from tensoropt.report.step_parts import Detail
 from tensoropt.report.why import Why, why_point
 
-Saved = Exploration | str | os.PathLike[str]
+_Saved = Exploration | str | os.PathLike[str]
 """An exploration, or the folder that it was saved in."""
 
 
 def choose(
-    saved: Saved,
+    saved: _Saved,
     *,
     memory_bytes: float | None = None,
     time_s: float | None = None,
@@ -50,7 +49,7 @@ def choose(
 
 
 def chosen_point(
-    saved: Saved,
+    saved: _Saved,
     *,
     memory_bytes: float | None = None,
     time_s: float | None = None,
@@ -63,7 +62,7 @@ def chosen_point(
 
 
 def show(
-    saved: Saved,
+    saved: _Saved,
     point: int | None = None,
     *,
     memory_bytes: float | None = None,
@@ -86,7 +85,7 @@ def show(
 
 
 def owners(
-    saved: Saved,
+    saved: _Saved,
     point: int | None = None,
     *,
     at_s: float | None = None,
@@ -111,7 +110,7 @@ def owners(
 
 
 def why(
-    saved: Saved,
+    saved: _Saved,
     point: int | None = None,
     *,
     memory_bytes: float | None = None,
@@ -139,7 +138,7 @@ def why(
 
 
 def export_csv(
-    saved: Saved, csv: str | os.PathLike[str], *, strategies: str | os.PathLike[str] | None = None
+    saved: _Saved, csv: str | os.PathLike[str], *, strategies: str | os.PathLike[str] | None = None
 ) -> Exploration:
     """The exploration, of which CSV files were written.
 
@@ -158,7 +157,7 @@ def export_csv(
 
 
 def export_sheet(
-    saved: Saved,
+    saved: _Saved,
     sheet: str | os.PathLike[str],
     point: int | None = None,
     *,
@@ -208,13 +207,13 @@ def export_sheet(
     return point
 
 
-def opened(saved: Saved) -> Exploration:
+def opened(saved: _Saved) -> Exploration:
     """The exploration itself, loaded where a folder is given."""
     return saved if isinstance(saved, Exploration) else load_exploration(saved)
 
 
 def _exploration_meant(
-    saved: Saved,
+    saved: _Saved,
     memory_bytes: float | None,
     time_s: float | None,
     knee: bool,

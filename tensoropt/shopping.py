@@ -14,23 +14,25 @@ from tensoropt.api import explore, explore_graph
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
 from tensoropt.files import write_text
-from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.plan.cluster_offers import (
     ClusterCurve,
     ClusterQuestion,
     Offers,
+    Profile,
     check_headroom,
     check_prices,
+    load_sweep,
     offers,
+    profile,
 )
-from tensoropt.plan.device_sweep import Profile, load_sweep, profile
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.model_source import ModelSourceError
+from tensoropt.plan.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.types import Progress, silent
 
-REFUSED = "refused.json"
+_REFUSED = "refused.json"
 """In a folder of explorations on several clusters: where the model could not be explored, and why."""
-PRESETS = "presets"
+_PRESETS = "presets"
 """Stands for every preset by name, but those of a number of nodes."""
 
 
@@ -109,7 +111,7 @@ def named_clusters(clusters: str | Sequence[str | Cluster]) -> list[str | Cluste
     found: list[str | Cluster] = []
     for word in words:
         name = word.strip() if isinstance(word, str) else word
-        found += [n for n in list_clusters() if not n.endswith("xN")] if name == PRESETS else [name]
+        found += [n for n in list_clusters() if not n.endswith("xN")] if name == _PRESETS else [name]
     unique = list(dict.fromkeys(one for one in found if one != ""))
     if not unique:
         raise TensorOptError("there is no cluster to explore on; name some, or presets for all of them")
@@ -160,7 +162,7 @@ def over_clusters(
     if not explorations:
         raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
     if out is not None:
-        write_text(Path(out) / REFUSED, json.dumps(refused, indent=1) + "\n")
+        write_text(Path(out) / _REFUSED, json.dumps(refused, indent=1) + "\n")
     return OnClusters(tuple(explorations), refused)
 
 
@@ -174,12 +176,12 @@ def _folder(out: Path, name: str, found: Sequence[Exploration]) -> Path:
 def refused_in(folder: Path) -> dict[str, str]:
     """Why a model could not be explored on some clusters, by name, as a folder of explorations keeps it."""
     try:
-        data = json.loads((folder / REFUSED).read_text(encoding="utf-8"))
+        data = json.loads((folder / _REFUSED).read_text(encoding="utf-8"))
         return {str(name): str(why) for name, why in data.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
-        return {REFUSED: f"cannot be read ({error}); what could not be explored is not known"}
+        return {_REFUSED: f"cannot be read ({error}); what could not be explored is not known"}
 
 
 def device_profile(saved: SavedOnClusters) -> Profile:

@@ -191,8 +191,8 @@ def share_words(share: float) -> str:
 
 # -- what people type into flags and forms --------------------------------------------------------------
 
-MOST_COUNTS = 16
-SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "kB": 10**3}
+_MOST_COUNTS = 16
+_SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "kB": 10**3}
 
 
 def read_number(text: str) -> float:
@@ -216,7 +216,7 @@ def read_counts(text: str) -> str | tuple[int, ...]:
     plain = text.replace(" ", "")
     if plain == "auto":
         return plain
-    if not re.fullmatch(rf"\d{{1,5}}(,\d{{1,5}}){{0,{MOST_COUNTS - 1}}}", plain, re.ASCII):
+    if not re.fullmatch(rf"\d{{1,5}}(,\d{{1,5}}){{0,{_MOST_COUNTS - 1}}}", plain, re.ASCII):
         raise TensorOptError(f"'{text[:40]}' is neither auto nor a list such as 1,2,4")
     return tuple(map(int, plain.split(",")))
 
@@ -236,5 +236,5 @@ def read_size(text: str) -> float:
 
 def write_size(value: float) -> str:
     """The shortest text that is read as so many bytes."""
-    unit = next((unit for unit, size in SIZES.items() if value and value % size == 0), "")
-    return f"{round(value / SIZES.get(unit, 1))}{unit}"
+    unit = next((unit for unit, size in _SIZES.items() if value and value % size == 0), "")
+    return f"{round(value / _SIZES.get(unit, 1))}{unit}"

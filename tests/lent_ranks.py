@@ -31,5 +31,5 @@ def lend_ranks(patch: pytest.MonkeyPatch, pool: RankPool) -> None:
             KeptRanks(pool) if alike and not settings.get("share_gpu") else RankPool(world_size, **settings)
         )
 
-    for module in ("tensoropt.ranks.local_hardware", "tensoropt.verify.places"):
+    for module in ("tensoropt.ranks.local_hardware", "tensoropt.verify.predict"):
         patch.setattr(f"{module}.RankPool", pool_of)

@@ -20,7 +20,7 @@ from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.plan.problem import prepare
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
+from tensoropt.sharding.strategy import strategy_from_dict, strategy_to_dict
 from tests.costs.models import gates, two_layers
 from tests.lent_ranks import lend_ranks
 

@@ -15,8 +15,8 @@ from tensoropt import shopping
 from tensoropt.cli.parser import main
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import CaptureError, ClusterError, InfeasibleError, TensorOptError
-from tensoropt.plan.amounts import Tariff
 from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.rates import Tariff
 from tensoropt.profiling.store import ProfileStore
 from tests.plan.test_cluster_offers import CHEAP, FAST
 

@@ -12,7 +12,7 @@ from ..views.clusters import ClustersData, OnCluster
 from .palette import Palette, layout, palette
 from .traces import LEGEND_ABOVE, Json, across, font, ring, scatter, short, titled
 
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "pentagon", "hexagram")
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "pentagon", "hexagram")
 """Symbols; combined with the number of colours, pairs repeat late."""
 
 
@@ -33,7 +33,7 @@ def clusters_figure(data: ClustersData, view: View, scheme: str) -> Json:
 
 def _style_of(place: int, colours: Palette) -> tuple[str, str]:
     """Return (colour, symbol) of the cluster at a place of the list."""
-    return colours.series[place % len(colours.series)], SYMBOLS[place % len(SYMBOLS)]
+    return colours.series[place % len(colours.series)], _SYMBOLS[place % len(_SYMBOLS)]
 
 
 def _points(data: ClustersData, place: int, row: OnCluster, keep: np.ndarray) -> tuple[list[Any], ...]:

@@ -9,10 +9,10 @@ from tensoropt.units import format_bytes
 from ..views.picture import MOST_COLOURS, Picture
 from .palette import palette
 
-Json = dict[str, Any]
+_Json = dict[str, Any]
 
 
-def elements(found: Picture) -> list[Json]:
+def elements(found: Picture) -> list[_Json]:
     """Return nodes with their positions, then edges."""
     nodes = [
         {
@@ -41,11 +41,11 @@ def elements(found: Picture) -> list[Json]:
     return nodes + edges
 
 
-def stylesheet(scheme: str) -> list[Json]:
+def stylesheet(scheme: str) -> list[_Json]:
     """Return boxes with their names inside; resharded edges are thick, mixed boxes have a dashed border,
     recomputed ones a double one."""
     colours = palette(scheme)
-    styles: dict[str, Json] = {
+    styles: dict[str, _Json] = {
         "node": {
             "shape": "round-rectangle", "width": 128, "height": 36, "label": "data(label)",
             "text-valign": "center", "text-halign": "center", "text-wrap": "ellipsis",

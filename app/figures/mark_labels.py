@@ -14,23 +14,23 @@ from ..views.frontier import FrontierData
 
 _NEAR_PX = 12.0
 """The distance, about their size, below which marks share a name."""
-MOST_NAMED = 3
+_MOST_NAMED = 3
 """The most planners that one label names; it says how many more there are."""
-LETTER_PX, LINE_PX, GAP_PX = 7.0, 16.0, 14.0
+_LETTER_PX, LINE_PX, _GAP_PX = 7.0, 16.0, 14.0
 """About the names' font: a letter's width, a line's height, and the distance from a name's middle to its
 mark."""
-WIDE_PX, NARROW_PX, HIGH_PX = 460.0, 220.0, 324.0
+WIDE_PX, _NARROW_PX, HIGH_PX = 460.0, 220.0, 324.0
 """The sides of the plot: its least width in a wide window and on a phone, and its height. If it is wider,
 marks lie farther apart, and names that avoid them here do so there."""
-CLEAR = 1.25
+_CLEAR = 1.25
 """The least factor by which a name's middle is farther from any other planner's mark than from its own."""
-PLACES = (
+_PLACES = (
     "top right", "top left", "bottom right", "bottom left", "middle right", "middle left", "top center",
     "bottom center",
 )  # fmt: skip
-KNEE = "knee"
+_KNEE = "knee"
 
-Box = tuple[float, float, float]
+_Box = tuple[float, float, float]
 """(left, right, middle) of a name, in pixels."""
 Range = Sequence[float]
 
@@ -47,21 +47,21 @@ def mark_labels(
         ranges: the ranges of both axes, in powers of ten if they are logarithmic, as in Plotly.
         narrow: whether the plot is on a phone.
     """
-    labels, places = [""] * len(rows), [PLACES[0]] * len(rows)
+    labels, places = [""] * len(rows), [_PLACES[0]] * len(rows)
     if not len(rows):
         return labels, places
-    wide = NARROW_PX if narrow else WIDE_PX
+    wide = _NARROW_PX if narrow else WIDE_PX
     x = _pixels(data.axes.x.values, ranges[0], wide, log=view.log_x)
     y = _pixels(data.axes.y.values, ranges[1], HIGH_PX, log=view.log_y)
-    taken: list[Box] = []
-    knee = data.special(view).get(KNEE)
+    taken: list[_Box] = []
+    knee = data.special(view).get(_KNEE)
     if knee is not None:
-        taken.append(box(x[knee], y[knee], PLACES[0], KNEE))
+        taken.append(box(x[knee], y[knee], _PLACES[0], _KNEE))
     for at, planners in _named(data, rows, x, y).items():
         row = int(rows[at])
         strangers = [int(one) for one in rows if planner_title(data.planner[one]) not in planners]
-        more = len(planners) - MOST_NAMED
-        whole = ", ".join(planners[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        more = len(planners) - _MOST_NAMED
+        whole = ", ".join(planners[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
         first = planners[0] + (f" and {len(planners) - 1} more" if len(planners) > 1 else "")
         for text in dict.fromkeys((whole, first)):
             place = _free(x, y, row, strangers, text, taken, wide)
@@ -96,14 +96,14 @@ def _named(data: FrontierData, rows: np.ndarray, x: np.ndarray, y: np.ndarray) -
     return found
 
 
-def box(x: float, y: float, place: str, text: str) -> Box:
+def box(x: float, y: float, place: str, text: str) -> _Box:
     """Return the box of a name that is printed at a mark."""
     up, side = place.split()
-    width = LETTER_PX * len(text)
+    width = _LETTER_PX * len(text)
     left = x - {"right": 0.0, "left": width, "center": width / 2}[side]
     if up == "middle":  # beside the mark, not over it
-        left += {"right": GAP_PX / 2, "left": -GAP_PX / 2}[side]
-    return left, left + width, y + {"top": GAP_PX, "bottom": -GAP_PX, "middle": 0.0}[up]
+        left += {"right": _GAP_PX / 2, "left": -_GAP_PX / 2}[side]
+    return left, left + width, y + {"top": _GAP_PX, "bottom": -_GAP_PX, "middle": 0.0}[up]
 
 
 def _free(
@@ -112,21 +112,21 @@ def _free(
     row: int,
     strangers: Sequence[int],
     text: str,
-    taken: Sequence[Box],
+    taken: Sequence[_Box],
     wide: float,
 ) -> str | None:
     """Return a place for a name that keeps it within the plot, off other names and nearer to its own mark
     than to one of ``strangers``, over the fewest points; None if there is none."""
     found: list[tuple[int, int]] = []
-    for number, place in enumerate(PLACES):
+    for number, place in enumerate(_PLACES):
         left, right, middle = box(x[row], y[row], place, text)
         over = any(a < right and left < b and abs(m - middle) < LINE_PX for a, b, m in taken)
         if over or left < 0 or right > wide:
             continue
         centre = (left + right) / 2
         away = np.hypot(x[strangers] - centre, y[strangers] - middle)
-        if len(away) and away.min() < CLEAR * np.hypot(x[row] - centre, y[row] - middle):
+        if len(away) and away.min() < _CLEAR * np.hypot(x[row] - centre, y[row] - middle):
             continue
         points = (x > left) & (x < right) & (np.abs(y - middle) < LINE_PX / 2 + 3)
         found.append((int(points.sum()), number))
-    return PLACES[min(found)[1]] if found else None
+    return _PLACES[min(found)[1]] if found else None

@@ -11,7 +11,7 @@ from ..views.units import Unit, Units, digits, time_unit, unit_for
 from .palette import Palette, layout, palette, run_colours, run_style
 from .traces import Json, across, axis, font, scatter, short
 
-MOST_MARKS, LEAST_MARKS = 1500, 5
+_MOST_MARKS, _LEAST_MARKS = 1500, 5
 """The most marks drawn in total, and the least for one run. Each mark is an element of its own, while a line
 is one path."""
 
@@ -30,7 +30,7 @@ def runs_figure(runs: Sequence[Run], shown: Collection[str], axes: Axes, units: 
     second = time_unit(slowest) if axes.per_sample else units.time
     count = sum(len(d.x) for d in found)
     # Not WebGL: without a graphics card it draws a hundred lines in 1.5 s, paths take a tenth of that.
-    marks = 0 if count <= MOST_MARKS else max(LEAST_MARKS, MOST_MARKS // len(runs))
+    marks = 0 if count <= _MOST_MARKS else max(_LEAST_MARKS, _MOST_MARKS // len(runs))
     traces = []
     for run, of in zip(runs, found, strict=True):
         colour, dash, symbol = run_style(run.style or 0)

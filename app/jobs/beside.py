@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.changed import PLANNERS, load_changed
 from tensoropt.plan.exploration_files import DESCRIBED
+from tensoropt.plan.verified import PLANNERS, load_changed
 
-VERB, ONLY_BESIDE = "recost", "--only-beside"
+VERB, _ONLY_BESIDE = "recost", "--only-beside"
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Beside:
     def arguments(self, folder: Path) -> list[str]:
         """The words after ``tensoropt``; the result lands in ``folder``."""
         planners = ",".join(dict.fromkeys((*self.there, *self.planners)))
-        return [VERB, str(self.folder), "--planners", planners, ONLY_BESIDE, "--out", str(folder)]
+        return [VERB, str(self.folder), "--planners", planners, _ONLY_BESIDE, "--out", str(folder)]
 
 
 def beside_of(arguments: Sequence[str]) -> Path | None:
     """The folder of the exploration that a job runs planners beside; None for other jobs."""
-    if len(arguments) > 1 and arguments[0] == VERB and ONLY_BESIDE in arguments:
+    if len(arguments) > 1 and arguments[0] == VERB and _ONLY_BESIDE in arguments:
         return Path(arguments[1])
     return None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .record import Job
 
-VERB, DEEP = "why", "--deep"
+VERB, _DEEP = "why", "--deep"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Deeper:
 
     def arguments(self, folder: Path) -> list[str]:
         """The words after ``tensoropt``; the result lands in ``folder``."""
-        return [VERB, str(self.folder), DEEP, self.key, "--out", str(folder)]
+        return [VERB, str(self.folder), _DEEP, self.key, "--out", str(folder)]
 
 
 def deeper_jobs(jobs: Sequence[Job], folder: Path) -> dict[str, Job]:
@@ -52,6 +52,6 @@ def deeper_jobs(jobs: Sequence[Job], folder: Path) -> dict[str, Job]:
     found: dict[str, Job] = {}
     for job in jobs:
         words = job.arguments
-        if len(words) > 3 and words[:3] == (VERB, str(folder), DEEP):
+        if len(words) > 3 and words[:3] == (VERB, str(folder), _DEEP):
             found.setdefault(words[3], job)
     return found

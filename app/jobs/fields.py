@@ -13,10 +13,10 @@ from tensoropt.plan.settings import Setting, Settings, settings_fields
 from tensoropt.units import read_counts, read_number, write_counts
 
 MOST_DEVICES = 1024
-DEAREST = 10**6
+_DEAREST = 10**6
 """Of any currency, for one device-hour."""
 PIN = '{"pin": [{"operators": "*mlp*", "axes": {"*": "out_features"}}]}'
-LONGEST = 50_000
+_LONGEST = 50_000
 """Characters of constraints."""
 
 
@@ -51,9 +51,9 @@ def count(value: Any, what: str, most: int) -> int:
 def price_from(value: Any) -> float | None:
     """Money per device-hour, None for an empty field; raises :class:`RequestError`."""
     found = number(value, "the price of a device-hour")
-    if found is not None and not 0 < found <= DEAREST:
+    if found is not None and not 0 < found <= _DEAREST:
         raise RequestError(
-            f"the price of a device-hour: more than 0, at most {DEAREST:,}; empty where unknown"
+            f"the price of a device-hour: more than 0, at most {_DEAREST:,}; empty where unknown"
         )
     return found
 
@@ -106,8 +106,8 @@ def constraints(value: Any) -> dict[str, Any] | None:
     text = str(value or "").strip()
     if not text:
         return None
-    if len(text) > LONGEST:
-        raise RequestError(f"constraints: at most {LONGEST:,} characters; use the command line for more")
+    if len(text) > _LONGEST:
+        raise RequestError(f"constraints: at most {_LONGEST:,} characters; use the command line for more")
     try:
         found = json.loads(text)
     # Deeply nested JSON exceeds Python's recursion before it is decoded.
@@ -140,7 +140,7 @@ def _of_setting(setting: Setting) -> Callable[[Any], Any]:
     return read
 
 
-SETTINGS: dict[str, Callable[[Any], Any]] = {
+_SETTINGS: dict[str, Callable[[Any], Any]] = {
     # Constraints are typed here, not named: what is typed must never become the path of a file.
     setting.key: constraints if setting.name == "constraints" else _of_setting(setting)
     for setting in settings_fields()
@@ -154,14 +154,14 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "price": price_from,
     "devices": device_counts,
     "seed": seed,
-    **{setting.key: SETTINGS[setting.key] for setting in settings_fields() if not setting.offered},
+    **{setting.key: _SETTINGS[setting.key] for setting in settings_fields() if not setting.offered},
 }
 """What checks a field that a person types into, by itself."""
 
 
 def settings(form: Mapping[str, Any]) -> Settings:
     """The settings of a form; raises :class:`RequestError`."""
-    chosen = {setting.name: SETTINGS[setting.key](form.get(setting.key)) for setting in settings_fields()}
+    chosen = {setting.name: _SETTINGS[setting.key](form.get(setting.key)) for setting in settings_fields()}
     try:
         return Settings(**chosen)
     except TensorOptError as error:

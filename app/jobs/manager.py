@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.device_sweep import folders_in
+from tensoropt.plan.cluster_offers import folders_in
 from tensoropt.plan.question import Question
 
 from ..safety import LOG as LOGGER
@@ -31,10 +31,10 @@ from .request import Request, Wanted, written
 from .uploads import Uploads
 from .worker import data_folder, run
 
-SAVE_EVERY_S = 1.0
+_SAVE_EVERY_S = 1.0
 KEPT_S = 600.0
 """For so long a forgotten job can be brought back."""
-MOST_RUNNING = 2
+_MOST_RUNNING = 2
 """Jobs at a time; one that measures this machine's ranks runs alone, or its figures would be wrong."""
 
 
@@ -217,7 +217,7 @@ class JobManager:
                 return
             running.cancelled = True
         # Outside the lock: waiting for processes to end must not stop the pages.
-        kill_tree(running.process.pid)
+        _kill_tree(running.process.pid)
 
     def forget(self, id: str) -> None:
         """Take a job that has ended out of the list; :meth:`restore` brings it back for a while."""
@@ -268,7 +268,7 @@ class JobManager:
             self._closed = True
             running = list(self._running.values())
         for one in running:
-            kill_tree(one.process.pid)
+            _kill_tree(one.process.pid)
         for one in running:
             one.process.join(timeout=10)
 
@@ -284,7 +284,7 @@ class JobManager:
                 continue
             # `return`, not `continue`: a job that has to run alone is not passed by later ones, or it would
             # wait for ever.
-            if alone or len(active) >= MOST_RUNNING or self._closed:
+            if alone or len(active) >= _MOST_RUNNING or self._closed:
                 return
             self._start(job)
 
@@ -326,7 +326,7 @@ class JobManager:
             job = self._jobs[id].progressed(stage, done, total, what[:200], now)
             self._jobs[id] = job
             # Reports come by the thousand; the file is for a server that takes over, not for the page.
-            if now - running.saved >= SAVE_EVERY_S:
+            if now - running.saved >= _SAVE_EVERY_S:
                 running.saved = now
                 self._save(job)
 
@@ -365,7 +365,7 @@ def _moved(job: Job, old: Path, new: Path) -> list[str]:
     ]
 
 
-def kill_tree(pid: int) -> None:
+def _kill_tree(pid: int) -> None:
     """Kill a child of this process and everything it started; nothing if it has ended meanwhile."""
     found: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):

@@ -15,9 +15,9 @@ from tensoropt.files import write_text
 
 FILE = "job.json"
 LOG = "job.log"
-ACTIVE = ("queued", "running")
-STATES = (*ACTIVE, "done", "failed", "cancelled", "interrupted")
-LOG_TAIL = 20_000
+_ACTIVE = ("queued", "running")
+_STATES = (*_ACTIVE, "done", "failed", "cancelled", "interrupted")
+_LOG_TAIL = 20_000
 """Characters of a log that a page shows."""
 
 
@@ -46,7 +46,7 @@ class Job:
         arguments: the words after ``tensoropt`` that do the same.
         question: what is explored (:meth:`tensoropt.plan.question.Question.data`); None where a job does
             something else, or is an earlier version's.
-        state: one of :data:`STATES`.
+        state: one of :data:`_STATES`.
         error: why it failed, in a sentence.
         created, started, ended: seconds since the epoch.
         server: (process id, start time) of the dashboard that runs it.
@@ -68,7 +68,7 @@ class Job:
     @property
     def active(self) -> bool:
         """Whether it waits or runs."""
-        return self.state in ACTIVE
+        return self.state in _ACTIVE
 
     def progressed(self, stage: str, done: int, total: int, what: str, now: float) -> Job:
         """The job after a report of its pipeline; a stage that comes again goes on, or begins anew where it
@@ -101,7 +101,7 @@ def _job(data: Mapping[str, Any]) -> Job:
     known["arguments"] = tuple(map(str, known["arguments"]))
     known["stages"] = tuple(Stage(**s) for s in known.get("stages", ()))
     known["server"] = tuple(known.get("server", (0, 0.0)))
-    if known.get("state") not in STATES:
+    if known.get("state") not in _STATES:
         raise ValueError(f"state {known.get('state')!r}")
     return Job(**known)
 
@@ -127,4 +127,4 @@ def tail(folder: Path) -> str:
         text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return text[-LOG_TAIL:]
+    return text[-_LOG_TAIL:]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tensoropt.cli.arguments import question_option
 from tensoropt.cli.parser import parser
-from tensoropt.cli.question import question_option
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.question import Question
@@ -23,13 +23,12 @@ from tensoropt.plan.settings import settings_fields
 from tensoropt.planners import ENTRIES
 from tensoropt.units import write_counts, write_size
 
-from .clusters import ClusterFile
 from .fields import RequestError
 from .record import Job
 from .request import MOST_RANKS, Hardware
-from .uploads import Uploads
+from .uploads import ClusterFile, Uploads
 
-VERBS = ("explore", "compare")
+_VERBS = ("explore", "compare")
 """Whose command lines the form stands for."""
 
 
@@ -48,7 +47,7 @@ class Refill:
 
 def can_refill(job: Job) -> bool:
     """Whether a job is one that the form stands for."""
-    return job.question is not None or job.arguments[:1] in {(verb,) for verb in VERBS}
+    return job.question is not None or job.arguments[:1] in {(verb,) for verb in _VERBS}
 
 
 def question_of_job(job: Job) -> Question:
@@ -63,7 +62,7 @@ def question_of_job(job: Job) -> Question:
 def question_of_words(words: Sequence[str]) -> Question:
     """What a command line asks, which is all that jobs of an earlier version keep; as :func:`question_of_job`
     does."""
-    if not words or words[0] not in VERBS:
+    if not words or words[0] not in _VERBS:
         raise RequestError("the form explores; what this job did is started where its result is shown")
     try:
         with contextlib.redirect_stderr(io.StringIO()) as said:

@@ -18,13 +18,13 @@ from tensoropt.units import write_counts, write_size
 from tensoropt.zoo import list_models
 
 from . import fields
-from .clusters import ClusterFile
 from .fields import RequestError
+from .uploads import ClusterFile
 
 MOST_RANKS = 64
-CLUSTER_FILE, CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
+_CLUSTER_FILE, _CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
 """In a job's folder: a cluster and constraints that have no name, for its command line."""
-NO_CLUSTERS: Mapping[str, ClusterFile] = {}
+_NO_CLUSTERS: Mapping[str, ClusterFile] = {}
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Request:
 def written(question: Question, folder: Path) -> list[str]:
     """The words of the command line that asks a question; what has no name is written into ``folder``, where
     the result lands."""
-    cluster, constraints = folder / CLUSTER_FILE, folder / CONSTRAINTS_FILE
+    cluster, constraints = folder / _CLUSTER_FILE, folder / _CONSTRAINTS_FILE
     if not isinstance(question.cluster, str):
         cluster.write_text(json.dumps(question.cluster, indent=1) + "\n", encoding="utf-8")
     if question.settings.constraints is not None:
@@ -208,7 +208,7 @@ def planners_from(value: Any) -> tuple[str, ...]:
 
 
 def hardware_from(
-    form: Mapping[str, Any], clusters: Mapping[str, ClusterFile] = NO_CLUSTERS
+    form: Mapping[str, Any], clusters: Mapping[str, ClusterFile] = _NO_CLUSTERS
 ) -> Hardware | ClusterFile:
     """The cluster part of the form; ``clusters``: uploaded ones by token.
 
@@ -242,7 +242,7 @@ def hardware_from(
 def request_from(
     form: Mapping[str, Any],
     uploads: Mapping[str, tuple[Path, str]],
-    clusters: Mapping[str, ClusterFile] = NO_CLUSTERS,
+    clusters: Mapping[str, ClusterFile] = _NO_CLUSTERS,
 ) -> Request:
     """A request from the form's fields.
 
@@ -274,7 +274,7 @@ def request_from(
         raise RequestError(
             "planners run beside one number of devices; leave either them or the numbers of devices empty"
         )
-    also_on = clusters_from(form.get("also_on"), but=str(form.get("cluster") or ""))
+    also_on = _clusters_from(form.get("also_on"), but=str(form.get("cluster") or ""))
     if also_on and (planners or devices):
         raise RequestError(
             "several clusters are compared without planners and with all their devices; leave the further "
@@ -289,7 +289,7 @@ def request_from(
     return Request(question, label, hardware.title, hardware.is_local)
 
 
-def clusters_from(value: Any, but: str = "") -> tuple[str, ...]:
+def _clusters_from(value: Any, but: str = "") -> tuple[str, ...]:
     """Names of presets, without the one that is explored anyway.
 
     Raises:

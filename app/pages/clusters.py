@@ -15,14 +15,14 @@ from ..state import View
 from ..views.clusters import ClustersData, clusters_data, point_view, strange_prices, unpriced_kinds
 from ..views.frontier import FrontierData
 from . import parts
-from .view_store import view_of
+from .parts import view_of
 from .wiring import Callbacks
 
-CALLBACKS = Callbacks()
+_CALLBACKS = Callbacks()
 
 CLUSTER_FIELDS = ("shop-within", "shop-cost", "shop-amount", "shop-currency", "shop-prices")
 """The controls of this page whose values are the view's."""
-MORE = (
+_MORE = (
     "Explore the model on other clusters (“Also on” of the Explore page, or --also-on) to compare them here."
 )
 
@@ -75,7 +75,7 @@ def layout() -> Any:
     )
 
 
-@CALLBACKS.answer(
+@_CALLBACKS.answer(
     sets="clusters-empty.children clusters-body.style clusters-answer.children clusters-table.children "
     "clusters-graph.figure",
     when="clusters-pick.data scheme.data",
@@ -94,7 +94,7 @@ def _show(context: Context, kept: Any, scheme: Any, page: Any) -> Any:
     return None, {}, answer(data, view), table(data, view), clusters_figure(data, view, str(scheme))
 
 
-@CALLBACKS.answer(sets="clusters-open.data", when="clusters-graph.clickData", given="state.data")
+@_CALLBACKS.answer(sets="clusters-open.data", when="clusters-graph.clickData", given="state.data")
 def _open_point(context: Context, click: Any, kept: Any) -> Any:
     view = view_of(kept)
     data = clusters_data(context.library, view)
@@ -104,7 +104,7 @@ def _open_point(context: Context, click: Any, kept: Any) -> Any:
     return f"/frontier?{point_view(view, data.rows[hit[0]], hit[1]).to_query()}"
 
 
-CALLBACKS.in_browser("tensoropt.follow", sets="clusters-opened.data", when="clusters-open.data")
+_CALLBACKS.in_browser("tensoropt.follow", sets="clusters-opened.data", when="clusters-open.data")
 
 
 def clicked(click: Any, data: ClustersData) -> tuple[int, int] | None:
@@ -133,7 +133,7 @@ def answer(data: ClustersData, view: View) -> Any:
         parts.note(strange_prices(data, view), "warn"),
         parts.note(data.fault and f"Hours and cost are of 1,000 steps: {data.fault}.", "warn"),
         parts.note(without),
-        parts.note("" if len(data.rows) > 1 else MORE),
+        parts.note("" if len(data.rows) > 1 else _MORE),
     ]
 
 

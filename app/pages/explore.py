@@ -12,21 +12,22 @@ from tensoropt.plan.settings import Setting, settings_fields
 from tensoropt.units import read_number, read_whole
 
 from ..context import Context
-from ..jobs.clusters import ENDINGS, MOST_BYTES
 from ..jobs.fields import PIN
 from ..jobs.manager import JobManager
 from ..jobs.request import LOSSES
+from ..jobs.uploads import ENDINGS, MOST_BYTES
 from ..safety import MAX_UPLOAD_BYTES
 from ..views.jobs import clusters, models, presets
-from . import explore_callbacks, job_list, parts, refill
+from . import explore_callbacks, job_list, parts
+from . import explore_callbacks as refill
 from .wiring import Callbacks
 
-CALLBACKS = Callbacks(job_list.CALLBACKS, explore_callbacks.CALLBACKS, refill.CALLBACKS)
+_CALLBACKS = Callbacks(job_list.CALLBACKS, explore_callbacks.CALLBACKS, refill.CALLBACKS)
 
 _COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
 
 
-SEARCHED: Any = {"searchable": True, "clearSearchOnFocus": True, "allowDeselect": False}
+_SEARCHED: Any = {"searchable": True, "clearSearchOnFocus": True, "allowDeselect": False}
 """The attributes of a select of many things, one of which is chosen."""
 _CLEARED: Any = {"clearable": True, "clearButtonProps": parts.CLEAR}
 """The attributes of a select that may be empty."""
@@ -47,7 +48,7 @@ def _model(jobs: JobManager) -> Any:
     return parts.panel(
         refill.layout(),
         dmc.Select(
-            id="model", label="Model", data=models(jobs.uploads.known()), value="zoo:gpt2-tiny", **SEARCHED,
+            id="model", label="Model", data=models(jobs.uploads.known()), value="zoo:gpt2-tiny", **_SEARCHED,
             nothingFoundMessage="no model by that name",
         ),
         parts.hint(id="model-said"),
@@ -88,7 +89,7 @@ def _cluster(jobs: JobManager) -> Any:
     links = list(list_links())
     return parts.panel(
         dmc.Select(
-            id="cluster", label="Preset, or a file of yours", value="dgx-h100", **SEARCHED,
+            id="cluster", label="Preset, or a file of yours", value="dgx-h100", **_SEARCHED,
             data=clusters(jobs.uploads.clusters()), nothingFoundMessage="no cluster by that name",
         ),
         parts.upload(
@@ -97,7 +98,7 @@ def _cluster(jobs: JobManager) -> Any:
         ),
         parts.spoken("cluster-upload-said"),
         parts.row(
-            dmc.Select(id="kind", label="Device", data=list(list_devices()), w=170, **SEARCHED),
+            dmc.Select(id="kind", label="Device", data=list(list_devices()), w=170, **_SEARCHED),
             parts.number_field("per-node", "per node", value="8", w=100),
             parts.number_field("nodes", "Nodes", value="1", w=90),
             names="fields",

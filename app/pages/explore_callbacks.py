@@ -1,36 +1,136 @@
-"""The callbacks of the explore page: presets fill the form, the form starts jobs, jobs report."""
+"""The callbacks of the explore page: presets fill the form, the form starts jobs, jobs report.
+
+Exploring again with changes: the form is filled from a job, or from the exploration that is shown.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
-from dash import ctx, html, no_update
+from dash import ALL, ctx, dcc, html, no_update
 
 from tensoropt.cluster import list_clusters
 from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.settings import settings_fields
+from tensoropt.report.commands import question_of
 
 from ..context import Context
-from ..jobs.clusters import ClusterFile
 from ..jobs.fields import CHECKS, MOST_DEVICES, RequestError, count, faults
-from ..jobs.refill import hardware_fields
+from ..jobs.manager import JobManager
+from ..jobs.refill import Refill, hardware_fields, question_of_job, refill
 from ..jobs.request import Hardware, Request, hardware_from, request_from
+from ..jobs.uploads import ClusterFile
+from ..state import View
 from ..views.jobs import clusters, duration, estimate_words, model_words, models
 from ..views.planners import refusals
 from . import parts
-from .parts import note
-from .refill import BESIDE, FORM
+from .parts import note, spoken
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
-CLUSTER = ("cluster", *BESIDE)
+_FORM = {
+    "model": "model", "batch": "batch", "dims": "dims", "loss": "loss", "outputs": "outputs",
+    "cluster": "cluster", "kind": "kind", "per_node": "per-node", "nodes": "nodes", "inside": "inside",
+    "between": "between", "price": "device-price", "also_on": "also-on", "devices": "devices",
+    "planners": "planners", "seed": "seed",
+    **{setting.key: setting.flag for setting in settings_fields()},
+}  # fmt: skip
+"""Field of the form -> id of its control."""
+
+
+_BESIDE = ("kind", "per_node", "nodes", "inside", "between", "price")
+"""The fields that the choice of a cluster fills."""
+_FILLED = [field for field in _FORM if field not in _BESIDE]
+"""The fields that no other callback sets."""
+
+
+def layout() -> Any:
+    """Return the button for the exploration that is shown, and the place that says what the form was filled
+    from."""
+    return html.Div(
+        [
+            dcc.Store(id="refilled"),
+            parts.button("Fill the form from the exploration above", "refill-shown"),
+            spoken("refill-said", tabIndex=-1),
+        ],
+        className="refill",
+    )
+
+
+def button() -> Any:
+    """Return the button to explore again with changes, for pages that show an exploration."""
+    return parts.button("explore again with changes", "change-shown")
+
+
+@CALLBACKS.answer(
+    sets=[
+        *(f"+{_FORM[field]}.value" for field in _FILLED),
+        "+cluster.data",
+        "refilled.data",
+        "refill-said.children",
+    ],
+    when=[({"job": ALL, "do": "change"}, "n_clicks"), "refill-shown.n_clicks", "change-shown.n_clicks"],
+    given="state.data",
+    at_start=True,
+    jobs=True,
+)
+def _fill(context: Context, _: Any, __: Any, earlier: Any, state: Any) -> Any:
+    """Fill every field with the earlier request; nothing is started."""
+    none = (no_update,) * (len(_FILLED) + 2)
+    # A button that has just been made fires as well, without a click; where it is the form that has just
+    # been made, a click on another page waited for it.
+    if not any(t["value"] for t in ctx.triggered) and not (earlier and not ctx.triggered_id):
+        return *none, no_update
+    asked = ctx.triggered_id
+    try:
+        if isinstance(asked, dict):
+            what, found = _of_job(context.manager, str(asked.get("job")))
+        else:
+            what, found = _of_exploration(context, state)
+    except TensorOptError as error:
+        return *none, note(str(error), "error")
+    fields = {**found.fields, "filled": time.time()}
+    words = f"Filled from {what}. Change what should be different, then press Explore."
+    if found.said:
+        words += f" The form has no field for {', '.join(found.said)}: that is left out."
+    return (
+        *(fields[field] for field in _FILLED),
+        clusters(context.manager.uploads.clusters()),
+        fields,
+        note(words, "warn" if found.said else "info"),
+    )
+
+
+CALLBACKS.in_browser("tensoropt.refilled", sets="refill-said.title", when="refill-said.children", jobs=True)
+
+
+def _of_job(jobs: JobManager, id: str) -> tuple[str, Refill]:
+    job = jobs.job(id)
+    if job is None:
+        raise RequestError("this job is not kept any more; fill the form from another one")
+    return f"'{job.title}'", refill(question_of_job(job), jobs.uploads)
+
+
+def _of_exploration(context: Context, state: Any) -> tuple[str, Refill]:
+    view = View.from_data((state or {}).get("view"))
+    exploration = context.exploration(view)
+    if exploration is None:
+        raise RequestError("no exploration is shown; choose one in the list at the top")
+    name = context.library.model_name(exploration.model.source)
+    found = refill(question_of(exploration), context.manager.uploads)
+    return f"{name} on {exploration.cluster['name']}", found
+
+
+_CLUSTER = ("cluster", *_BESIDE)
 """The fields that say what the cluster is."""
 
 
 @CALLBACKS.answer(
     jobs=True,
-    sets=[*(f"{FORM[n]}.value" for n in BESIDE), *(f"{FORM[n]}.disabled" for n in BESIDE)],
+    sets=[*(f"{_FORM[n]}.value" for n in _BESIDE), *(f"{_FORM[n]}.disabled" for n in _BESIDE)],
     when="cluster.value refilled.data",
     at_start=True,
 )
@@ -38,7 +138,7 @@ def _preset(context: Context, name: Any, refilled: Any) -> Any:
     """Fill the fields from a preset or a file; those of a preset may then be edited."""
     uploaded = context.manager.uploads.clusters()
     if name != "local" and name not in list_clusters() and name not in uploaded:
-        return (no_update,) * 2 * len(BESIDE)
+        return (no_update,) * 2 * len(_BESIDE)
     if name == "local":
         found: Any = Hardware("local", "CPU", len(available_cores()), 1, "", "")
     else:
@@ -46,15 +146,15 @@ def _preset(context: Context, name: Any, refilled: Any) -> Any:
     values = hardware_fields(found)
     # A form that was filled from a job sets a cluster and the changes to it at the same time.
     if "refilled.data" in ctx.triggered_prop_ids and isinstance(refilled, dict):
-        values = {field: refilled.get(field) for field in BESIDE}
-    fixed = {field: name in uploaded or (name == "local" and field != "per_node") for field in BESIDE}
-    return *(values[field] for field in BESIDE), *(fixed[field] for field in BESIDE)
+        values = {field: refilled.get(field) for field in _BESIDE}
+    fixed = {field: name in uploaded or (name == "local" and field != "per_node") for field in _BESIDE}
+    return *(values[field] for field in _BESIDE), *(fixed[field] for field in _BESIDE)
 
 
 @CALLBACKS.answer(
     jobs=True,
-    sets=[f"{FORM[name]}.error" for name in CHECKS],
-    when=[f"{FORM[name]}.value" for name in CHECKS],
+    sets=[f"{_FORM[name]}.error" for name in CHECKS],
+    when=[f"{_FORM[name]}.value" for name in CHECKS],
     at_start=True,
 )
 def _check(context: Context, *values: Any) -> Any:
@@ -64,12 +164,12 @@ def _check(context: Context, *values: Any) -> Any:
 
 
 @CALLBACKS.answer(
-    jobs=True, sets="cluster-said.children", when=[f"{FORM[n]}.value" for n in CLUSTER], at_start=True
+    jobs=True, sets="cluster-said.children", when=[f"{_FORM[n]}.value" for n in _CLUSTER], at_start=True
 )
 def _say(context: Context, *values: Any) -> Any:
     """Say what the fields amount to, or what is wrong with them."""
     try:
-        found = hardware_from(dict(zip(CLUSTER, values, strict=True)), context.manager.uploads.clusters())
+        found = hardware_from(dict(zip(_CLUSTER, values, strict=True)), context.manager.uploads.clusters())
         if isinstance(found, ClusterFile):
             return found.words
         if found.is_local:
@@ -155,7 +255,10 @@ def _kept(keep: Callable[[Any, Any], str], contents: Any, name: Any) -> tuple[st
 
 
 @CALLBACKS.answer(
-    jobs=True, sets="estimate.children", when=[f"{control}.value" for control in FORM.values()], at_start=True
+    jobs=True,
+    sets="estimate.children",
+    when=[f"{control}.value" for control in _FORM.values()],
+    at_start=True,
 )
 def _estimate(context: Context, *values: Any) -> Any:
     """Say how long it will take, before it is started; nothing for a form that cannot be started."""
@@ -166,7 +269,7 @@ def _estimate(context: Context, *values: Any) -> Any:
 
 
 def _request(context: Context, values: tuple[Any, ...]) -> Request:
-    form = dict(zip(FORM, values, strict=True))
+    form = dict(zip(_FORM, values, strict=True))
     return request_from(form, context.manager.uploads.known(), context.manager.uploads.clusters())
 
 
@@ -174,7 +277,7 @@ def _request(context: Context, values: tuple[Any, ...]) -> Request:
     jobs=True,
     sets="start-said.children",
     when="start.n_clicks",
-    given=[f"{control}.value" for control in FORM.values()],
+    given=[f"{control}.value" for control in _FORM.values()],
 )
 def _start(context: Context, clicks: Any, *values: Any) -> Any:
     if not clicks:

@@ -12,11 +12,10 @@ from ..state import View
 from ..views.export import commands, files, place
 from ..views.frontier import FrontierData
 from ..views.point import point_card
-from .parts import copyable, empty, facts, halves, heading, hint, panel, stack
-from .view_store import shown_point
+from .parts import copyable, empty, facts, halves, heading, hint, panel, shown_point, stack
 from .wiring import Callbacks
 
-CALLBACKS = Callbacks()
+_CALLBACKS = Callbacks()
 
 
 def layout() -> Any:
@@ -58,7 +57,7 @@ def body(context: Context, data: FrontierData, view: View) -> Any:
     )
 
 
-@CALLBACKS.answer(sets="export-body.children", when="export-pick.data")
+@_CALLBACKS.answer(sets="export-body.children", when="export-pick.data")
 def _show(context: Context, pick: Any) -> Any:
     data, view = shown_point(context, pick, "export", "export")
     if data is None:

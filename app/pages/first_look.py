@@ -17,7 +17,7 @@ from ..figures.palette import Scheme
 from ..state import PAGES
 from .frontier_callbacks import view_from_url
 from .look import look
-from .view_store import stored
+from .parts import stored
 
 SCHEME_COOKIE = "tensoropt-scheme"
 NARROW_COOKIE = "tensoropt-narrow"

@@ -10,15 +10,15 @@ from dash import dcc, html
 from ..context import Context
 from ..figures import frontier as drawing
 from ..state import ACROSS, UP
-from ..views.axes import TITLES
+from ..views.frontier import TITLES
 from . import frontier_callbacks, parts, planners, points_table, surroundings
 from .wiring import Callbacks
 
-CALLBACKS = Callbacks(
+_CALLBACKS = Callbacks(
     frontier_callbacks.CALLBACKS, points_table.CALLBACKS, planners.CALLBACKS, surroundings.CALLBACKS
 )
 
-OPTIONS = (
+_OPTIONS = (
     ("log_x", "log memory"),
     ("log_y", "log time"),
     ("lines", "compute / network"),
@@ -28,7 +28,7 @@ OPTIONS = (
 AMOUNTS = "1e9 tokens, 50000 samples, 3 epochs of 50000 samples"
 _AXES = (("axis-y", "up", UP), ("axis-x", "across", ACROSS))
 
-PLACES = {
+_PLACES = {
     "dots": [drawing.FITS, drawing.OVER],
     "selected": drawing.SELECTED,
     "budget": drawing.BUDGET,
@@ -50,7 +50,7 @@ def layout(context: Context) -> Any:
             parts.heading("Frontier"),
             html.Div(id="frontier-empty"),
             *parts.stores("handled", "filled", "fired"),
-            dcc.Store(id="places", data=PLACES),
+            dcc.Store(id="places", data=_PLACES),
             *parts.stores("zoom", "budget-slid", "budget-rest", "target-slid", "target-rest"),
             html.Div(body, id="frontier-body", className="columns"),
         ]
@@ -58,7 +58,7 @@ def layout(context: Context) -> Any:
 
 
 def _plot() -> Any:
-    chips = [dmc.Chip(text, value=value, size="xs", variant="outline") for value, text in OPTIONS]
+    chips = [dmc.Chip(text, value=value, size="xs", variant="outline") for value, text in _OPTIONS]
     return parts.panel(
         parts.row(
             dmc.ChipGroup(parts.row(*chips, names="tight"), id="options", multiple=True, value=["marks"]),

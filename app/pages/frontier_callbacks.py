@@ -13,14 +13,15 @@ from tensoropt.errors import TensorOptError
 from .. import events, state
 from ..context import Context
 from ..figures import frontier as drawing
+from ..figures.frontier import Window
 from ..figures.palette import palette
-from ..figures.thinning import Window
 from ..state import View
-from ..views.axes import axes_of, axis_sentence
 from ..views.certificate import certificate_sentence
 from ..views.clusters import clusters_data, strange_prices
 from ..views.frontier import (
     FrontierData,
+    axes_of,
+    axis_sentence,
     count_words,
     filter_sentence,
     limit_sentence,
@@ -31,9 +32,7 @@ from ..views.points_table import row_filter
 from . import clusters
 from .clusters import CLUSTER_FIELDS
 from .look import card, look, selection
-from .parts import empty, note, visible
-from .points import difference_table
-from .view_store import stored, view_of
+from .parts import difference_table, empty, note, stored, view_of, visible
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
@@ -43,25 +42,25 @@ _BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
 )  # fmt: skip
 _LIMITS = ("budget", "target")
-FIELDS = (
+_FIELDS = (
     *_LIMITS, "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices", "axis-x",
     "axis-y", "amount", "currency", *CLUSTER_FIELDS,
 )  # fmt: skip
 _TYPED = ("budget-text", "target-text", "headroom", "price", "amount", "currency", *CLUSTER_FIELDS)
 """The controls whose text may break a rule, which is then shown next to them."""
-PRICES = "shop-prices"
-AT_ONCE = ("graph", "points", "key", *_BUTTONS)
+_PRICES = "shop-prices"
+_AT_ONCE = ("graph", "points", "key", *_BUTTONS)
 """The controls that a person may have used before the first answer; the values of others are then not a
 person's."""
-SECOND = {"graph": events.on_click, "points": events.on_row}
+_SECOND = {"graph": events.on_click, "points": events.on_row}
 """The controls that pick the compared point while clicks compare."""
 
 
-EVENTS = (
+_EVENTS = (
     "url.search",
     "exploration.value",
     *(f"{name}-rest.data" for name in _LIMITS),
-    *(f"{name}.value" for name in FIELDS if name not in _LIMITS),
+    *(f"{name}.value" for name in _FIELDS if name not in _LIMITS),
     *(f"{name}-text.{fired}" for name in _LIMITS for fired in ("n_submit", "n_blur")),
     *("graph.clickData", "points.cellClicked", "points.eventData", "key.data"),
     *(f"{name}.n_clicks" for name in _BUTTONS),
@@ -78,19 +77,19 @@ for name in _LIMITS:
         given=["filled.data", "places.data", f"{name}.max", f"{name}.step"],
     )
 
-CALLBACKS.in_browser("tensoropt.fired", sets="fired.data", when=EVENTS, given="fired.data")
+CALLBACKS.in_browser("tensoropt.fired", sets="fired.data", when=_EVENTS, given="fired.data")
 
 
 @CALLBACKS.answer(
     sets=["state.data", *(f"{name}.error" for name in _TYPED), "answered.data", "handled.data"],
-    when=EVENTS,
+    when=_EVENTS,
     given="state.data handled.data filled.data fired.data budget-text.value target-text.value "
     "click-mode.value scheme.data page.data narrow.data",
     at_start=True,
 )
 def _change(context: Context, *values: Any) -> Any:
-    kept, handled, filled, order, budget_text, target_text, mode, *seen = values[len(EVENTS) :]
-    now = dict(zip(EVENTS, values, strict=False))
+    kept, handled, filled, order, budget_text, target_text, mode, *seen = values[len(_EVENTS) :]
+    now = dict(zip(_EVENTS, values, strict=False))
     fired = unhandled(now, handled, filled, order, [item["prop_id"] for item in ctx.triggered])
     # The page has just been opened, or a link was followed: the URL decides, and the controls' values are
     # old.
@@ -99,7 +98,7 @@ def _change(context: Context, *values: Any) -> Any:
         opened = view_from_url(context, values[0])
         if first:
             # What is drawn at first can be clicked before the page knows what it shows.
-            early = {name: fired[name] for name in AT_ONCE if fired.get(name) is not None}
+            early = {name: fired[name] for name in _AT_ONCE if fired.get(name) is not None}
             opened, _ = _applied(context.frontier(opened), opened, early, mode)
         # Controls follow the state when it is written, also one that the layout came with.
         news = no_update if not first and opened == view_of(kept) else stored(opened)
@@ -111,8 +110,8 @@ def _change(context: Context, *values: Any) -> Any:
     # The event only counts presses of Enter; the text is beside it.
     fired |= {name: text for name, text in typed.items() if name in fired}
     view, errors = _applied(context.frontier(view), view, fired, mode)
-    if fault := _strange_prices(context, view) if fired.get(PRICES) and PRICES not in errors else "":
-        view, errors[PRICES] = replace(view, prices=view_of(kept).prices), fault
+    if fault := _strange_prices(context, view) if fired.get(_PRICES) and _PRICES not in errors else "":
+        view, errors[_PRICES] = replace(view, prices=view_of(kept).prices), fault
     if view.exploration != view_of(kept).exploration:  # not as the page itself fills in the choice
         _show(context, view, *seen)
     return (
@@ -183,8 +182,8 @@ def _applied(
         if data is None or name not in events.EVENTS:
             continue
         try:
-            if mode == "compare" and name in SECOND:
-                view = SECOND[name](view, data, value, True)
+            if mode == "compare" and name in _SECOND:
+                view = _SECOND[name](view, data, value, True)
             else:
                 view = events.EVENTS[name](view, data, value)
         except events.NotUnderstoodError as error:
@@ -211,32 +210,32 @@ def _list_explorations(context: Context, *_: Any) -> Any:
     return choices(context.library)
 
 
-_CONTROLS = ("exploration", *FIELDS, "budget-text", "target-text")
-SCALES = [(name, end) for name in _LIMITS for end in ("min", "max", "step", "thumbLabel")]
-_FILTERS = [name for name in FIELDS if name.startswith("filter-")]
+_CONTROLS = ("exploration", *_FIELDS, "budget-text", "target-text")
+_SCALES = [(name, end) for name in _LIMITS for end in ("min", "max", "step", "thumbLabel")]
+_FILTERS = [name for name in _FIELDS if name.startswith("filter-")]
 
 
 @CALLBACKS.answer(
     sets=[
         *(f"+{n}.value" for n in _CONTROLS),
-        *(f"{n}.{p}" for n, p in SCALES),
+        *(f"{n}.{p}" for n, p in _SCALES),
         *(f"{n}.data" for n in _FILTERS),
         "filled.data",
     ],
     when="controls.data",
-    given=["state.data", *(f"{n}.value" for n in _CONTROLS), *(f"{n}.{p}" for n, p in SCALES)],
+    given=["state.data", *(f"{n}.value" for n in _CONTROLS), *(f"{n}.{p}" for n, p in _SCALES)],
 )
 def _follow(context: Context, _: Any, kept: Any, *have: Any) -> Any:
     """Make controls show the state, except those that already show it: a person may be moving them."""
     view, values, limits = view_of(kept), have[: len(_CONTROLS)], have[len(_CONTROLS) :]
     data = context.frontier(view)
     if data is None:
-        kept = [no_update] * (len(_CONTROLS) + len(SCALES) + len(_FILTERS) - 1)
+        kept = [no_update] * (len(_CONTROLS) + len(_SCALES) + len(_FILTERS) - 1)
         return view.exploration, *kept, {"exploration.value": view.exploration}
     wanted, ranges = _wanted(view, data)
     return (
         *(no_update if old == wanted[n] else wanted[n] for n, old in zip(_CONTROLS, values, strict=True)),
-        *(no_update if old == ranges[n] else ranges[n] for n, old in zip(SCALES, limits, strict=True)),
+        *(no_update if old == ranges[n] else ranges[n] for n, old in zip(_SCALES, limits, strict=True)),
         *(data.filters()[n.removeprefix("filter-")] for n in _FILTERS),
         {f"{n}.value": wanted[n] for n in _CONTROLS} | {f"{n}-rest.data": wanted[n] for n in _LIMITS},
     )

@@ -11,12 +11,11 @@ from tensoropt.errors import TensorOptError
 from tensoropt.report.beside import Beside, beside
 
 from ..context import Context
-from ..figures.measured import below_timeline, over_curve
+from ..figures.timeline import below_timeline, over_curve
 from ..measured import MOST_BYTES
 from ..views.frontier import FrontierData
-from ..views.measured import align_options, figure_rows, left_words
-from .parts import button, hint, note, panel, plain_table, row, scrolled, spoken, upload, visible
-from .view_store import point_shown
+from ..views.plan import align_options, figure_rows, left_words
+from .parts import button, hint, note, panel, plain_table, point_shown, row, scrolled, spoken, upload, visible
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()

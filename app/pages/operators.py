@@ -11,17 +11,14 @@ from dash import ctx, html, no_update
 from ..context import Context
 from ..figures.graph import elements, stylesheet
 from ..figures.palette import palette
-from ..views.detail import graph_edges
-from ..views.operators import beside_rows, operator_rows
-from ..views.operators_table import bottom_rows, columns_of, table_rows
+from ..views.operators import beside_rows, bottom_rows, columns_of, graph_edges, operator_rows, table_rows
 from ..views.picture import ASPECT, NARROW_ASPECT, picture
-from .parts import ONE_ROW, button, grid, grow, hint, numbers, row, search, small
-from .view_store import point_shown
+from .parts import ONE_ROW, button, grid, grow, hint, numbers, point_shown, row, search, small
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-LEGEND = "double border: computed again in backward; dashed: not all its operators alike; thick: resharded"
+_LEGEND = "double border: computed again in backward; dashed: not all its operators alike; thick: resharded"
 
 
 def graph() -> Any:
@@ -36,7 +33,7 @@ def graph() -> Any:
         [
             row(found, small("picture-found"), grow(), *zoom, names="tight above"),
             _graph_picture(),
-            hint(LEGEND),
+            hint(_LEGEND),
         ]
     )
 

@@ -11,14 +11,13 @@ from tensoropt.report.owners import PointOwners, point_owners
 
 from ..context import Context
 from ..views.frontier import FrontierData
-from ..views.owners import moment, moment_words, owner_cells, total_cells
-from .parts import ONE_ROW, aria, buttons, grid, grow, hint, numbers, panel, row, search
-from .view_store import point_shown
+from ..views.plan import moment, moment_words, owner_cells, total_cells
+from .parts import ONE_ROW, aria, buttons, grid, grow, hint, numbers, panel, point_shown, row, search
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-SIZE = "params.data ? params.data.size : ''"
+_SIZE = "params.data ? params.data.size : ''"
 
 
 def owners_panel() -> Any:
@@ -31,7 +30,7 @@ def owners_panel() -> Any:
     )
     columns = [
         {"field": "operator", "headerName": "operator", "width": 170, "tooltipField": "operator"},
-        numbers("bytes", "bytes", 100, SIZE),
+        numbers("bytes", "bytes", 100, _SIZE),
         {"field": "share", "headerName": "share", "type": "rightAligned", "width": 76, "sortable": False},
         {"field": "what", "headerName": "what", "width": 180, "tooltipField": "what"},
         {"field": "tensor", "headerName": "tensor", "width": 170, "tooltipField": "tensor"},

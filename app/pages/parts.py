@@ -1,19 +1,30 @@
-"""The small building blocks of several pages."""
+"""The small building blocks of several pages.
+
+The elements with which several pages show a point, or two.
+
+The form in which a page keeps the view in its store.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
 from dash import dcc, html, no_update
+from dash.exceptions import PreventUpdate
 
 from tensoropt.plan.facts_table import Fact
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.planners import ENTRIES
 
+from ..context import Context
 from ..figures.palette import GRAPH_CONFIG
+from ..state import View
+from ..views.frontier import FrontierData
+from ..views.point import PointCard, differences
 
 
 def aria(**attributes: str) -> dict[str, Any]:
@@ -298,3 +309,65 @@ def plain_table(
         ],
         className="plain",
     )
+
+
+def big(card: PointCard, words: str, *, wide: bool = False) -> Any:
+    """Return memory and time in large type, then whether it fits and what dominates: beside them, or
+    below."""
+    figures = [
+        html.Div([html.Span("memory per device"), html.Strong(card.memory)]),
+        html.Div([html.Span("time per step"), html.Strong(card.time)]),
+    ]
+    said = [
+        html.P(card.verdict, className="verdict fits" if card.fits else "verdict over"),
+        hint(words),
+    ]
+    if wide:
+        return html.Div([*figures, html.Div(said, className="said")], className="big wide")
+    return html.Div([html.Div(figures, className="big"), *said])
+
+
+def difference_table(data: FrontierData, view: View) -> Any:
+    """Return the compared point beside the selected one, differences only; None without two points."""
+    if view.other is None or view.point is None:
+        return None
+    rows = [[d.label, d.first, d.second, d.change] for d in differences(data, view.other, view.point)]
+    if not rows:
+        return hint("Both points have the same figures.")
+    head = ["", data.label(view.other), data.label(view.point), "change"]
+    return scrolled("Two points", plain_table(head, rows, numbers=(1, 2, 3)), names="compare")
+
+
+_DEFAULTS = asdict(View())
+
+
+def stored(view: View) -> dict[str, Any]:
+    """Return a view for the store ``state``; the browser leaves what equals the defaults out of the URL."""
+    return {"view": view.to_data(), "defaults": _DEFAULTS}
+
+
+def view_of(data: Any) -> View:
+    """Return the view in the store ``state`` or ``pick``."""
+    return View.from_data(data.get("view", data)) if isinstance(data, Mapping) else View()
+
+
+def shown_point(context: Context, pick: Any, page: Any, name: str) -> tuple[FrontierData | None, View]:
+    """Return the frontier and the view for page ``name``; None while another is shown, or without such a
+    point."""
+    view = view_of(pick)
+    data = context.frontier(view) if page == name else None
+    if data is None or view.point is None or view.point >= len(data):
+        return None, view
+    return data, view
+
+
+def point_shown(context: Context, pick: Any, page: Any, name: str) -> tuple[FrontierData, View, int]:
+    """Return the frontier, the view and its point for page ``name``.
+
+    Raises:
+        PreventUpdate: another page is shown, or there is no such point: nothing on the page changes.
+    """
+    data, view = shown_point(context, pick, page, name)
+    if data is None or view.point is None:
+        raise PreventUpdate
+    return data, view, view.point

@@ -11,21 +11,29 @@ from tensoropt.plan.facts_table import named
 from ..context import Context
 from ..figures.timeline import memory_figure, timeline_figure
 from ..state import View
-from ..views.detail import curve_of
 from ..views.frontier import FrontierData
-from ..views.lanes import in_rows
 from ..views.operators import (
     changed_operators,
+    curve_of,
     recomputation_difference,
 )
-from ..views.plan import Bar, Segment, device_bars, memory_bar, step_bar
+from ..views.plan import Bar, Segment, device_bars, in_rows, memory_bar, step_bar
 from ..views.point import point_card
 from ..views.units import plural
 from .look import missed
 from .measured import overlaid
-from .parts import aria, empty, hint, note, plain_table, scrolled
-from .points import big, difference_table
-from .view_store import point_shown, shown_point
+from .parts import (
+    aria,
+    big,
+    difference_table,
+    empty,
+    hint,
+    note,
+    plain_table,
+    point_shown,
+    scrolled,
+    shown_point,
+)
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
@@ -49,9 +57,9 @@ def _words(context: Context, pick: Any) -> Any:
     return (
         None,
         {},
-        headline(context, data, view, detail),
-        [*bar(memory_bar(data, view, view.point)), *devices(device_bars(data, view.point))],
-        bar(step_bar(data, view.point)),
+        _headline(context, data, view, detail),
+        [*_bar(memory_bar(data, view, view.point)), *devices(device_bars(data, view.point))],
+        _bar(step_bar(data, view.point)),
         note(missing(data, view.point, why)),
         difference(data, view),
     )
@@ -92,7 +100,7 @@ def missing(data: FrontierData, point: int, why: str) -> str:
     return f"{told} A bar of the timeline is a stage's work with what it waits for inside: collectives{host}."
 
 
-def headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:
+def _headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:
     """Return memory and time, whether the plan fits, and what dominates, in words."""
     assert view.point is not None
     verified = context.verified(view)[0]
@@ -107,7 +115,7 @@ def headline(context: Context, data: FrontierData, view: View, detail: Any) -> A
     ]
 
 
-def bar(found: Bar) -> Any:
+def _bar(found: Bar) -> Any:
     """Return a stacked bar with its figures below it."""
     cells = [
         html.Span(

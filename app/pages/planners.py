@@ -22,14 +22,14 @@ from ..state import View
 from ..views.library import title_of
 from ..views.planners import planner_rows, refusals_beside
 from . import parts
-from .view_store import view_of
+from .parts import view_of
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
 _USUAL = ("data_parallel", "zero", "megatron")
 """The planners that run unless others are chosen: quick methods that people use by hand."""
-HEAD = ("planner", "budget", "memory", "time", "over the best known", "points", "search", "")
+_HEAD = ("planner", "budget", "memory", "time", "over the best known", "points", "search", "")
 
 
 def layout(context: Context) -> Any:
@@ -73,7 +73,7 @@ def _table(context: Context, listed: Any, _: Any, kept: Any, shown: Any) -> Any:
         )
         return parts.hint(words), about
     cells = [[r.title, r.limit, r.memory, r.time, r.gap, r.points, r.search, r.remark] for r in rows]
-    return parts.plain_table(HEAD, cells, numbers=range(1, 7)), about
+    return parts.plain_table(_HEAD, cells, numbers=range(1, 7)), about
 
 
 @CALLBACKS.answer(

@@ -16,11 +16,9 @@ from tensoropt.plan.figures import BYTES, LISTED, SECONDS
 
 from ..context import Context
 from ..state import View
-from ..views.frontier import FrontierData
+from ..views.frontier import FrontierData, rate_arrays
 from ..views.points_table import SHOWN, packed, table_columns
-from ..views.rates import rate_arrays
-from .parts import CLEAR, D3, ONE_ROW, aria, grid, grow, numbers, panel, row, stores
-from .view_store import view_of
+from .parts import CLEAR, D3, ONE_ROW, aria, grid, grow, numbers, panel, row, stores, view_of
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()

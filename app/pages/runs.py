@@ -22,11 +22,11 @@ from ..views.units import Units
 from . import parts
 from .wiring import Callbacks
 
-CALLBACKS = Callbacks()
+_CALLBACKS = Callbacks()
 
 _CHOICES = len(RUN_COLOURS) * len(DASHES)
 """The number of styles that the table offers: every colour with every dash."""
-ROW_PX, HEAD_PX, MOST_ROWS = 32, 54, 14
+_ROW_PX, _HEAD_PX, _MOST_ROWS = 32, 54, 14
 """Sizes of the table: a row, the head with a scroll bar, and how many rows it shows without scrolling."""
 _LOCALE = {
     "ariaRowToggleSelection": "Press Space to show or hide this run in the plot",
@@ -37,11 +37,11 @@ _LOCALE = {
 
 
 def layout() -> Any:
-    kept = parts.stores(*(f"runs-{name}" for name in STORES))
+    kept = parts.stores(*(f"runs-{name}" for name in _STORES))
     return html.Div([parts.heading("Runs"), *kept, parts.stack(_plot(), _table())])
 
 
-STORES = (
+_STORES = (
     "view", "axes", "known", "rows", "drawn", "edited", "asked", "named", "clicked", "hovered", "searched",
 )  # fmt: skip
 """``view``: the content of the URL; ``axes``: the part of it that the server draws; ``known``: what the
@@ -130,7 +130,7 @@ def _table() -> Any:
             "enableClickSelection": False,
         },
         "selectionColumnDef": {"headerName": "", "width": 44, "pinned": None, "sortable": True},
-        "rowHeight": ROW_PX, "headerHeight": 34, "tooltipShowDelay": 300,
+        "rowHeight": _ROW_PX, "headerHeight": 34, "tooltipShowDelay": 300,
         "enterNavigatesVerticallyAfterEdit": False, "stopEditingWhenCellsLoseFocus": True,
         "localeText": _LOCALE, "enableCellTextSelection": True, "ensureDomOrder": True,
     }  # fmt: skip
@@ -154,7 +154,7 @@ def _table() -> Any:
         ),
         html.Div(id="runs-told"),
         parts.grid(
-            "runs-table", _columns(), HEAD_PX + ROW_PX * MOST_ROWS, options,
+            "runs-table", _columns(), _HEAD_PX + _ROW_PX * _MOST_ROWS, options,
             eventListeners={"cellKeyDown": ["openRun(params)"]},
         ),
         parts.hint(
@@ -167,33 +167,33 @@ def _table() -> Any:
     )  # fmt: skip
 
 
-CALLBACKS.in_browser(
+_CALLBACKS.in_browser(
     "runs.state",
     sets="runs-view.data runs-axes.data runs-memory.value runs-time.value runs-logs.value",
     when="url.search runs-memory.value runs-time.value runs-logs.value",
     given="runs-view.data runs-axes.data",
     at_start=True,
 )
-CALLBACKS.in_browser(
+_CALLBACKS.in_browser(
     "runs.show",
     sets="runs-said.children runs-legend.children runs-count.children",
     when="runs-view.data runs-known.data runs-drawn.data runs-table.rowData "
     "runs-table.virtualRowData scheme.data",
     at_start=True,
 )
-CALLBACKS.in_browser("runs.rows", sets="runs-table.rowData", when="runs-rows.data")
-CALLBACKS.in_browser("runs.search", sets="runs-searched.data", when="runs-search.value")
-CALLBACKS.in_browser(
+_CALLBACKS.in_browser("runs.rows", sets="runs-table.rowData", when="runs-rows.data")
+_CALLBACKS.in_browser("runs.search", sets="runs-searched.data", when="runs-search.value")
+_CALLBACKS.in_browser(
     "runs.many",
     sets="runs-clicked.data",
     when=[f"runs-{name}.n_clicks" for name in ("all", "only", "none", "csv")],
 )
-CALLBACKS.in_browser("runs.open", sets="+runs-clicked.data", when="runs-graph.clickData")
-CALLBACKS.in_browser("runs.hover", sets="runs-hovered.data", when="runs-graph.hoverData")
-CALLBACKS.in_browser("runs.named", sets="+runs-hovered.data", when="runs-named.data")
+_CALLBACKS.in_browser("runs.open", sets="+runs-clicked.data", when="runs-graph.clickData")
+_CALLBACKS.in_browser("runs.hover", sets="runs-hovered.data", when="runs-graph.hoverData")
+_CALLBACKS.in_browser("runs.named", sets="+runs-hovered.data", when="runs-named.data")
 
 
-@CALLBACKS.answer(
+@_CALLBACKS.answer(
     sets="runs-rows.data runs-table.columnDefs runs-table.style runs-known.data",
     when="page.data finished.data runs-edited.data",
     given="runs-known.data",
@@ -218,10 +218,10 @@ def _fill(context: Context, page: Any, *rest: Any) -> Any:
     known["units"] = [units.memory.name, units.time.name]
     # Columns that are set anew end what is being typed into a cell.
     columns = no_update if before.get("units") == known["units"] else _columns(units)
-    return rows, columns, {"height": HEAD_PX + ROW_PX * min(max(len(rows), 3), MOST_ROWS)}, known
+    return rows, columns, {"height": _HEAD_PX + _ROW_PX * min(max(len(rows), 3), _MOST_ROWS)}, known
 
 
-@CALLBACKS.answer(
+@_CALLBACKS.answer(
     sets="runs-graph.figure runs-drawn.data runs-notes.children",
     when="runs-known.data runs-axes.data scheme.data",
     given="runs-view.data",
@@ -238,7 +238,7 @@ def _draw(context: Context, known: Any, axes: Any, scheme: Any, kept: Any) -> An
     return figure, [known.get("of"), axes, scheme, [run.key for run in found]], said
 
 
-@CALLBACKS.answer(sets="runs-named.data", when="runs-asked.data")
+@_CALLBACKS.answer(sets="runs-named.data", when="runs-asked.data")
 def _name_plans(context: Context, key: Any) -> Any:
     """Return the names of an exploration's plans, requested when a person looks at one of its points."""
     try:
@@ -248,7 +248,7 @@ def _name_plans(context: Context, key: Any) -> Any:
     return {"key": str(key), "names": list(found.names[: len(found.points)])}
 
 
-@CALLBACKS.answer(sets="runs-edited.data runs-told.children", when="runs-table.cellValueChanged")
+@_CALLBACKS.answer(sets="runs-edited.data runs-told.children", when="runs-table.cellValueChanged")
 def _edit(context: Context, changes: Any) -> Any:
     said = ""
     kind = "info"

@@ -11,18 +11,17 @@ from tensoropt.plan.facts_table import Fact
 
 from ..context import Context
 from ..state import View
-from ..views import assumptions, profile
-from ..views.assumptions import NOTE
-from . import refill
-from .parts import facts, hint, panel, plain_table, scrolled
-from .view_store import view_of
+from ..views import clusters, point
+from ..views.point import NOTE
+from . import explore_callbacks
+from .parts import facts, hint, panel, plain_table, scrolled, view_of
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
 
 def layout(context: Context) -> list[Any]:
-    again = [html.Div(refill.button(), className="actions")] if context.jobs is not None else []
+    again = [html.Div(explore_callbacks.button(), className="actions")] if context.jobs is not None else []
     title = "Devices × memory → time"
     return [
         panel(scrolled(title, id="profile"), title=title, names="later"),
@@ -38,11 +37,11 @@ def _surroundings(context: Context, _: Any, kept: Any) -> Any:
     data = context.frontier(view)
     if data is None:
         return None, None
-    said = assumptions.assumptions(data, view, *context.verified(view))
-    return assumed(said), _profile(context, view)
+    said = point.assumptions(data, view, *context.verified(view))
+    return _assumed(said), _profile(context, view)
 
 
-def assumed(said: Sequence[Fact]) -> list[Any]:
+def _assumed(said: Sequence[Fact]) -> list[Any]:
     """Return settings beside their labels; below them the notes, which are sentences, across the whole
     width."""
     notes = [html.Li(fact.words) for fact in said if fact.name == NOTE]
@@ -54,7 +53,7 @@ def assumed(said: Sequence[Fact]) -> list[Any]:
 
 def _profile(context: Context, view: View) -> Any:
     """Return the table devices × memory → time; every figure links to its point."""
-    table = profile.devices_by_memory(context.library, view)
+    table = clusters.devices_by_memory(context.library, view)
     if table is None:
         return hint(
             "Only one number of devices is known for this model. Explore it on fewer too (an option of the "

@@ -11,7 +11,7 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-KEYS = (
+_KEYS = (
     "Keys over the plots: w or + closer, s or − further, a and d along, 0 all. A click on an event goes to "
     "its operator."
 )
@@ -19,7 +19,7 @@ KEYS = (
 
 def timed(graph: Any, label: str) -> html.Div:
     """Return a plot that keys move, once it has the focus or the pointer."""
-    return html.Div(graph, className="timed", tabIndex=0, role="group", **aria(label=f"{label}. {KEYS}"))
+    return html.Div(graph, className="timed", tabIndex=0, role="group", **aria(label=f"{label}. {_KEYS}"))
 
 
 def timeline_panel(graph: Any) -> Any:
@@ -39,7 +39,7 @@ def timeline_panel(graph: Any) -> Any:
             names="tight above",
         ),
         timed(graph, "Timeline of the step"),
-        hint(KEYS),
+        hint(_KEYS),
         title="Devices and links",
     )
 

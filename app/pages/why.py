@@ -9,7 +9,7 @@ from dash import ALL, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
-from tensoropt.plan.changed import fingerprint
+from tensoropt.plan.verified import fingerprint
 from tensoropt.report.changes import change_named
 from tensoropt.report.levers import OF_SIMULATED
 from tensoropt.report.why import Why, with_simulated
@@ -21,13 +21,24 @@ from ..state import View
 from ..views.frontier import FrontierData
 from ..views.library import title_of
 from ..views.why import WhyRow, budget_of, deeper_rows, parts, quick, results_of, rows
-from .parts import button, hint, note, panel, plain_table, scrolled, spoken, stores
-from .view_store import point_shown, shown_point, view_of
+from .parts import (
+    button,
+    hint,
+    note,
+    panel,
+    plain_table,
+    point_shown,
+    scrolled,
+    shown_point,
+    spoken,
+    stores,
+    view_of,
+)
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-HEAD = ("", "time", "change", "")
+_HEAD = ("", "time", "change", "")
 
 
 def layout() -> Any:
@@ -207,7 +218,7 @@ def _table(found: Sequence[WhyRow], *, actions: bool = False) -> Any:
             said += _actions(row)
         lines.append([row.title, row.time, change, said])
     label = "What a search would find" if actions else "What would change"
-    return scrolled(label, plain_table(HEAD, lines, numbers=(1, 2)), names="levers")
+    return scrolled(label, plain_table(_HEAD, lines, numbers=(1, 2)), names="levers")
 
 
 def _actions(row: WhyRow) -> list[Any]:

@@ -14,7 +14,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State
 
 from ..context import Context
 
-Ports = str | Sequence[str | tuple[Any, str]]
+_Ports = str | Sequence[str | tuple[Any, str]]
 """``id.property`` of components, separated by blanks or as a sequence; (id, property) for a pattern of ids.
 
 A ``+`` before an output says that other callbacks set it too."""
@@ -35,7 +35,13 @@ class Callbacks:
         ]
 
     def answer(
-        self, *, sets: Ports, when: Ports, given: Ports = "", at_start: bool = False, jobs: bool | None = None
+        self,
+        *,
+        sets: _Ports,
+        when: _Ports,
+        given: _Ports = "",
+        at_start: bool = False,
+        jobs: bool | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator for the function that answers."""
 
@@ -49,9 +55,9 @@ class Callbacks:
         self,
         function: str,
         *,
-        sets: Ports,
-        when: Ports,
-        given: Ports = "",
+        sets: _Ports,
+        when: _Ports,
+        given: _Ports = "",
         at_start: bool = False,
         jobs: bool | None = None,
     ) -> None:
@@ -70,7 +76,7 @@ class Callbacks:
                 app.clientside_callback(script, *signature, prevent_initial_call=early)
 
 
-def _signature(sets: Ports, when: Ports, given: Ports, at_start: bool) -> tuple[list[Any], bool | str]:
+def _signature(sets: _Ports, when: _Ports, given: _Ports, at_start: bool) -> tuple[list[Any], bool | str]:
     outputs, shared = [], False
     for name, property in _ports(sets):
         also = isinstance(name, str) and name.startswith("+")
@@ -82,6 +88,6 @@ def _signature(sets: Ports, when: Ports, given: Ports, at_start: bool) -> tuple[
     return [*outputs, *inputs, *(State(*port) for port in _ports(given))], early
 
 
-def _ports(ports: Ports) -> list[tuple[Any, str]]:
+def _ports(ports: _Ports) -> list[tuple[Any, str]]:
     listed = ports.split() if isinstance(ports, str) else ports
     return [port if isinstance(port, tuple) else tuple(port.rsplit(".", 1)) for port in listed]  # type: ignore[misc]

@@ -11,7 +11,7 @@ from .frontier import FrontierData
 
 
 @dataclass(frozen=True, eq=False)
-class Certificate:
+class _Certificate:
     """The band, ascending in memory; bytes and seconds as the search sums them.
 
     Attributes:
@@ -36,7 +36,7 @@ class Certificate:
         return [*around, around[0]], [*times, times[0]]
 
 
-def certificate(data: FrontierData, rows: np.ndarray) -> Certificate | None:
+def certificate(data: FrontierData, rows: np.ndarray) -> _Certificate | None:
     """The band of some rows; None where nothing is proven of any."""
     rows = rows[np.isfinite(data.column("gap")[rows])]
     if not len(rows):
@@ -45,7 +45,7 @@ def certificate(data: FrontierData, rows: np.ndarray) -> Certificate | None:
     memory, time, gap = (data.column(name)[rows] for name in names)
     bound = time / (1.0 + np.maximum(gap, 0.0))
     order = np.lexsort((time, memory))
-    return Certificate(
+    return _Certificate(
         memory[order],
         np.minimum.accumulate(time[order]),
         # Within less memory nothing takes less than is proven within more.

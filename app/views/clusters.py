@@ -1,5 +1,8 @@
 """The step of one model on every cluster on which the library has it: time, money, and which cluster to
-take."""
+take.
+
+The paper's profiling mode: devices × memory → time, over every exploration of one model's step.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,94 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.cluster_offers import ClusterCurve, ClusterOffer, ClusterQuestion, Offers, offer_of
-from tensoropt.plan.rates import HOUR_S
-from tensoropt.plan.step_work import StepWork
+from tensoropt.plan.cluster_offers import (
+    Cell,
+    ClusterCurve,
+    ClusterOffer,
+    ClusterQuestion,
+    Offers,
+    offer_of,
+    profile,
+)
+from tensoropt.plan.rates import HOUR_S, StepWork
 from tensoropt.shopping import refused_in
 
 from ..library import Entry, Library
 from ..state import View, open_exploration
-from .rates import amount_in, tariff_of
-from .units import Unit, Units
+from .frontier import amount_in, money, tariff_of
+from .units import Unit, Units, unit_for
+
+
+@dataclass(frozen=True)
+class _ProfileCell:
+    """The fastest time within a budget, its price if one is known, and the view that shows that point."""
+
+    time: str
+    cost: str
+    view: View
+
+
+@dataclass(frozen=True)
+class _ProfileRow:
+    """A number of devices; ``current``: whether the exploration that is shown now has this number."""
+
+    label: str
+    cells: tuple[_ProfileCell | None, ...]
+    current: bool
+
+
+@dataclass(frozen=True)
+class _ProfileTable:
+    """The fastest time by device count (rows) within a memory budget per device (columns)."""
+
+    head: tuple[str, ...]
+    rows: tuple[_ProfileRow, ...]
+
+
+def devices_by_memory(library: Library, view: View) -> _ProfileTable | None:
+    """Return the table for the view's model; None while only one number and kind of devices is known."""
+    try:
+        chosen = library.load(view.exploration)
+    except TensorOptError:
+        return None
+    alike = library.alike(view.exploration)
+    entries = sorted(alike, key=lambda entry: entry.key != view.exploration)
+    if not entries or entries[0].key != view.exploration:
+        return None
+    # From the index: none of the others is opened for it.
+    curves = [alike[entry] for entry in entries]
+    table = profile(curves)
+    if len(table.rows) < 2:
+        return None
+    units, own = Units.of(chosen), (curves[0].count, curves[0].smallest.kind)
+
+    def cell(of: Cell | None, budget: float) -> _ProfileCell | None:
+        if of is None:
+            return None
+        entry = entries[of.exploration]
+        price = library.head_of(entry).price if view.price is None else view.price
+        devices = int(library.costs_of(entry).devices[of.point])
+        shown = View(
+            exploration=entry.key,
+            point=of.point,
+            budget_bytes=float(round(budget)),
+            headroom=view.headroom,
+            price=view.price,
+        )
+        cost = "" if price is None else money(of.time_s / 3600.0 * devices * price)
+        return _ProfileCell(units.time.text(of.time_s), cost, shown)
+
+    return _ProfileTable(
+        tuple(unit_for(b).text(b) for b in table.budgets_bytes),
+        tuple(
+            _ProfileRow(
+                f"{row.devices} × {row.kind}",
+                tuple(cell(c, b) for c, b in zip(row.cells, table.budgets_bytes, strict=True)),
+                (row.devices, row.kind) == own,
+            )
+            for row in table.rows
+        ),
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,9 @@
-"""The frontier as arrays in readable units, what fits a device, and words for what doesn't."""
+"""The frontier as arrays in readable units, what fits a device, and words for what doesn't.
+
+Throughput, MFU, hours and money of every row of a frontier, as arrays; what is unknown says why.
+
+The axes of the frontier's plot: memory and time, or the units by which people decide.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from tensoropt.errors import TensorOptError
 from tensoropt.frontier import knee
 from tensoropt.plan import Exploration
-from tensoropt.plan.amounts import prices_of
 from tensoropt.plan.facts import facts
 from tensoropt.plan.facts_table import Fact
 from tensoropt.plan.figure_rows import FigureRow
 from tensoropt.plan.figures import BYTES, KEPT, SECONDS
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import FRONTIER
+from tensoropt.plan.rates import HOUR_S, THOUSAND_STEPS, Amount, RatesOf, Tariff, amount_of, prices_of
 
-from ..state import View
-from .units import Units, digits, percent, plural, unit_for
+from ..state import USUAL_ACROSS, USUAL_UP, View
+from .units import Unit, Units, digits, percent, plural, unit_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,3 +290,171 @@ def count_words(data: FrontierData, view: View) -> str:
     whole = int(data.on_frontier.sum())
     words = plural(whole, "point") if points == whole else f"{points:,} of {plural(whole, 'point')}"
     return words + (f", {plural(marks, 'plan')} of other planners" if marks else "")
+
+
+def tariff_of(view: View) -> Tariff:
+    """Return the device prices of a view: the price of all devices, prices of kinds, the currency."""
+    everywhere, by_kind = prices_of(view.prices)
+    return Tariff(everywhere if view.price is None else view.price, by_kind, view.currency)
+
+
+def amount_in(view: View) -> Amount:
+    """Return the training that a view asks about; 1,000 steps if it names none."""
+    return amount_of(view.amount) or THOUSAND_STEPS
+
+
+@dataclass(frozen=True, eq=False)
+class _RateArrays:
+    """The rates of all rows; None if one is unknown, and then ``whys`` has the reason by its name.
+
+    Attributes:
+        unit: what ``rate`` counts: tokens if the model reads them, otherwise samples.
+        rate: the rates per second.
+        mfu: the MFU, as shares.
+        hours, device_hours, cost: those of the amount that the view asks about.
+        amount: that amount in words.
+    """
+
+    unit: str
+    rate: np.ndarray | None
+    mfu: np.ndarray | None
+    hours: np.ndarray | None
+    device_hours: np.ndarray | None
+    cost: np.ndarray | None
+    amount: str
+    whys: dict[str, str]
+
+
+def rate_arrays(data: FrontierData, view: View) -> _RateArrays:
+    """Return the rates of all rows of a frontier."""
+    table, amount, whys = RatesOf(data.exploration, tariff_of(view)), amount_in(view), dict[str, str]()
+    work = table.work
+    unit, per_step = ("tokens", work.tokens) if work.tokens is not None else ("samples", work.samples)
+    if per_step is None:
+        whys["rate"] = work.whys["samples"]
+    # A plan's devices decide both; there are few different numbers of them.
+    ideal_s, per_hour = np.zeros(len(data)), np.zeros(len(data))
+    for count in np.unique(data.devices):
+        rows = data.devices == count
+        ideal, price, why = table.of_devices(int(count))
+        ideal_s[rows] = np.nan if ideal is None else ideal
+        per_hour[rows] = np.nan if price is None else price
+        whys |= {{"per_hour": "cost"}.get(name, name): said for name, said in why.items()}
+    hours = None
+    try:
+        hours = amount.steps(work) * data.time / HOUR_S
+    except TensorOptError as error:
+        whys |= dict.fromkeys(("hours", "device_hours", "cost"), str(error))
+    return _RateArrays(
+        unit=unit,
+        rate=None if per_step is None else per_step / data.time,
+        mfu=None if "mfu" in whys else ideal_s / data.time,
+        hours=hours,
+        device_hours=None if hours is None else hours * data.devices,
+        cost=None if hours is None or "cost" in whys else hours * per_hour,
+        amount=amount.words,
+        whys=whys,
+    )
+
+
+TITLES = {
+    "memory": "memory per device", "time": "time per step", "rate": "tokens/s or samples/s", "mfu": "MFU",
+    "hours": "device-hours", "cost": "cost",
+}  # fmt: skip
+"""The titles of what an axis can show, as choices."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Axis:
+    """An axis of the plot.
+
+    Attributes:
+        name: a key of :data:`TITLES`.
+        title: its title with the unit, as on the axis.
+        unit: its unit, as in a tooltip.
+        values: the values of every row, in the unit shown.
+    """
+
+    name: str
+    title: str
+    unit: str
+    values: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Axes:
+    """Both axes, and why one of them is not the requested one."""
+
+    x: _Axis
+    y: _Axis
+    refused: str = ""
+
+    @property
+    def over_memory(self) -> bool:
+        """Whether lines of devices' memory and a budget's veil have a place."""
+        return self.x.name == "memory"
+
+    @property
+    def up_time(self) -> bool:
+        """Whether a target's veil, and the parts of a step's time, have a place."""
+        return self.y.name == "time"
+
+    @property
+    def key(self) -> str:
+        """A key that identifies a pair of axes."""
+        return f"{self.x.name}/{self.y.name}"
+
+
+def axes_of(data: FrontierData, view: View) -> Axes:
+    """Return the axes that a view asks for; the usual one, with the reason, if its figures are unknown."""
+    if (view.across, view.up) == (USUAL_ACROSS, USUAL_UP):
+        return Axes(_usual(data, USUAL_ACROSS), _usual(data, USUAL_UP))
+    found, refused = rate_arrays(data, view), []
+    axes = []
+    for name, usual in ((view.across, USUAL_ACROSS), (view.up, USUAL_UP)):
+        axis = _usual(data, name) if name == usual else _of(data, view, found, name)
+        if axis is None:
+            why = found.whys.get({"hours": "device_hours"}.get(name, name), "it is unknown")
+            refused.append(f"The plot cannot show {TITLES[name]}: {why}.")
+        axes.append(axis or _usual(data, usual))
+    return Axes(axes[0], axes[1], " ".join(dict.fromkeys(refused)))
+
+
+def axis_sentence(axes: Axes, view: View) -> str:
+    """Say what is switched off while other units are shown, and what could not be shown; "" for the usual
+    axes."""
+    off = []
+    if not axes.over_memory:
+        off.append("what a device has")
+        off += ["the memory budget, which still selects a point"] if view.budget_bytes is not None else []
+    if not axes.up_time:
+        off += ["the time target, which still selects a point"] if view.target_s is not None else []
+        off += ["compute and network"] if view.lines else []
+    words = f"Not drawn over these axes: {'; '.join(off)}." if off else ""
+    return " ".join(filter(None, (axes.refused, words)))
+
+
+def _usual(data: FrontierData, name: str) -> _Axis:
+    values, unit = (data.memory, data.units.memory) if name == "memory" else (data.time, data.units.time)
+    return _axis(name, TITLES[name], unit, values)
+
+
+def _axis(name: str, title: str, unit: Unit, values: np.ndarray) -> _Axis:
+    said = f"{title}, {unit.name}" if unit.name else title
+    return _Axis(name, said, unit.name, values / unit.factor)
+
+
+def _of(data: FrontierData, view: View, found: _RateArrays, name: str) -> _Axis | None:
+    values = {
+        "rate": found.rate, "mfu": found.mfu, "hours": found.device_hours, "cost": found.cost,
+    }[name]  # fmt: skip
+    if values is None:
+        return None
+    unit = Unit({"rate": f"{found.unit}/s", "mfu": "%", "hours": "h", "cost": ""}[name], 1.0)
+    title = {
+        "rate": "throughput", "mfu": "MFU", "hours": f"device-hours for {found.amount}",
+        "cost": f"cost of {found.amount}" + (f", {view.currency}" if view.currency else ""),
+    }[name]  # fmt: skip
+    if name == "mfu":
+        unit = Unit("%", 0.01)
+    return _axis(name, title, unit, values)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..library import Entry, Library
 
-GROUPS = {"opened": "Opened", "job": "Jobs", "ready-made": "Ready-made"}
+_GROUPS = {"opened": "Opened", "job": "Jobs", "ready-made": "Ready-made"}
 
 
 def title_of(library: Library, entry: Entry) -> str:
@@ -31,7 +31,7 @@ def choices(library: Library) -> list[dict[str, Any]]:
     """Return grouped options for a select."""
     found: dict[str, list[dict[str, str]]] = {}
     for entry, label in titles_of(library).items():
-        found.setdefault(GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
+        found.setdefault(_GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
     return [{"group": group, "items": items} for group, items in found.items()]
 
 

@@ -1,23 +1,30 @@
 """The operators of a plan as data: how each is split and what it takes, and what differs between two
-plans."""
+plans.
+
+The table of a plan's operators: its heads, its rows, and the rows below them.
+
+The details of one point's plan (:mod:`tensoropt.report.detail`), as pictures need them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tensoropt.plan import Exploration
 from tensoropt.plan.plan import STAGE_AXIS, Plan
 from tensoropt.plan.plan_names import TENSOR, what_it_does
 from tensoropt.plan.space import Space
-from tensoropt.report.rows import Share
+from tensoropt.report.step_parts import Share
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import stored_words
+from tensoropt.simulate.recording import MEMORY_KINDS
 
 from .point import KIND_TITLES, beside_tensors
+from .units import Units
 
 
 @dataclass(frozen=True)
@@ -309,3 +316,110 @@ def blocks_words(blocks: Sequence[str]) -> str:
         name = f"{head}.{low}" if head else str(low)
         words.append(name if low == high else f"{name}–{high}")
     return ", ".join(words)
+
+
+_Json = dict[str, Any]
+
+
+def table_rows(rows: Sequence[OperatorRow], node_of: Mapping[str, str], units: Units) -> list[_Json]:
+    """Return a row per operator, with figures in the page's units.
+
+    Args:
+        node_of: operator -> the operator's box in the graph.
+    """
+    unit, time = units.memory, units.time
+    return [
+        {
+            "group": o.group,
+            "module": o.module,
+            "axes": o.axes,
+            "options": o.options,
+            "memory": _known(unit.of, o.memory_bytes),
+            "compute": _known(time.of, o.compute_s),
+            "copies": _known(time.of, o.copies_s),
+            "communication": _known(time.of, o.communication_s),
+            "kept": _known(unit.of, o.kept_bytes),
+            "source": o.source,
+            "node": node_of.get(o.group, ""),
+        }
+        for o in rows
+    ]
+
+
+def _known(of: Callable[[float], float], figure: float | None) -> float | None:
+    """Return a cell, blank if there is no figure; it is rounded here, as on the rest of the page."""
+    return None if figure is None else float(f"{of(figure):.3g}")
+
+
+def columns_of(columns: Sequence[_Json], rows: Sequence[OperatorRow], units: Units) -> list[_Json]:
+    """Return the columns with units in their heads, without modules if none is known, as in ONNX files, and
+    without copies if there are none."""
+    unit, time = units.memory.name, units.time.name
+    heads = {
+        "memory": f"memory, {unit}",
+        "compute": f"compute, {time}",
+        "copies": f"of it copies, {time}",
+        "communication": f"communication, {time}",
+        "kept": f"keeps, {unit}",
+    }
+    told = [{**c, "headerName": heads.get(c["field"], c.get("headerName"))} for c in columns]
+    known = {"module": any(o.module for o in rows), "copies": any(o.copies_s for o in rows)}
+    return [{**c, "hide": not known[c["field"]]} if c["field"] in known else c for c in told]
+
+
+def bottom_rows(shares: Sequence[Share], units: Units) -> list[_Json]:
+    """Return the rows below the operators, with blanks instead of zeros."""
+    unit, time = units.memory, units.time
+    return [
+        {
+            "group": share.title,
+            "memory": _known(unit.of, share.memory_bytes) or None,
+            "compute": _known(time.of, share.compute_s) or None,
+            "communication": _known(time.of, share.communication_s) or None,
+        }
+        for share in shares
+    ]
+
+
+@dataclass(frozen=True)
+class GraphEdge:
+    """The tensors that go from one operator group to another.
+
+    Attributes:
+        tensors: name -> (bytes of the whole tensor, its shape and dtype in words).
+    """
+
+    source: str
+    target: str
+    resharded: bool = False
+    tensors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+
+def graph_edges(exploration: Exploration, detail: Any) -> list[GraphEdge]:
+    """Return every edge between groups; none for explorations without their graph."""
+    recorded = getattr(exploration, "recorded", None)
+    if recorded is None:
+        return []
+    resharded = (
+        {(e.producer, e.consumer) for e in detail.edges if e.bytes > 0} if detail is not None else set()
+    )
+    grouped = recorded.grouped
+    graph, group_of = grouped.atoms.graph, grouped.group_of
+    producer = graph.producer
+    found: dict[tuple[str, str], dict[str, tuple[int, str]]] = {}
+    for group in grouped.groups:
+        for op in group.operators:
+            for tensor in op.inputs():
+                maker = producer.get(tensor)
+                if maker is not None and group_of[maker.name].name != group.name:
+                    pair = (group_of[maker.name].name, group.name)
+                    of = graph.tensors[tensor]
+                    words = f"{tensor} [{', '.join(map(str, of.shape))}] {of.dtype}"
+                    found.setdefault(pair, {})[tensor] = (of.bytes, words)
+    return [GraphEdge(a, b, (a, b) in resharded, tensors) for (a, b), tensors in found.items()]
+
+
+def curve_of(detail: Any) -> tuple[list[float], dict[str, list[float]]]:
+    """Return (moments in seconds, bytes by kind at each) of a step's memory."""
+    kinds = {kind: [getattr(at, kind) for at in detail.memory_curve] for kind in MEMORY_KINDS}
+    return [at.time_s for at in detail.memory_curve], kinds

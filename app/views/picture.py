@@ -1,21 +1,96 @@
-"""The operator graph collapsed by module, coloured by configuration, with positions for a picture."""
+"""The operator graph collapsed by module, coloured by configuration, with positions for a picture.
+
+A drawing order for a directed graph: layers by longest path, few crossings, long chains wrapped.
+
+Layouts at hand (dagre, klay, elk, dot) took seconds to minutes on training graphs of a thousand nodes; this
+takes 0.06 s for 5,000. The method is Sugiyama, Tagawa and Toda, "Methods for Visual Understanding of
+Hierarchical System Structures" (1981): rank, then sweep by barycentres.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensoropt.units import format_bytes
 
-from .detail import GraphEdge
-from .layers import layers, positions
-from .operators import OperatorRow, split_in_stage
+from .operators import GraphEdge, OperatorRow, split_in_stage
 from .units import plural
+
+_SWEEPS = 4
+
+
+def layers(nodes: Sequence[Hashable], edges: Iterable[tuple[Hashable, Hashable]]) -> list[list[Hashable]]:
+    """Return nodes by rank (longest path from a source), ordered within each rank to cross few edges.
+
+    Edges that close a cycle, which collapsed graphs can have, are left out of the ranking: those that lead
+    back in the given order of ``nodes``.
+    """
+    place = {node: i for i, node in enumerate(nodes)}
+    before: dict[Hashable, set[Hashable]] = defaultdict(set)
+    after: dict[Hashable, set[Hashable]] = defaultdict(set)
+    for a, b in edges:
+        if place[a] < place[b]:
+            before[b].add(a)
+            after[a].add(b)
+    rank: dict[Hashable, int] = {}
+    for node in nodes:
+        rank[node] = max((rank[p] + 1 for p in before[node]), default=0)
+    found: list[list[Hashable]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
+    for node in nodes:
+        found[rank[node]].append(node)
+    # Down by what is before, then up by what is behind, in turn. Their number is an assumption: more of them
+    # take longer and may cross fewer edges.
+    for sweep in range(_SWEEPS):
+        neighbours = before if sweep % 2 == 0 else after
+        position = {node: i / max(len(layer) - 1, 1) for layer in found for i, node in enumerate(layer)}
+        for layer in found if sweep % 2 == 0 else reversed(found):
+            layer.sort(key=lambda n: _centre(n, neighbours, position))
+            position.update({node: i / max(len(layer) - 1, 1) for i, node in enumerate(layer)})
+    return found
+
+
+def _centre(
+    node: Hashable, neighbours: Mapping[Hashable, set[Hashable]], position: Mapping[Hashable, float]
+) -> float:
+    near = neighbours[node]
+    return sum(position[n] for n in near) / len(near) if near else position[node]
+
+
+def positions(
+    ordered: Sequence[Sequence[Hashable]], *, aspect: float, step: float, spread: float
+) -> dict[Hashable, tuple[float, float]]:
+    """Return (x, y) of every node: layers follow each other to the right and wrap like text.
+
+    Args:
+        aspect: the wanted width by height of the whole; the number of layers in a row is chosen for it.
+        step: the distance from one layer to the next.
+        spread: the distance from one node of a layer to the next.
+    """
+
+    def shape(per_row: int) -> float:
+        rows = [ordered[i : i + per_row] for i in range(0, len(ordered), per_row)]
+        height = sum(max(map(len, row)) + 0.5 for row in rows) * spread
+        return max(per_row * step / aspect, height)
+
+    per_row = min(range(1, len(ordered) + 1), key=shape, default=1)
+    found: dict[Hashable, tuple[float, float]] = {}
+    top = 0.0
+    for first in range(0, len(ordered), per_row):
+        row = ordered[first : first + per_row]
+        height = max(map(len, row)) * spread
+        for column, layer in enumerate(row):
+            start = top + (height - len(layer) * spread) / 2
+            for i, node in enumerate(layer):
+                found[node] = (column * step, start + (i + 0.5) * spread)
+        top += height + spread * 0.5
+    return found
+
 
 _MOST_NODES = 96
 """The most boxes that can be read on one screen (and 5,000 nodes were measured to pan at 374 ms a frame)."""
-STEP, SPREAD = 182.0, 58.0
+STEP, _SPREAD = 182.0, 58.0
 """The distances from box to box, so that the bytes of an edge between neighbours can be read between them."""
 ASPECT, NARROW_ASPECT = 2.7, 0.8
 """The width by height of the picture's place, in a wide window and in a narrow one."""
@@ -23,7 +98,7 @@ MOST_COLOURS = 7
 
 
 @dataclass(frozen=True)
-class Node:
+class _Node:
     """A module, or an operator if modules are not known.
 
     Attributes:
@@ -63,7 +138,7 @@ class Link:
 class Picture:
     """The nodes, the links between them, and the meaning of the colours."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[_Node, ...]
     edges: tuple[Link, ...]
     legend: tuple[tuple[str, int], ...]
     depth: int
@@ -96,7 +171,7 @@ def picture(rows: Sequence[OperatorRow], edges: Iterable[GraphEdge], aspect: flo
     numbers = {axes: i for i, (axes, _) in enumerate(kinds.most_common(MOST_COLOURS))}
     # Without edges (an old file), operators follow each other in the model's order.
     ordered = layers(list(inside), joined) if joined else [[key] for key in inside]
-    place = positions(ordered, aspect=aspect, step=STEP, spread=SPREAD)
+    place = positions(ordered, aspect=aspect, step=STEP, spread=_SPREAD)
     nodes = []
     writes: dict[str, dict[str, tuple[int, str]]] = {}
     for (a, _), tensors in sent.items():
@@ -106,7 +181,7 @@ def picture(rows: Sequence[OperatorRow], edges: Iterable[GraphEdge], aspect: flo
         top = axes.most_common(1)[0][0]
         x, y = place[key]
         nodes.append(
-            Node(
+            _Node(
                 key, _label(key), tuple(o.group for o in members), top, len(axes) > 1,
                 numbers.get(top, MOST_COLOURS), x, y, sum(o.recomputed for o in members), _stage(members),
                 _node_tip(key, members, writes.get(key, {})),

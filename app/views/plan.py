@@ -1,16 +1,129 @@
-"""The plan page as data: memory by kind, and the step's time."""
+"""The plan page as data: memory by kind, and the step's time.
+
+The rows of a timeline: streams of a device, links, and the stages of a pipeline, each in its own row.
+
+The owners of a plan's memory at a moment, as rows of a table and words above it.
+
+A prediction beside measurements, in words and rows.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from tensoropt.errors import TensorOptError
 from tensoropt.plan.facts import hides
-from tensoropt.simulate.recording import MEMORY_KINDS
+from tensoropt.report.beside import PEAK, WHOLE, Beside
+from tensoropt.report.owners import MomentOwners, PointOwners
+from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow, TimelineEvent
+from tensoropt.units import format_bytes
 
 from ..state import View
 from .frontier import FrontierData
 from .point import KIND_TITLES, sizes_of
-from .units import percent
+from .units import Units, percent, plural
+
+
+def in_rows(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
+    """Return the events with the rows in which they are drawn.
+
+    If a device computes several stages of a pipeline, each of them has a row.
+    """
+    stages: dict[str, set[str]] = {}
+    for event in events:
+        stages.setdefault(event.lane, set()).add(event.group)
+    several = {
+        lane for lane, of in stages.items() if len(of) > 1 and all(group.startswith("stage ") for group in of)
+    }
+    found = [replace(e, lane=f"{e.lane} · {e.group}") if e.lane in several else e for e in events]
+    return sorted(found, key=lambda e: _place(e.lane))
+
+
+def _place(lane: str) -> tuple[bool, tuple[object, ...]]:
+    """Return a sort key: devices before links; numbers in words are compared as numbers."""
+    parts = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in lane.split())
+    return lane.startswith("link"), parts
+
+
+_NO_OPERATOR = "no single operator"
+
+
+def moment(owners: PointOwners, wanted: int | None, step: int = 0) -> MomentOwners:
+    """Return the owners at a point of the curve, ``step`` points on; at the peak if none is requested.
+
+    A point that does not exist (of another plan, or from an older page) also means the peak.
+    """
+    try:
+        at = owners.at(wanted)
+    except TensorOptError:
+        at = owners.at()
+    if step:
+        at = owners.at(min(max(at.number + step, 0), len(owners.curve) - 1))
+    return at
+
+
+def until(row: OwnerRow, units: Units) -> str:
+    """Say until when it is alive, and what ends it."""
+    if row.until_s is None:
+        return "stays"
+    return f"{units.time.text(row.until_s)}: {row.until}"
+
+
+def owner_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
+    """Return a row per owner, the most bytes first, each in the unit that fits it."""
+    whole = at.at.total or 1.0
+    return [
+        {
+            "id": str(number),
+            "group": row.operator,
+            "operator": row.operator or _NO_OPERATOR,
+            "tensor": row.tensor if row.tensor != row.operator else "",
+            "what": row.what,
+            "kind": KIND_TITLES[row.kind],
+            "bytes": row.bytes,
+            "size": format_bytes(row.bytes),
+            "share": percent(row.bytes / whole),
+            "until": until(row, units),
+        }
+        for number, row in enumerate(at.rows)
+    ]
+
+
+def total_cells(at: MomentOwners, units: Units) -> list[dict[str, Any]]:
+    """Return the row below: the sum of all of them, which is the height of the curve there."""
+    size = sum(row.bytes for row in at.rows)
+    words = {"bytes": size, "size": units.memory.text(size), "share": percent(1.0)}
+    return [{"id": "total", "operator": "total", **words}]
+
+
+def moment_words(owners: PointOwners, at: MomentOwners, units: Units) -> str:
+    """Return ``Peak, at 24.5 ms: 1.46 GiB of 462 owners``."""
+    where = "Peak, at" if at.number == owners.peak else "At"
+    size, time = units.memory.text(at.at.total), units.time.text(at.at.time_s)
+    return f"{where} {time}: {size}, {plural(len(at.rows), 'owner')}"
+
+
+_ALIGN_WORDS = {PEAK: "by the peaks", WHOLE: "the whole recording as one step"}
+MOST_EVENTS = 4000
+"""The most bars of a trace that are drawn: the longest."""
+
+
+def align_options(found: Beside) -> list[dict[str, str]]:
+    """Return what can be taken as the step, for a select."""
+    return [{"value": way, "label": _ALIGN_WORDS.get(way, f"step {way}")} for way in found.alignments]
+
+
+def figure_rows(found: Beside, units: Units) -> list[list[str]]:
+    """Return (name, predicted, measured, ratio with the change in words) for each figure."""
+    return [list(figure.words(units.memory.text, units.time.text)) for figure in found.figures]
+
+
+def left_words(found: Beside) -> str:
+    """Say how many events are not drawn."""
+    left = len(found.events) - MOST_EVENTS
+    return f"the {left:,} shortest events are not drawn" if left > 0 else ""
 
 
 @dataclass(frozen=True)

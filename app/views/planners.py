@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tensoropt.plan.compared import compared, limits_asked
+from tensoropt.plan.export import compared, limits_asked
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.planners import ENTRIES
-from tensoropt.planners.foreseen import foreseen_refusal
+from tensoropt.planners.registry import foreseen_refusal
 from tensoropt.units import format_seconds
 
 from ..state import View

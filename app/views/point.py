@@ -1,11 +1,16 @@
-"""A point in words and figures, and two points side by side."""
+"""A point in words and figures, and two points side by side.
+
+Predictions beside measurements, for the points whose plans were run.
+
+The basis of the figures: settings, defaults, sources of figures, what was left out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tensoropt.costs.process_memory import CONSTANTS
+from tensoropt.costs.prices import CONSTANTS
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, Point
 from tensoropt.plan.facts import LISTED_NAMES, rate_facts
@@ -14,14 +19,97 @@ from tensoropt.plan.figure_rows import FigureRow
 from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.point import FRONTIER
 from tensoropt.plan.verified import Verified
+from tensoropt.report.beside import ran_parts
+from tensoropt.report.explain import timing_words
+from tensoropt.report.sheet import batch_words, settings_facts
 from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
 from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
-from .frontier import FrontierData
-from .rates import amount_in, tariff_of
-from .units import percent, signed, unit_for
-from .verified import of_point, verified_words
+from .frontier import FrontierData, amount_in, price_of, tariff_of
+from .units import digits, percent, signed, unit_for
+
+_MOST_LISTED = 4
+NOT_YET = "not verified yet; the last command of the Export page does it"
+
+
+def of_point(data: FrontierData, row: int, verified: Sequence[Verified]) -> Verified | None:
+    """Return what is known about one point."""
+    return next((v for v in verified if v.is_of(data.exploration, row)), None)
+
+
+def verified_words(found: Verified, data: FrontierData) -> str:
+    """Return ``73.2 MiB tracked (72.3 MiB predicted, +1 %); ...; numbers as unsplit``."""
+    if found.error:
+        return f"did not run: {found.error}"
+    parts = ran_parts(found, data.exploration.cluster, data.units.memory.text, data.units.time.text)
+    if found.loss_difference is None:
+        parts.append("collectives as predicted" if found.ok else "collectives NOT as predicted")
+    else:
+        parts.append("numbers as unsplit" if found.ok else "FAILED: see `tensoropt verify`")
+    return "; ".join(parts)
+
+
+def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[str, ...]:
+    """Return a line per point that was run, ascending; :data:`NOT_YET` if none was."""
+    rows = [(row, of_point(data, row, verified)) for row in range(len(data))] if verified else []
+    known = [(row, found) for row, found in rows if found is not None]
+    lines = [
+        f"{data.label(row)}: {verified_words(found, data)} ({found.checked_on})"
+        for row, found in known[:_MOST_LISTED]
+    ]
+    if len(known) > _MOST_LISTED:
+        lines.append(f"and {len(known) - _MOST_LISTED} more")
+    return tuple(lines) or (NOT_YET,)
+
+
+NOTE = "note"
+"""The label of each sentence that an exploration noted."""
+
+
+def assumptions(
+    data: FrontierData, view: View, verified: Sequence[Verified] = (), fault: str = ""
+) -> tuple[Fact, ...]:
+    """Return labels and values, in the order in which people ask.
+
+    Args:
+        verified: what is known about plans that were run.
+        fault: why that cannot be read, "" if it can.
+    """
+    exploration = data.exploration
+    settings, report = exploration.settings, exploration.report
+    whole = unit_for(data.capacity_bytes)
+    price = price_of(data, view)
+    found = [
+        Fact(
+            "model",
+            f"{data.model}, {_count(exploration.model.parameters)} parameters",
+        ),
+        Fact("batch", batch_words(exploration)),
+        Fact(
+            "cluster", f"{exploration.cluster['name']}, {len(exploration.cluster['devices'])} × {data.device}"
+        ),
+        Fact("memory of a device", f"{whole.text(data.capacity_bytes)}, {percent(view.headroom)} kept free"),
+        *settings_facts(exploration),
+        Fact("price", "unknown" if price is None else f"{digits(price)} per device-hour"),
+        Fact("figures", timing_words(exploration)),
+        *(
+            Fact("predicted / measured", line)
+            for line in ((fault,) if fault else verified_lines(data, verified))
+        ),
+    ]
+    if settings.get("constraints"):
+        found.append(Fact("constraints", "as given; constraints.json on the Export page has them"))
+    found += [Fact(NOTE, str(text)) for text in report.get("notes", [])]
+    return tuple(found)
+
+
+def _count(number: int) -> str:
+    for name, factor in (("billion", 1e9), ("million", 1e6)):
+        if number >= factor:
+            return f"{digits(number / factor)} {name}"
+    return f"{number:,}"
+
 
 KIND_TITLES = {
     "parameters": "parameters",
@@ -70,7 +158,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     """Return the card of one point, with what running its plan showed if it was run."""
     point = data.exploration.all_points[row]
     unit, time = data.units.memory, data.units.time
-    fits, verdict = verdict_words(data, view, point.memory_bytes)
+    fits, verdict = _verdict_words(data, view, point.memory_bytes)
     marks = [word for word, at in data.special(view).items() if at == row]
     known = data.facts(row)
     ran = of_point(data, row, verified)
@@ -91,7 +179,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     )
 
 
-def verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple[bool, str]:
+def _verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple[bool, str]:
     """Return whether a plan fits, and how much it uses of what counts: the budget if one is set below what a
     device leaves, otherwise the device's memory."""
     unit, usable, capacity = data.units.memory, data.usable_bytes(view), data.capacity_bytes
@@ -166,7 +254,7 @@ _MOSTLY = {
 
 
 @dataclass(frozen=True)
-class Difference:
+class _Difference:
     """One figure of two points; ``change`` is empty if there is nothing to subtract."""
 
     label: str
@@ -175,7 +263,7 @@ class Difference:
     change: str
 
 
-def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, ...]:
+def differences(data: FrontierData, row: int, other: int) -> tuple[_Difference, ...]:
     """Return what differs between the selected point and the one it is compared with; equal figures are left
     out."""
     a, b = data.exploration.all_points[row], data.exploration.all_points[other]
@@ -190,7 +278,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
     ]
     of_host = [_IN_COMPUTE if x.placed is not None else time(x.host_s) for x in (a, b)]
     found += [
-        Difference("host", of_host[0], of_host[1], "")
+        _Difference("host", of_host[0], of_host[1], "")
         if _IN_COMPUTE in of_host
         else _changed("host", a.host_s, b.host_s, time),
         *(_changed(KIND_TITLES[kind], size, sizes_of(b)[kind], unit) for kind, size in sizes_of(a).items()),
@@ -202,11 +290,11 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
             )
     first, second = data.facts(row), data.facts(other)
     for name in ("plan", "mesh", "micro-batches", "devices", "planner", "split by"):
-        found.append(Difference(name, str(first[name].value), str(second[name].value), ""))
+        found.append(_Difference(name, str(first[name].value), str(second[name].value), ""))
     return tuple(d for d in found if d.first != d.second)
 
 
-def _changed(label: str, first: float, second: float, text: Callable[[float], str]) -> Difference:
+def _changed(label: str, first: float, second: float, text: Callable[[float], str]) -> _Difference:
     change = second - first
     relative = f" ({signed(change, percent(abs(change) / first))})" if first else ""
-    return Difference(label, text(first), text(second), signed(change, text(abs(change))) + relative)
+    return _Difference(label, text(first), text(second), signed(change, text(abs(change))) + relative)

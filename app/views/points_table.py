@@ -14,13 +14,12 @@ from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.plan_names import JOIN, planner_title
 
 from ..state import View
-from .frontier import FrontierData
-from .rates import rate_arrays
+from .frontier import FrontierData, rate_arrays
 from .units import at_most
 
 SHOWN = (*(KEPT[name] for name in ("memory_bytes", "time_s", "compute_s", "communication_s")), *LISTED)
 """The figures that have a column; its name is their label."""
-FIGURES = 4
+_FIGURES = 4
 """The significant figures of a number in the table."""
 
 
@@ -65,7 +64,7 @@ def table_rows(
 def _shown(value: Any) -> Any:
     if isinstance(value, str):
         return value
-    return None if np.isnan(value) else float(f"{value:.{FIGURES}g}")
+    return None if np.isnan(value) else float(f"{value:.{_FIGURES}g}")
 
 
 def packed(columns: Mapping[str, np.ndarray | list[str]]) -> dict[str, Any]:

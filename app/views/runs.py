@@ -12,14 +12,13 @@ import numpy as np
 from tensoropt.plan.exploration_files import DESCRIBED, Costs
 from tensoropt.plan.settings import settings_fields
 
-from ..index import Head
-from ..library import Entry, Library
+from ..library import Entry, Head, Library
 from .library import own_title, titles_of
 from .units import Units, time_unit, unit_for
 
 _USUALLY_SHOWN = 12
 """The number of explorations that are drawn before a person chooses: more lines are hard to follow."""
-MOST_POINTS, LEAST_POINTS = 10_000, 60
+_MOST_POINTS, _LEAST_POINTS = 10_000, 60
 """The most points drawn in total, and the least for one exploration."""
 
 
@@ -115,7 +114,7 @@ def common_units(runs: Sequence[Run]) -> Units:
     return Units(unit_for(max(memory, 2.0**10)), time_unit(slowest))
 
 
-COMPARED = (
+_COMPARED = (
     ("model", "model"), ("graph", "model's shapes"), ("batch", "batch"), ("cluster", "cluster"),
     ("devices", "devices"), *((setting.name, setting.flag) for setting in settings_fields()),
 )  # fmt: skip
@@ -163,7 +162,7 @@ def known_to_the_browser(runs: Sequence[Run], units: Units) -> dict[str, Any]:
     facts = {}
     for run, row in zip(runs, rows, strict=True):
         facts[run.key] = {
-            **{name: row[name] for name, _ in COMPARED},
+            **{name: row[name] for name, _ in _COMPARED},
             "label": run.label,
             "style": run.style,
             "kind": run.head.kind,
@@ -177,13 +176,13 @@ def known_to_the_browser(runs: Sequence[Run], units: Units) -> dict[str, Any]:
         "order": [run.key for run in runs],
         "usual": [run.key for run in runs if not run.head.fault][:_USUALLY_SHOWN],
         "facts": facts,
-        "compared": [list(pair) for pair in COMPARED],
+        "compared": [list(pair) for pair in _COMPARED],
         "work": list(_WORK),
     }
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class _Drawn:
     """A frontier on given axes: bytes and seconds, and the numbers of its points, counted from 1."""
 
     x: np.ndarray
@@ -191,7 +190,7 @@ class Drawn:
     number: np.ndarray
 
 
-def drawn(run: Run, axes: Axes, most: int = MOST_POINTS) -> Drawn:
+def drawn(run: Run, axes: Axes, most: int = _MOST_POINTS) -> _Drawn:
     """Return the points of a run that the plot draws.
 
     It leaves out points that another point beats on these axes (only if points are on different numbers of
@@ -200,7 +199,7 @@ def drawn(run: Run, axes: Axes, most: int = MOST_POINTS) -> Drawn:
     """
     nothing = np.array([])
     if run.curve is None or not run.points or (axes.per_sample and not (run.head.batch or 0) > 0):
-        return Drawn(nothing, nothing, nothing.astype(int))
+        return _Drawn(nothing, nothing, nothing.astype(int))
     x = run.curve.memory * (run.curve.devices if axes.total else 1)
     y = run.curve.time / (run.head.batch if axes.per_sample and run.head.batch else 1)
     order = np.lexsort((y, x))
@@ -209,7 +208,7 @@ def drawn(run: Run, axes: Axes, most: int = MOST_POINTS) -> Drawn:
     kept = order[np.concatenate([[True], y[order][1:] < best[:-1]])]
     if len(kept) > most:
         kept = kept[_spread(x[kept], y[kept], most)]
-    return Drawn(x[kept], y[kept], kept + 1)
+    return _Drawn(x[kept], y[kept], kept + 1)
 
 
 def _spread(x: np.ndarray, y: np.ndarray, most: int) -> np.ndarray:
@@ -238,7 +237,7 @@ def shown_keys(kept: Any, known: Any) -> set[str]:
 
 def most_of_each(runs: Sequence[Run]) -> int:
     """Return the most points of a run that are drawn, so that all together stay quick to move."""
-    return max(LEAST_POINTS, MOST_POINTS // max(1, len(runs)))
+    return max(_LEAST_POINTS, _MOST_POINTS // max(1, len(runs)))
 
 
 def plot_notes(runs: Sequence[Run]) -> list[str]:

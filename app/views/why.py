@@ -8,7 +8,7 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
-from tensoropt.plan.changed import load_changed
+from tensoropt.plan.verified import load_changed
 from tensoropt.report.levers import BOUND, EXPLORED, IMPOSSIBLE, LOOKED_UP, TO_EXPLORE, Lever
 from tensoropt.report.step_parts import shown_parts
 from tensoropt.report.why import Why, looked_up
@@ -20,7 +20,7 @@ from .frontier import FrontierData
 from .jobs import STATE_WORDS
 from .units import Units, percent, signed
 
-NOTHING = 5e-4
+_NOTHING = 5e-4
 """The size below which a change counts as none."""
 
 
@@ -96,7 +96,7 @@ def _row(why: Why, lever: Lever, units: Units, view: View, exploration: str = ""
     if lever.time_s is None:
         return WhyRow(lever.key, lever.title, words=words)
     share = lever.time_s / why.time_s - 1 if why.time_s else 0.0
-    none = abs(share) < NOTHING
+    none = abs(share) < _NOTHING
     link = None
     if lever.point is not None and (exploration or lever.point != why.point):
         there = replace(view, point=lever.point, other=None)

@@ -20,7 +20,7 @@ from tensoropt.capture.bands import Band
 from tensoropt.capture.folding import Folder, broadcast_narrowed
 from tensoropt.ops.families.attention import ATTENTION
 
-NOTHING, FUTURE = "nothing", "future"
+_NOTHING, _FUTURE = "nothing", "future"
 """What a mask can hide."""
 _HIDDEN = -1e4
 """The most that is added to a hidden score: exp(-104) is already 0 in float32, and scores differ by tens."""
@@ -30,7 +30,7 @@ _SOFTMAX = "aten.softmax.int"
 _BY_HAND = ("aten.matmul.default", "aten.bmm.default")
 
 
-def hides(value: torch.Tensor | Band) -> str | None:
+def _hides(value: torch.Tensor | Band) -> str | None:
     """Return what a mask hides; it is boolean (True is visible) or added to the scores. None for anything
     else.
 
@@ -51,9 +51,9 @@ def hides(value: torch.Tensor | Band) -> str | None:
     seen = value if value.dtype == torch.bool else value == 0
     hidden = ~value if value.dtype == torch.bool else value <= _HIDDEN
     if bool(seen.all()):
-        return NOTHING
+        return _NOTHING
     if seen.shape == future.shape and torch.equal(seen, ~future) and torch.equal(hidden, future):
-        return FUTURE
+        return _FUTURE
     return None
 
 
@@ -134,7 +134,7 @@ class MaskReader:
             value = Band(value.shape, ~value.diagonals) if value.diagonals.dtype == torch.bool else None
         elif inverted and isinstance(value, torch.Tensor):
             value = ~value if value.dtype == torch.bool and not value.is_meta else None
-        return hides(value) if isinstance(value, (torch.Tensor, Band)) else None
+        return _hides(value) if isinstance(value, (torch.Tensor, Band)) else None
 
 
 def with_flag(node: torch.fx.Node, masks: MaskReader) -> bool:
@@ -149,17 +149,17 @@ def with_flag(node: torch.fx.Node, masks: MaskReader) -> bool:
         return False
     # One row for all queries shows the same keys to each of them.
     sizes = tuple(n.meta["val"].shape[-2] for n in node.args[:2])  # type: ignore[union-attr]
-    if hidden == FUTURE and tuple(mask.meta["val"].shape[-2:]) != sizes:  # type: ignore[union-attr]
+    if hidden == _FUTURE and tuple(mask.meta["val"].shape[-2:]) != sizes:  # type: ignore[union-attr]
         return False
     dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-    node.args = (*node.args[:3], None, dropout, hidden == FUTURE)
+    node.args = (*node.args[:3], None, dropout, hidden == _FUTURE)
     node.kwargs = {k: v for k, v in node.kwargs.items() if k in ("scale", "enable_gqa")}
     masks.flagged += 1
     return True
 
 
 @dataclass(frozen=True)
-class ByHand:
+class _ByHand:
     """Attention that a model writes out, as the nodes of its operands."""
 
     q: torch.fx.Node
@@ -194,7 +194,7 @@ def _untransposed(node: torch.fx.Node) -> torch.fx.Node | None:
     return source if exchanged and isinstance(source, torch.fx.Node) else None
 
 
-def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> ByHand | None:
+def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> _ByHand | None:
     """The operands of ``softmax(q k^T * scale + causal mask) v``, if ``node`` is its last product.
 
     Only if nothing else reads the intermediate results, all are of one floating type, and there is no dropout
@@ -217,9 +217,9 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> ByHand | None:
         if step is None:
             return None
         factor, hidden, inner = step
-        if hidden == FUTURE and scale < _LEAST_FACTOR:
+        if hidden == _FUTURE and scale < _LEAST_FACTOR:
             return None
-        masked = masked or hidden == FUTURE
+        masked = masked or hidden == _FUTURE
         scale *= factor
         scores = _renamed(inner)
     if scores is None or not masked or scale <= 0:
@@ -233,7 +233,7 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> ByHand | None:
     if not (alike and lead):
         return None
     masks.by_hand += 1
-    return ByHand(q, k, v, scale)
+    return _ByHand(q, k, v, scale)
 
 
 def _renamed(node: Any) -> torch.fx.Node | None:

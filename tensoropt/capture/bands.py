@@ -51,7 +51,7 @@ class Band:
         return rows.expand(self.shape)
 
 
-def uniform_band(value: torch.Tensor, shape: Sequence[int]) -> Band:
+def _uniform_band(value: torch.Tensor, shape: Sequence[int]) -> Band:
     """A band whose elements all equal ``value``, a tensor of one element."""
     return Band(tuple(shape), value.detach().reshape(1).expand(shape[-2] + shape[-1] - 1))
 
@@ -74,7 +74,7 @@ def banded(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
         element = (
             value.reshape(()) if isinstance(value, torch.Tensor) else torch.full((), value, device="cpu")
         )
-        return uniform_band(element.to(result.dtype), shape)
+        return _uniform_band(element.to(result.dtype), shape)
     if name in ("tril", "triu"):
         return _triangle(name, args, kwargs, shape)
     if name in _VIEWS and isinstance(args[0], Band):
@@ -188,9 +188,9 @@ def _as_band(value: Any, shape: tuple[int, ...]) -> Band | None:
     if isinstance(value, Band):
         if value.shape[-2:] == shape[-2:]:
             return Band(shape, value.diagonals)
-        return uniform_band(value.diagonals[0], shape) if value.uniform else None
+        return _uniform_band(value.diagonals[0], shape) if value.uniform else None
     narrow = _narrowed(value)
-    return uniform_band(narrow, shape) if narrow.numel() == 1 else None
+    return _uniform_band(narrow, shape) if narrow.numel() == 1 else None
 
 
 def _narrowed(value: torch.Tensor) -> torch.Tensor:

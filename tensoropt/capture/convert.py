@@ -13,19 +13,19 @@ from typing import Any, Literal
 import torch
 
 from tensoropt.capture.attention_masks import MaskReader, attention_by_hand, with_flag
-from tensoropt.capture.complex_writes import write_complex_as_real
-from tensoropt.capture.folding import Folder
-from tensoropt.capture.lines import node_line as _source
-from tensoropt.capture.naming import numbered
-from tensoropt.capture.simplify import (
+from tensoropt.capture.folding import (
     COPYING_VIEW,
     VIEW,
+    Folder,
     checks_of,
     filled,
     renamed,
     viewed_shape,
     with_elements,
+    write_complex_as_real,
 )
+from tensoropt.capture.lines import node_line as _source
+from tensoropt.capture.lines import numbered
 from tensoropt.capture.unsupported import NUMBER, higher_order, of_error, of_shape
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
@@ -77,7 +77,7 @@ _OF_ONE_TYPE = frozenset(
 """Calls whose operands must be of one type, which shapes alone do not show."""
 
 
-def dtype_name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     """The name of a dtype in graphs, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
@@ -197,7 +197,7 @@ class Converter:
         if not all(isinstance(size, int) for size in value.shape):
             raise of_shape(str(node.target)).refused("the model", _source(node))
         shape = tuple(value.shape)
-        self.tensors[name] = Tensor(name, shape, dtype_name(value.dtype), kind, requires_grad, key)
+        self.tensors[name] = Tensor(name, shape, _dtype_name(value.dtype), kind, requires_grad, key)
         self.name_of.setdefault(node, name)
         return name
 
@@ -316,7 +316,7 @@ class Converter:
         if target not in _MAYBE_RENAMES:
             return False
         before = self.tensors[self.name_of[source]]
-        return before.shape == tuple(value.shape) and before.dtype == dtype_name(value.dtype)
+        return before.shape == tuple(value.shape) and before.dtype == _dtype_name(value.dtype)
 
     def _emit(self, node: torch.fx.Node, target: str, value: Any) -> None:
         args, kwargs = self._arguments(node)
@@ -331,7 +331,7 @@ class Converter:
             target, args, kwargs = (
                 "aten._to_copy.default",
                 args[:1],
-                {"dtype": TorchLiteral(dtype_name(value.dtype))},
+                {"dtype": TorchLiteral(_dtype_name(value.dtype))},
             )
         elif target == "aten._native_batch_norm_legit_no_training.default":
             # It returns statistics on some devices only; nothing can read them.
@@ -460,7 +460,7 @@ class Converter:
             value = node.meta["val"]
             copy = f"{node.name}_copy{len(taken)}"
             target, args = "aten.clone.default", (Ref(name),)
-            self.tensors[copy] = Tensor(copy, tuple(value.shape), dtype_name(value.dtype), "activation")
+            self.tensors[copy] = Tensor(copy, tuple(value.shape), _dtype_name(value.dtype), "activation")
             self.operators.append(
                 Operator(copy, target, args, {}, (copy,), _module(node, self.prefix), _source(node))
             )

@@ -18,13 +18,13 @@ from torch import nn
 
 from tensoropt.capture.lines import is_own
 
-SEED = 0
+_SEED = 0
 """The seed for numbers that are drawn while a model is captured."""
 _NUMPY = "site-packages/numpy/"
 
 
 @contextlib.contextmanager
-def seeded(seed: int = SEED, model: nn.Module | None = None) -> Iterator[Callable[[], bool]]:
+def seeded(seed: int = _SEED, model: nn.Module | None = None) -> Iterator[Callable[[], bool]]:
     """Seed Python's and numpy's generators; restore their state, and that of generators in the model's
     modules, at the end.
 
@@ -108,6 +108,6 @@ def note_of(model: nn.Module, run: Callable[[], Any]) -> str:
     where = ", ".join(list(places)[:3]) or "the model"
     return (
         f"{where} draws numbers of Python's or numpy's random module in forward; the graph is the run that "
-        f"was drawn with seed {SEED}, in this and every step (layers that it dropped stay dropped); what is "
+        f"was drawn with seed {_SEED}, in this and every step (layers that it dropped stay dropped); what is "
         "to change from step to step has to be a mask of torch.rand that is multiplied in"
     )

@@ -1,5 +1,14 @@
 """``torch.export`` of a model as it trains: anything that a model does only because it is exported, or only
-because it generates text, is left out."""
+because it generates text, is left out.
+
+Operators that change their operands internally, although their schemas do not say so.
+
+``torch.utils.checkpoint`` inside a model: the checkpointed code is traced once, with gradients.
+
+Whether activations are kept or recomputed is a subject of the search, so the plan's choice replaces the
+model's own. The effect of a checkpoint on gradients is preserved: a reentrant one whose arguments have none
+produces none.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +20,169 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
+from torch._decomp import _should_decompose_because_unsafe_op
 from torch._export import utils as _export_utils
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tensoropt.capture.blocks import Likeness, TracedBlocks, Unlike, write_out
-from tensoropt.capture.checkpoints import Checkpoints
 from tensoropt.capture.custom_functions import own_backwards
-from tensoropt.capture.detaching import Detachments
 from tensoropt.capture.draws import note_of, seeded
 from tensoropt.capture.fidelity import EagerStep, eager_step
-from tensoropt.capture.forward_calls import followed_calls
-from tensoropt.capture.hooks import asked_of_backward, no_new_hooks
-from tensoropt.capture.inner_changes import changes_inside
-from tensoropt.capture.keys import any_names
-from tensoropt.capture.known import known_values
-from tensoropt.capture.lines import own_lines_kept
+from tensoropt.capture.forward_calls import followed_calls, known_values
+from tensoropt.capture.lines import current_line, own_lines_kept
 from tensoropt.capture.loss import WithLoss
-from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
+from tensoropt.capture.no_grad import Detachments, inference_as_no_grad, keep_no_grad
+from tensoropt.capture.rebuild import any_names
+from tensoropt.capture.refusals import asked_of_backward, no_new_hooks
 from tensoropt.capture.state import watched
 from tensoropt.capture.unsupported import refusing
 from tensoropt.errors import CaptureError
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def _changes_inside(exported: Any) -> dict[Any, Callable[..., Any]]:
+    """Decompositions of operators that are otherwise kept whole, for those that change an operand internally.
+
+    Their schemas do not say so: they are composed of operators of which some change their operands
+    (``instance_norm`` its running statistics). Written out, these become functional, and the new values
+    become results.
+    """
+    tried: dict[Any, dict[Any, bool]] = {}
+    # Regions without gradient are separate modules.
+    modules = [m for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    for node in (node for module in modules for node in module.graph.nodes):
+        if _may_change(node.target):
+            args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+            uses, use = tried.setdefault(node.target, {}), _use(args, kwargs)
+            if use not in uses:
+                uses[use] = _changes(node.target, args, kwargs)
+    return {
+        target: partial(_written_out, target, frozenset(use for use, changes in uses.items() if changes))
+        for target, uses in tried.items()
+        if any(uses.values())
+    }
+
+
+def _may_change(target: Any) -> bool:
+    """Whether an operator is composed of others, stays whole in the graph, and does not declare its
+    changes."""
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and not target._schema.is_mutable
+        # Those are written out in any case.
+        and not _should_decompose_because_unsafe_op(target)
+        and torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), _COMPOSITE)
+    )
+
+
+def _use(args: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """A key of everything that decides whether a call changes its operands: which operands are present, and
+    all arguments that are not tensors."""
+    given = [*enumerate(args), *sorted(kwargs.items())]
+    shown = ((key, "tensor" if isinstance(value, torch.Tensor) else repr(value)) for key, value in given)
+    return tuple(f"{key}={value}" for key, value in shown)
+
+
+def _changes(target: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call changes an operand, as counted by the operand's version."""
+
+    def on_meta(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty(tuple(map(int, value.shape)), dtype=value.dtype, device="meta")
+
+    with torch.no_grad(), _disable_current_modes():
+        try:
+            args, kwargs = tuple(map(on_meta, args)), {key: on_meta(value) for key, value in kwargs.items()}
+            given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+            before = [v._version for v in given]
+            target._op_dk(_COMPOSITE, *args, **kwargs)
+        except Exception:  # a call that cannot be tried without data changes nothing that a graph could carry
+            return False
+        return [v._version for v in given] != before
+
+
+def _written_out(target: Any, uses: frozenset[Any], *args: Any, **kwargs: Any) -> Any:
+    if _use(args, kwargs) not in uses:
+        return NotImplemented
+    return target._op_dk(_COMPOSITE, *args, **kwargs)
+
+
+_SHOWN = 4
+"""How many modules a note names."""
+
+
+class _Checkpoints:
+    """The checkpoints that a model's code has used.
+
+    Args:
+        model: provides the names of modules.
+    """
+
+    def __init__(self, model: nn.Module):
+        # Keyed by their attribute dicts: export wraps modules in proxies, which share them.
+        self._names: Mapping[int, str] = {id(vars(m)): name for name, m in model.named_modules()}
+        self._met: dict[str, str] = {}
+        self._idle: dict[str, None] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the user on these checkpoints."""
+        found = []
+        if self._met:
+            names = list(self._met)
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            found.append(
+                f"the model's own checkpointing of {', '.join(names[:_SHOWN])}{more} "
+                f"({next(iter(self._met.values()))}) is replaced by the plan's, which chooses the blocks "
+                "whose inside is computed again"
+            )
+        found += [
+            f"the reentrant checkpoint at {place} gives no gradient, as in the model: none of the tensors "
+            "that it is given has one; use_reentrant=False would train what is inside"
+            for place in self._idle
+        ]
+        return tuple(found)
+
+    def reentrant(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        """Do what ``CheckpointFunction.apply`` does in a step, without computing anything twice."""
+        self._meet(function)
+        if torch.is_grad_enabled() and not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+            self._idle[current_line()] = None
+            with torch.no_grad():
+                return function(*args)
+        return function(*args)
+
+    @contextlib.contextmanager
+    def traced(self) -> Iterator[None]:
+        """While open, non-reentrant checkpoints simply call their function."""
+
+        def plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+            self._meet(function)
+            yield
+
+        with mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", plain):
+            yield
+
+    def _meet(self, function: Any) -> None:
+        module = getattr(function, "__self__", function)
+        while isinstance(module, functools.partial):
+            given = next((a for a in module.args if isinstance(a, nn.Module)), module.func)
+            module = getattr(given, "__self__", given)
+        name = self._names.get(id(getattr(module, "__dict__", None)))
+        place = current_line()
+        self._met.setdefault(name or f"a function at {place}", place)
+
 
 EAGER_NOTE = (
     "the model could not be exported with torch.compiler.is_compiling() true; it was exported as it runs "
@@ -43,12 +190,12 @@ EAGER_NOTE = (
 )
 
 
-Exported = tuple[torch.export.ExportedProgram, EagerStep | None, tuple[str, ...]]
+_Exported = tuple[torch.export.ExportedProgram, EagerStep | None, tuple[str, ...]]
 
 
 def export(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
-) -> Exported:
+) -> _Exported:
     """(flat, functional program, the module's own step in training, notes on decisions along the way).
 
     Under a compiler some models leave out what they need in that case (T5 and its relatives make their mask
@@ -70,13 +217,13 @@ def export(
 
 def _export(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
-) -> Exported:
+) -> _Exported:
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
     # with the model and is a quarter of the total time. Only code that is run has to exist.
     with contextlib.ExitStack() as stack:
         for context in (_quiet(), any_names(), own_lines_kept(), _use_lazy_graph_module(True)):
             stack.enter_context(context)
-        checkpoints, notes = stack.enter_context(as_it_trains(subject, args, kwargs))
+        checkpoints, notes = stack.enter_context(_as_it_trains(subject, args, kwargs))
         with contextlib.ExitStack() as tracing:
             for context in (refusing(), inference_as_no_grad()):
                 tracing.enter_context(context)
@@ -107,9 +254,9 @@ def _export(
 
 
 @contextlib.contextmanager
-def as_it_trains(
+def _as_it_trains(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[Checkpoints, list[str]]]:
+) -> Iterator[tuple[_Checkpoints, list[str]]]:
     """While open, the model's code runs as it is captured: without caches, with checkpoints that compute
     once, and with value checks that pass.
 
@@ -117,7 +264,7 @@ def as_it_trains(
         The checkpoints that were used, and notes on the branches that were decided.
     """
     on_meta = any(t.is_meta for t in (*subject.parameters(), *subject.buffers(), *_tensors((args, kwargs))))
-    checkpoints = Checkpoints(subject.model if isinstance(subject, WithLoss) else subject)
+    checkpoints = _Checkpoints(subject.model if isinstance(subject, WithLoss) else subject)
     with contextlib.ExitStack() as stack:
         for context in (_no_cache(subject), _unmoved(), checkpoints.traced()):
             stack.enter_context(context)
@@ -137,10 +284,10 @@ def _uncompiled() -> Iterator[None]:
 
 
 def run_as_it_trains(subject: torch.nn.Module) -> Callable[..., Any]:
-    """A function that calls ``subject`` in the way it is captured (:func:`as_it_trains`)."""
+    """A function that calls ``subject`` in the way it is captured (:func:`_as_it_trains`)."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _unheard(), as_it_trains(subject, args, kwargs):
+        with _unheard(), _as_it_trains(subject, args, kwargs):
             return subject(*args, **kwargs)
 
     return run
@@ -186,7 +333,7 @@ def _functional(
     # The graph becomes functional, but composite operators (`linear`, attention) stay whole, because the
     # table does not list them.
     with _composites_listed_once():
-        return exported.run_decompositions(changes_inside(exported))
+        return exported.run_decompositions(_changes_inside(exported))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,13 @@ forward.
 The structure is always compared: the module's forward and backward run once on tensors without values, and
 every parameter that gets a gradient there must get one in the graph. If a model is small and has values, both
 compute loss and gradients once.
+
+A model that is restored after its code has run: attributes, buffers, the contents of lists and dicts.
+
+Captures without a GPU: a model that is not on the CPU is captured on the meta device.
+
+An export needs only shapes and types, which the meta device provides for free. Values are read where the
+graph keeps some (constants made from what the model stores), and are moved to the CPU for this.
 """
 
 from __future__ import annotations
@@ -23,23 +30,117 @@ from torch.utils import _pytree as pytree
 from tensoropt.capture.draws import seeded
 from tensoropt.capture.lines import shown_error
 from tensoropt.capture.rebuild import rebuild
-from tensoropt.capture.shadow import META, shadowed
-from tensoropt.capture.unchanged import unchanged
 from tensoropt.errors import CaptureError
 from tensoropt.graph import OperatorGraph
 from tensoropt.ops.localise import draws_numbers
 
-MOST_PARAMETERS, MOST_ACTIVATIONS = 1 << 22, 1 << 24
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
+    """While open, record what the code of a model's modules changes in them; restore it at the end.
+
+    Args:
+        values: also restore the contents of changed tensors; otherwise tensors are only put back in their
+            places.
+    """
+    modules = list(model.modules())
+    attributes = [dict(vars(module)) for module in modules]
+    contents = {id(v): (v, v.copy()) for found in attributes for v in found.values() if _holds_others(v)}
+    stored = [*model.parameters(), *model.buffers()] if values else []
+    copies = [(tensor, tensor.detach().clone()) for tensor in stored]
+    try:
+        yield
+    finally:
+        for module, before in zip(modules, attributes, strict=True):
+            vars(module).clear()
+            vars(module).update(before)
+        for holder, before in contents.values():
+            if isinstance(holder, list):
+                holder[:] = before
+            else:
+                holder.clear()
+                holder.update(before)
+        with torch.no_grad():
+            # By value, because kernels of norms change statistics without increasing a version.
+            for tensor, copy in copies:
+                if not torch.equal(tensor, copy):
+                    tensor.copy_(copy)
+
+
+def _holds_others(value: Any) -> bool:
+    return type(value) in (dict, list, set)
+
+
+_META = torch.device("meta")
+
+
+def off_the_cpu(model: nn.Module, call: Any) -> bool:
+    """Whether any tensor of the model, or of an example call (any pytree), is on a device other than the CPU.
+
+    Fake tensors are on no device, and are captured unchanged.
+    """
+    tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(call)]
+    found = [t for t in tensors if isinstance(t, torch.Tensor)]
+    if any(isinstance(t, FakeTensor) for t in found):
+        return False
+    return any(t.device.type != "cpu" for t in found)
+
+
+def on_meta(call: Any) -> Any:
+    """An example call with its tensors on the meta device."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().to(_META), call)
+
+
+@contextlib.contextmanager
+def shadowed(
+    model: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Iterator[Mapping[str, torch.Tensor]]:
+    """Replace a model's tensors with meta tensors while the context is open.
+
+    In place rather than on a copy, because modules hold objects that cannot be copied, and tied tensors stay
+    tied.
+
+    Args:
+        convert: makes the replacement of a tensor; by default one on the meta device.
+
+    Yields:
+        The model's original tensors, by their name in the model: parameters, buffers and tensors that are
+        plain attributes of a module.
+    """
+    found: dict[str, torch.Tensor] = {}
+    places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    for path, module in model.named_modules():
+        for holder in (module._parameters, module._buffers, module.__dict__):
+            for name, value in holder.items():
+                if isinstance(value, torch.Tensor):
+                    found[f"{path}.{name}" if path else name] = value
+                    places.append((holder, name, value))
+    shadows = {id(value): (convert or _shadow)(value) for _, _, value in places}
+    try:
+        for holder, name, value in places:
+            holder[name] = shadows[id(value)]
+        yield found
+    finally:
+        for holder, name, value in places:
+            holder[name] = value
+
+
+def _shadow(value: torch.Tensor) -> torch.Tensor:
+    shadow = torch.empty_like(value, device=_META, requires_grad=False)
+    return nn.Parameter(shadow, value.requires_grad) if isinstance(value, nn.Parameter) else shadow
+
+
+_MOST_PARAMETERS, _MOST_ACTIVATIONS = 1 << 22, 1 << 24
 """The most elements, of a model's parameters and of all its operators' results, for which numbers are
 compared: a few tenths of a second on one core. These are assumptions that bound the time, and are not
 tuned."""
-LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-3, 1e-2
+_LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 1e-3, 1e-2
 """Relative differences that are accepted as rounding at once; a lost backward differs by at least several per
 cent. Other differences are compared with the effect of rounding on the model."""
-ROUNDING_FACTOR = 10.0
+_ROUNDING_FACTOR = 10.0
 """Up to this factor times the effect of changing all parameters by rounding counts as rounding; an
 assumption."""
-GRADIENT_FLOOR = 1e-3
+_GRADIENT_FLOOR = 1e-3
 """A gradient's difference is relative to the parameter's largest gradient, but to no less than this share of
 the model's largest."""
 _UNIT = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
@@ -90,7 +191,7 @@ def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
         with fake:
             yield call
         return
-    if any(t.device == META for t in tensors):
+    if any(t.device == _META for t in tensors):
         yield call
         return
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -159,7 +260,7 @@ def can_compare(graph: OperatorGraph, model: nn.Module) -> bool:
     if any(t.device.type != "cpu" or isinstance(t, FakeTensor) for t in stored):
         return False
     made = sum(t.elements for t in graph.tensors.values() if t.kind == "activation")
-    return sum(t.numel() for t in stored) <= MOST_PARAMETERS and made <= MOST_ACTIVATIONS
+    return sum(t.numel() for t in stored) <= _MOST_PARAMETERS and made <= _MOST_ACTIVATIONS
 
 
 def check_numbers(
@@ -199,13 +300,13 @@ def check_numbers(
             return (f"the model's own step could not be computed to compare: {shown_error(error)}",)
         found = _step(captured, parameters, model)
         apart = _apart(found, wanted)
-        if apart.within(LOSS_TOLERANCE, GRADIENT_TOLERANCE):
+        if apart.within(_LOSS_TOLERANCE, _GRADIENT_TOLERANCE):
             return ()
         if any(draws_numbers(op) for op in graph.operators):
             return ("the graph's gradients were not compared with the model's own: both draw random numbers",)
         rounding = _rounding(own, parameters, model, wanted, graph)
-    loss, gradient = (max(ROUNDING_FACTOR * size, least) for size, least in zip(
-        (rounding.loss, rounding.gradient), (LOSS_TOLERANCE, GRADIENT_TOLERANCE), strict=True
+    loss, gradient = (max(_ROUNDING_FACTOR * size, least) for size, least in zip(
+        (rounding.loss, rounding.gradient), (_LOSS_TOLERANCE, _GRADIENT_TOLERANCE), strict=True
     ))  # fmt: skip
     if apart.within(loss, gradient):
         return (
@@ -267,7 +368,7 @@ def _apart(found: _Step, wanted: _Step) -> _Apart:
     largest = max((_largest(g) for g in wanted[1].values()), default=0.0)
     worst, name = 0.0, ""
     for key, gradient in wanted[1].items():
-        size = max(_largest(gradient), GRADIENT_FLOOR * largest, 1e-30)
+        size = max(_largest(gradient), _GRADIENT_FLOOR * largest, 1e-30)
         apart = _largest(_wide(found[1][key]) - _wide(gradient)) / size
         if not apart <= worst:
             worst, name = apart, key

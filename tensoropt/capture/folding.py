@@ -3,6 +3,19 @@
 Masks and position ids are dozens of nodes in a language model (35 for GPT-2's causal mask), and the search
 must never see them. Values are stored at broadcast-reduced shape: a dim along which the value does not change
 has size 1 and is expanded where it is used.
+
+Calls that do less than they seem to: their actual effect is decided before they become operators.
+
+In-place code in a model (``shifted[:, 1:] = labels[:, :-1]``) and helpers written for any dtype
+(``y.type_as(x)``) arrive as calls that depend only on a tensor's shape or dtype. Unchanged, they would tie
+together tensors that are unrelated, and some have no derivative.
+
+Writes into a part of a complex tensor, rewritten as writes into its real and imaginary parts.
+
+``out[..., :modes] = spectrum`` (as in the layers of Fourier neural operators) is exported as a
+``slice_scatter``, which PyTorch cannot differentiate for complex numbers. The real and imaginary parts form a
+last dim of size two, which such a write never touches: the same write on ``view_as_real`` is equivalent,
+forward and backward.
 """
 
 from __future__ import annotations
@@ -19,7 +32,7 @@ from tensoropt.capture.bands import Band, banded
 from tensoropt.errors import CaptureError
 from tensoropt.units import format_bytes
 
-CONSTANT_LIMIT = 256 << 20
+_CONSTANT_LIMIT = 256 << 20
 """The size in bytes of the largest tensor that is computed at capture and stored as a constant."""
 _UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
 """Calls that allocate memory without a value; it is zeroed, since leftover contents would differ between
@@ -78,7 +91,7 @@ class Folder:
 
     def too_large(self, node: torch.fx.Node) -> bool:
         """Whether a distance mask is too large for a constant, in which case it is computed in every step."""
-        return node in self._bands and self._bands[node].nbytes > CONSTANT_LIMIT
+        return node in self._bands and self._bands[node].nbytes > _CONSTANT_LIMIT
 
     def decides(self, node: torch.fx.Node) -> bool:
         """Whether the graph may depend on the value, because it is known wherever the model is captured."""
@@ -147,7 +160,7 @@ class Folder:
         whole = self.value(node)
         # Comparing a large mask takes seconds; layers share it, so it is compared once.
         if id(whole) not in self._reduced:
-            reduced = broadcast_reduced(whole)
+            reduced = _broadcast_reduced(whole)
             self._reduced[id(whole)] = (reduced, None if reduced.is_meta else _digest(reduced))
         value, digest = self._reduced[id(whole)]
         same = (tuple(value.shape), str(value.dtype), digest)
@@ -182,13 +195,14 @@ def _unexpanded(value: torch.Tensor) -> tuple[int, ...]:
 
 
 def _check_size(nbytes: int, node: torch.fx.Node) -> None:
-    if nbytes <= CONSTANT_LIMIT:
+    if nbytes <= _CONSTANT_LIMIT:
         return
     raise CaptureError(
         f"the constant {node.name}{_line_of(node)} has the shape {tuple(node.meta['val'].shape)} and takes "
-        f"{format_bytes(nbytes)} on every rank, but constants may take up to {format_bytes(CONSTANT_LIMIT)}. "
-        "If it is a causal mask, leave it out and pass is_causal=True to scaled_dot_product_attention; else "
-        "make it in forward by comparing positions, from parts that are small, or pass it as an input"
+        f"{format_bytes(nbytes)} on every rank, but constants may take up to "
+        f"{format_bytes(_CONSTANT_LIMIT)}. If it is a causal mask, leave it out and pass is_causal=True to "
+        "scaled_dot_product_attention; else make it in forward by comparing positions, from parts that are "
+        "small, or pass it as an input"
     )
 
 
@@ -256,13 +270,13 @@ def kept_constants(constants: Mapping[str, torch.Tensor]) -> dict[str, tuple[str
     return {n: (first.setdefault(id(v), n), v.numel() * v.element_size()) for n, v in constants.items()}
 
 
-def broadcast_reduced(value: torch.Tensor) -> torch.Tensor:
+def _broadcast_reduced(value: torch.Tensor) -> torch.Tensor:
     """``value`` with every dim along which it is constant narrowed to size 1, in its own memory."""
     return broadcast_narrowed(value).clone(memory_format=torch.contiguous_format)
 
 
 def broadcast_narrowed(value: torch.Tensor) -> torch.Tensor:
-    """Like :func:`broadcast_reduced`, but as a view."""
+    """Like :func:`_broadcast_reduced`, but as a view."""
     for dim, size in enumerate(value.shape):
         if size <= 1:
             continue
@@ -273,3 +287,179 @@ def broadcast_narrowed(value: torch.Tensor) -> torch.Tensor:
         ):
             value = first
     return value
+
+
+VIEW, COPYING_VIEW = "aten.view.default", "aten._unsafe_view.default"
+"""A reshape whose operand has an incompatible memory layout is exported as a copy and the second of these."""
+
+_FILLED = {
+    "aten.zeros_like.default": 0,
+    "aten.ones_like.default": 1,
+    "aten.empty_like.default": 0,
+    "aten.new_zeros.default": 0,
+    "aten.new_ones.default": 1,
+    "aten.new_empty.default": 0,
+    "aten.new_empty_strided.default": 0,
+}
+_FILL_ARGUMENT = {
+    "aten.full_like.default": 1,
+    "aten.new_full.default": 2,
+    "aten.fill.Scalar": 1,
+    "aten.fill.Tensor": 1,
+}
+
+
+_CHECKS = ("aten._assert", "aten.sym_", "aten._functional_assert")
+
+
+def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The assertions, and the numbers that nothing else reads (``assert lengths.max().item() <= width``)."""
+    found: set[torch.fx.Node] = set()
+    # From the end, so that all readers of a number are known before the number itself.
+    for node in reversed(graph.nodes):
+        if node.op != "call_function":
+            continue
+        number = isinstance(
+            node.meta.get("val"), (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
+        )
+        if str(node.target).startswith(_CHECKS) or (number and found.issuperset(node.users)):
+            found.add(node)
+    return found
+
+
+def filled(node: torch.fx.Node, folder: Folder) -> torch.Tensor | None:
+    """The result of a call that reads only its operand's shape, as one expanded element."""
+    target, value = str(node.target), node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    fill: Any = _FILLED.get(target)
+    if target in _FILL_ARGUMENT:
+        fill = node.args[_FILL_ARGUMENT[target]]
+    if fill is None or (isinstance(fill, torch.fx.Node) and fill not in folder):
+        return None
+    element = folder.value(fill) if isinstance(fill, torch.fx.Node) else torch.full((), fill)
+    # One element, expanded: a mask of zeros uses no memory for its shape.
+    return element.to(value.dtype).expand(tuple(value.shape))
+
+
+def renamed(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The operand that a call returns unchanged: a copy of equal type, a concatenation with nothing."""
+    target, value = str(node.target), node.meta["val"]
+    source: Any = None
+    if target == "aten.copy.default":
+        source = node.args[1]
+    elif target == "aten.type_as.default":
+        source = node.args[0]
+    elif target == "aten.cat.default":
+        parts = with_elements(node.args[0])
+        source = parts[0] if len(parts) == 1 else None
+    if not isinstance(source, torch.fx.Node):
+        return None
+    before = source.meta["val"]
+    return source if (before.shape, before.dtype) == (value.shape, value.dtype) else None
+
+
+def with_elements(nodes: Any) -> list[torch.fx.Node]:
+    """The tensors of a list that are not empty."""
+    return [n for n in nodes if n.meta["val"].numel() > 0]
+
+
+def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
+    """The shape of the view to which an ``index`` with ``arange`` along distinct dims is equivalent.
+
+    ``mask[batch[:, None, None, None], keys]``, with both indices an ``arange`` over a whole dim, is how masks
+    are written for ``vmap``; it is equivalent to ``mask.view(batch, 1, 1, keys)``.
+    """
+    source, indices = node.args[0], node.args[1]
+    assert isinstance(source, torch.fx.Node)
+    assert isinstance(indices, (list, tuple))
+    before, after = source.meta["val"].shape, node.meta["val"].shape
+    if len(indices) != len(before):
+        return None
+    # Only values that are known on every device count; otherwise the graph would depend on where it was
+    # captured.
+    if not all(isinstance(i, torch.fx.Node) and folder.decides(i) for i in indices):
+        return None
+    shape = [1] * len(after)
+    last = -1
+    for size, index in zip(before, indices, strict=True):
+        assert isinstance(index, torch.fx.Node)
+        value = folder.value(index)
+        dim = _arange_dim(value, int(size))
+        if dim is None:
+            return None
+        if size > 1:
+            dim += len(after) - value.dim()
+            # Dims in another order would be a permutation, which a view cannot express.
+            if dim <= last:
+                return None
+            shape[dim], last = int(size), dim
+    return tuple(shape) if tuple(shape) == tuple(after) else None
+
+
+def _arange_dim(value: torch.Tensor, size: int) -> int | None:
+    """The dim along which an index tensor counts ``0 .. size - 1`` (it is constant along the others)."""
+    if value.is_meta or value.dtype == torch.bool:
+        return None
+    if size == 1:
+        return 0 if not bool(value.any()) else None
+    for dim, length in enumerate(value.shape):
+        if length == size:
+            counted = torch.arange(size).view([size if d == dim else 1 for d in range(value.dim())])
+            if bool((value == counted).all()):
+                return dim
+    return None
+
+
+_WRITES = {
+    "aten.slice_scatter.default": "src",
+    "aten.select_scatter.default": "src",
+    "aten.diagonal_scatter.default": "src",
+    "aten.index_put.default": "values",
+}
+"""Writes, mapped to the argument that is written."""
+_DIMS = ("dim", "dim1", "dim2")
+
+
+def write_complex_as_real(graph: torch.fx.Graph) -> None:
+    """Rewrite such writes in place."""
+    # A conjugate is only a flag on a tensor, and has no parts to view before it is resolved.
+    conjugated = any(str(node.target) == "aten._conj.default" for node in graph.nodes)
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if str(node.target) not in _WRITES or not isinstance(value, torch.Tensor) or not value.is_complex():
+            continue
+        arguments = _arguments(node)
+        # The new dim is last, so dims counted from the end would shift.
+        arguments |= {name: arguments[name] % value.dim() for name in _DIMS if name in arguments}
+        with graph.inserting_before(node):
+            for name in ("self", _WRITES[str(node.target)]):
+                if conjugated:
+                    resolve = torch.ops.aten.resolve_conj.default
+                    arguments[name] = _called(graph, node, resolve, arguments[name])
+                view = torch.ops.aten.view_as_real.default
+                arguments[name] = _called(graph, node, view, arguments[name])
+            if "dim1" in arguments:
+                # A diagonal is the last dim of the value written to it, behind that of the parts.
+                turn = torch.ops.aten.transpose.int
+                arguments["src"] = _called(graph, node, turn, arguments["src"], -2, -1)
+            real = _called(graph, node, node.target, *arguments.values())
+            whole = _called(graph, node, torch.ops.aten.view_as_complex.default, real)
+        node.replace_all_uses_with(whole)
+        graph.erase_node(node)
+
+
+def _arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """All arguments of a call by name, in order, including those left out."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    known = node.target._schema.arguments
+    given = dict(zip((argument.name for argument in known), node.args, strict=False)) | dict(node.kwargs)
+    return {argument.name: given.get(argument.name, argument.default_value) for argument in known}
+
+
+def _called(graph: torch.fx.Graph, like: torch.fx.Node, target: Any, *args: Any) -> torch.fx.Node:
+    """A call with the same position in the model as another one."""
+    node = graph.call_function(target, args)
+    node.meta = {key: like.meta[key] for key in ("stack_trace", "nn_module_stack") if key in like.meta}
+    node.meta["val"] = target(*torch.fx.map_arg(args, lambda n: n.meta["val"]))
+    return node

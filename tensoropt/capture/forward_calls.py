@@ -1,26 +1,468 @@
-"""The calls that a model's code makes during export: refused, placed on the model's device, or answered."""
+"""The calls that a model's code makes during export: refused, placed on the model's device, or answered.
+
+Questions about values inside a model, answered at capture, when there are no values.
+
+Export refuses to branch on a value. Three kinds of branches do not affect what a step costs, and the graph
+notes where it took them:
+
+- models guard against overflow (``if not torch.isfinite(x).all(): x = torch.clamp(...)``, in the encoders of
+  DETR and its kin), distributions validate their arguments: a step of numbers that are not finite has no use;
+- models assert what their inputs must be, or raise an error, and so do PyTorch's own losses
+  (``gaussian_nll_loss``): a step that ends so has no use either; nor is it asked whether to print a warning;
+- models drop whole layers at random (LayerDrop, Fan et al., arXiv 1909.11556): the likelier branch is taken.
+
+Values in a model's code that can only be one thing, known during export although tensors have no values.
+
+A tensor that is made from no input, no parameter and nothing that the model stores (positions counted from 0,
+a mask of ones) has the same value in every call. In eager mode a model may branch on it, and ``transformers``
+does: it omits a mask that hides nothing, and uses the flag for a causal one. Export refuses such a branch,
+which is why ``transformers`` asks whether it is being exported and then makes every mask.
+"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import _disable_current_modes
 
-from tensoropt.capture.lines import calling_frame, line_of
-from tensoropt.capture.unsupported import refuse_call, refuse_result
-from tensoropt.capture.validity import Answers, valid_values
+from tensoropt.capture.lines import asking_frame, calling_frame, is_own, line_of
+from tensoropt.capture.unsupported import NUMBER, refuse_at_the_call, refuse_call, refuse_result
 
-META = torch.device("meta")
+_HEALTHY = {"isfinite": True, "isinf": False, "isnan": False}
+"""Questions about every element, mapped to the answer for finite numbers."""
+_KEPT = frozenset({"all", "any"})
+_ANSWER = "_tensoropt_answer"
+
+
+_CHANCE = "_tensoropt_chance"
+_FOLDER = str(Path(__file__).parent)
+_BELOW, _ABOVE = (
+    frozenset({"lt", "le", "less", "less_equal"}),
+    frozenset({"gt", "ge", "greater", "greater_equal"}),
+)
+
+
+class _Drawn(float):
+    """The value that a model gets from a uniform number by ``item()``: it may only be compared, as the tensor
+    may be, because a plan's steps draw other numbers."""
+
+    def __new__(cls, chance: float, answers: _Answers) -> _Drawn:
+        number = super().__new__(cls, chance)
+        number.answers = answers
+        return number
+
+    answers: _Answers
+
+    def _decided(self, answer: bool) -> bool:
+        return self.answers.decided(answer)
+
+    def __lt__(self, other: float) -> bool:
+        return self._decided(float(self) < other)
+
+    def __le__(self, other: float) -> bool:
+        return self._decided(float(self) < other)
+
+    def __gt__(self, other: float) -> bool:
+        return self._decided(float(self) >= other)
+
+    def __ge__(self, other: float) -> bool:
+        return self._decided(float(self) >= other)
+
+    def _used(self, *_: Any) -> Any:
+        refuse_at_the_call(NUMBER)
+        raise NUMBER.refused("the model", "")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _used
+    __pow__ = __rpow__ = __floordiv__ = __mod__ = __neg__ = __abs__ = __int__ = __round__ = _used
+
+
+def _is_bool(value: Any) -> bool:
+    return getattr(value, "dtype", None) == torch.bool
+
+
+class _Answers(TorchFunctionMode):
+    """A mode that follows the results of such questions, and answers when the model branches on one."""
+
+    def __init__(self, notes: list[str]):
+        super().__init__()
+        self.notes = notes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "").strip("_")
+        subject = args[0] if args else None
+        # `if tensor:` and `tensor.item()` are the two ways in which Python reads a value to branch on.
+        if name in ("equal", "allclose"):
+            answer = self.passing(calling_frame())
+            if answer is not None:
+                return answer
+        if name == "item" and isinstance(getattr(subject, _CHANCE, None), float) and not _is_bool(subject):
+            return _Drawn(getattr(subject, _CHANCE), self)
+        if any(isinstance(value, _Drawn) for value in args):
+            refuse_at_the_call(NUMBER)
+        asked = name == "bool" or (name == "item" and getattr(subject, "dtype", None) == torch.bool)
+        if asked and isinstance(subject, torch.Tensor):
+            answer = self._answer(subject)
+            if answer is not None:
+                return answer
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self._follow(name, args, result)
+        return result
+
+    def _answer(self, subject: torch.Tensor) -> bool | None:
+        """The answer for a branch on this tensor; None to use its value."""
+        frame = calling_frame()
+        finite, chance = getattr(subject, _ANSWER, None), getattr(subject, _CHANCE, None)
+        if finite is not None:
+            return self.noted(
+                frame, finite, "branches on whether values are finite", "the branch for finite ones"
+            )
+        if isinstance(chance, bool):
+            return self.decided(chance)
+        return self.passing(frame)
+
+    def decided(self, answer: bool) -> bool:
+        """Answer a comparison of a random number."""
+        what = "decides at random (layers that are dropped)"
+        return self.noted(calling_frame(), answer, what, "the likelier branch")
+
+    def passing(self, frame: FrameType | None) -> bool | None:
+        """The answer to a question that only decides whether to raise or to warn; None for other questions.
+        PyTorch's own guards are passed in the same way as the model's."""
+        for asking in (asking_frame(_FOLDER), frame):
+            answer = None if asking is None else _passing(asking)
+            if answer is not None:
+                return self.noted(frame, answer, "refuses some values", "the branch for those it accepts")
+        return None
+
+    def _follow(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> None:
+        subject = args[0] if args else None
+        finite, chance = getattr(subject, _ANSWER, None), getattr(subject, _CHANCE, None)
+        if name in _HEALTHY:
+            # On the tensor itself: marks live as long as it does, and fake tensors accept attributes.
+            setattr(result, _ANSWER, _HEALTHY[name])
+        elif finite is not None and name in _KEPT:
+            setattr(result, _ANSWER, finite)
+        elif finite is not None and name in ("invert", "logical_not", "bitwise_not"):
+            setattr(result, _ANSWER, not finite)
+        # A single uniform number is 0.5 on average: the likelier branch is the side of the threshold on which
+        # that lies.
+        elif name == "rand" and result.numel() == 1:
+            setattr(result, _CHANCE, 0.5)
+        elif isinstance(chance, float) and name in _BELOW | _ABOVE and isinstance(args[1], int | float):
+            setattr(result, _CHANCE, (args[1] > chance) == (name in _BELOW))
+
+    def noted(self, frame: FrameType | None, answer: bool, what: str, taken: str) -> bool:
+        """Return ``answer``, after noting which line asks what, and which branch is taken."""
+        where = "the model" if frame is None else line_of(frame)
+        note = f"{where} {what}; the graph takes {taken}"
+        if note not in self.notes:
+            self.notes.append(note)
+        return answer
+
+
+def _passing(frame: FrameType) -> bool | None:
+    """The answer that leads past a guard, if the question that ``frame`` asks is part of one.
+
+    A guard's test may combine questions with ``and``, ``or`` and ``not``: the position in the line identifies
+    the question, and each is answered so that the whole test has the right result.
+    """
+    for node in _guards(frame.f_code.co_filename):
+        # Only the lines of the question: inside the body the model is past it.
+        if node.lineno <= frame.f_lineno <= (node.test.end_lineno or node.lineno):
+            wanted = isinstance(node, ast.Assert)
+            questions = list(_questions(node.test, wanted))
+            if len(questions) == 1:
+                return questions[0][1]
+            places = list(_places(frame))
+            asked = [answer for place in places for question, answer in questions if _holds(question, place)]
+            return asked[0] if asked else None
+    return None
+
+
+def _questions(test: ast.expr, wanted: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """The questions of a test, each with the answer that makes the whole test ``wanted``."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _questions(test.operand, not wanted)
+    elif isinstance(test, ast.BoolOp):
+        for part in test.values:
+            yield from _questions(part, wanted)
+    else:
+        yield test, wanted
+
+
+def _places(frame: FrameType) -> Iterator[tuple[int, int]]:
+    """The line and column of a frame's current instruction, and of the one just before: at a branch, the
+    former is that of the whole statement, and the latter that of the question."""
+    positions = list(frame.f_code.co_positions())
+    for at in (frame.f_lasti // 2, frame.f_lasti // 2 - 1):
+        line, _, column, _ = positions[at] if 0 <= at < len(positions) else (None,) * 4
+        yield (line or frame.f_lineno, -1 if column is None else column)
+
+
+def _holds(node: ast.expr, place: tuple[int, int]) -> bool:
+    start, end = (node.lineno, node.col_offset), (node.end_lineno or node.lineno, node.end_col_offset or 0)
+    return start <= place < end
+
+
+@cache
+def _guards(filename: str) -> tuple[ast.Assert | ast.If, ...]:
+    """Assertions, ``if ...: raise`` and ``if ...: warn`` of a source file whose tests are plain questions."""
+    try:
+        tree = ast.parse(Path(filename).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return ()
+    return tuple(
+        node
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _only_raises_or_warns(node)))
+        # An answer to a part of a conditional, or of a comparison of two answers, would not decide the line.
+        and not any(isinstance(part, ast.IfExp) for part in ast.walk(node.test))
+    )
+
+
+def _only_raises_or_warns(node: ast.If) -> bool:
+    if node.orelse:
+        return False
+    return isinstance(node.body[-1], ast.Raise) or all(_warns(statement) for statement in node.body)
+
+
+def _warns(statement: ast.stmt) -> bool:
+    """Whether a statement only prints, warns or logs."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    called = statement.value.func
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in {"print", "warn", "warning", "warning_once", "warn_once", "info", "debug", "error"}
+
+
+@contextlib.contextmanager
+def _guarded_numbers(answers: _Answers) -> Iterator[None]:
+    """While open, also pass guards on numbers derived from values (``if x.max().item() > 1: raise``)."""
+    asked = torch.SymBool.__bool__
+
+    def answered(number: torch.SymBool) -> bool:
+        # Sizes are known; anything unknown is derived from values.
+        if not number.node.is_constant() and not number.node.has_hint():
+            frame = asking_frame(_FOLDER)
+            answer = (
+                answers.passing(frame) if frame is not None and is_own(frame.f_code.co_filename) else None
+            )
+            if answer is not None:
+                return answer
+        return asked(number)
+
+    with mock.patch.object(torch.SymBool, "__bool__", answered):
+        yield
+
+
+@contextlib.contextmanager
+def _open_functions() -> Iterator[None]:
+    """While open, functions of ``torch.nn.functional`` expose the calls that they make, including their own
+    guards.
+
+    Otherwise a mode sees such a function as one call. Operands of other tensor classes are still dispatched.
+    """
+
+    def is_dispatched(*operands: Any) -> bool:
+        plain = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
+        leaves = [o for o in operands if not isinstance(o, (tuple, list))]
+        leaves += [part for o in operands if isinstance(o, (tuple, list)) for part in o]
+        return any(getattr(type(o), "__torch_function__", plain[0]) not in plain for o in leaves)
+
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(torch.nn.functional, name, is_dispatched))
+        yield
+
+
+def _is_causal(answers: _Answers) -> Any:
+    """Layers of ``nn.Transformer`` compare a mask with the causal one; it is used unchanged."""
+
+    def asked(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        if is_causal is None and mask is not None:
+            answers.noted(calling_frame(), False, "asks whether a mask is causal", "the mask as it is")
+        return is_causal is True
+
+    return mock.patch.object(torch.nn.modules.transformer, "_detect_is_causal_mask", asked)
+
+
+@contextlib.contextmanager
+def valid_values(answers: _Answers | None = None) -> Iterator[list[str]]:
+    """While a model is exported, assume that its values are finite and that its inputs and arguments are
+    valid.
+
+    Yields:
+        Notes on the branches that were decided in this way, filled as the export proceeds.
+    """
+    answers = answers or _Answers([])
+    distribution = torch.distributions.Distribution
+    validating = distribution._validate_args
+    # PyTorch validates arguments by branching on their values, which export refuses.
+    distribution.set_default_validate_args(False)
+    try:
+        with contextlib.ExitStack() as stack:
+            for context in (_guarded_numbers(answers), _open_functions(), _is_causal(answers), answers):
+                stack.enter_context(context)
+            yield answers.notes
+    finally:
+        distribution.set_default_validate_args(validating)
+
+
+_RECIPE = "_tensoropt_recipe"
+_FACTORIES = frozenset({"arange", "ones", "zeros", "full", "tensor", "scalar_tensor", "eye", "linspace"})
+_RANDOM = (
+    "rand",
+    "bernoulli",
+    "dropout",
+    "normal",
+    "multinomial",
+    "poisson",
+    "empty",
+    "exponential",
+    "rrelu",
+)
+"""Parts of the names of functions whose results differ from call to call."""
+_READS = frozenset({"bool", "item", "int", "float", "index"})
+"""The ways in which Python reads a number to branch on."""
+_ELEMENTS = 1 << 24
+"""The element count above which tensors are not followed: values that a model branches on are small, and are
+computed."""
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """The recipe for computing a tensor from nothing but numbers and other such tensors."""
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Mapping[str, Any]
+    version: int
+
+    def value(self, results: dict[int, torch.Tensor]) -> torch.Tensor:
+        if id(self) not in results:
+
+            def known(leaf: Any) -> Any:
+                return leaf.value(results) if isinstance(leaf, _Recipe) else leaf
+
+            args, kwargs = pytree.tree_map(known, (self.args, dict(self.kwargs)))
+            if kwargs.get("device") is not None:
+                kwargs["device"] = "cpu"
+            results[id(self)] = self.function(*args, **kwargs)
+        return results[id(self)]
+
+
+class _KnownValues(TorchFunctionMode):
+    """A mode that follows values computed from constants only, and answers when the model asks for one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "").strip("_")
+        if name in _READS and args and isinstance(args[0], torch.Tensor):
+            value = _known_value(args[0])
+            if value is not None and value.numel() == 1:
+                with _without_tracing():
+                    return func(value)
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            self._follow(func, name, args, kwargs, result)
+        return result
+
+    @staticmethod
+    def _follow(func: Any, name: str, args: Any, kwargs: Any, result: torch.Tensor) -> None:
+        if any(part in name for part in _RANDOM):
+            return
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        # A call that changes a tensor returns that tensor, which is then no longer known.
+        if any(tensor is result for tensor in tensors) or (not tensors and name not in _FACTORIES):
+            return
+        recipes = {id(tensor): _recipe_of(tensor) for tensor in tensors}
+        # The size is checked last: for an input's view, export would record the question as a condition.
+        if None in recipes.values() or result.numel() > _ELEMENTS:
+            return
+        steps = [recipes[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(steps, spec)
+        setattr(result, _RECIPE, _Recipe(func, args, kwargs, result._version))
+
+
+def _recipe_of(tensor: torch.Tensor) -> _Recipe | None:
+    recipe = getattr(tensor, _RECIPE, None)
+    # Views share the version of their base: whatever changed the memory counts.
+    return recipe if recipe is not None and recipe.version == tensor._version else None
+
+
+def _known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The value of a tensor of the model that is being exported; None if it is not known."""
+    recipe = _recipe_of(tensor)
+    if recipe is None:
+        return None
+    with _without_tracing():
+        try:
+            return recipe.value({})
+        except Exception:  # a function that accepts no plain tensors: then the value is not known
+            return None
+
+
+@contextlib.contextmanager
+def _without_tracing() -> Iterator[None]:
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        yield
+
+
+@contextlib.contextmanager
+def known_values() -> Iterator[None]:
+    """While a model is exported, allow it to branch on values that are the same in every call.
+
+    ``transformers`` then behaves accordingly: its masks are those of eager mode. A mask or positions passed
+    from outside are unknown, and anything made from them stays.
+    """
+    with contextlib.ExitStack() as stack:
+        # It is not imported for this purpose: if it is not loaded, no model comes from it.
+        masks = sys.modules.get("transformers.masking_utils")
+        for name, answer in _ANSWERS.items():
+            if masks is not None and hasattr(masks, name):
+                stack.enter_context(mock.patch.object(masks, name, answer))
+        stack.enter_context(_KnownValues())
+        yield
+
+
+def _not_exporting() -> bool:
+    return False
+
+
+def _is_tracing(tensor: torch.Tensor | None = None) -> bool:
+    return tensor is not None and _known_value(tensor) is None
+
+
+_ANSWERS: Mapping[str, Callable[..., bool]] = {
+    "is_torchdynamo_exporting": _not_exporting,
+    "is_torchdynamo_compiling": _not_exporting,
+    "is_tracing": _is_tracing,
+}
+
+
+_META = torch.device("meta")
 _WITH_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 """Calls that make tensors from values in Python: the meta device would lose the values."""
 _MOVES = frozenset({"to", "cpu", "cuda"})
 
 
-class ForwardCalls(Answers):
+class _ForwardCalls(_Answers):
     """A mode that sees all PyTorch calls in ``forward``.
 
     Args:
@@ -43,7 +485,7 @@ class ForwardCalls(Answers):
         if self.on_meta:
             if func in _WITH_VALUES and not isinstance(args[0] if args else kwargs.get("data"), torch.Tensor):
                 kwargs.pop("device", None)
-                return super().__torch_function__(func, types, args, kwargs).to(META)
+                return super().__torch_function__(func, types, args, kwargs).to(_META)
             args, kwargs = self._placed(func, name, args, kwargs)
         result = super().__torch_function__(func, types, args, kwargs)
         refuse_result(result)
@@ -52,11 +494,11 @@ class ForwardCalls(Answers):
     @staticmethod
     def _placed(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if func in _device_constructors() or "device" in kwargs:
-            return args, kwargs | {"device": META}
+            return args, kwargs | {"device": _META}
         if name in _MOVES and isinstance(args[0], torch.Tensor):
             if name != "to":
                 return args[:1], {}
-            args = tuple(META if isinstance(a, str | torch.device) else a for a in args)
+            args = tuple(_META if isinstance(a, str | torch.device) else a for a in args)
         return args, kwargs
 
 
@@ -68,7 +510,7 @@ def followed_calls(on_meta: bool) -> Iterator[list[str]]:
         Notes on decisions, filled as the export proceeds.
     """
     notes: list[str] = []
-    with _unseeded(notes), valid_values(ForwardCalls(notes, on_meta)):
+    with _unseeded(notes), valid_values(_ForwardCalls(notes, on_meta)):
         yield notes
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tensoropt.capture.detaching import cut_at
+from tensoropt.capture.no_grad import cut_at
 from tensoropt.errors import CaptureError
 
 

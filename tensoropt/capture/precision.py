@@ -2,7 +2,7 @@
 
 Parameters stay float32 between steps (master weights), and so do their gradients and the optimizer's state;
 every reader that computes in bfloat16 sees them cast. Operators declare which of three classes they belong to
-(:class:`tensoropt.ops.spec.Precision`), following PyTorch's autocast (docs, "Autocast Op Reference") and
+(:class:`tensoropt.ops.calls.Precision`), following PyTorch's autocast (docs, "Autocast Op Reference") and
 Micikevicius et al., Mixed Precision Training (ICLR 2018, section 3.1):
 
 - *bfloat16*: matrix products, convolutions, attention, lookups and the norms that are one kernel, whose
@@ -25,11 +25,11 @@ import torch
 
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
+from tensoropt.ops.calls import Precision
 from tensoropt.ops.registry import precision_of
-from tensoropt.ops.spec import Precision
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
-WIDE, NARROW = "float32", "bfloat16"
+_WIDE, _NARROW = "float32", "bfloat16"
 
 
 def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
@@ -40,7 +40,7 @@ def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
     """
     if dtype not in COMPUTE_DTYPES:
         raise CaptureError(f"unknown dtype '{dtype}'; use {' or '.join(COMPUTE_DTYPES)}")
-    return graph if dtype == WIDE else _Policy(graph).apply()
+    return graph if dtype == _WIDE else _Policy(graph).apply()
 
 
 class _Policy:
@@ -57,7 +57,7 @@ class _Policy:
         self.now = {name: t.dtype for name, t in graph.tensors.items()}
         # Parameters are not among them: they follow the tensors that they are used with, and are cast
         # accordingly.
-        self.carries = {n for n in graph.inputs if graph.tensors[n].dtype == WIDE}
+        self.carries = {n for n in graph.inputs if graph.tensors[n].dtype == _WIDE}
         self.read_as: dict[str, dict[str, str]] = {}
         self.results: dict[object, tuple[str, ...] | None] = {}
         self.kept: dict[str, None] = {}
@@ -81,7 +81,7 @@ class _Policy:
         outputs = list(self.graph.outputs)
         if self.graph.training:
             # A loss is reported, scaled and summed over micro-batches in float32.
-            outputs[0] = self._cast(outputs[0], WIDE)
+            outputs[0] = self._cast(outputs[0], _WIDE)
         read = {n for op in self.operators for n in op.inputs()} | {*outputs, *mutations, *mutations.values()}
         # If all readers of a constant want it narrow, the wide one is left over.
         unread = [n for n, t in self.tensors.items() if t.kind == "constant" and n not in read]
@@ -96,7 +96,7 @@ class _Policy:
             mutations=mutations,
             constants=self.constants,
             notes=(*self.graph.notes, *self._notes()),
-            compute_dtype=NARROW,
+            compute_dtype=_NARROW,
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class _Policy:
 
     def _decide(self, op: Operator) -> None:
         tensors = self.graph.tensors
-        floats = [n for n in dict.fromkeys(op.inputs()) if tensors[n].dtype == WIDE]
+        floats = [n for n in dict.fromkeys(op.inputs()) if tensors[n].dtype == _WIDE]
         # Integers and masks keep their type.
         if not floats:
             return
@@ -117,29 +117,29 @@ class _Policy:
         if made is None:
             # A dict used as an ordered set, for the note.
             self.kept.setdefault(op.target)
-            wanted = dict.fromkeys(floats, WIDE)
+            wanted = dict.fromkeys(floats, _WIDE)
             made = tuple(tensors[n].dtype for n in op.outputs)
         self.read_as[op.name] = wanted
         self.now.update(zip(op.outputs, made, strict=True))
         if any(n in self.carries or tensors[n].kind == "parameter" for n in floats):
-            self.carries.update(n for n in op.outputs if self.now[n] in (WIDE, NARROW))
+            self.carries.update(n for n in op.outputs if self.now[n] in (_WIDE, _NARROW))
 
     def _wanted(self, op: Operator, floats: list[str]) -> dict[str, str]:
         tensors, precision = self.graph.tensors, precision_of(op.target)
         if precision is Precision.NARROW_INPUT:
             # The input of a batch norm; its weights and statistics follow it.
             first = op.inputs()[0]
-            return {n: NARROW if n == first else WIDE for n in floats}
+            return {n: _NARROW if n == first else _WIDE for n in floats}
         if precision is Precision.NARROW:
-            return dict.fromkeys(floats, NARROW)
+            return dict.fromkeys(floats, _NARROW)
         if precision is Precision.WIDE:
-            return dict.fromkeys(floats, WIDE)
+            return dict.fromkeys(floats, _WIDE)
         carrying = [self.now[n] for n in floats if n in self.carries]
         parameters = any(tensors[n].kind == "parameter" for n in floats)
         # An operator on parameters alone (weight arithmetic) computes narrow; one on constants alone stays
         # wide.
-        narrow = WIDE not in carrying if carrying else parameters
-        return dict.fromkeys(floats, NARROW if narrow else WIDE)
+        narrow = _WIDE not in carrying if carrying else parameters
+        return dict.fromkeys(floats, _NARROW if narrow else _WIDE)
 
     def _made(self, op: Operator, wanted: Mapping[str, str]) -> tuple[str, ...] | None:
         """Dtypes of the outputs, determined on the meta device; None if the operator refuses the operands."""
@@ -158,11 +158,11 @@ class _Policy:
             for name, dtype in operands.items():
                 wants.setdefault(name, set()).add(dtype)
         for tensor in self.graph.parameters:
-            if wants.get(tensor.name) == {NARROW} and tensor.name not in self.graph.outputs:
+            if wants.get(tensor.name) == {_NARROW} and tensor.name not in self.graph.outputs:
                 # Without a backward pass the wide values are not needed.
-                master = WIDE if self.graph.training and tensor.requires_grad else None
-                self.tensors[tensor.name] = replace(tensor, dtype=NARROW, master_dtype=master)
-                self.now[tensor.name] = NARROW
+                master = _WIDE if self.graph.training and tensor.requires_grad else None
+                self.tensors[tensor.name] = replace(tensor, dtype=_NARROW, master_dtype=master)
+                self.now[tensor.name] = _NARROW
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class _Policy:
         def read(value: Any) -> Any:
             return map_refs(value, lambda n: Ref(names.get(n, n)))
 
-        narrow = any(self.now[n] == NARROW for n in op.outputs)
+        narrow = any(self.now[n] == _NARROW for n in op.outputs)
         args, kwargs = read(op.args), {k: read(v) for k, v in op.kwargs.items()}
         if narrow:
             args, kwargs = _representable(args), {k: _representable(v) for k, v in kwargs.items()}
@@ -198,7 +198,7 @@ class _Policy:
                     self.constants[made] = _narrowed(self.constants[name], dtype)
             else:
                 source = name
-                if dtype == NARROW and tensor.kind != "parameter" and name not in self.carries:
+                if dtype == _NARROW and tensor.kind != "parameter" and name not in self.carries:
                     limit = torch.finfo(torch.bfloat16).max  # a mask, perhaps of float32's least number
                     source = f"{made}_range"
                     self._insert(source, "aten.clamp.default", (Ref(name), -limit, limit), {}, tensor, reader)

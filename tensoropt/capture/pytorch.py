@@ -4,6 +4,18 @@
 ``linear``, ``layer_norm``, ``scaled_dot_product_attention``, ... whole. This module then drops outputs other
 than the loss in training (they would stay alive), skips calls that only rename a tensor, and folds anything
 that depends on no input and no parameter into a constant, which is stored at broadcast-reduced shape.
+
+The activations that get a gradient: those on a path from a parameter to the loss.
+
+A tensor may depend on parameters and still get no gradient: scores that only determine which experts are
+chosen, states that nothing reads. Export does not distinguish the two; backward keeps and sends nothing for
+the latter.
+
+A uniform way to count tokens per expert, on whichever device a model is captured.
+
+``transformers`` casts expert numbers for ``histc`` to float32 on a CPU, whose kernel accepts nothing else,
+and to int32 elsewhere, so a model on the meta device would give a different graph from the same model with
+weights. The counts are exact in float32 up to 2**24 tokens.
 """
 
 from __future__ import annotations
@@ -17,19 +29,111 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture.convert import Converter, Mode
-from tensoropt.capture.counting import count_in_floats
 from tensoropt.capture.exporting import export, run_as_it_trains
-from tensoropt.capture.fidelity import can_compare, check_numbers, check_structure
+from tensoropt.capture.fidelity import (
+    can_compare,
+    check_numbers,
+    check_structure,
+    off_the_cpu,
+    on_meta,
+    shadowed,
+)
 from tensoropt.capture.folding import kept_constants
-from tensoropt.capture.gradients import without_idle_gradients
-from tensoropt.capture.hooks import check_hooks
 from tensoropt.capture.loss import Returned, WithLoss
 from tensoropt.capture.modes import in_mode
 from tensoropt.capture.precision import with_compute_dtype
-from tensoropt.capture.refusals import check_inputs, check_model, refusal
-from tensoropt.capture.shadow import off_the_cpu, on_meta, shadowed
+from tensoropt.capture.refusals import check_hooks, check_inputs, check_model, refusal
 from tensoropt.errors import CaptureError
-from tensoropt.graph import OperatorGraph
+from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
+
+
+def _without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
+    """The graph without ``requires_grad`` on tensors that the loss does not depend on smoothly.
+
+    A parameter that is only read without gradient is never trained: PyTorch's optimizers leave it unchanged,
+    so it counts as frozen here, which a note reports. A parameter that some of its readers train keeps its
+    gradient; :meth:`~tensoropt.sharding.groups.GroupGraph.learns` distinguishes these.
+
+    Operators through which no gradient flows read a detached tensor if others differentiate through it, so
+    that each tensor between two operators either has a gradient or has none.
+    """
+    if not graph.training:
+        return graph
+    # In training the only output, the loss.
+    reached = {graph.outputs[0]}
+    for op in reversed(graph.operators):
+        if not reached.isdisjoint(op.outputs):
+            reached.update(name for name in op.inputs() if graph.tensors[name].requires_grad)
+    tensors = {
+        name: replace(tensor, requires_grad=False)
+        if tensor.kind in ("activation", "parameter") and tensor.requires_grad and name not in reached
+        else tensor
+        for name, tensor in graph.tensors.items()
+    }
+    operators = []
+    for op in graph.operators:
+        if not reached.isdisjoint(op.outputs) or op.target == _DETACH:
+            operators.append(op)
+            continue
+        smooth = [n for n in dict.fromkeys(op.inputs()) if _differentiated(tensors[n])]
+        # One detach for all readers that take no gradient.
+        operators += [_detached(name, op, tensors) for name in smooth if f"{name}_detached" not in tensors]
+        operators.append(_reading(op, {name: f"{name}_detached" for name in smooth}))
+    idle = [str(t.key) for t in graph.parameters if t.requires_grad and not tensors[t.name].requires_grad]
+    notes = graph.notes
+    if idle:
+        few = ", ".join(idle[:5]) + (", ..." if len(idle) > 5 else "")
+        notes = (*notes, f"{len(idle)} parameters are read without gradient alone and not trained: {few}")
+    return replace(graph, tensors=tensors, operators=tuple(operators), notes=notes)
+
+
+_DETACH = "aten.detach.default"
+
+
+def _differentiated(tensor: Tensor) -> bool:
+    return tensor.kind == "activation" and tensor.requires_grad
+
+
+def _detached(name: str, reader: Operator, tensors: dict[str, Tensor]) -> Operator:
+    result = f"{name}_detached"
+    tensors[result] = replace(tensors[name], name=result, requires_grad=False)
+    return Operator(result, _DETACH, (Ref(name),), {}, (result,), reader.module, reader.source)
+
+
+def _reading(op: Operator, names: Mapping[str, str]) -> Operator:
+    if not names:
+        return op
+
+    def renamed(name: str) -> Ref:
+        return Ref(names.get(name, name))
+
+    kwargs = {key: map_refs(value, renamed) for key, value in op.kwargs.items()}
+    return replace(op, args=tuple(map_refs(a, renamed) for a in op.args), kwargs=kwargs)
+
+
+COUNT, _CAST, _COUNTED = "aten.histc.default", "aten._to_copy.default", "float32"
+
+
+def _count_in_floats(graph: OperatorGraph) -> OperatorGraph:
+    """The graph in which every cast that only feeds a ``histc`` of integers is a cast to float32."""
+    tensors, casts = dict(graph.tensors), set()
+    for op in graph.operators:
+        source = op.inputs()[0] if op.target == COUNT else None
+        if source is None or tensors[source].dtype in FLOATING:
+            continue
+        cast = graph.producer.get(source)
+        # A cast with other readers stays unchanged, because they may need integers.
+        if cast is not None and cast.target == _CAST and len(graph.consumers[source]) == 1:
+            casts.add(cast.name)
+            for name in (source, *op.outputs):
+                tensors[name] = replace(tensors[name], dtype=_COUNTED)
+    if not casts:
+        return graph
+    operators = tuple(
+        replace(op, kwargs={**op.kwargs, "dtype": TorchLiteral(_COUNTED)}) if op.name in casts else op
+        for op in graph.operators
+    )
+    return replace(graph, tensors=tensors, operators=operators)
 
 
 @dataclass(frozen=True)
@@ -112,8 +216,8 @@ def capture(
         notes += found
         # `WithLoss` has the model as its attribute; keys are those of the user's own model.
         prefix = "model." if training else ""
-        graph = count_in_floats(Converter(exported, prefix, mode, subject, stored, read_stored).convert())
-        graph = without_idle_gradients(graph)
+        graph = _count_in_floats(Converter(exported, prefix, mode, subject, stored, read_stored).convert())
+        graph = _without_idle_gradients(graph)
         if step is not None and isinstance(subject, WithLoss):
             compared = check_structure(graph, step, prefix)
             if compare and can_compare(graph, model):

@@ -3,21 +3,101 @@
 One call per operator, parameters under the model's own keys (tied ones once, with all their names), and
 buffers written at the end of the call, as in a functional graph. NetSplit (section 4) runs models in this
 way.
+
+A graph in double precision, operator for operator, which distinguishes rounding from errors.
+
+Capturing a model converted to float64 gives a different graph: ``x.float()`` does nothing in a float32 model
+and is a cast (that rounds) in the other. Widening the captured graph keeps its operators and names, so that a
+plan for one is a plan for the other. Under mixed precision its casts remain, from double to double.
+
+Registration of a module's parameters and buffers by their state-dict keys.
 """
 
 from __future__ import annotations
 
+import contextlib
+import keyword
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
 
-from tensoropt.capture.keys import any_names, register
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
 from tensoropt.ops.overloads import returns_one_tensor
+
+_WIDER = dict.fromkeys(("bfloat16", "float16", "float32"), "float64") | {"complex64": "complex128"}
+
+
+def in_double(graph: OperatorGraph) -> OperatorGraph:
+    """The graph with every tensor, constant and dtype argument of a narrower precision widened to double."""
+    return replace(
+        graph,
+        tensors={
+            name: replace(
+                tensor,
+                dtype=_WIDER.get(tensor.dtype, tensor.dtype),
+                master_dtype=tensor.master_dtype and _WIDER[tensor.master_dtype],
+            )
+            for name, tensor in graph.tensors.items()
+        },
+        operators=tuple(
+            replace(op, args=_argument(op.args), kwargs=_argument(op.kwargs)) for op in graph.operators
+        ),
+        constants={name: doubled(value) for name, value in graph.constants.items()},
+    )
+
+
+def doubled(value: torch.Tensor) -> torch.Tensor:
+    """The tensor in double precision if it is narrower, otherwise the tensor itself."""
+    wider = {getattr(torch, narrow): getattr(torch, wide) for narrow, wide in _WIDER.items()}
+    return value.to(wider.get(value.dtype, value.dtype))
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, TorchLiteral):
+        return TorchLiteral(_WIDER.get(value.name, value.name))
+    if isinstance(value, Mapping):
+        return {key: _argument(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_argument(item) for item in value)
+    return value
+
+
+def register(root: torch.nn.Module, key: str, tensor: torch.Tensor) -> None:
+    """Make ``tensor`` a parameter (if it is one) or a buffer of ``root`` under a dotted key.
+
+    Missing submodules along the key are created.
+    """
+    module = root
+    *path, last = key.split(".")
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, torch.nn.Module())
+        module = module.get_submodule(part)
+    if isinstance(tensor, torch.nn.Parameter):
+        module.register_parameter(last, tensor)
+    else:
+        module.register_buffer(last, tensor)
+
+
+@contextlib.contextmanager
+def any_names() -> Iterator[None]:
+    """Allow module names with quotes and newlines, or Python keywords; PyTorch writes them into code
+    unchanged."""
+
+    def written(base: str, target: str) -> str:
+        for name in target.split("."):
+            plain = name.isidentifier() and not keyword.iskeyword(name)
+            base = f"{base}.{name}" if plain else f"getattr({base}, {name!r})"
+        return base
+
+    with mock.patch.object(torch.fx.graph, "_format_target", written):
+        yield
 
 
 class _Rebuilding:

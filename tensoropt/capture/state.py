@@ -34,7 +34,7 @@ _SCALARS = (int, float, complex, bool, str, type(None))
 _CONTAINERS = (list, dict, set, tuple)
 _LIBRARIES = frozenset({"torch", "transformers", "tensoropt", "numpy", "builtins", "functools"})
 """The libraries whose objects are not inspected."""
-REMEDY = "register it in __init__ with register_buffer if later steps read it"
+_REMEDY = "register it in __init__ with register_buffer if later steps read it"
 
 
 # -- parameters --------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class _Kept:
 
 
 @dataclass
-class Changes:
+class _Changes:
     """The changes that one run of the model's forward has made to what its modules keep.
 
     Attributes:
@@ -123,12 +123,12 @@ class Changes:
 def _plain_tensor(name: str, place: str) -> CaptureError:
     return CaptureError(
         f"the model changes its tensor {name} in forward{place}, but it is neither a buffer nor a parameter, "
-        f"so that a plan would find it as it was at capture in every step; {REMEDY}"
+        f"so that a plan would find it as it was at capture in every step; {_REMEDY}"
     )
 
 
 @contextlib.contextmanager
-def watched(subject: nn.Module, prefix: str) -> Iterator[Changes]:
+def watched(subject: nn.Module, prefix: str) -> Iterator[_Changes]:
     """While open, watch how runs of a model's forward change what modules keep outside buffers.
 
     ``.data`` is read and set in a way that export can see.
@@ -140,7 +140,7 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[Changes]:
     Raises:
         CaptureError: forward makes or replaces a parameter, makes a buffer, or changes a plain tensor.
     """
-    changes = Changes()
+    changes = _Changes()
     forward, set_, register = type(subject).forward, nn.Module.__setattr__, nn.Module.register_buffer
 
     def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -215,7 +215,7 @@ def _compare(
     before: Mapping[_Place, _Kept],
     after: Mapping[_Place, _Kept],
     modules: Mapping[str, nn.Module],
-    changes: Changes,
+    changes: _Changes,
     prefix: str,
 ) -> None:
     alike: dict[tuple[type, str], list[tuple[_Place, _Kept | None]]] = {}
@@ -305,7 +305,7 @@ def _loads(owner: type) -> frozenset[str] | None:
 
 
 def _note(
-    of: list[tuple[_Place, _Kept | None]], changes: Changes, modules: Mapping[str, nn.Module], prefix: str
+    of: list[tuple[_Place, _Kept | None]], changes: _Changes, modules: Mapping[str, nn.Module], prefix: str
 ) -> str:
     place, was = of[0]
     more = f" and {len(of) - 1} others alike" if len(of) > 1 else ""
@@ -313,7 +313,7 @@ def _note(
     value = "" if was is None or not isinstance(was.value, _SCALARS) else f" ({was.value!r})"
     return (
         f"forward changes {str(place).removeprefix(prefix)}{more}{line}, which is no buffer: every step of a "
-        f"plan finds it as it was at capture{value}; {REMEDY}"
+        f"plan finds it as it was at capture{value}; {_REMEDY}"
     )
 
 
@@ -327,7 +327,7 @@ class _Writes(TorchFunctionMode):
     bypasses autograd and is invisible to export: a read becomes ``detach``, a write becomes a copy without
     gradient."""
 
-    def __init__(self, model: nn.Module, changes: Changes):
+    def __init__(self, model: nn.Module, changes: _Changes):
         super().__init__()
         self.model, self.changes = model, changes
 

@@ -27,7 +27,7 @@ from tensoropt.errors import CaptureError
 
 
 @dataclass(frozen=True)
-class Unsupported:
+class _Unsupported:
     """One kind of unsupported behaviour.
 
     Attributes:
@@ -48,156 +48,156 @@ class Unsupported:
 _FIXED = "keep shapes fixed: use torch.where or a mask instead"
 _LOOP = "write it as a Python loop over the steps, which is unrolled"
 
-SPARSE_GRADIENT = Unsupported(
+_SPARSE_GRADIENT = _Unsupported(
     "gives an embedding a sparse gradient", "pass sparse=False: gradients are summed and sent as they are"
 )
-SPARSE = Unsupported(
+_SPARSE = _Unsupported(
     "makes a sparse tensor",
     "keep it dense (`.to_dense()`), or write the product with index_select and index_add",
 )
-NESTED = Unsupported(
+_NESTED = _Unsupported(
     "makes a nested tensor", "pad the sequences to one length and mask what is beyond their ends"
 )
-QUANTISED = Unsupported(
+QUANTISED = _Unsupported(
     "makes a quantized tensor",
     "train in floating point; torch.fake_quantize_per_tensor_affine rounds values and has a gradient",
 )
-PACKED = Unsupported(
+_PACKED = _Unsupported(
     "packs sequences of several lengths (packed sequences)",
     "run the layer on the padded batch and mask the loss beyond each sequence's end",
 )
-CTC = Unsupported(
+_CTC = _Unsupported(
     "computes a CTC loss",
     "explore with another loss over the same scores (cross_entropy costs the like)",
 )
-COND = Unsupported(
+_COND = _Unsupported(
     "branches on a tensor by torch.cond", "compute both branches and choose by torch.where, or fix the branch"
 )
-SCAN = Unsupported("runs a recurrence by scan", _LOOP)
-WHILE = Unsupported("loops by while_loop", "give the loop a fixed count: a Python loop is unrolled")
-MAP = Unsupported("calls a function for each row by map", "write it for the whole batch, or by torch.vmap")
-FLEX = Unsupported(
+_SCAN = _Unsupported("runs a recurrence by scan", _LOOP)
+_WHILE = _Unsupported("loops by while_loop", "give the loop a fixed count: a Python loop is unrolled")
+_MAP = _Unsupported("calls a function for each row by map", "write it for the whole batch, or by torch.vmap")
+_FLEX = _Unsupported(
     "calls flex_attention", "use torch.nn.functional.scaled_dot_product_attention, with a mask as attn_mask"
 )
-HIGHER_ORDER = Unsupported(
+_HIGHER_ORDER = _Unsupported(
     "uses an operator that takes functions", "write what it computes in plain PyTorch calls"
 )
-GRADIENT = Unsupported(
+_GRADIENT = _Unsupported(
     "computes a gradient inside forward",
     "a step has one backward pass, and a plan no second derivative, so that a gradient penalty cannot be "
     "added outside of a parallelized model either; write it by finite differences (what the layers give for "
     "x and for x plus a small step, both in forward), use spectral_norm in its place, or train this model "
     "unsplit",
 )
-ADAPTIVE = Unsupported(
+_ADAPTIVE = _Unsupported(
     "computes an adaptive softmax, whose shapes depend on the targets",
     "use nn.Linear and cross_entropy over the whole vocabulary",
 )
-CUMULATIVE = Unsupported(
+_CUMULATIVE = _Unsupported(
     "averages a norm's statistics over all steps (momentum=None)",
     "give the layer a number: momentum=0.1 is the default",
 )
-NUMPY = Unsupported(
+_NUMPY = _Unsupported(
     "turns a tensor into numpy or a list", "stay in PyTorch inside forward: numpy is not traced"
 )
-VALUE = Unsupported(
+_VALUE = _Unsupported(
     "branches on, or takes a size from, the value of a tensor",
     "use torch.where or a mask instead of `if` and boolean indexing, leave out .item() and .tolist()",
 )
-SHAPE = Unsupported(
+_SHAPE = _Unsupported(
     "makes a tensor whose shape depends on values", f"{_FIXED} of boolean indexing and nonzero"
 )
-NUMBER = Unsupported(
+NUMBER = _Unsupported(
     "makes a number of a tensor's value",
     "leave .item(), int() and float() out of forward: a tensor of no dims computes the same",
 )
-CLASSES = Unsupported("asks one_hot for as many classes as there are", "pass num_classes=")
-COUNTED = Unsupported(
+_CLASSES = _Unsupported("asks one_hot for as many classes as there are", "pass num_classes=")
+_COUNTED = _Unsupported(
     "counts values by bincount, whose length depends on them", "sum one_hot(x, num_classes=N) over its rows"
 )
-REPEATED = Unsupported(
+_REPEATED = _Unsupported(
     "repeats rows as often as a tensor says", f"{_FIXED}, or pass output_size= where the total is known"
 )
-GENERATOR = Unsupported(
+_GENERATOR = _Unsupported(
     "draws random numbers from a torch.Generator of its own",
     "draw without generator=: a plan has its own seed, and ranks draw what one would",
 )
-MADE = Unsupported(
+_MADE = _Unsupported(
     "makes a parameter in forward, where no optimizer sees it",
     "make it in __init__ (a layer's parameters too)",
 )
-FREEZES = Unsupported(
+_FREEZES = _Unsupported(
     "freezes or unfreezes a parameter in forward",
     "set requires_grad before, outside of the model; inside, detach() or torch.no_grad() keeps a gradient "
     "from one use of it",
 )
 
-NO_BACKWARD = Unsupported(
+_NO_BACKWARD = _Unsupported(
     "calls an operator that has no backward",
     "give it one (torch.library.register_autograd), call it under torch.no_grad, or write it otherwise",
 )
 
-DISTRIBUTED = Unsupported(
+_DISTRIBUTED = _Unsupported(
     "communicates with other processes", "leave that out: how to spread the model is what is searched"
 )
-CUDA = Unsupported(
+CUDA = _Unsupported(
     "puts a tensor on a GPU by name", "make it where the inputs are (`device=x.device`, `.to(x.device)`)"
 )
-STACKED = Unsupported(
+_STACKED = _Unsupported(
     "makes a tensor of the values of others", "torch.stack makes one of tensors, and keeps their gradients"
 )
-OBJECT = Unsupported(
+OBJECT = _Unsupported(
     "returns, or is passed, an object of its own class",
     "use tensors, tuples or dicts, or call torch.export.register_dataclass on the class first",
 )
 
 _OF_HIGHER_ORDER = {
-    "cond": COND,
-    "scan": SCAN,
-    "associative_scan": SCAN,
-    "while_loop": WHILE,
-    "map": MAP,
-    "map_impl": MAP,
-    "flex_attention": FLEX,
+    "cond": _COND,
+    "scan": _SCAN,
+    "associative_scan": _SCAN,
+    "while_loop": _WHILE,
+    "map": _MAP,
+    "map_impl": _MAP,
+    "flex_attention": _FLEX,
 }
 _OF_FILES = (
     (r"torch/_higher_order_ops/(\w+)\.py$", None),
-    (r"torch/nn/attention/flex_attention\.py$", FLEX),
-    (r"torch/nn/modules/adaptive\.py$", ADAPTIVE),
-    (r"torch/nn/modules/batchnorm\.py$", CUMULATIVE),
-    (r"torch/nn/utils/rnn\.py$", PACKED),
-    (r"torch/nested/", NESTED),
-    (r"torch/_functorch/eager_transforms\.py$", GRADIENT),
-    (r"torch/autograd/functional\.py$", GRADIENT),
+    (r"torch/nn/attention/flex_attention\.py$", _FLEX),
+    (r"torch/nn/modules/adaptive\.py$", _ADAPTIVE),
+    (r"torch/nn/modules/batchnorm\.py$", _CUMULATIVE),
+    (r"torch/nn/utils/rnn\.py$", _PACKED),
+    (r"torch/nested/", _NESTED),
+    (r"torch/_functorch/eager_transforms\.py$", _GRADIENT),
+    (r"torch/autograd/functional\.py$", _GRADIENT),
 )
 """PyTorch files in an error's traceback, mapped to what the model did; the innermost match decides."""
 _OF_MESSAGES = (
-    (r"FlexAttention", FLEX),
-    (r"process group|group cannot be None|torch\.distributed|c10d", DISTRIBUTED),
+    (r"FlexAttention", _FLEX),
+    (r"process group|group cannot be None|torch\.distributed|c10d", _DISTRIBUTED),
     (r"CUDA|cuda devices|NVIDIA driver|cuda:\d", CUDA),
-    (r"data is not allocated yet", STACKED),
+    (r"data is not allocated yet", _STACKED),
     (r"Unsupported input type|not a known type|register a pytree|register_pytree_node", OBJECT),
-    (r"_ctc_loss", CTC),
+    (r"_ctc_loss", _CTC),
     (
         r"derivative for \S+ is not implemented|no autograd formula|is not differentiable|"
         r"does not support automatic differentiation",
-        NO_BACKWARD,
+        _NO_BACKWARD,
     ),
-    (r"\.numpy\(\)|numpy", NUMPY),
-    (r"TensorWrapper|fake tensor in the exported program constant", GRADIENT),
-    (r"[Dd]ata-dependent|DataDependent|unbacked", VALUE),
-    (r"[Ss]parse", SPARSE),
-    (r"[Nn]ested", NESTED),
+    (r"\.numpy\(\)|numpy", _NUMPY),
+    (r"TensorWrapper|fake tensor in the exported program constant", _GRADIENT),
+    (r"[Dd]ata-dependent|DataDependent|unbacked", _VALUE),
+    (r"[Ss]parse", _SPARSE),
+    (r"[Nn]ested", _NESTED),
     (r"quantized", QUANTISED),
 )
 
 
-def higher_order(name: str) -> Unsupported:
+def higher_order(name: str) -> _Unsupported:
     """The unsupported behaviour that leaves a higher-order operator of this name in a model's graph."""
-    return _OF_HIGHER_ORDER.get(name, HIGHER_ORDER)
+    return _OF_HIGHER_ORDER.get(name, _HIGHER_ORDER)
 
 
-def of_error(error: BaseException) -> Unsupported | None:
+def of_error(error: BaseException) -> _Unsupported | None:
     """The unsupported behaviour that made PyTorch raise this error; None if it is not known."""
     for frame in frames_of(error):
         for pattern, kind in _OF_FILES:
@@ -210,10 +210,10 @@ def of_error(error: BaseException) -> Unsupported | None:
     return next((kind for pattern, kind in _OF_MESSAGES if re.search(pattern, text)), None)
 
 
-def of_shape(target: str) -> Unsupported:
+def of_shape(target: str) -> _Unsupported:
     """The unsupported behaviour of calling an operator whose result size depends on values."""
     name = target.removeprefix("aten.").partition(".")[0]
-    return {"bincount": COUNTED, "repeat_interleave": REPEATED}.get(name, SHAPE)
+    return {"bincount": _COUNTED, "repeat_interleave": _REPEATED}.get(name, _SHAPE)
 
 
 # -- where the model's code does it -----------------------------------------------------------------
@@ -225,16 +225,16 @@ def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     Raises:
         CaptureError: with the model's line.
     """
-    kind: Unsupported | None = _OF_CALLS.get(name)
+    kind: _Unsupported | None = _OF_CALLS.get(name)
     position = _SPARSE_FLAG.get(name)
     if position is not None and (kwargs.get("sparse") or any(args[position : position + 1])):
-        kind = SPARSE_GRADIENT
+        kind = _SPARSE_GRADIENT
     elif name == "one_hot" and kwargs.get("num_classes", args[1] if len(args) > 1 else -1) == -1:
-        kind = CLASSES
+        kind = _CLASSES
     elif kwargs.get("generator") is not None:
-        kind = GENERATOR
+        kind = _GENERATOR
     elif _freezes(name, args, kwargs):
-        kind = FREEZES
+        kind = _FREEZES
     if kind is not None:
         refuse_at_the_call(kind)
 
@@ -248,15 +248,15 @@ def _freezes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 _OF_CALLS = {
-    "ctc_loss": CTC,
-    "_pack_padded_sequence": PACKED,
-    "numpy": NUMPY,
-    "array": NUMPY,
-    "tolist": NUMPY,
+    "ctc_loss": _CTC,
+    "_pack_padded_sequence": _PACKED,
+    "numpy": _NUMPY,
+    "array": _NUMPY,
+    "tolist": _NUMPY,
     "quantize_per_tensor": QUANTISED,
     "quantize_per_tensor_dynamic": QUANTISED,
     "quantize_per_channel": QUANTISED,
-    "backward": GRADIENT,
+    "backward": _GRADIENT,
 }
 _SPARSE_FLAG = {"embedding": 4, "embedding_bag": 5}
 """Functions that take ``sparse``, mapped to its position among the arguments."""
@@ -272,18 +272,18 @@ def refuse_result(result: Any) -> None:
         refuse_at_the_call(kind)
 
 
-def kind_of_tensor(value: Any) -> Unsupported | None:
+def kind_of_tensor(value: Any) -> _Unsupported | None:
     """The reason why a tensor is unsupported; None for ordinary ones."""
     if not isinstance(value, torch.Tensor):
         return None
     if value.is_nested:
-        return NESTED
+        return _NESTED
     if value.is_quantized or value.dtype in _QUANTISED:
         return QUANTISED
-    return SPARSE if value.layout != torch.strided else None
+    return _SPARSE if value.layout != torch.strided else None
 
 
-def refuse_at_the_call(kind: Unsupported) -> None:
+def refuse_at_the_call(kind: _Unsupported) -> None:
     """Raise the refusal with the current line of the model's code; do nothing if PyTorch itself makes the
     call."""
     frame = None if getattr(_own, "calls", False) else calling_frame()
@@ -321,7 +321,7 @@ def refusing() -> Iterator[None]:
         yield
 
 
-def _refused(function: Callable[..., Any], kind: Unsupported) -> Callable[..., Any]:
+def _refused(function: Callable[..., Any], kind: _Unsupported) -> Callable[..., Any]:
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         refuse_at_the_call(kind)
@@ -337,7 +337,7 @@ def _refused_if_new(register: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(register)
     def checked(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> Any:
         if module._parameters.get(name) is not param or param is None:
-            refuse_at_the_call(MADE)
+            refuse_at_the_call(_MADE)
         return register(module, name, param)
 
     return checked
@@ -360,8 +360,8 @@ def _refused_unless_plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-_PATCHED: tuple[tuple[Any, str, Unsupported], ...] = (
-    (torch.autograd, "_engine_run_backward", GRADIENT),
-    (torch._functorch.eager_transforms, "grad_increment_nesting", GRADIENT),
-    (torch._functorch.eager_transforms, "enter_jvp_nesting", GRADIENT),
+_PATCHED: tuple[tuple[Any, str, _Unsupported], ...] = (
+    (torch.autograd, "_engine_run_backward", _GRADIENT),
+    (torch._functorch.eager_transforms, "grad_increment_nesting", _GRADIENT),
+    (torch._functorch.eager_transforms, "enter_jvp_nesting", _GRADIENT),
 )

@@ -1,16 +1,133 @@
-"""Arguments that several verbs have, and what they say."""
+"""Arguments that several verbs have, and what they say.
+
+Arguments that say how long a training is and what its devices cost: ``--tokens``, ``--price``, ...
+
+What a verb of the command line is: its name, its arguments, the call, and the words of its answer.
+
+The flags of ``explore`` and ``compare``, and the question that they are parsed into.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
-from tensoropt.units import parse_bytes, parse_seconds
+from tensoropt.plan.settings import Setting, settings_fields
+from tensoropt.units import parse_bytes, parse_count, parse_seconds, read_number, read_whole
+
+OF_AMOUNT = ("tokens", "samples", "epochs", "steps", "samples_per_epoch", "price", "currency")
+"""What :func:`add_amount` adds."""
+
+
+def add_amount(verb: argparse.ArgumentParser) -> None:
+    """How long the training is, and prices."""
+    group = verb.add_argument_group("what a training takes and costs")
+    length = group.add_mutually_exclusive_group()
+    length.add_argument("--tokens", metavar="1e9", help="a training of so many tokens (300B, 1.5T, ...)")
+    length.add_argument("--samples", metavar="N", help="of so many samples")
+    length.add_argument("--epochs", metavar="N", help="of so many epochs; with --samples-per-epoch")
+    length.add_argument("--steps", metavar="N", help="of so many steps; default: 1000")
+    group.add_argument("--samples-per-epoch", metavar="M", help="the size of the data set, with --epochs")
+    group.add_argument(
+        "--price",
+        action="append",
+        default=[],
+        metavar="2.5|KIND=2.5",
+        help="money per device-hour, of all devices or of a kind (repeat it, or separate by commas); "
+        "default: what the cluster says, if anything",
+    )
+    group.add_argument(
+        "--currency", default="", metavar="EUR", help="what the money is called; default: nothing"
+    )
+
+
+def amount_option(options: argparse.Namespace) -> Any:
+    """The :class:`~tensoropt.plan.rates.Amount` that is asked for; None where nothing is.
+
+    Raises:
+        TensorOptError: it is no amount, or an epoch's size is missing.
+    """
+    from tensoropt.plan.rates import AMOUNTS, Amount
+
+    size = options.samples_per_epoch
+    of_epoch = None if size is None else parse_count(size, "--samples-per-epoch")
+    for unit in AMOUNTS:
+        text = getattr(options, unit)
+        if text is not None:
+            return Amount(parse_count(text, f"--{unit}"), unit, of_epoch)
+    if of_epoch is not None:
+        raise TensorOptError("--samples-per-epoch says what an epoch is; give --epochs with it")
+    return None
+
+
+def tariff_option(options: argparse.Namespace) -> Any:
+    """The :class:`~tensoropt.plan.rates.Tariff` that ``--price`` and ``--currency`` say.
+
+    Raises:
+        TensorOptError: a price is none, or there are several for the same devices.
+    """
+    from tensoropt.plan.rates import Tariff, prices_of
+
+    price, by_kind = prices_of(",".join(options.price))
+    return Tariff(price, by_kind, options.currency.strip())
+
+
+def rated_point(options: argparse.Namespace, found: Any, index: int) -> tuple[list[str], dict[str, Any]]:
+    """Return the facts of a point as lines, what the training that is asked for takes and costs among them,
+    and the latter as data.
+
+    Raises:
+        TensorOptError: an amount or a price is none, or is of devices that the cluster does not have.
+    """
+    from tensoropt.plan.facts import rate_facts
+    from tensoropt.plan.facts_table import fact_lines
+    from tensoropt.plan.figure_rows import FigureRow, rates_data
+    from tensoropt.plan.rates import kinds_of
+    from tensoropt.report.explain import point_lines
+
+    amount, tariff = amount_option(options), tariff_option(options)
+    tariff.check(kinds_of(found))
+    row = FigureRow.of(found, index, tariff)
+    return [*point_lines(row), *fact_lines(rate_facts(row, amount))], rates_data(row, amount)
+
+
+class Answer(NamedTuple):
+    """What a verb gives back.
+
+    Attributes:
+        data: what ``--json`` writes.
+        text: what is written for a person.
+        code: the exit code.
+    """
+
+    data: dict[str, Any]
+    text: str
+    code: int = 0
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb; each has a file of its own.
+
+    Attributes:
+        help: what it does, in a few words without a full stop.
+        add_arguments: tells a parser what the verb takes.
+        answer: calls what the verb stands for. What is heavy to import, it imports itself, so that
+            ``--help`` stays quick.
+    """
+
+    name: str
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    answer: Callable[[argparse.Namespace, ProgressDisplay], Answer]
+
 
 MODEL_HELP = "zoo:NAME, FILE.onnx, package.module:function or path/file.py:function"
 CLUSTER_HELP = (
@@ -157,3 +274,122 @@ def writable_folder(path: str) -> Iterator[Path]:
             for place in made:
                 place.rmdir()
         raise
+
+
+_NUMBERS: dict[Any, type] = {read_number: float, read_whole: int}
+"""What the parser itself reads."""
+
+
+def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
+    """Which model on which cluster, and what may be chosen.
+
+    Args:
+        but: settings that the verb has no flag for.
+    """
+    verb.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    verb.add_argument("--cluster", required=True, help=CLUSTER_HELP)
+    verb.add_argument(
+        "--batch", type=int, metavar="N", help="global batch of a zoo model; default: the model's"
+    )
+    verb.add_argument("--seed", type=int, default=0, help="of weights and random walks; default: %(default)s")
+    verb.add_argument(
+        "--anew",
+        action="store_true",
+        help="explore although the same exploration was kept and nothing has changed since",
+    )
+    groups: dict[str, Any] = {}
+    for setting in settings_fields():
+        if setting.name not in but:
+            group = groups.get(setting.group) or verb.add_argument_group(setting.group)
+            groups[setting.group] = group
+            group.add_argument(f"--{setting.flag}", **_flag(setting))
+    add_onnx(verb)
+
+
+def _flag(setting: Setting) -> dict[str, Any]:
+    """What the parser is told of a setting's flag."""
+    if isinstance(setting.default, bool):
+        return {"action": "store_true", "help": setting.help}
+    shown = "" if setting.default is None else f"; default: {setting.text(setting.default)}"
+    told: dict[str, Any] = {"default": setting.default, "help": f"{setting.help}{shown}"}
+    if setting.choices:
+        return {**told, "choices": setting.choices}
+    number = _NUMBERS.get(setting.read)
+    return {**told, **({"type": number} if number else {}), "metavar": setting.metavar}
+
+
+def _settings_option(options: argparse.Namespace) -> Any:
+    """What the command line chooses, as :class:`~tensoropt.plan.settings.Settings`."""
+    from tensoropt.plan.settings import Settings
+
+    chosen = {}
+    for setting in settings_fields():
+        value = getattr(options, setting.key, setting.default)
+        if isinstance(value, str) and not setting.choices:
+            try:
+                value = setting.read(value)
+            except TensorOptError as error:
+                raise TensorOptError(f"--{setting.flag} {error}") from None
+        chosen[setting.name] = value
+    return Settings(**chosen)
+
+
+def question_option(options: argparse.Namespace) -> Any:
+    """What the command line asks, as :class:`~tensoropt.plan.question.Question`."""
+    from tensoropt.plan.question import Question
+    from tensoropt.units import parse_bytes, read_counts
+
+    comparing = options.verb == "compare"
+    limits = options.memory.split(",") if comparing and options.memory else []
+    if comparing:
+        options = argparse.Namespace(**{**vars(options), "memory": None})
+    devices = getattr(options, "devices", None) or ""
+    try:
+        devices = read_counts(devices) if devices else ""
+    except TensorOptError as error:
+        raise TensorOptError(f"--devices {error}") from None
+    return Question(
+        model=options.model,
+        cluster=options.cluster,
+        batch=options.batch,
+        seed=options.seed,
+        dims=dims_option(options),
+        outputs=options.output,
+        loss=options.loss,
+        settings=_settings_option(options),
+        constraints_file=options.constraints or "",
+        headroom=getattr(options, "headroom", None) or "",
+        planners=_names(getattr(options, "planners", None)),
+        limits=[parse_bytes(limit) for limit in limits] or [None],
+        devices=devices,
+        also_on=_names(getattr(options, "also_on", None)),
+        anew=options.anew,
+    )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name.strip()) if text else ()
+
+
+def explored(
+    question: Any, progress: ProgressDisplay, out: str | None, cluster: Any = None, known: Any = None
+) -> Any:
+    """The exploration that answers a question, saved in ``out`` if that is given; no folder is left empty.
+
+    Args:
+        cluster: where, if not on the question's cluster.
+        known: an exploration of the same model elsewhere, whose operators are taken.
+    """
+    from tensoropt.cluster import load_cluster
+
+    # Before the folder: a wrong option is refused before anything is made.
+    cluster = load_cluster(question.cluster if cluster is None else cluster)
+    settings = question.settings_on(cluster)
+    with writable_folder(out) if out else contextlib.nullcontext() as folder:
+        progress.note(question.in_effect(cluster, settings, out))
+        from tensoropt.api import answer  # PyTorch is imported after it is said what is explored
+
+        found = answer(question, cluster, settings, known, progress=progress, note=progress.note)
+        if folder is not None:
+            found.save(Path(folder))
+        return found

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.amounts import add_amount, rated_point
-from tensoropt.cli.arguments import add_folder, add_headroom, add_point, budget, limits, point_index
+from tensoropt.cli.arguments import (
+    Answer,
+    Verb,
+    add_amount,
+    add_folder,
+    add_headroom,
+    add_point,
+    budget,
+    limits,
+    point_index,
+    rated_point,
+)
 from tensoropt.cli.shop import offers_answer
-from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 
@@ -39,8 +48,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
     from tensoropt.plan.figure_rows import points_data
-    from tensoropt.plan.made_for import for_gpus
-    from tensoropt.report.table import run_line
+    from tensoropt.plan.rates import for_gpus
+    from tensoropt.report.explain import run_line
     from tensoropt.saved import chosen_point, opened
 
     if options.point is not None:
@@ -71,7 +80,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 def _device_bytes(folder: str) -> float:
     """What the smallest device has of the cluster that was explored, or of a part of it."""
     from tensoropt.cluster import Cluster
-    from tensoropt.plan.device_sweep import folders_in
+    from tensoropt.plan.cluster_offers import folders_in
     from tensoropt.plan.exploration import load_exploration
 
     inside = list(folders_in(folder))

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tensoropt.cli.question import add_question, explored, question_option
-from tensoropt.cli.verb import Answer, Verb
+from tensoropt.cli.arguments import Answer, Verb, add_question, explored, question_option
 from tensoropt.console import ProgressDisplay
 
 
@@ -38,9 +37,8 @@ def compare(question: Any, progress: ProgressDisplay, out: str | None, csv: str 
 
     asked(question.planners)  # an unknown name is refused before anything is computed
     found = explored(question, progress, out)
-    from tensoropt.plan.compared import compared, limits_asked
-    from tensoropt.plan.export import write_comparison_csv
-    from tensoropt.report.table import comparison_text
+    from tensoropt.plan.export import compared, limits_asked, write_comparison_csv
+    from tensoropt.report.explain import comparison_text
 
     written = []
     if out:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.arguments import writable_folder
-from tensoropt.cli.verb import Answer, Verb
+from tensoropt.cli.arguments import Answer, Verb, writable_folder
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 

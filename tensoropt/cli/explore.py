@@ -6,10 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tensoropt.cli.arguments import add_headroom, writable_folder
-from tensoropt.cli.question import add_question, explored, question_option
+from tensoropt.cli.arguments import (
+    Answer,
+    Verb,
+    add_headroom,
+    add_question,
+    explored,
+    question_option,
+    writable_folder,
+)
 from tensoropt.cli.shop import offers_answer
-from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 
@@ -45,11 +51,11 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
             "in --also-on 'dgx-h100[4],dgx-a100[4]'"
         )
     if question.also_on or question.devices:
-        return over_clusters(question, progress, out)
+        return _over_clusters(question, progress, out)
     found, folder = explored(question, progress, out), Path(out)
     from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.frontier_table import frontier_text
-    from tensoropt.report.table import summary_lines
+    from tensoropt.report.explain import summary_lines
 
     data = {
         "out": str(folder),
@@ -70,7 +76,7 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     return Answer(data, text)
 
 
-def over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer:
+def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     """The answer on several clusters, or on several numbers of one's devices; the model is captured once."""
     from tensoropt.cluster import load_cluster
     from tensoropt.shopping import named_clusters
@@ -78,7 +84,7 @@ def over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer:
 
     if question.devices:
         whole = load_cluster(question.cluster)
-        clusters: Any = {f"{n}-devices": whole.subset(n) for n in part_sizes(question.devices, whole)}
+        clusters: Any = {f"{n}-devices": whole.subset(n) for n in _part_sizes(question.devices, whole)}
     else:
         first = question.cluster
         clusters = named_clusters(
@@ -96,7 +102,7 @@ def over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     return Answer({"out": str(folder), "refused": refused, **answer.data}, f"{answer.text}\n{saved}")
 
 
-def part_sizes(devices: str | tuple[int, ...], cluster: Any) -> tuple[int, ...]:
+def _part_sizes(devices: str | tuple[int, ...], cluster: Any) -> tuple[int, ...]:
     """The numbers of devices that ``auto`` or a list mean; each is a part of the cluster."""
     if isinstance(devices, str):
         return tuple(cluster.part_sizes)

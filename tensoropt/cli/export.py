@@ -5,9 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tensoropt.cli.amounts import OF_AMOUNT, add_amount, amount_option, tariff_option
-from tensoropt.cli.arguments import add_folder, add_headroom, point_option
-from tensoropt.cli.verb import Answer, Verb
+from tensoropt.cli.arguments import (
+    OF_AMOUNT,
+    Answer,
+    Verb,
+    add_amount,
+    add_folder,
+    add_headroom,
+    amount_option,
+    point_option,
+    tariff_option,
+)
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 from tensoropt.units import parse_bytes

@@ -6,11 +6,11 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from tensoropt.cli.verb import Answer, Verb
+from tensoropt.cli.arguments import Answer, Verb
 from tensoropt.console import ProgressDisplay, columns
 from tensoropt.units import format_bytes
 
-Rows = list[list[str]]
+_Rows = list[list[str]]
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer({options.what: data}, columns(rows, left=left))
 
 
-def _models() -> tuple[list[dict[str, Any]], Rows, tuple[int, ...]]:
+def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
     """Every model with the figures of one training step at its batch, where they are known."""
     from tensoropt.catalogue import list_models
     from tensoropt.zoo.figures import Figures
@@ -47,7 +47,7 @@ def _models() -> tuple[list[dict[str, Any]], Rows, tuple[int, ...]]:
     return data, rows, (0, 1, 9)
 
 
-def _clusters() -> tuple[list[dict[str, Any]], Rows, tuple[int, ...]]:
+def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
     from tensoropt.catalogue import list_clusters
 
     found = list_clusters()
@@ -59,7 +59,7 @@ def _clusters() -> tuple[list[dict[str, Any]], Rows, tuple[int, ...]]:
     return [dict(vars(one)) for one in found], rows, (0, 2, 4)
 
 
-def _planners() -> tuple[list[dict[str, Any]], Rows, tuple[int, ...]]:
+def _planners() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
     from tensoropt.catalogue import list_planners
 
     found = list_planners()

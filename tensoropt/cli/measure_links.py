@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tensoropt.cli.verb import Answer, Verb
+from tensoropt.cli.arguments import Answer, Verb
 from tensoropt.console import ProgressDisplay
 
 
@@ -23,11 +23,11 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.machine import measure_links
 
     found = measure_links(cluster, refresh=options.refresh, progress=progress)
-    data = {"cluster": cluster.name, "meshes": [links_data(mesh, fits) for mesh, fits in found.items()]}
+    data = {"cluster": cluster.name, "meshes": [_links_data(mesh, fits) for mesh, fits in found.items()]}
     return Answer(data, "\n\n".join(f"mesh {mesh}\n{fits.table()}" for mesh, fits in found.items()))
 
 
-def links_data(mesh: str, fits: Any) -> dict[str, Any]:
+def _links_data(mesh: str, fits: Any) -> dict[str, Any]:
     """The fits of one mesh as plain data."""
     return {
         "mesh": mesh,

@@ -31,7 +31,7 @@ from tensoropt.cli import (
     verify,
     why,
 )
-from tensoropt.cli.verb import Verb
+from tensoropt.cli.arguments import Verb
 from tensoropt.console import ProgressDisplay, json_text, reserved_stdout
 from tensoropt.errors import TensorOptError
 
@@ -41,7 +41,7 @@ _IN_ORDER = (
 )  # fmt: skip
 VERBS: dict[str, Verb] = {module.VERB.name: module.VERB for module in _IN_ORDER}
 """The verbs of the command line, in the order in which ``--help`` lists them."""
-EXIT_OK, EXIT_CHECK, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+_EXIT_OK, _EXIT_CHECK, _EXIT_INPUT, _EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,26 +77,26 @@ def _run(options: argparse.Namespace, progress: ProgressDisplay) -> int:
         progress.say(json_text(data, indent=1) if options.json else text)
         return code
     except BrokenPipeError:  # the reader (head, less) has seen enough
-        return EXIT_OK
+        return _EXIT_OK
     except KeyboardInterrupt:
-        return _failed(options, progress, "interrupted; what was saved or timed is kept", EXIT_INTERRUPTED)
+        return _failed(options, progress, "interrupted; what was saved or timed is kept", _EXIT_INTERRUPTED)
     except TensorOptError as error:
-        return _failed(options, progress, sentence(error), EXIT_INPUT)
+        return _failed(options, progress, sentence(error), _EXIT_INPUT)
     except OSError as error:
         name = f" {error.filename}" if error.filename else ""
         return _failed(
-            options, progress, f"{error.strerror or error}:{name}; nothing saved was changed", EXIT_INPUT
+            options, progress, f"{error.strerror or error}:{name}; nothing saved was changed", _EXIT_INPUT
         )
     except MemoryError:
         return _failed(
-            options, progress, "this machine's memory is used up; take a smaller --batch", EXIT_INPUT
+            options, progress, "this machine's memory is used up; take a smaller --batch", _EXIT_INPUT
         )
     except Exception as error:
         text = (
             f"TensorOpt itself failed with {type(error).__name__}: {sentence(error)}; please report it with "
             "what --debug prints"
         )
-        return _failed(options, progress, text, EXIT_INPUT)
+        return _failed(options, progress, text, _EXIT_INPUT)
 
 
 def _failed(options: argparse.Namespace, progress: ProgressDisplay, text: str, code: int) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.arguments import CLUSTER_HELP, add_folder, writable_folder
-from tensoropt.cli.verb import Answer, Verb
+from tensoropt.cli.arguments import CLUSTER_HELP, Answer, Verb, add_folder, writable_folder
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 
@@ -34,7 +33,9 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError("--only-beside is for --planners; name some, or leave it out")
     before = opened(options.dir)
     from tensoropt.api import recost
-    from tensoropt.plan.changed import (
+    from tensoropt.plan.figure_rows import points_data
+    from tensoropt.plan.frontier_table import frontier_text
+    from tensoropt.plan.verified import (
         COSTS,
         PLANNERS,
         Changed,
@@ -42,10 +43,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         only_planners_differ,
         save_changed,
     )
-    from tensoropt.plan.figure_rows import points_data
-    from tensoropt.plan.frontier_table import frontier_text
-    from tensoropt.report.explain import recosted_lines
-    from tensoropt.report.table import comparison_text, summary_lines
+    from tensoropt.report.explain import comparison_text, recosted_lines, summary_lines
 
     with writable_folder(options.out) as folder:
         found, again = recost(

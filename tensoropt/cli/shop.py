@@ -9,8 +9,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from tensoropt.cli.amounts import add_amount, amount_option, tariff_option
-from tensoropt.cli.verb import Answer, Verb
+from tensoropt.cli.arguments import Answer, Verb, add_amount, amount_option, tariff_option
 from tensoropt.console import ProgressDisplay, columns
 from tensoropt.errors import TensorOptError
 from tensoropt.units import format_bytes, format_number, format_seconds, parse_bytes, parse_seconds
@@ -73,7 +72,7 @@ def _profile_table(profile: Any) -> str:
 
 
 def _limits(options: argparse.Namespace) -> dict[str, Any]:
-    from tensoropt.plan.amounts import THOUSAND_STEPS
+    from tensoropt.plan.rates import THOUSAND_STEPS
 
     return {
         "time_s": None if options.time is None else parse_seconds(options.time),

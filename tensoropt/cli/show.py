@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.amounts import add_amount, rated_point
-from tensoropt.cli.arguments import add_folder, add_point, limits, point_option
-from tensoropt.cli.verb import Answer, Verb
+from tensoropt.cli.arguments import (
+    Answer,
+    Verb,
+    add_amount,
+    add_folder,
+    add_point,
+    limits,
+    point_option,
+    rated_point,
+)
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 from tensoropt.units import parse_seconds
@@ -54,7 +61,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.report.beside import beside
     from tensoropt.report.explain import detail_lines
     from tensoropt.report.owners import point_owners
-    from tensoropt.report.trace import write_trace
+    from tensoropt.report.step_parts import write_trace
     from tensoropt.saved import opened, show
 
     found = opened(options.dir)

@@ -6,13 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tensoropt.cli.arguments import CLUSTER_HELP, MODEL_HELP, add_onnx, dims_option
-from tensoropt.cli.verb import Answer, Verb
+from tensoropt.cli.arguments import CLUSTER_HELP, MODEL_HELP, Answer, Verb, add_onnx, dims_option
 from tensoropt.console import ProgressDisplay, columns
 from tensoropt.errors import TensorOptError
 from tensoropt.units import format_bytes, format_seconds
 
-RANDOM_CLUSTER = "cpu:2"
+_RANDOM_CLUSTER = "cpu:2"
 """Where ``verify --random`` runs unless told: the fewest ranks that can split anything, on any machine."""
 
 
@@ -90,7 +89,7 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
     from tensoropt.plan.question import onnx_options
     from tensoropt.verify import verify_random
 
-    cluster = options.cluster or RANDOM_CLUSTER
+    cluster = options.cluster or _RANDOM_CLUSTER
     if options.placed and options.pipeline is not None:
         raise TensorOptError("--placed and --pipeline are two kinds of plans; give one of them")
     what = "placements" if options.placed else "pipelines" if options.pipeline is not None else "strategies"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tensoropt.cli.arguments import add_folder, add_point, limits, point_option, writable_folder
-from tensoropt.cli.verb import Answer, Verb
+from tensoropt.cli.arguments import Answer, Verb, add_folder, add_point, limits, point_option, writable_folder
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 
@@ -51,7 +50,7 @@ def explored(
     options: argparse.Namespace, found: Any, told: Any, progress: ProgressDisplay
 ) -> tuple[Any, str]:
     """(the answer with what a change's exploration found, the folder where that is)."""
-    from tensoropt.plan.changed import Changed, fingerprint, save_changed
+    from tensoropt.plan.verified import Changed, fingerprint, save_changed
     from tensoropt.report.changes import change_named
     from tensoropt.report.levers import moved_words
 

@@ -1,14 +1,23 @@
 """Hardware: devices, links, the meshes that a cluster can be viewed as, and the sources of cluster
 descriptions."""
 
-from tensoropt.cluster.catalog import device_kind, link, list_clusters, list_devices, list_links, named_kind
-from tensoropt.cluster.devices import DeviceKind, Link
+from tensoropt.cluster.catalog import (
+    ASSUMED,
+    HostSeconds,
+    Reached,
+    device_kind,
+    host_seconds,
+    link,
+    list_clusters,
+    list_devices,
+    list_links,
+    named_kind,
+    reached_by,
+    slower_beside,
+)
 from tensoropt.cluster.files import load_cluster
-from tensoropt.cluster.hardware import Cluster, Level
-from tensoropt.cluster.host import HostSeconds, host_seconds
+from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link, Mesh
 from tensoropt.cluster.local import available_cores, gpu_rank_cores, pin_rank, rank_cores, stolen_s
-from tensoropt.cluster.mesh import Mesh
-from tensoropt.cluster.reached import ASSUMED, Reached, reached_by, slower_beside
 
 __all__ = [
     "ASSUMED",

@@ -1,20 +1,26 @@
-"""The hardware catalogue: device kinds, links and clusters from the data files in ``presets/``."""
+"""The hardware catalogue: device kinds, links and clusters from the data files in ``presets/``.
+
+The seconds that a host takes to issue work to a separate device, from ``presets/host.yaml``.
+
+The shares of a data sheet's peaks that kernels reach, from ``presets/efficiencies.yaml``.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
 
 import yaml
 
-from tensoropt.cluster.devices import DeviceKind, Link
+from tensoropt.cluster.hardware import Cluster, DeviceKind, Link
 from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY
 from tensoropt.errors import ClusterError, suggest
 
-DEVICE_FIELDS = (
+_DEVICE_FIELDS = (
     "name",
     "base",
     "type",
@@ -48,7 +54,7 @@ def efficiency_figures() -> Mapping[str, Any]:
     return _preset("efficiencies")
 
 
-def host_figures() -> Mapping[str, Any]:
+def _host_figures() -> Mapping[str, Any]:
     """The host time that issuing work to devices takes, by device type, from ``presets/host.yaml``."""
     return _preset("host")
 
@@ -124,7 +130,7 @@ def device_from(value: object, where: str) -> DeviceKind:
     from)."""
     if isinstance(value, str):
         return device_kind(value)
-    entry = check_fields(value, DEVICE_FIELDS, where)
+    entry = check_fields(value, _DEVICE_FIELDS, where)
     if "name" not in entry:
         raise ClusterError(f"{where} has no name; add 'name: MyDevice'")
     merged: dict[str, Any] = {}
@@ -192,3 +198,100 @@ def check_fields(value: object, fields: tuple[str, ...], where: str) -> dict[str
         if key not in fields:
             raise ClusterError(f"{where} has the unknown key '{key}'; {suggest(key, fields)}")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class HostSeconds:
+    """Estimates for one device type, in seconds.
+
+    Attributes:
+        kernel_s: the device's time for each kernel, in addition to that for its FLOP and bytes.
+        forward_call_s, backward_call_s: the host's time for an operator's call, and for its node in backward.
+        edge_s, pass_s: time for one direction of an edge, and for a direction in which nothing moves.
+        gradient_s: time to bring a gradient to its bucket.
+        parameter_s: time per parameter of an optimizer's step.
+        again_s: time for a call of a recomputed region, in addition to its second forward.
+        kernel_source, call_source, other_source: the sources of these figures.
+    """
+
+    kernel_s: float
+    forward_call_s: float
+    backward_call_s: float
+    edge_s: float
+    pass_s: float
+    gradient_s: float
+    parameter_s: float
+    again_s: float
+    kernel_source: str
+    call_source: str
+    other_source: str
+
+
+@cache
+def host_seconds(device_type: str) -> HostSeconds | None:
+    """The host figures for a device type; None if the host is the device, as with CPU ranks."""
+    figures = _host_figures().get(device_type)
+    return None if figures is None else HostSeconds(**figures)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The shares of its peaks that a device kind reaches, each between 0 and 1.
+
+    Attributes:
+        arithmetic: share of the FLOP/s, for operators of classes that ``classes`` does not name.
+        memory: share of the memory bandwidth.
+        classes: share of the FLOP/s, by operator class (:class:`tensoropt.ops.calls.CostClass`).
+        source: the source of the figures.
+        slower_beside: how much longer, as a share, computing takes while a collective runs at the same time.
+    """
+
+    arithmetic: float
+    memory: float
+    classes: Mapping[str, float] = field(default_factory=dict, hash=False)
+    source: str = ""
+    slower_beside: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """The shares as text for people."""
+        of_class = ", ".join(f"{share:.0%} in {name}" for name, share in self.classes.items())
+        rates = f"{of_class}, {self.arithmetic:.0%} in others" if of_class else f"{self.arithmetic:.0%}"
+        bandwidth = f"{self.memory:.0%} of the memory bandwidth"
+        return f"of the FLOP/s {rates}, and {bandwidth} ({self.source})"
+
+    def of(self, cls: str) -> float:
+        """The share of the FLOP/s that operators of a class reach."""
+        return self.classes.get(cls, self.arithmetic)
+
+
+@cache
+def _reached(capability: str, dated: str) -> Reached:
+    figures = efficiency_figures()
+    # Oldest first; the newest has no end date.
+    kernels = next(of for of in figures["kernels"] if "until" not in of or (dated and dated <= of["until"]))
+    return Reached(**{**figures["assumed"], **kernels["capability"].get(capability, {})})
+
+
+ASSUMED = _reached("", "")
+"""The shares assumed if nothing is known of the device."""
+
+
+def reached_by(device: DeviceKind, dated: str = "") -> Reached:
+    """The shares that kernels reach on a device kind. GPUs of the same compute capability are assumed to
+    reach the same shares of their own peaks; nothing is known of CPU cores.
+
+    Args:
+        dated: the month of the kernels (``2024-03``, optionally followed by a day); by default the newest.
+    """
+    return _reached(device.capability, dated) if device.type == "cuda" else ASSUMED
+
+
+def slower_beside(cluster: Cluster) -> float:
+    """How much longer, as a share, computing takes while collectives run at the same time, on the device kind
+    where that is largest; 0 if there is no slow-down."""
+    return (
+        max(reached_by(kind).slower_beside for kind in cluster.devices)
+        if cluster.device_type == "cuda"
+        else 0.0
+    )

@@ -17,19 +17,18 @@ from tensoropt.cluster.catalog import (
     link_from,
     list_clusters,
 )
-from tensoropt.cluster.devices import DeviceKind, Link
-from tensoropt.cluster.hardware import Cluster, Level
+from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
 from tensoropt.cluster.local import available_cores, cpu_cluster, local_cluster
-from tensoropt.cluster.pairs import all_pairs, levels_from_pairs
+from tensoropt.cluster.nvml import all_pairs, levels_from_pairs
 from tensoropt.cluster.quantities import MEMORY, count, positive
 from tensoropt.errors import ClusterError, suggest
 from tensoropt.files import read_document
 
-FILE_FIELDS = ("name", "devices", "nodes", "links", "source", "scalable")
-NODE_ENTRY_FIELDS = ("count", "devices")
-DEVICE_ENTRY_FIELDS = ("kind", "count", "memory", "price_per_hour")
-LINK_ENTRY_FIELDS = ("intra_node", "inter_node", "pairs")
-PAIR_FIELDS = ("between", "from", "to", "link", *LINK_FIELDS)
+_FILE_FIELDS = ("name", "devices", "nodes", "links", "source", "scalable")
+_NODE_ENTRY_FIELDS = ("count", "devices")
+_DEVICE_ENTRY_FIELDS = ("kind", "count", "memory", "price_per_hour")
+_LINK_ENTRY_FIELDS = ("intra_node", "inter_node", "pairs")
+_PAIR_FIELDS = ("between", "from", "to", "link", *LINK_FIELDS)
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
@@ -101,14 +100,14 @@ def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluste
     # Only Cluster.to_dict writes ``kinds``; a cluster file has ``devices`` with kinds in them.
     if isinstance(data, Mapping) and "kinds" in data:
         return Cluster.from_dict(data)
-    entry = check_fields(data, FILE_FIELDS, "a cluster")
+    entry = check_fields(data, _FILE_FIELDS, "a cluster")
     of_nodes = _nodes(entry, nodes)
     per_node, node_count = of_nodes[0], len(of_nodes)
     count(
         len(per_node) * node_count, f"the product of {node_count} nodes and {len(per_node)} devices in each"
     )
     devices = tuple(device for node in of_nodes for device in node)
-    links = check_fields(entry.get("links", {}), LINK_ENTRY_FIELDS, "links")
+    links = check_fields(entry.get("links", {}), _LINK_ENTRY_FIELDS, "links")
     pairs, pairs_are_global = _pairs(links.get("pairs"), len(per_node), node_count)
     # Pairs across nodes describe the whole cluster, so its levels are derived from them alone.
     if pairs_are_global:
@@ -159,7 +158,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
     found: list[list[DeviceKind]] = []
     for position, item in enumerate(given):
         where = f"nodes[{position}]"
-        node = check_fields(item, NODE_ENTRY_FIELDS, where)
+        node = check_fields(item, _NODE_ENTRY_FIELDS, where)
         if "devices" not in node:
             raise ClusterError(
                 f"{where} has no devices; add for example devices: [{{kind: H100-80GB, count: 8}}]"
@@ -194,7 +193,7 @@ def _devices(value: object, what: str) -> list[DeviceKind]:
     devices: list[DeviceKind] = []
     for position, item in enumerate(value):
         where = f"{what}[{position}]"
-        entry = {"kind": item} if isinstance(item, str) else check_fields(item, DEVICE_ENTRY_FIELDS, where)
+        entry = {"kind": item} if isinstance(item, str) else check_fields(item, _DEVICE_ENTRY_FIELDS, where)
         if "kind" not in entry:
             raise ClusterError(f"{where} has no kind; add for example kind: H100-80GB")
         kind = device_from(entry["kind"], f"{where}.kind")
@@ -245,7 +244,7 @@ def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, in
     directed: set[tuple[int, int]] = set()
     for position, item in enumerate(value):
         where = f"links.pairs[{position}]"
-        entry = dict(check_fields(item, PAIR_FIELDS, where))
+        entry = dict(check_fields(item, _PAIR_FIELDS, where))
         ends, both = _ends(entry, where, total)
         pair_link = _own_link(entry, where, f"{ends[0]}-{ends[1]}")
         for direction in (ends, ends[::-1]) if both else (ends,):

@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tensoropt.cluster.catalog import device_kind, link
-from tensoropt.cluster.devices import DeviceKind
-from tensoropt.cluster.hardware import Cluster, Level
+from tensoropt.cluster.hardware import Cluster, DeviceKind, Level
 from tensoropt.cluster.nvml import gpu_cluster, gpu_cores
 from tensoropt.cluster.quantities import count
 from tensoropt.errors import ClusterError
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 # float32 FLOP per cycle of one core: two fused multiply-adds on the widest vectors is the common case for
 # AVX2; one for AVX-512, because many parts have a single 512-bit unit or halve it.
@@ -59,7 +58,7 @@ def cpu_cluster(ranks: int, *, name: str | None = None) -> Cluster:
     level = Level(name="cpu", size=ranks, link=link("CPU-memory"))
     return Cluster(
         name=name or f"local:{ranks}",
-        devices=(cpu_kind(ranks),) * ranks,
+        devices=(_cpu_kind(ranks),) * ranks,
         levels=(level,),
         source=THIS_MACHINE,
     )
@@ -152,7 +151,7 @@ def pin_rank(cores: Iterable[int] | None) -> Callable[[], None]:
         try:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         except OSError as error:  # a container may forbid it
-            logger.warning("this rank stays in the usual scheduling class, messages take longer: %s", error)
+            _logger.warning("this rank stays in the usual scheduling class, messages take longer: %s", error)
         else:
             undo.append(lambda: os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0)))
 
@@ -163,7 +162,7 @@ def pin_rank(cores: Iterable[int] | None) -> Callable[[], None]:
     return go_back
 
 
-def cpu_kind(ranks: int) -> DeviceKind:
+def _cpu_kind(ranks: int) -> DeviceKind:
     """One core of this machine: its peak from clock and vector width, its memory from the machine's total."""
     base = device_kind(ANY_CORE)
     model, hertz, flags = _cpu_info()

@@ -1,4 +1,9 @@
-"""GPUs and their topology, read through NVML (package ``nvidia-ml-py``, module ``pynvml``)."""
+"""GPUs and their topology, read through NVML (package ``nvidia-ml-py``, module ``pynvml``).
+
+Links by pairs of ranks, and the hierarchy that they imply.
+
+The links between GPUs, read through NVML.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,223 @@ import importlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 from typing import Any
 
 from tensoropt.cluster.catalog import kind_by_nvml_name, named_kind
-from tensoropt.cluster.devices import DeviceKind
-from tensoropt.cluster.gpu_links import gpu_links, text_of
-from tensoropt.cluster.hardware import Cluster
+from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
 from tensoropt.errors import ClusterError
 from tensoropt.units import format_bytes
 
-logger = logging.getLogger(__name__)
+
+def levels_from_pairs(
+    pairs: Mapping[tuple[int, int], Link], device_count: int, name: str
+) -> tuple[Level, ...]:
+    """Derive the hierarchy from a full pair list: nested blocks of consecutive ranks with faster links
+    inside.
+
+    Each level's link is the slowest one inside it. A list without such blocks gives one level.
+    """
+
+    def slowest(links: list[Link]) -> Link:
+        return min(links, key=lambda link: (link.bandwidth_bytes_per_s, -link.latency_s))
+
+    blocks = [1]
+    for block in range(2, device_count):
+        # Blocks nest and fill the cluster, because ranks are numbered row-major over the levels.
+        if device_count % block or block % blocks[-1]:
+            continue
+        inside = [pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block == pair[1] // block]
+        outside = [
+            pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block != pair[1] // block
+        ]
+        # Strictly faster inside: equal links show no level.
+        if min(inside) > max(outside):
+            blocks.append(block)
+    blocks.append(device_count)
+    levels = []
+    for depth, (inner, outer) in enumerate(pairwise(blocks)):
+        crossing = [
+            link
+            for (low, high), link in pairs.items()
+            if low // outer == high // outer and low // inner != high // inner
+        ]
+        levels.append(
+            Level(
+                name=name if depth == 0 else f"{name}_group{depth}",
+                size=outer // inner,
+                link=slowest(crossing),
+            )
+        )
+    return tuple(reversed(levels))
+
+
+def all_pairs(device_count: int) -> list[tuple[int, int]]:
+    """Every ``(low, high)`` pair of ranks."""
+    return list(combinations(range(device_count), 2))
+
+
+# NVML's common-ancestor levels, in the notation of `nvidia-smi topo -m`.
+_ANCESTORS = ((0, "PIX"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS"))
+# Usable share of a PCIe link's bandwidth, and latency per hop, by the path between two devices. PIX accounts
+# for packet overhead only; the others are estimates that `measure-links` replaces.
+_PCIE_PATHS = {
+    "PIX": (0.82, 5.7e-6),
+    "PXB": (0.80, 6.0e-6),
+    "PHB": (0.70, 6.5e-6),
+    "NODE": (0.63, 7.0e-6),
+    "SYS": (0.50, 9.0e-6),
+}
+_PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+# One NVLink, each way, by generation (NVML's link version); from the data sheets of P100, V100, A100, H100,
+# B200.
+_NVLINK_BYTES_PER_S = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
+_NVLINK_LATENCY_S = 3.4e-6
+_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+_MAX_NVLINKS = 18
+
+
+def _gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], dict[tuple[int, int], Link]]:
+    """The link levels between GPUs, and the links of single pairs that differ from their level's.
+
+    Args:
+        nvml: an object with pynvml's functions, initialised.
+        handles: the GPUs' handles, in rank order.
+    """
+    if len(handles) == 1:
+        return (), {}
+    neighbours = [_nvlinks(nvml, handle) for handle in handles]
+    bus_ids = [_bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+    # With an NVSwitch every pair has the full bandwidth of a device's wires: one level, no pairs.
+    if all("switch" in links for links in neighbours):
+        # The smallest wire count, because a ring is as fast as its slowest device.
+        count, version = min(links["switch"] for links in neighbours)
+        switch = Link(
+            name=f"NV{count}",
+            latency_s=_NVLINK_LATENCY_S,
+            bandwidth_bytes_per_s=count * _NVLINK_BYTES_PER_S.get(version, 25e9),
+            source=f"NVML: {count} NVLinks (version {version}) to a switch",
+        )
+        level = Level(name="gpu", size=len(handles), link=switch)
+        return (level,), {}
+    pairs = {}
+    for low, high in all_pairs(len(handles)):
+        wires = neighbours[low].get(bus_ids[high])
+        pairs[low, high] = _nvlink(*wires) if wires else _pcie(nvml, handles[low], handles[high])
+    levels = _levels(pairs, neighbours, bus_ids)
+    # If all pairs are alike, the level already describes them.
+    alike = len({(p.name, p.bandwidth_bytes_per_s) for p in pairs.values()}) == 1
+    return levels, {} if alike else pairs
+
+
+def _levels(
+    pairs: dict[tuple[int, int], Link], neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str]
+) -> tuple[Level, ...]:
+    """One level if the NVLinks join all devices (a cube mesh), otherwise the blocks of the pair list."""
+    if _connected(neighbours, bus_ids):
+        total = [
+            sum(
+                count * _NVLINK_BYTES_PER_S.get(version, 25e9)
+                for peer, (count, version) in links.items()
+                if peer in bus_ids
+            )
+            for links in neighbours
+        ]
+        mesh = Link(
+            name="NVLink-mesh",
+            latency_s=_NVLINK_LATENCY_S,
+            # Several concurrent rings use all wires of a device (costs.communication.pair_ring_bandwidth).
+            bandwidth_bytes_per_s=min(total),
+            source="NVML: sum of one device's NVLinks to the others",
+        )
+        return (Level(name="gpu", size=len(bus_ids), link=mesh),)
+    return levels_from_pairs(pairs, len(bus_ids), "gpu")
+
+
+def _connected(neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str]) -> bool:
+    reached, frontier = {0}, [0]
+    while frontier:
+        current = frontier.pop()
+        for other, bus_id in enumerate(bus_ids):
+            if other not in reached and bus_id in neighbours[current]:
+                reached.add(other)
+                frontier.append(other)
+    return len(reached) == len(bus_ids)
+
+
+def _nvlinks(nvml: Any, handle: Any) -> dict[str, tuple[int, int]]:
+    """Active NVLinks, keyed by the bus id of the other end (``switch`` for NVSwitch): (count, version)."""
+    counts: Counter[str] = Counter()
+    versions: dict[str, int] = {}
+    for index in range(_MAX_NVLINKS):
+        try:
+            if not nvml.nvmlDeviceGetNvLinkState(handle, index):
+                continue
+            try:
+                is_switch = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, index) == _SWITCH
+            except nvml.NVMLError:
+                is_switch = False
+            peer = (
+                "switch" if is_switch else _bus_id(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, index).busId)
+            )
+            version = int(nvml.nvmlDeviceGetNvLinkVersion(handle, index))
+        except nvml.NVMLError:
+            break  # no such link: this device has no more links
+        counts[peer] += 1
+        versions[peer] = version
+    return {peer: (number, versions[peer]) for peer, number in counts.items()}
+
+
+def _nvlink(count: int, version: int) -> Link:
+    return Link(
+        name=f"NV{count}",
+        latency_s=_NVLINK_LATENCY_S,
+        bandwidth_bytes_per_s=count * _NVLINK_BYTES_PER_S.get(version, 25e9),
+        source=f"NVML: {count} NVLinks (version {version})",
+        dedicated=True,
+    )
+
+
+def _pcie(nvml: Any, first: Any, second: Any) -> Link:
+    try:
+        ancestor = int(nvml.nvmlDeviceGetTopologyCommonAncestor(first, second))
+    except nvml.NVMLError:
+        # Assumption if NVML does not report the path: the slowest one.
+        ancestor = 50
+    path = next(name for level, name in reversed(_ANCESTORS) if ancestor >= level)
+    generation = min(
+        _or(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, device, 3) for device in (first, second)
+    )
+    width = min(_or(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, device, 16) for device in (first, second))
+    share, latency = _PCIE_PATHS[path]
+    return Link(
+        name=path,
+        latency_s=latency,
+        bandwidth_bytes_per_s=share * width * _PCIE_LANE_BYTES_PER_S.get(generation, 7.563e9),
+        source=f"NVML: {path}, PCIe {generation} x{width}",
+    )
+
+
+def _or(nvml: Any, function: Any, handle: Any, default: int) -> int:
+    try:
+        return int(function(handle))
+    except nvml.NVMLError:
+        return default
+
+
+def _bus_id(value: bytes | str) -> str:
+    """A PCI bus id in one canonical form: NVML pads the domain to 4 or 8 digits depending on the call."""
+    domain, _, rest = _text_of(value).lower().strip("\x00").partition(":")
+    return f"{int(domain, 16):x}:{rest}"
+
+
+def _text_of(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+_logger = logging.getLogger(__name__)
 _WORD_BITS = 64
 """The word size of the CPU masks that NVML returns (``unsigned long`` on 64-bit Linux)."""
 
@@ -106,7 +316,7 @@ def _opened(nvml: Any) -> Iterator[Any]:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        logger.debug("NVML is not usable here: %s", error)
+        _logger.debug("NVML is not usable here: %s", error)
         yield None
         return
     try:
@@ -129,13 +339,13 @@ def _visible(nvml: Any, visible: str | None) -> list[_Gpu]:
         if item.isdigit() and int(item) < len(gpus):
             chosen.append(gpus[int(item)])
         elif item.startswith("GPU-"):
-            chosen += [g for g in gpus if text_of(nvml.nvmlDeviceGetUUID(g.handle)).startswith(item)][:1]
+            chosen += [g for g in gpus if _text_of(nvml.nvmlDeviceGetUUID(g.handle)).startswith(item)][:1]
         elif item.startswith("MIG-"):
             chosen += [
                 replace(gpu, chosen=number)
                 for gpu in gpus
                 for number, instance in enumerate(gpu.instances or ())
-                if text_of(nvml.nvmlDeviceGetUUID(instance)).startswith(item)
+                if _text_of(nvml.nvmlDeviceGetUUID(instance)).startswith(item)
             ][:1]
         else:
             break  # as in CUDA: an invalid entry hides itself and all that follow
@@ -253,14 +463,14 @@ def _kinds(nvml: Any, gpus: list[_Gpu]) -> tuple[DeviceKind, ...]:
 
 def _cluster(nvml: Any, gpus: list[_Gpu]) -> Cluster:
     devices = _kinds(nvml, gpus)
-    levels, pairs = gpu_links(nvml, [gpu.handle for gpu in gpus])
+    levels, pairs = _gpu_links(nvml, [gpu.handle for gpu in gpus])
     return Cluster(name="local", devices=devices, levels=levels, pairs=pairs, source="NVML")
 
 
 def _kind(nvml: Any, handle: Any) -> DeviceKind:
     """The catalogue's kind with this device's memory; for an unlisted device, a kind from NVML's own
     figures."""
-    name = text_of(nvml.nvmlDeviceGetName(handle))
+    name = _text_of(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     known = kind_by_nvml_name(name)
     if known is not None:
@@ -275,7 +485,7 @@ def _kind(nvml: Any, handle: Any) -> DeviceKind:
             f"GPU '{name}' is not in the catalogue and NVML does not tell its speed ({error});"
             " describe it in a cluster file with a device kind of its own"
         ) from None
-    logger.warning("GPU '%s' is not in the catalogue; its speed is taken from NVML (cores x clock)", name)
+    _logger.warning("GPU '%s' is not in the catalogue; its speed is taken from NVML (cores x clock)", name)
     return DeviceKind(
         name=named_kind(name),
         type="cuda",

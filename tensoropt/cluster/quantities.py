@@ -23,7 +23,7 @@ def positive(value: object, what: str) -> float:
     return _finite(_number(value), what)
 
 
-MOST = 1_000_000
+_MOST = 1_000_000
 """The most devices of a cluster: several times the largest that was ever built. Each has a separate entry in
 memory, so a mistyped number would exhaust this machine's memory."""
 
@@ -32,13 +32,15 @@ def count(value: object, what: str) -> int:
     """Return a whole number of at least one, and at most the number of devices that a cluster can have."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ClusterError(f"{what} is {value!r}, but it must be a whole number of at least 1")
-    if value > MOST:
-        raise ClusterError(f"{what} is {value}, but a cluster has at most {MOST} devices; correct the number")
+    if value > _MOST:
+        raise ClusterError(
+            f"{what} is {value}, but a cluster has at most {_MOST} devices; correct the number"
+        )
     return value
 
 
 @dataclass(frozen=True)
-class Quantity:
+class _Quantity:
     """A kind of figure, and the ways in which a file may write it.
 
     Attributes:
@@ -90,13 +92,13 @@ class Quantity:
             yield f"{what} is {self.shown(value)}, {bound}: is its unit right?"
 
 
-MEMORY = Quantity(parse_bytes, "bytes", "GB", 2.0**24, inf, (2.0**24, 10 * 2.0**40), format_bytes)
-BANDWIDTH = Quantity(
+MEMORY = _Quantity(parse_bytes, "bytes", "GB", 2.0**24, inf, (2.0**24, 10 * 2.0**40), format_bytes)
+BANDWIDTH = _Quantity(
     parse_bandwidth, "bytes per second", "GB/s", 1e6, inf, (1e6, 1e15),
     lambda value: f"{format_bytes(value)}/s",
 )  # fmt: skip
-LATENCY = Quantity(parse_seconds, "seconds", "us", 0.0, 0.1, (0.0, 1.0), format_seconds, positive=False)
-FLOPS = Quantity(parse_flops, "FLOP per second", "TFLOP/s", 1e6, inf, (1e8, 1e18), "{:.3g} FLOP/s".format)
+LATENCY = _Quantity(parse_seconds, "seconds", "us", 0.0, 0.1, (0.0, 1.0), format_seconds, positive=False)
+FLOPS = _Quantity(parse_flops, "FLOP per second", "TFLOP/s", 1e6, inf, (1e8, 1e18), "{:.3g} FLOP/s".format)
 """The bounds are assumptions: wide enough for any device, narrow enough to tell 80 bytes from 80 GB."""
 
 

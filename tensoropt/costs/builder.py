@@ -13,18 +13,16 @@ from tensoropt.costs.edges import EdgeBuilder
 from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.kept_tables import TableArrays
-from tensoropt.costs.parameters import ahead_options, storage_options, unsharded_options
+from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.prices import Prices
-from tensoropt.costs.restrictions import FREE, Restriction
-from tensoropt.costs.tables import CostTables, Template, leaves_model
-from tensoropt.costs.together_effects import Use
-from tensoropt.costs.variables import Variable
+from tensoropt.costs.restrictions import FREE, Restriction, ahead_options, storage_options, unsharded_options
+from tensoropt.costs.tables import CostTables, Template, Variable, leaves_model
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.regions import Region, region_of
 
-Column = tuple[np.ndarray, ...]
+_Column = tuple[np.ndarray, ...]
 
 
 class TableBuilder:
@@ -255,7 +253,7 @@ class TableBuilder:
         return VariableTable(Variable.of_parameter(name), *costs, layouts=tuple(layouts))
 
 
-def _columns(costs: Sequence[Cost]) -> tuple[Column, Column, Column]:
+def _columns(costs: Sequence[Cost]) -> tuple[_Column, _Column, _Column]:
     """(memory, compute, communication) of configurations with one option each."""
     memory, compute, communication = (tuple(np.array([cost[i]]) for cost in costs) for i in range(3))
     return memory, compute, communication

@@ -28,9 +28,9 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, Link, Mesh
 from tensoropt.errors import MeasurementError
+from tensoropt.profiling.link_fits import Transition
 from tensoropt.profiling.link_timing import COLLECTIVES
 from tensoropt.profiling.links import LinkFits
-from tensoropt.profiling.transitions import Transition
 from tensoropt.types import DATA_SHEET, FITTED, MEASURED
 
 # The start of one collective, in addition to its hops: NCCL's baseLat of ring/simple (src/graph/tuning.cc).
@@ -43,7 +43,7 @@ _SMOOTH = Transition(works_s=(0.0,), sizes=(1,), arriving_s=((0.0,),), leaving_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupLink:
+class _GroupLink:
     """The figures of a ring through the slowest group of a set of axes.
 
     Attributes:
@@ -76,8 +76,8 @@ class CommunicationModel:
             )
         self.cluster, self.mesh = cluster, mesh
         self._fits = fits
-        self._fitted = fitted_cluster(cluster, fits) if fits is not None and fits.pairs else None
-        self._links: dict[tuple[int, ...], GroupLink] = {}
+        self._fitted = _fitted_cluster(cluster, fits) if fits is not None and fits.pairs else None
+        self._links: dict[tuple[int, ...], _GroupLink] = {}
         self._transitions: dict[tuple[int, ...], Transition] = {}
         self._predictions: dict[tuple[str, tuple[int, ...]], tuple[_Prediction, str]] = {}
 
@@ -165,7 +165,7 @@ class CommunicationModel:
         launch = _LAUNCH_S[cluster.device_type] if source is DATA_SHEET else 0.0
         if axes not in self._links:
             self._links[axes] = group_link(cluster, self.mesh, axes)
-        return formula(kind, self._links[axes], launch), source
+        return _formula(kind, self._links[axes], launch), source
 
     def _transition(self, axes: Sequence[int]) -> Transition:
         known = self._transitions.get(tuple(axes))
@@ -189,7 +189,7 @@ class CommunicationModel:
         return ()
 
 
-def formula(kind: str, link: GroupLink, launch_s: float) -> _Prediction:
+def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
     """The formula from the module's table, as a function of the bytes."""
     ranks, hop, per_byte = link.size, link.hop_s, link.seconds_per_byte
     ring, depth = (ranks - 1) / ranks, math.ceil(math.log2(ranks))
@@ -211,14 +211,14 @@ def formula(kind: str, link: GroupLink, launch_s: float) -> _Prediction:
     raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(COLLECTIVES)}")
 
 
-def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> GroupLink:
+def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
     """The link of the slowest group when all groups of ``axes`` communicate at once."""
     groups = mesh.groups(axes)
     # All groups are counted before any of them is priced: a group's share of a node's cards depends on how
     # many other groups leave the node at the same time.
     leaving = _groups_leaving(cluster, groups)
     links = [_group_link(cluster, group, leaving) for group in groups]
-    return GroupLink(
+    return _GroupLink(
         size=len(groups[0]),
         hop_s=max(link.hop_s for link in links),
         seconds_per_byte=max(link.seconds_per_byte for link in links),
@@ -242,7 +242,7 @@ def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Coun
     return leaving
 
 
-def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple[int, int]]) -> GroupLink:
+def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple[int, int]]) -> _GroupLink:
     size = len(group)
     # A group's ranks are ascending and levels are row-major, so the natural ring crosses each outer link as
     # rarely as possible.
@@ -270,7 +270,7 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
                 # product of the member counts on either side.
                 exchange = max(exchange, len(child) * (len(members) - len(child)) / size / rate)
         outer = block
-    return GroupLink(
+    return _GroupLink(
         size=size,
         hop_s=sum(link.latency_s for link in hops) / size,
         seconds_per_byte=1 / bandwidth,
@@ -343,7 +343,7 @@ def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
     return worst
 
 
-def fitted_cluster(cluster: Cluster, fits: LinkFits) -> Cluster | None:
+def _fitted_cluster(cluster: Cluster, fits: LinkFits) -> Cluster | None:
     """The cluster with its links' figures replaced by point-to-point fits; None if a level has none.
 
     A level takes the slowest of its fitted pairs; pairs with their own links take their own fits.

@@ -1,24 +1,420 @@
 """The measured seconds of workloads.
 
-Every figure has a source: ``measured`` (exactly this workload on these ranks), ``fitted`` or ``data sheet``
-(:mod:`tensoropt.costs.roofline`).
+Every figure has a source: ``measured`` (exactly this workload on these ranks), ``fitted`` or ``data sheet``.
+
+The seconds of workloads that were not timed: a roofline, with efficiencies fitted to those that were.
+
+Williams, Waterman, Patterson: Roofline, CACM 2009. Ideal seconds are the larger of FLOP over peak and bytes
+over bandwidth; FLOP and traffic come from :class:`Facts`. The share of this that is really reached depends on
+the class of operator (convolutions are not matrix products) and on its size (small ones never reach full
+speed), so an efficiency is fitted per class, direction and size to the timed workloads of the same device
+type.
 """
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Container, Mapping, Sequence
+import statistics
+import zlib
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from tensoropt.costs.roofline import RooflineCompute, weight_gradient_share
+from tensoropt.cluster import ASSUMED, DeviceKind, host_seconds, reached_by
 from tensoropt.errors import MeasurementError
-from tensoropt.profiling.facts import Facts
+from tensoropt.ops.calls import CostClass, LocalCall
+from tensoropt.ops.registry import cost_class_of, launches
+from tensoropt.profiling.facts import CallWork, Facts
+from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.kernel_settings import KernelSettings
-from tensoropt.types import MEASURED, SOURCES
+from tensoropt.types import DATA_SHEET, FITTED, MEASURED, SOURCES
+
+MATRIX_EFFICIENCY = ASSUMED.arithmetic
+"""The share of peak FLOP/s that large matrix products reach, if nothing is fitted; an assumption."""
+MEMORY_EFFICIENCY = ASSUMED.memory
+"""The share of peak memory bandwidth that element-wise kernels reach, if nothing is fitted; an assumption."""
+_LAUNCH_S = 5e-6
+"""The time of a CPU rank for each kernel, in addition to that for its FLOP and bytes; an assumption.
+``presets/host.yaml`` has the figures for a GPU and its host."""
+
+MOST_SAMPLES = 20_000
+"""The most store records that a fit uses; reading a million took half a minute, and no curve needs them."""
+FEWEST_SAMPLES = 8
+"""The fewest samples of one class and direction for a fit to be trusted; an assumption."""
+_SAMPLES_PER_KNOT = 6  # an assumption
+# An assumption: leaving out a fifth at a time leaves enough to fit, and costs five fits.
+_FOLDS = 5
+_DIRECTIONS = ("forward", "backward")
+
+
+def class_of(work: Workload) -> str:
+    """The class of a workload: that of its first call that has one."""
+    for call, _ in work.calls:
+        # The kernel "divided" wraps another call, whose class determines how fast it runs.
+        name = call.static[0] if call.function == "kernels.divided" else call.function
+        found = cost_class_of(str(name))
+        if found is not None:
+            return found.value
+    return CostClass.ELEMENT_WISE.value
+
+
+def call_class(call: LocalCall) -> CostClass:
+    """The class of one call."""
+    # The kernel "divided" wraps another call, whose class determines how fast it runs.
+    name = call.static[0] if call.function == "kernels.divided" else call.function
+    return cost_class_of(str(name)) or CostClass.ELEMENT_WISE
+
+
+def _kernels_of(work: Workload) -> int:
+    """The number of calls that launch something."""
+    return sum(1 for call, _ in work.calls if launches(call.function))
+
+
+def number_format(dtype: str, cls: CostClass, device_type: str, kernels: KernelSettings) -> str:
+    """The number format in which operators of a class compute: the dtype, or ``tf32`` if PyTorch's settings
+    make GPUs round float32 numbers to it. A GPU without such tensor cores computes in float32 regardless."""
+    setting = _TF32_BY.get(cls)
+    may = device_type == "cuda" and dtype == "float32" and setting is not None
+    return "tf32" if may and getattr(kernels, str(setting)) == "tf32" else dtype
+
+
+def peak_flops(device: DeviceKind, kernels: KernelSettings, dtype: str, cls: CostClass) -> float:
+    """The peak FLOP/s of operators of a class on a device, in the number format that they use there."""
+    name = number_format(dtype, cls, device.type, kernels)
+    return device.flops_of(name if name in device.flops else dtype)
+
+
+def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]:
+    """(forward, backward) seconds at peak; backward moves twice what forward does."""
+    peak, bandwidth = device.flops_of(dtype), device.memory_bandwidth
+    return (
+        max(facts.forward_flops / peak, facts.traffic_bytes / bandwidth),
+        # Backward reads what forward read and the incoming gradients, and writes as many gradients: twice the
+        # traffic, as an approximation. Its FLOP are counted, because they differ by operator.
+        max(facts.backward_flops / peak, 2.0 * facts.traffic_bytes / bandwidth),
+    )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A timed workload: its class, and its ideal and measured seconds per direction."""
+
+    key: str
+    cls: str
+    ideal: tuple[float, float]
+    measured: tuple[float, float]
+
+
+def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, Any]:
+    """The fields of a workload's record besides its seconds, so that other workloads can be fitted to it."""
+    return {
+        "class": class_of(work),
+        "ideal_s": list(ideal_s(device, work.dtype, facts)),
+        "device": device.name,
+        "device_type": device.type,
+    }
+
+
+def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample, ...]:
+    """The samples among records of the store; failures, and records that are of no workload (an optimizer,
+    overheads), are skipped."""
+    return tuple(
+        Sample(key, str(r["class"]), tuple(r["ideal_s"]), (float(r["forward_s"]), float(r["backward_s"])))
+        for key, r in records
+        if "class" in r and "error" not in r
+    )
+
+
+@dataclass(frozen=True)
+class _EfficiencyCurve:
+    """log10 of efficiency over log10 of ideal seconds, linear between knots and flat outside."""
+
+    sizes: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def seconds(self, ideal: float) -> float:
+        """The actual seconds of work that takes ``ideal`` seconds at peak; ``ideal`` is above 0."""
+        # numpy.interp is flat outside the knots: an extrapolated line could promise efficiencies above 1.
+        at = float(np.interp(math.log10(ideal), self.sizes, self.values))
+        return ideal / 10**at
+
+
+@dataclass(frozen=True)
+class FitError:
+    """The relative error of a fit on workloads it was not fitted to."""
+
+    cls: str
+    direction: str
+    samples: int
+    median: float
+    ninth_decile: float
+
+
+@dataclass(frozen=True)
+class Efficiencies:
+    """Fitted curves by (class, direction), and how well they predict."""
+
+    curves: Mapping[tuple[str, str], _EfficiencyCurve]
+    errors: tuple[FitError, ...] = ()
+
+    def seconds(self, cls: str, direction: str, ideal: float) -> float | None:
+        """The fitted seconds; None if too little of this class was timed."""
+        curve = self.curves.get((cls, direction))
+        if curve is None:
+            return None
+        return curve.seconds(ideal) if ideal > 0 else 0.0
+
+
+_NOTHING = Efficiencies({})
+
+
+def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
+    """Fit a curve per class and direction, and estimate its error by leaving out one fifth at a time."""
+    by: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
+    for sample in samples:
+        for direction, ideal, measured in zip(_DIRECTIONS, sample.ideal, sample.measured, strict=True):
+            # Logarithms need both to be positive; the backward of an operator without a gradient measures 0.
+            if ideal > 0 and measured > 0:
+                by[sample.cls, direction].append((sample.key, ideal, measured))
+    curves, errors = {}, []
+    for (cls, direction), found in sorted(by.items()):
+        if len(found) < FEWEST_SAMPLES:
+            continue
+        pairs = [(ideal, measured) for _, ideal, measured in found]
+        curves[cls, direction] = _curve(pairs)
+        missed = _left_out(found)
+        errors.append(
+            FitError(cls, direction, len(found), statistics.median(missed), float(np.quantile(missed, 0.9)))
+        )
+    return Efficiencies(curves, tuple(errors))
+
+
+def fit_errors(
+    records: Iterable[tuple[str, Mapping[str, Any]]],
+) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The errors of the fits, by (device type, mode)."""
+    by: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
+    for key, record in records:
+        if "device_type" in record:
+            mode = "train" if "/train/" in key else "inference"
+            by[record["device_type"], mode].append((key, record))
+    return {
+        kind: [asdict(error) for error in fit_efficiencies(samples_of(found)).errors]
+        for kind, found in sorted(by.items())
+    }
+
+
+def _curve(pairs: Sequence[tuple[float, float]]) -> _EfficiencyCurve:
+    """A curve through the medians of groups of neighbouring sizes."""
+    # Efficiencies span orders of magnitude between launch-bound and large work, so both axes are logarithmic,
+    # and medians ignore the few timings that another process disturbed.
+    ordered = sorted((math.log10(ideal), math.log10(ideal / measured)) for ideal, measured in pairs)
+    # At most twelve knots, an assumption: more would follow the noise of neighbouring sizes.
+    knots = max(1, min(12, len(ordered) // _SAMPLES_PER_KNOT))
+    sizes, values = [], []
+    for part in np.array_split(np.array(ordered), knots):
+        sizes.append(float(np.median(part[:, 0])))
+        values.append(float(np.median(part[:, 1])))
+    return _EfficiencyCurve(tuple(sizes), tuple(values))
+
+
+def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
+    """|predicted / measured - 1| of every sample, by the fit of the other folds; folds are assigned by the
+    keys' hash."""
+    # Not hash(): Python salts it in each process, and the error would differ from run to run.
+    fold = [zlib.crc32(key.encode()) % _FOLDS for key, _, _ in found]
+    missed = []
+    for number in range(_FOLDS):
+        rest = [(i, m) for f, (_, i, m) in zip(fold, found, strict=True) if f != number]
+        if not rest:
+            continue
+        curve = _curve(rest)
+        missed += [
+            abs(curve.seconds(i) / m - 1) for f, (_, i, m) in zip(fold, found, strict=True) if f == number
+        ]
+    return missed or [float("inf")]
+
+
+def weight_gradient_share(facts: Facts) -> float:
+    """An estimate of the share of a workload's backward that the product of a weight's gradient takes, if its
+    first call is a linear operator.
+
+    Of backward's FLOP, a linear operator has two equal products. The rest of the workload's backward, most of
+    it bound by memory, is assumed to take as long as its FLOP, which are few: the share is therefore somewhat
+    too large.
+    """
+    if not facts.work_of_calls or not facts.forward_flops:
+        return 0.5
+    return facts.work_of_calls[0].forward_flops / facts.forward_flops / 2
+
+
+_PYTORCHS_OWN = KernelSettings()
+_TF32_BY = {
+    CostClass.MATRIX: "matmul",
+    CostClass.ATTENTION: "matmul",
+    CostClass.CONVOLUTION: "convolution",
+    CostClass.RECURRENT: "recurrent",
+}
+"""The setting that decides whether float32 numbers are computed in TF32, by class of operator."""
+
+
+_FUSED = (CostClass.ELEMENT_WISE, CostClass.NORM)
+"""Classes of operators that share a kernel with others of these classes, if they are fused."""
+
+
+def _as_one(chain: Sequence[CallWork]) -> CallWork:
+    """A chain of calls as one kernel, which reads and writes what the largest of them does: intermediate
+    results stay on the chip."""
+    size = max(of.traffic_bytes for of in chain)
+    return CallWork(sum(of.forward_flops for of in chain), size, size)
+
+
+class RooflineCompute:
+    """Ideal seconds divided by efficiencies, plus launches; see the module.
+
+    Args:
+        efficiencies: the fitted ones; anything they do not cover has fixed efficiencies.
+        kernels: PyTorch's settings, which decide whether GPUs compute float32 numbers in TF32.
+        fused: on GPUs, neighbouring element-wise operators and norms of a group are one kernel, as a compiler
+            or hand-written kernels would make them.
+        dated: the month of the kernels (:func:`~tensoropt.cluster.reached_by`); by default the newest.
+    """
+
+    source = DATA_SHEET
+
+    def __init__(
+        self,
+        device: DeviceKind,
+        optimizer: str,
+        efficiencies: Efficiencies = _NOTHING,
+        kernels: KernelSettings = _PYTORCHS_OWN,
+        *,
+        fused: bool = False,
+        dated: str = "",
+    ):
+        self.fused = fused
+        self.reached = reached_by(device, dated)
+        self.device = device
+        self.optimizer = optimizer
+        self.efficiencies = efficiencies
+        self.kernels = kernels
+        self.host = host_seconds(device.type)
+        self._kernel_s = self.host.kernel_s if self.host else _LAUNCH_S
+
+    def source_of(self, work: Workload) -> str:
+        """``fitted`` if both directions of the workload's class have a curve, otherwise ``data sheet``."""
+        cls = class_of(work)
+        covered = all((cls, direction) in self.efficiencies.curves for direction in _DIRECTIONS)
+        return FITTED if covered else DATA_SHEET
+
+    def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        """(forward, backward) seconds of one micro-batch."""
+        cls, kernels = class_of(work), _kernels_of(work)
+        if self._counts_calls(work, facts):
+            return self._by_call(work, facts)
+        found = []
+        for direction, ideal, flops, traffic, count in zip(
+            _DIRECTIONS,
+            ideal_s(self.device, work.dtype, facts),
+            (facts.forward_flops, facts.backward_flops),
+            (facts.traffic_bytes, 2.0 * facts.traffic_bytes),
+            # Backward launches about two kernels for each of forward's: one gradient per operand.
+            (kernels, 2 * kernels),
+            strict=True,
+        ):
+            # Work without a kernel (views alone) takes no time, which no curve of its class expresses.
+            fitted = self.efficiencies.seconds(cls, direction, ideal) if kernels else None
+            peak = self.peak(work.dtype, CostClass(cls))
+            found.append(self._fixed(peak, flops, traffic, count) if fitted is None else fitted)
+        return found[0], found[1]
+
+    def host_seconds(self, work: Workload) -> tuple[float, float]:
+        """(forward, backward) seconds of issuing one micro-batch, estimated from the number of calls that
+        launch a kernel; 0 if the host is the device."""
+        if self.host is None:
+            return 0.0, 0.0
+        calls = _kernels_of(work)
+        return calls * self.host.forward_call_s, calls * self.host.backward_call_s
+
+    def _counts_calls(self, work: Workload, facts: Facts) -> bool:
+        """Whether the seconds are those of the calls, one after another."""
+        # On CPU ranks, figures that are not fitted stay as they were: nobody has compared them call by call.
+        return self.device.type == "cuda" and bool(facts.work_of_calls) and self.source_of(work) == DATA_SHEET
+
+    def _by_call(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        """(forward, backward) seconds on a GPU: its kernels run one after another, so a memory-bound call
+        does not hide behind a product in its group."""
+        forward_s = backward_s = 0.0
+        for cls, of in self._kernels(work, facts):
+            there_s, back_s = self._of_call(work.dtype, cls, of, facts)
+            forward_s += there_s + self._kernel_s
+            # Two launches, as in seconds().
+            backward_s += back_s + 2 * self._kernel_s
+        return forward_s, backward_s
+
+    def _kernels(self, work: Workload, facts: Facts) -> Iterator[tuple[CostClass, CallWork]]:
+        """The class and work of each kernel of a group's forward."""
+        chain: list[CallWork] = []
+        for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):
+            if not launches(call.function):
+                continue
+            cls = call_class(call)
+            if self.fused and cls in _FUSED:
+                size = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
+                chain.append(CallWork(of.forward_flops, size, size))
+                continue
+            if chain:
+                yield CostClass.ELEMENT_WISE, _as_one(chain)
+                chain = []
+            yield cls, of
+        if chain:
+            yield CostClass.ELEMENT_WISE, _as_one(chain)
+
+    def _of_call(self, dtype: str, cls: CostClass, of: CallWork, facts: Facts) -> tuple[float, float]:
+        """(forward, backward) seconds of a call, without launches."""
+        reached = self.reached
+        bandwidth = self.device.memory_bandwidth * reached.memory
+        # A norm is one kernel on a GPU, even where a CPU runs several (aten::_fused_rms_norm).
+        traffic = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
+        # Backward's FLOP are known only for the whole group: products and attention take their shares of
+        # them.
+        share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
+        rate = self.peak(dtype, cls) * reached.of(cls)
+        # Twice the traffic, as in ideal_s().
+        back_s = max(share * facts.backward_flops / rate, 2.0 * traffic / bandwidth)
+        return max(of.forward_flops / rate, traffic / bandwidth), back_s
+
+    def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
+        """The seconds of the product of a weight's gradient: half of its call's backward, and one of its two
+        launches; if calls are not listed separately, see :func:`weight_gradient_share`."""
+        if not self._counts_calls(work, facts):
+            return self.seconds(work, facts)[1] * weight_gradient_share(facts)
+        (call, _), of = work.calls[0], facts.work_of_calls[0]
+        return self._of_call(work.dtype, call_class(call), of, facts)[1] / 2 + self._kernel_s
+
+    def peak(self, dtype: str, cls: CostClass) -> float:
+        """The peak FLOP/s of operators of a class: GPUs compute float32 in TF32 if PyTorch's settings allow
+        it."""
+        return peak_flops(self.device, self.kernels, dtype, cls)
+
+    def _fixed(self, peak: float, flops: float, traffic: float, launches: int) -> float:
+        arithmetic = flops / (peak * MATRIX_EFFICIENCY)
+        memory = traffic / (self.device.memory_bandwidth * MEMORY_EFFICIENCY)
+        # A fitted efficiency includes the launches, because small work never reaches full speed; a fixed one
+        # does not.
+        return max(arithmetic, memory) + launches * self._kernel_s
+
+    @property
+    def optimizer_s_per_element(self) -> float:
+        """The seconds per element that the memory's bandwidth allows, in float32."""
+        return 4.0 * OPTIMIZERS[self.optimizer].traffic / (self.device.memory_bandwidth * self.reached.memory)
 
 
 def processor_name() -> str:
@@ -43,7 +439,7 @@ def measurement_prefix(
     """
     settings = (kernels or KernelSettings()).of("cuda" if device else "cpu").words
     mode = "train" if training else "inference"
-    # How each one is timed: tensoropt.ranks.allocator, tensoropt.profiling.timers.
+    # How each one is timed: tensoropt.ranks.worker, tensoropt.profiling.timers.
     on = f"{device}/host-ahead" if device else f"{processor_name()}/kept-memory,copies,nodes"
     if settings:
         on += f"/{settings}"

@@ -29,7 +29,7 @@ class VariableTable:
     """The costs of each configuration of one variable.
 
     Attributes:
-        key: the variable's name; in tables of a model, a :class:`tensoropt.costs.variables.Variable`.
+        key: the variable's name; in tables of a model, a :class:`tensoropt.costs.tables.Variable`.
         layouts: for a hub or a shared parameter, one per configuration.
         kept: for a hub: per configuration, whether the tensor is kept for backward as it is materialised.
         again: for a group or hub in a region: per configuration, whether its forward runs a second time in

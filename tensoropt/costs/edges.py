@@ -18,17 +18,14 @@ import numpy as np
 
 from tensoropt.costs.cost_graph import EdgeTable, VariableTable
 from tensoropt.costs.effects import Keeps, Reading, WeightProduct, additive, kept_for
-from tensoropt.costs.group_effects import GroupEffects
-from tensoropt.costs.group_parts import parts_of
+from tensoropt.costs.group_effects import GroupEffects, parts_of
 from tensoropt.costs.kept_tables import TableArrays
+from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
-from tensoropt.costs.tables import Template
-from tensoropt.costs.together_effects import Use
-from tensoropt.costs.variables import Variable
+from tensoropt.costs.tables import Template, Variable
 from tensoropt.ops.layouts import Layout
-from tensoropt.sharding.beside_weights import products_beside, takes_over_hub
 from tensoropt.sharding.configurations import Configuration
-from tensoropt.sharding.groups import Group
+from tensoropt.sharding.groups import Group, products_beside, takes_over_hub
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.reshard.steps import forward_placements
 

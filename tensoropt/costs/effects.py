@@ -9,7 +9,7 @@ out in time, and derives a strategy's step time, memory curve, collectives and t
 
 All ranks do the same; the description is of the rank with the largest shards. Inputs, constants and buffers,
 which are the same for every strategy, are left out; constants are a term of the reported memory
-(:mod:`tensoropt.costs.process_memory`).
+(:mod:`tensoropt.costs.prices`).
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def additive(effects: Effects, prices: Prices) -> Cost:
 
     Bytes last if they are alive during the whole step or kept from forward to backward. What a recomputed
     region keeps while its own backward runs does not last, nor does workspace: only their maximum over all
-    moments counts, which no sum can express (:mod:`tensoropt.costs.working_sets`).
+    moments counts, which no sum can express (:mod:`tensoropt.costs.move_effects`).
     """
     # The order of the additions is part of the result to the last bit; see TableBuilder._options.
     memory, compute, communication = effects.parameters + effects.gradients + effects.optimizer, 0.0, 0.0

@@ -1,8 +1,14 @@
-"""The effects of a group in a step: it computes, communicates internally, and keeps tensors for backward."""
+"""The effects of a group in a step: it computes, communicates internally, and keeps tensors for backward.
+
+The parts of a group's forward, cut at the operators that are first and last to need a tensor the group
+reads.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -22,19 +28,54 @@ from tensoropt.costs.effects import (
     joined,
     part_of,
 )
-from tensoropt.costs.group_parts import parts_of
-from tensoropt.costs.parameter_effects import ParameterEffects
+from tensoropt.costs.parameter_effects import ParameterEffects, Use
 from tensoropt.costs.prices import Queues
-from tensoropt.costs.together_effects import Use
 from tensoropt.ops.layouts import Layout
 from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.configurations import Configuration
-from tensoropt.sharding.together import Turn
+from tensoropt.sharding.groups import Group
+from tensoropt.sharding.storage import Turn
 
 
-class ForwardPart(NamedTuple):
+@dataclass(frozen=True)
+class Parts:
+    """A group's operators, cut at the first and last need of each tensor that the group reads.
+
+    Attributes:
+        starts: position of the first operator of each part.
+        first, last: per tensor, the parts that read it first and last.
+    """
+
+    starts: tuple[int, ...]
+    first: Mapping[str, int]
+    last: Mapping[str, int]
+
+    def of(self, position: int) -> int:
+        """The part that an operator belongs to."""
+        return bisect_right(self.starts, position) - 1
+
+
+def parts_of(group: Group) -> Parts:
+    """The parts of a group; a group in which one operator needs all the reads may have a single part."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for position, op in enumerate(group.operators):
+        for name in op.inputs():
+            if name in group.reads:
+                first.setdefault(name, position)
+                last[name] = position
+    # Cutting before the first use and after the last one is the coarsest cut at which the lifetime of every
+    # input ends at the end of a part; finer parts would only add moments to simulate.
+    ends = {position + 1 for position in last.values() if position + 1 < len(group.operators)}
+    cut = Parts(tuple(sorted({0, *first.values(), *ends})), {}, {})
+    return Parts(
+        cut.starts, {n: cut.of(p) for n, p in first.items()}, {n: cut.of(p) for n, p in last.items()}
+    )
+
+
+class _ForwardPart(NamedTuple):
     """A part of a group's forward: the bytes kept by its end of everything made so far, and the peak during
     it."""
 
@@ -63,7 +104,7 @@ class Choice(NamedTuple):
 
 
 def _forward(
-    parts: Sequence[ForwardPart], *, keeps: bool, again: bool = False, needed: int = 0
+    parts: Sequence[_ForwardPart], *, keeps: bool, again: bool = False, needed: int = 0
 ) -> list[Effect]:
     """The memory effects of a group's forward.
 
@@ -272,21 +313,21 @@ class GroupEffects(ParameterEffects):
                 buffers = max(buffers, self.resharding_bytes(steps, name) + narrow - size)
         return total, max(buffers, 0)
 
-    def _parts(self, choice: Choice, gathered: int) -> list[ForwardPart]:
+    def _parts(self, choice: Choice, gathered: int) -> list[_ForwardPart]:
         """The parts of the group's forward; ``gathered`` bytes are alive while parameters are read."""
         facts = choice.facts
         calls = facts.calls or (  # for a record that does not list them separately
             (facts.kept_bytes, facts.kept_bytes + facts.forward_peak_bytes, False),
             (facts.kept_bytes, facts.kept_bytes + facts.forward_parameters_peak_bytes, True),
         )
-        cut, parts = parts_of(choice.configuration.group), [ForwardPart(0, 0)]
+        cut, parts = parts_of(choice.configuration.group), [_ForwardPart(0, 0)]
         for position, (kept, peak, reads) in enumerate(calls):
             # The simulator frees inputs part by part; the fallback's two entries are no calls and are never
             # cut.
             if facts.calls and cut.of(position) == len(parts):
-                parts.append(ForwardPart(parts[-1].kept, 0))
+                parts.append(_ForwardPart(parts[-1].kept, 0))
             most = max(parts[-1].most, peak + (gathered if reads else 0))
-            parts[-1] = ForwardPart(kept if self.training else 0, most)
+            parts[-1] = _ForwardPart(kept if self.training else 0, most)
         return parts
 
     def _waiting(self, choice: Choice, uses: Mapping[str, Use]) -> dict[str, int]:

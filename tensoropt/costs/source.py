@@ -17,29 +17,37 @@ import torch
 from tensoropt.cluster import Cluster, DeviceKind, Mesh, host_seconds, reached_by, slower_beside
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.compute import MeasuredCompute, SlowestCompute, measurement_prefix
-from tensoropt.costs.expected import FACTS_S, guessed_search_s, tables_s
-from tensoropt.costs.kept_tables import TableArrays
-from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
-from tensoropt.costs.process_memory import ProcessMemory, process_memory
-from tensoropt.costs.restrictions import FREE, Restriction
-from tensoropt.costs.roofline import (
+from tensoropt.costs.compute import (
     MOST_SAMPLES,
     Efficiencies,
+    MeasuredCompute,
     RooflineCompute,
+    SlowestCompute,
     description,
     fit_efficiencies,
+    measurement_prefix,
     samples_of,
 )
-from tensoropt.costs.tables import CostTables, Template, group_keys, outline_templates, with_facts
+from tensoropt.costs.kept_tables import TableArrays
+from tensoropt.costs.prices import ComputeCosts, Prices, ProcessMemory, process_memory, runs_beside
+from tensoropt.costs.restrictions import FREE, Restriction
+from tensoropt.costs.tables import (
+    FACTS_S,
+    CostTables,
+    Template,
+    group_keys,
+    guessed_search_s,
+    outline_templates,
+    tables_s,
+    with_facts,
+)
 from tensoropt.graph import OperatorGraph
-from tensoropt.profiling.cuda_attention import Capability, capability_of, has_attention
-from tensoropt.profiling.cuda_recurrent import has_recurrent
+from tensoropt.profiling.cuda_kernels import Capability, capability_of, has_attention, has_recurrent
 from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.links import load_links, measure_links
 from tensoropt.profiling.measure import measure_workloads
-from tensoropt.profiling.optimizer_timing import measure_optimizer
+from tensoropt.profiling.optimizers import measure_optimizer
 from tensoropt.profiling.overheads import (
     Overheads,
     data_sheet_overheads,
@@ -50,23 +58,23 @@ from tensoropt.profiling.overheads import (
 from tensoropt.profiling.store import ProfileStore, RecordSample
 from tensoropt.profiling.workload import Workload
 from tensoropt.profiling.workload_timing import OUT_OF_MEMORY, WAITS
-from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.ranks.local_hardware import has_local_cores, has_local_links
 from tensoropt.ranks.pool import RankPool
+from tensoropt.ranks.worker_process import RankError
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
 from tensoropt.types import MEASURED, Progress, silent
 
 FACTS = "facts-10"
 """The version of fact records; facts with another version are determined anew."""
-FACTS_AT_ONCE = 512
+_FACTS_AT_ONCE = 512
 """The number of workloads whose facts are determined between saves: about three seconds; an assumption."""
 _MOST_FAILURES = 5
 """The most failures that a report names."""
 
 
-class CostSettings(Protocol):
+class _CostSettings(Protocol):
     """The settings that costs depend on, in addition to model and cluster."""
 
     @property
@@ -109,14 +117,14 @@ class CostSource:
         keep: identifies the code that builds tables, which the store then keeps; None to keep none.
         timing: the progress of timing, which estimates its own duration; by default like all other progress.
         fused: price GPUs that are not on this machine as if neighbouring element-wise operators were one
-            kernel (:class:`~tensoropt.costs.roofline.RooflineCompute`).
+            kernel (:class:`~tensoropt.costs.compute.RooflineCompute`).
         dated: the month whose kernels are assumed for GPUs that are not on this machine, for past runs; by
             default the newest.
     """
 
     cluster: Cluster
     store: ProfileStore
-    settings: CostSettings
+    settings: _CostSettings
     pool: RankPool | None = None
     progress: Progress = silent
     facts: dict[str, Facts] = field(default_factory=dict)
@@ -217,10 +225,10 @@ class CostSource:
         if not new:
             return
         # In parts, so that an interruption loses little.
-        for done in range(0, len(new), FACTS_AT_ONCE):
+        for done in range(0, len(new), _FACTS_AT_ONCE):
             self.expect("facts", FACTS_S * (len(new) - done))
             self.progress("facts", done, len(new), "what operators keep and need while they run")
-            part = dict(list(new.items())[done : done + FACTS_AT_ONCE])
+            part = dict(list(new.items())[done : done + _FACTS_AT_ONCE])
             found = find_facts_of_all(list(part.values()), self.training, self.capability)
             records = {key: facts.to_record() for key, facts in zip(part, found, strict=True)}
             self.store.put_many(records, kind="saved")

@@ -3,26 +3,101 @@
 Variables are groups, hubs (tensors with several readers: where they are materialised) and shared parameters
 (tied weights: how they are stored). Costs are additive: a step's memory is the sum of what is kept, its time
 the sum of compute and communication over all micro-batches.
+
+The search variables: one for every group, hub and shared parameter.
+
+Estimates of how long tables, and searches of them, will take: the remaining time that people are shown.
+
+The seconds are those of one machine with two cores; another machine's pace is learned while work goes on
+(:class:`tensoropt.profiling.measure.Remaining`). No figure of a plan depends on them.
+
+The cost of running attention with dropout in its math form.
+
+A fused kernel draws its dropout from its device's own generator, by positions in its own shard. Every way to
+split it would give different masks, so a plan could not be compared with the unsplit model, and replicas
+would disagree. The math form takes its mask from a counter-based hash of global positions, and keeps all
+weights for this (:mod:`tensoropt.ops.families.attention`). On GPUs PyTorch would run a fused kernel instead;
+people are told how much more memory the math form keeps there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
-from tensoropt.costs.variables import Variable
+from tensoropt.graph import Ref
+from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.families.attention import ATTENTION, MATH_FORM
 from tensoropt.ops.layouts import Layout
+from tensoropt.profiling.cuda_kernels import Capability
+from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, memory_orders, workload
 from tensoropt.sharding.configurations import AxisSizes, Configuration, enumerate_configurations
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.units import format_bytes
+
+_VariableKind = Literal["group", "hub", "parameter"]
+
+
+class Variable(str):
+    """One variable of the search: that of a group, of a hub (a tensor with several readers) or of a shared
+    parameter.
+
+    It is the text by which searches, their results and saved explorations name it: a group's name as it is,
+    ``hub:TENSOR`` and ``parameter:TENSOR``. Its meaning is read from its attributes, never parsed from the
+    text.
+
+    Attributes:
+        kind: the kind of variable.
+        name: the name of the group or of the tensor.
+    """
+
+    kind: _VariableKind
+    name: str
+
+    def __new__(cls, kind: _VariableKind, name: str) -> Variable:
+        # A str is compared and hashed as text, so names read from a saved exploration match the same entries.
+        made = super().__new__(cls, name if kind == "group" else f"{kind}:{name}")
+        made.kind, made.name = kind, name
+        return made
+
+    def __getnewargs__(self) -> tuple[_VariableKind, str]:  # type: ignore[override]
+        # pickle and copy would otherwise call __new__ with the text alone; they take a str's attributes from
+        # here.
+        return self.kind, self.name
+
+    @classmethod
+    def of_group(cls, name: str) -> Variable:
+        """The variable of a group."""
+        return cls("group", name)
+
+    @classmethod
+    def of_hub(cls, tensor: str) -> Variable:
+        """The variable of a tensor with several readers."""
+        return cls("hub", tensor)
+
+    @classmethod
+    def of_parameter(cls, tensor: str) -> Variable:
+        """The variable of a parameter that several groups share."""
+        return cls("parameter", tensor)
+
+
+def variables(groups: Iterable[str], hubs: Iterable[str], shared: Iterable[str]) -> tuple[Variable, ...]:
+    """The variables of a graph, in the order in which tables and saved explorations have them."""
+    return (
+        *map(Variable.of_group, groups),
+        *map(Variable.of_hub, hubs),
+        *map(Variable.of_parameter, shared),
+    )
 
 
 @dataclass(frozen=True)
@@ -125,7 +200,7 @@ class CostTables(CostGraph):
         return memory, compute, communication
 
 
-def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
+def _group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
     """A key that is equal for groups that look alike: same calls, shapes, atoms and strategies, other names.
 
     Whether a tensor leaves the model is part of the look: it is then gathered, unlike that of a layer in the
@@ -173,8 +248,8 @@ def make_templates(
 
 
 def group_keys(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> dict[str, str]:
-    """The :func:`group_key` of every group, by name; no mesh is part of it."""
-    return {group.name: group_key(graph, group, micro[group.name]) for group in graph.groups}
+    """The :func:`_group_key` of every group, by name; no mesh is part of it."""
+    return {group.name: _group_key(graph, group, micro[group.name]) for group in graph.groups}
 
 
 def outline_templates(
@@ -227,3 +302,99 @@ def with_facts(
 def leaves_model(graph: GroupGraph, name: str) -> bool:
     """Whether a tensor is a result of the model or a buffer's new value."""
     return name in graph.atoms.graph.outputs or name in graph.atoms.graph.mutations.values()
+
+
+FACTS_S = 4.5e-3
+"""Seconds to find one workload's facts, on two cores."""
+_CONFIGURATION_S, _PAIR_S = 2e-3, 5e-6
+"""Seconds of building tables, per configuration of a group and per pair of configurations of neighbours."""
+_VARIABLE_S, ENTRY_S = 3e-3, 1e-4
+"""Seconds of a space's search, per variable and per entry of distinct pair tables."""
+MOST_S = 15.0
+"""The most seconds of a space's search: passes have limits, and the largest spaces are only outlined."""
+_ENTRIES_RECOMPUTED, _ENTRIES = 4.0, 0.12
+"""Table entries per pair of configurations, with and without recomputation."""
+
+
+def tables_s(graph: GroupGraph, templates: Mapping[str, Template]) -> float:
+    """The estimated seconds to build a space's tables."""
+    configurations = {id(template): len(template.works) for template in templates.values()}
+    return _CONFIGURATION_S * sum(configurations.values()) + _PAIR_S * _pairs(graph, templates)
+
+
+def guessed_search_s(graph: GroupGraph, templates: Mapping[str, Template], recomputed: bool) -> float:
+    """The estimated seconds to search a space, before its tables are built."""
+    entries = _pairs(graph, templates) * (_ENTRIES_RECOMPUTED if recomputed else _ENTRIES)
+    return min(MOST_S, _VARIABLE_S * len(graph.groups) + ENTRY_S * entries)
+
+
+def search_s(tables: CostTables) -> float:
+    """The estimated seconds to search a space."""
+    # Layers that look alike share tables, and the search does the shared work once.
+    entries = {id(edge.table): edge.table[..., 0].size for edge in tables.edges}
+    return min(MOST_S, _VARIABLE_S * len(tables.variables) + ENTRY_S * sum(entries.values()))
+
+
+def _pairs(graph: GroupGraph, templates: Mapping[str, Template]) -> int:
+    """Number of configuration pairs of groups that pass a tensor on; groups that look alike count once."""
+    producer = graph.atoms.graph.producer
+    different = {
+        (id(templates[group.name]), id(templates[graph.group_of[producer[name].name].name])): (
+            len(templates[group.name].works) * len(templates[graph.group_of[producer[name].name].name].works)
+        )
+        for group in graph.groups
+        for name in group.reads
+    }
+    return sum(different.values())
+
+
+def fused(work: Workload) -> Workload | None:
+    """The same workload with PyTorch's own attention; None if it has no attention with dropout."""
+    if not any(call.function == MATH_FORM for call, _ in work.calls):
+        return None
+    calls = tuple((_fused(work, call) if call.function == MATH_FORM else call, o) for call, o in work.calls)
+    return replace(work, calls=calls)
+
+
+def _fused(work: Workload, call: LocalCall) -> LocalCall:
+    q, k, *_, scale = call.args
+    heads = {name: spec.shape[-3] for name, spec, _ in work.inputs if len(spec.shape) >= 3}
+    names = [one.name for one in (q, k) if isinstance(one, Ref)]
+    # Nothing is known here of tensors that are made inside; PyTorch takes the flag for equal heads as well.
+    grouped = len({heads.get(name) for name in names}) > 1
+    return LocalCall(ATTENTION, call.args[:-1], {"scale": scale, "enable_gqa": grouped}, call.name)
+
+
+def math_form_notes(
+    templates: Iterable[Template], capability: Capability | None, training: bool = True
+) -> tuple[str, ...]:
+    """How much more the math form keeps for backward than a GPU's own kernels would, in words; empty for CPU
+    ranks, whose own attention with dropout is the math form too.
+
+    Args:
+        templates: the groups, unsplit.
+        training: whether a step trains; in inference nothing is kept, and dropout is left out.
+    """
+    if capability is None or not training:
+        return ()
+    known: dict[str, int] = {}
+    pairs: list[tuple[int, int]] = []
+    for template in templates:
+        work, facts = template.works[0], template.facts[0]
+        own = fused(work)
+        if own is None:
+            continue
+        if work.key not in known:
+            known[work.key] = find_facts(own, True, capability).kept_bytes
+        pairs.append((facts.kept_bytes, known[work.key]))
+    more = sum(kept - least for kept, least in pairs)
+    if more <= 0:
+        return ()
+    kept, least = max(pairs)
+    number = "one operator keeps" if len(pairs) == 1 else f"{len(pairs)} operators keep up to"
+    return (
+        "attention with dropout runs in its math form, whose masks do not depend on how it is split: "
+        f"{number} {format_bytes(kept)}, where a GPU's own kernel keeps {format_bytes(least)}; "
+        f"{format_bytes(more)} more in all, unsplit. A dropout of 0 inside attention saves that, recomputed "
+        "blocks and micro-batches most of it",
+    )

@@ -1,6 +1,6 @@
 """Gradients of activations that are reduced during the product for a weight's gradient.
 
-:mod:`tensoropt.sharding.beside_weights` says which edges these are. Their values move forward where they
+:mod:`tensoropt.sharding.groups` says which edges these are. Their values move forward where they
 would move anyway (:func:`bring`), but autograd does not see that: it sees one function for the linear
 operator and its edge (:func:`linear_beside`), whose backward knows both products and the collective between
 them.
@@ -24,17 +24,17 @@ from tensoropt.sharding.reshard.redistribute import (
     travel,
 )
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+_Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def bring(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> Pair:
+def bring(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> _Pair:
     """Return (``x`` moved along its edge, to which no gradient comes; a link that takes the gradient back to
     ``x`` in its place)."""
     # A compiler orders kernels itself: it is given the edge and the product as they are.
     if torch.compiler.is_compiling():
         moved = redistribute(runtime, spec, x)
         return moved, moved
-    pair: Pair = _Bring.apply(x, runtime, spec)
+    pair: _Pair = _Bring.apply(x, runtime, spec)
     return pair
 
 
@@ -46,7 +46,7 @@ def linear_beside(
     value: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-) -> Pair:
+) -> _Pair:
     """Return (``value`` for its further readers, the linear operator's result).
 
     Args:
@@ -57,14 +57,14 @@ def linear_beside(
     if torch.compiler.is_compiling():
         value = redistribute(runtime, spec, value) if not spec.forward else value
         return value, _linear(value, weight, bias, transposed=transposed)
-    pair: Pair = _LinearBeside.apply(link, value.detach(), weight, bias, runtime, spec, transposed)
+    pair: _Pair = _LinearBeside.apply(link, value.detach(), weight, bias, runtime, spec, transposed)
     return pair
 
 
 def _linear(
     value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, transposed: bool
 ) -> torch.Tensor:
-    # The very calls that were measured (tensoropt/sharding/beside_weights.py lists them).
+    # The very calls that were measured (tensoropt/sharding/groups.py lists them).
     if transposed:
         return F.linear(value, weight, bias)
     return torch.mm(value, weight) if bias is None else torch.addmm(bias, value, weight)
@@ -72,7 +72,7 @@ def _linear(
 
 class _Bring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, runtime: Rank, spec: EdgeSpec) -> Pair:
+    def forward(ctx: Any, x: torch.Tensor, runtime: Rank, spec: EdgeSpec) -> _Pair:
         ctx.set_materialize_grads(False)
         value = travel(runtime, x, spec)
         value = value.view_as(value) if value is x else value
@@ -96,7 +96,7 @@ class _LinearBeside(torch.autograd.Function):
         runtime: Rank,
         spec: EdgeSpec,
         transposed: bool,
-    ) -> Pair:
+    ) -> _Pair:
         ctx.set_materialize_grads(False)
         ctx.runtime, ctx.spec, ctx.micro_batch, ctx.transposed = (
             runtime,

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from tensoropt.capture import Capture
 from tensoropt.errors import PlanError
 
-REMEDY = "call it with the arguments that it was explored with, or explore it with these"
+_REMEDY = "call it with the arguments that it was explored with, or explore it with these"
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class CallingConvention:
             found.append((wanted.index if isinstance(wanted, _Given) else len(self.example), name))
         return PlanError(
             f"the plan is for a call with {self._names()}, but this one has "
-            f"{_listed(name for _, name in sorted(found, key=lambda one: one[0]))}; {REMEDY}"
+            f"{_listed(name for _, name in sorted(found, key=lambda one: one[0]))}; {_REMEDY}"
         )
 
     def _checked(self, index: int, value: Any, example: Any) -> bool:
@@ -139,13 +139,13 @@ class CallingConvention:
                 what = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
                 raise PlanError(
                     f"the plan is for calls with the constant {name} = {example!r}, but this one has {what}; "
-                    f"{REMEDY}"
+                    f"{_REMEDY}"
                 )
             return False
         if not isinstance(value, torch.Tensor):
             raise PlanError(
                 f"the plan is for a call with {self._names()}, but {name} of this one is {value!r} and no "
-                f"tensor; {REMEDY}"
+                f"tensor; {_REMEDY}"
             )
         if value.shape != example.shape or value.dtype != example.dtype:
             raise PlanError(

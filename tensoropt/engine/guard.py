@@ -3,12 +3,16 @@
 A plan runs the model as it was captured, on parameters that the engine holds. Later changes would silently
 train something else: another parameter, another module, a hook, a mode. All of them are refused by name at
 the next call. Writing *into* parameters and buffers is fine: they are the engine's own.
+
+The settings that decide what a module's forward computes, beside parameters, buffers and modules: numbers,
+texts, functions and plain tensors that forward reads, from the module, its class, and its config.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,18 +20,109 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensoropt.engine.settings_read import (
-    objects_of,
-    of_class,
-    plain_tensors,
-    reads,
-    same,
-    settings_of,
-    shown,
-)
+from tensoropt.capture.modes import names_read
 from tensoropt.errors import PlanError
 
-BEFORE = "do it before parallelize"
+_PLANNED = frozenset(
+    {*vars(nn.Module()), "gradient_checkpointing", "_gradient_checkpointing_func", "use_cache"}
+)
+"""Attributes that forward reads and that are not compared: the mode and what else every module has are, by
+themselves; the plan says what is recomputed, and keeps no cache of keys and values whatever a config says."""
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+
+
+def _names(module: nn.Module) -> frozenset[str]:
+    cls: Any = type(module)  # a key of the cache, which mypy does not take a class for
+    return names_read(cls)
+
+
+def reads(module: nn.Module, name: str) -> bool:
+    return name in _names(module)
+
+
+def _settings_of(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that its forward reads and that are not tensors: constants of the
+    plan."""
+    names = _names(module) - _PLANNED
+    # NaN is no value that could be compared.
+    return {n: _copied(v) for n, v in module.__dict__.items() if n in names and _comparable(v) and v == v}
+
+
+def _plain_tensors(module: nn.Module) -> tuple[tuple[str, torch.Tensor, int], ...]:
+    names = _names(module) - _PLANNED
+    found = ((n, v) for n, v in module.__dict__.items() if n in names and isinstance(v, torch.Tensor))
+    # Tensors of inference mode count no writes.
+    return tuple((n, v, v._version) for n, v in found if not v.is_inference())
+
+
+def _objects_of(module: nn.Module) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Return the objects whose attributes a module's forward reads (a config), with what it reads of them."""
+    names = _names(module) - _PLANNED
+    found = {}
+    for name, value in module.__dict__.items():
+        if name not in names or isinstance(value, (torch.Tensor, nn.Module, type, types.ModuleType)):
+            continue
+        if _comparable(value) or not hasattr(value, "__dict__") or callable(value):
+            continue
+        settings = {
+            n: _copied(v) for n, v in vars(value).items() if n in names and _comparable(v) and same(v, v)
+        }
+        if settings:
+            found[name] = value, settings
+    return found
+
+
+def _of_class(module: nn.Module) -> dict[str, Any]:
+    """Return the numbers and the like that a module's forward reads from its class."""
+    found: dict[str, Any] = {}
+    for base in type(module).__mro__:
+        if base in nn.Module.__mro__ or base.__module__.startswith("torch."):
+            continue
+        for name, value in vars(base).items():
+            if name in _names(module) and name not in module.__dict__ and name not in found:
+                plain = type(value) in (*_PLAIN, list, tuple, dict, set, frozenset)
+                if plain and not name.startswith("__") and _comparable(value) and same(value, value):
+                    found[name] = _copied(value)
+    return {name: value for name, value in found.items() if name not in _PLANNED}
+
+
+def _comparable(value: Any) -> bool:
+    """Return whether a value is a number, a text, a function, or made of such."""
+    if type(value) is dict:
+        return all(_comparable(part) for pair in value.items() for part in pair)
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_comparable, value))
+    return type(value) in _PLAIN or (
+        isinstance(value, _FUNCTIONS) and not isinstance(getattr(value, "__self__", None), nn.Module)
+    )
+
+
+def _copied(value: Any) -> Any:
+    """Return a value that does not change when the containers in it are written to; functions are
+    themselves."""
+    if type(value) is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(map(_copied, value))
+    return value
+
+
+def same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except RuntimeError:  # a tensor
+        return False
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    name = getattr(value, "__name__", None)
+    return str(name) if name else repr(value)
+
+
+_BEFORE = "do it before parallelize"
 
 
 @dataclass(frozen=True)
@@ -88,7 +183,7 @@ class Guard:
             parameters: the parameters that represent the engine's, by state-dict key.
         """
         for name, module in self.model.named_modules():
-            settings = settings_of(module)
+            settings = _settings_of(module)
             part = _Part(
                 name,
                 module,
@@ -97,9 +192,9 @@ class Guard:
                 sum(map(len, _hooks(module))),
                 module.__dict__.get("forward"),
                 settings,
-                plain_tensors(module),
-                objects_of(module),
-                of_class(module),
+                _plain_tensors(module),
+                _objects_of(module),
+                _of_class(module),
                 operator.itemgetter(*settings) if settings else None,
                 reads(module, "training") and bool(name),
                 self._training[name],
@@ -145,7 +240,7 @@ class Guard:
             if attributes.get("forward") is not part.forward and part.name:
                 raise PlanError(
                     f"the forward of {part.name} was replaced after parallelize, and the plan would never "
-                    f"call it; {BEFORE}"
+                    f"call it; {_BEFORE}"
                 )
             if part.read is not None and self._differs(part):
                 raise self._of_settings(part)
@@ -208,7 +303,7 @@ class Guard:
             what = f"a module of {part.name or 'the model'} was taken away"
         return PlanError(
             f"{what} after parallelize (a new layer or head, peft, quantisation, a parametrisation), and the "
-            f"plan would run the model without this change; {BEFORE}"
+            f"plan would run the model without this change; {_BEFORE}"
         )
 
     def _of_parameters(self, part: _Part) -> PlanError:
@@ -216,11 +311,11 @@ class Guard:
         new = [name for name, value in found.items() if id(value) not in part.parameters]
         name = f"{part.name}.{new[0]}" if part.name and new else (new[0] if new else part.name)
         if not new:
-            return PlanError(f"a parameter of {name} was taken away after parallelize; {BEFORE}")
+            return PlanError(f"a parameter of {name} was taken away after parallelize; {_BEFORE}")
         return PlanError(
             f"{name} is another parameter than when the model was parallelized "
             "(load_state_dict(assign=True), an assignment, a conversion), and the plan would never train it; "
-            f"{BEFORE}, or write into it (load_state_dict without assign, or with torch.no_grad(): "
+            f"{_BEFORE}, or write into it (load_state_dict without assign, or with torch.no_grad(): "
             "p.copy_(...))"
         )
 
@@ -230,7 +325,7 @@ class Guard:
         now, was = shown(found.get(name)), shown(part.settings[name])
         return PlanError(
             f"{part.name + '.' if part.name else ''}{name} is {now} now, but was {was} when the model "
-            f"was parallelized, and the plan would go on with that; {BEFORE}, or pass what changes as an "
+            f"was parallelized, and the plan would go on with that; {_BEFORE}, or pass what changes as an "
             "argument of the call"
         )
 
@@ -241,13 +336,13 @@ class Guard:
         if found is not value:
             return PlanError(
                 f"{path} is another {type(value).__name__} than when the model was parallelized, and the "
-                f"plan would go on with that; {BEFORE}"
+                f"plan would go on with that; {_BEFORE}"
             )
         name = next(n for n, was in settings.items() if not same(value.__dict__.get(n, self), was))
         now, was = shown(value.__dict__.get(name)), shown(settings[name])
         return PlanError(
             f"{path}.{name} is {now} now, but was {was} when the model was parallelized, and the plan would "
-            f"go on with that; {BEFORE}, or pass what changes as an argument of the call"
+            f"go on with that; {_BEFORE}, or pass what changes as an argument of the call"
         )
 
     @staticmethod
@@ -259,13 +354,13 @@ class Guard:
                 raise PlanError(
                     f"{part.name + '.' if part.name else ''}{name} is {shown(now)} now, but was {shown(was)} "
                     f"(an attribute of {kind}) when the model was parallelized, and the plan would go on "
-                    f"with that; {BEFORE}, or pass what changes as an argument of the call"
+                    f"with that; {_BEFORE}, or pass what changes as an argument of the call"
                 )
 
     def _of_tensor(self, part: _Part, name: str) -> PlanError:
         return PlanError(
             f"the tensor {part.name + '.' if part.name else ''}{name} was changed or replaced after "
-            f"parallelize, and the plan would go on with what it was; {BEFORE}, or make it a buffer "
+            f"parallelize, and the plan would go on with what it was; {_BEFORE}, or make it a buffer "
             "(register_buffer) and write into that"
         )
 
@@ -372,7 +467,7 @@ def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> Non
         )
     if found.stride() != probe.stride() or (found.is_shared() and probe.device.type == "cpu"):
         raise PlanError(
-            f"{key} would get another place or layout in memory after parallelize; {BEFORE}, if at all"
+            f"{key} would get another place or layout in memory after parallelize; {_BEFORE}, if at all"
         )
 
 

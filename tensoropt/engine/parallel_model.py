@@ -1,12 +1,20 @@
 """The connection of a user's model with the engine that runs it: calls, parameters and state dicts, for plans
-of any kind."""
+of any kind.
+
+Handing over optimizers that were made before a model's parameters were replaced by its plan's.
+
+Models whose plan itself decides what runs when, so that a compiler is kept out.
+"""
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,17 +23,85 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from tensoropt.capture import Capture
-from tensoropt.engine.agreement import SameCalls, mode_of
 from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.guard import Guard, keep_in_place
-from tensoropt.engine.optimizers import Forgotten, hand_over, is_state_of
-from tensoropt.engine.spread_values import SpreadValue
-from tensoropt.engine.together import JobRanks
+from tensoropt.engine.runtime import SameCalls, mode_of
+from tensoropt.engine.script_values import JobRanks, SpreadValue
 from tensoropt.errors import PlanError
 
+_LISTED = 3
+"""The most names that a warning lists."""
+
+
+def _hand_over(
+    parameters: Mapping[nn.Parameter, nn.Parameter],
+    stored: Callable[[nn.Parameter, torch.Tensor], torch.Tensor],
+) -> None:
+    """Let every optimizer of this process continue with the new parameters, in its groups as they are.
+
+    A plain parameter cannot itself become a DTensor (they differ in their memory, so
+    ``torch.utils.swap_tensors`` refuses them), and an optimizer does not record the model that it was made
+    for: those that are alive are found among the objects of the process.
+
+    Args:
+        parameters: a model's old parameters, with the new one for each.
+        stored: converts a value of an optimizer's state, which is whole and laid out like an old parameter,
+            to the layout of the new one.
+    """
+    new = {id(old): value for old, value in parameters.items()}
+    for optimizer in _alive():
+        for group in optimizer.param_groups:
+            group["params"] = [new.get(id(p), p) for p in group["params"]]
+        olds: list[Any] = [p for p in optimizer.state if id(p) in new]
+        for old in olds:
+            state = optimizer.state.pop(old)
+            optimizer.state[new[id(old)]] = {
+                field: stored(old, value) if _is_state_of(old, field, value) else value
+                for field, value in state.items()
+            }
+
+
+def _is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
+    """Return whether a field of an optimizer's state is laid out like its parameter; a step counter has the
+    shape of a scalar parameter."""
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape and field != "step"
+
+
+def _alive() -> list[torch.optim.Optimizer]:
+    # By type, as `isinstance` would call proxies, which may do anything.
+    return [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+
+
+class _Forgotten:
+    """Old parameters to which something may still refer: a list for clipping, an average of weights.
+
+    Args:
+        parameters: the old parameters by state-dict key.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]):
+        self._of = {key: weakref.ref(parameter) for key, parameter in parameters.items()}
+
+    def warn(self) -> None:
+        """Warn once about those that are still referred to."""
+        of, self._of = self._of, {}
+        if not any(ref() is not None for ref in of.values()):
+            return
+        gc.collect()  # what only a cycle still refers to is not used
+        names = [key for key, ref in of.items() if ref() is not None]
+        if names:
+            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+            warnings.warn(
+                f"something still refers to the parameters that the model had before parallelize "
+                f"({', '.join(names[:_LISTED])}{more}): a list of parameters, a copy for averaging, a loss. "
+                "They are not trained; take the model's parameters again (optimizers were changed over)",
+                stacklevel=4,
+            )
+
+
 ATTRIBUTE = "_tensoropt"
-SHAPE = "_tensoropt_shape"
+_SHAPE = "_tensoropt_shape"
 
 E = TypeVar("E", bound=Engine)
 
@@ -136,7 +212,7 @@ class ParallelModel(ABC, Generic[E]):
 
     def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
         """Return whether a field of an optimizer's state is laid out like its parameter."""
-        return is_state_of(parameter, field, value)
+        return _is_state_of(parameter, field, value)
 
     def _whole(self, key: str, value: torch.Tensor) -> torch.Tensor:
         """Return a value of a state dict, whole and in the model's own shape."""
@@ -167,7 +243,7 @@ class ParallelModel(ABC, Generic[E]):
                 old[key] = parameter
             shown = self.shown(tensor.name, self.local(tensor.name))
             new = self.parameters[tensor.name] = _as_parameter(shown, tensor.requires_grad)
-            object.__setattr__(new, SHAPE, torch.Size(tensor.shape))
+            object.__setattr__(new, _SHAPE, torch.Size(tensor.shape))
             # Tied parameters have one `nn.Parameter` under all their names, or an optimizer would step it
             # twice.
             keys = [key, *(alias for alias, main in self.source.aliases.items() if main == key)]
@@ -177,8 +253,8 @@ class ParallelModel(ABC, Generic[E]):
                 self.names[each], self.shapes[each] = tensor.name, tensor.shape
         key_of = {parameter: key for key, parameter in old.items()}
         successors = {parameter: self.parameters[self.names[key]] for parameter, key in key_of.items()}
-        hand_over(successors, lambda parameter, value: self.stored(key_of[parameter], value))
-        self._forgotten = Forgotten(old)
+        _hand_over(successors, lambda parameter, value: self.stored(key_of[parameter], value))
+        self._forgotten = _Forgotten(old)
 
     def _watch(self) -> None:
         """Refuse, from now on, changes of the model that the plan would not follow."""
@@ -274,7 +350,7 @@ class ParallelModel(ABC, Generic[E]):
         # A model around this one has the dict, and goes on with it.
         if self.together is None or prefix or not (split or missing):
             return None
-        found = PartOfState(state)
+        found = _PartOfState(state)
         found.__dict__ |= state.__dict__
         found.lacks = (
             f"{missing} of {len(self.names)} parameters" if missing else f"parts of {split} parameters"
@@ -291,7 +367,7 @@ class ParallelModel(ABC, Generic[E]):
                 state[prefix + key] = self.stored(key, value)
 
 
-class PartOfState(OrderedDict[str, Any]):
+class _PartOfState(OrderedDict[str, Any]):
     """A state dict of which other ranks have the rest; written like any other, with a warning.
 
     Attributes:
@@ -328,7 +404,7 @@ def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
 def original_shape(parameter: torch.Tensor) -> torch.Size:
     """Return the shape that a parameter has in the model, whatever its plan shows of it; for any other
     tensor, its own."""
-    found: torch.Size = getattr(parameter, SHAPE, parameter.shape)
+    found: torch.Size = getattr(parameter, _SHAPE, parameter.shape)
     return found
 
 
@@ -350,3 +426,36 @@ def parallel_of(model: nn.Module) -> ParallelModel:
     if not isinstance(found, ParallelModel):
         raise PlanError("this model is not parallelized; call tensoropt.parallelize(model, plan) first")
     return found
+
+
+class UncompiledModel(ParallelModel[E]):
+    """A user's model whose plan orders more than a compiler would keep.
+
+    Attributes:
+        uncompiled: the reason, for people.
+    """
+
+    uncompiled: ClassVar[str]
+
+    def install(self, *, compare_ranks: bool = True) -> None:
+        super().install(compare_ranks=compare_ranks)
+        # A compiler would reorder what the plan orders, so it is kept out; the script gets a warning, once.
+        self._compiled = self._told = False
+        self._run = torch.compiler.disable(self._uncompiled, reason=self._words)
+        self.model.register_state_dict_pre_hook(lambda *_: self.engine.sync_buffers())
+
+    @property
+    def _words(self) -> str:
+        rest = "which a compiler would undo; the model runs as it is, so leave torch.compile out"
+        return f"{self.uncompiled}, {rest}"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # Checked outside of the part that the compiler leaves alone, in which it is always False.
+        self._compiled = torch.compiler.is_compiling()
+        return self._run(*args, **kwargs)
+
+    def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
+        if self._compiled and not self._told:
+            self._told = True
+            warnings.warn(f"torch.compile changes nothing here: {self._words}", stacklevel=2)
+        return super().forward(*args, **kwargs)

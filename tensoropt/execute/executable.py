@@ -1,35 +1,46 @@
-"""Executable forms of strategies. This is the only place that distinguishes the kinds of strategies."""
+"""Executable forms of strategies. This is the only place that distinguishes the kinds of strategies.
+
+Resolution of plans, as people pass them, to what running them takes.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from tensoropt.capture import Capture
+from tensoropt.capture import Capture, Mode, capture
+from tensoropt.cluster import Cluster
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.parallel_model import ParallelModel
-from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.engine.sharded_model import ShardedModel
+from tensoropt.engine.sharded_engine import ShardedEngine, ShardedModel
 from tensoropt.errors import PlanError
-from tensoropt.pipeline.plans import pipelined_strategy
+from tensoropt.execute.weights import GraphValues, WeightSource
+from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict, pipelined_to_dict
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.execute.model import PlacedModel
-from tensoropt.placement.plans import PlacedStrategy, placed_from_dict, placed_strategy, placed_to_dict
-from tensoropt.plan import Plan
-from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.placement.points import PlacedStrategy, placed_from_dict, placed_strategy, placed_to_dict
+from tensoropt.plan import Plan, load_model, load_plan
+from tensoropt.plan.plan import example_call
+from tensoropt.plan.rates import device_words, made_for
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.strategy import Strategy, strategy_from_dict, strategy_to_dict
 
 if TYPE_CHECKING:
     from tensoropt.pipeline.execute.engine import PipelinedEngine
     from tensoropt.pipeline.execute.model import PipelinedModel
+
 
 AnyStrategy = Strategy | PlacedStrategy | PipelinedStrategy
 
@@ -109,7 +120,7 @@ class Executable(ABC):
 
 
 @dataclass(frozen=True)
-class ShardedExecutable(Executable):
+class _ShardedExecutable(Executable):
     """A strategy that splits operators over a mesh."""
 
     spmd = True
@@ -152,7 +163,7 @@ class ShardedExecutable(Executable):
 
 
 @dataclass(frozen=True)
-class PlacedExecutable(Executable):
+class _PlacedExecutable(Executable):
     """A strategy that places each operator on one device."""
 
     spmd = False
@@ -195,7 +206,7 @@ class PlacedExecutable(Executable):
 
 
 @dataclass(frozen=True)
-class PipelinedExecutable(Executable):
+class _PipelinedExecutable(Executable):
     """A strategy that cuts the model into stages."""
 
     spmd = False
@@ -250,10 +261,10 @@ class PipelinedExecutable(Executable):
 def executable_of(strategy: AnyStrategy) -> Executable:
     """Return a strategy of any kind in executable form."""
     if isinstance(strategy, PlacedStrategy):
-        return PlacedExecutable(strategy)
+        return _PlacedExecutable(strategy)
     if isinstance(strategy, PipelinedStrategy):
-        return PipelinedExecutable(strategy)
-    return ShardedExecutable(strategy)
+        return _PipelinedExecutable(strategy)
+    return _ShardedExecutable(strategy)
 
 
 def executable_of_plan(plan: Plan, graph: GroupGraph) -> Executable:
@@ -263,10 +274,10 @@ def executable_of_plan(plan: Plan, graph: GroupGraph) -> Executable:
         PlanError: the plan is for another model.
     """
     if plan.placed is not None:
-        return PlacedExecutable(placed_strategy(plan, graph))
+        return _PlacedExecutable(placed_strategy(plan, graph))
     if plan.pipeline is not None:
-        return PipelinedExecutable(pipelined_strategy(plan, graph))
-    return ShardedExecutable(plan.strategy(graph))
+        return _PipelinedExecutable(pipelined_strategy(plan, graph))
+    return _ShardedExecutable(plan.strategy(graph))
 
 
 def executable_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Executable:
@@ -277,17 +288,17 @@ def executable_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Executab
     """
     if "placed" in data:
         # The one key that distinguishes the kinds in plain data; `PlacedExecutable.to_dict` writes it.
-        return PlacedExecutable(placed_from_dict(data["placed"], graph))
+        return _PlacedExecutable(placed_from_dict(data["placed"], graph))
     if "pipeline" in data:
-        return PipelinedExecutable(pipelined_from_dict(data["pipeline"], graph))
-    return ShardedExecutable(strategy_from_dict(data, graph))
+        return _PipelinedExecutable(pipelined_from_dict(data["pipeline"], graph))
+    return _ShardedExecutable(strategy_from_dict(data, graph))
 
 
 def is_spmd(data: Mapping[str, Any]) -> bool:
     """Return :attr:`Executable.spmd` of a strategy, from its plain data alone."""
     if "pipeline" in data:
-        return PipelinedExecutable.spmd
-    return (PlacedExecutable if "placed" in data else ShardedExecutable).spmd
+        return _PipelinedExecutable.spmd
+    return (_PlacedExecutable if "placed" in data else _ShardedExecutable).spmd
 
 
 def devices_in(data: Mapping[str, Any]) -> int:
@@ -305,3 +316,133 @@ def devices_in(data: Mapping[str, Any]) -> int:
         raise PlanError("the plan has no mesh")
     # The first entry counts micro-batches, which take time and no devices.
     return prod(mesh[1:])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model ready to be run: nothing is on a rank's device yet.
+
+    Attributes:
+        captured: the model.
+        executable: the plan in executable form, for the model's graph.
+        values: the values of its parameters and buffers by graph name, read when they are needed.
+    """
+
+    captured: Capture
+    executable: Executable
+    values: GraphValues
+
+
+@dataclass(frozen=True)
+class ResolvedPlan:
+    """The requirements of running a plan, in whatever form the plan was passed.
+
+    Attributes:
+        devices: the number of devices that it takes.
+        mode: the mode that the model has to be captured for.
+        compute_dtype: the precision that it has to be captured in.
+        bind: returns the executable for a grouped graph; raises :class:`PlanError` if the plan is for another
+            model.
+        plan: the plan that all this comes from; None for a bare strategy, which says neither how the model is
+            called nor what devices it is for.
+    """
+
+    devices: int
+    mode: Mode
+    compute_dtype: str
+    bind: Callable[[GroupGraph], Executable]
+    plan: Plan | None = None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The cluster that the plan was made for; None if it does not say."""
+        return None if self.plan is None else made_for(self.plan.cluster)
+
+    def example_call(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return (args, kwargs) of a call of the model at the global batch size.
+
+        Raises:
+            PlanError: the plan does not say.
+        """
+        if self.plan is None:
+            raise PlanError("a strategy does not say how the model is called; pass args=... and kwargs=...")
+        # Try the recorded call first: building the model once more only for its inputs takes time and memory.
+        if self.plan.model.call is not None:
+            return example_call(self.plan.model.call)
+        if not self.plan.model_source:
+            raise PlanError("the plan does not say how the model is called; pass args=... and kwargs=...")
+        built = load_model(self.plan.model_source, seed=self.plan.seed, batch=self.plan.model.batch)
+        return built.args, built.kwargs
+
+    def prepare(
+        self,
+        weights: WeightSource,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        loss: Callable[[Any], torch.Tensor] | None = None,
+    ) -> Prepared:
+        """Capture the model of ``weights`` for the plan.
+
+        Args:
+            weights: the source of values for the model's buffers, which the capture folds into constants.
+            args, kwargs: an example call at the global batch size.
+            loss: maps the model's output to the loss, if the model does not return it.
+
+        Raises:
+            PlanError: the plan is for another model, or something of the model has no value.
+            CaptureError: the model cannot be captured.
+        """
+        weights.fill_buffers()
+        # Captured anew: plans have names only, and a model that is another one is refused at the first name
+        # that does not fit.
+        again = functools.partial(
+            capture, weights.model, args, kwargs, loss=loss, mode=self.mode, dtype=self.compute_dtype
+        )
+        captured = again()
+        try:
+            executable = self.bind(group_operators(refine_graph(captured.graph)))
+        except PlanError:
+            # A plan made on the meta device does not know masks that the model stores, and takes them as they
+            # are.
+            unread = again(read_stored=False)
+            if unread.graph.operators == captured.graph.operators:
+                raise
+            captured, executable = unread, self.bind(group_operators(refine_graph(unread.graph)))
+        return Prepared(captured, executable, GraphValues(captured, weights))
+
+    def warn_of_other_devices(self, device: torch.device) -> None:
+        """Warn on rank 0 if the plan was made for GPUs and ``device`` is a CPU, or the other way round."""
+        cluster = self.cluster
+        if cluster is None or device.type not in ("cpu", "cuda") or cluster.device_type == device.type:
+            return
+        # Plans are resolved before the job is joined, so that torchrun's variable may be all there is.
+        rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+        if rank == 0:
+            other = "cuda" if device.type == "cpu" else "cpu"
+            warnings.warn(
+                f"the plan was made for {device_words(cluster)} of cluster {cluster.name}, but here it "
+                f"runs on {device.type}: the memory and time that the plan predicts are for other devices; "
+                f"pass device='{other}', or explore again for the devices that run it",
+                stacklevel=3,  # the script's call of parallelize
+            )
+
+
+def resolve_plan(plan: str | os.PathLike[str] | Plan | AnyStrategy) -> ResolvedPlan:
+    """Return what running ``plan`` takes.
+
+    Args:
+        plan: a plan, its file, or a strategy of any kind.
+
+    Raises:
+        PlanError: the file is not a plan's.
+    """
+    if isinstance(plan, (str, os.PathLike)):
+        plan = load_plan(plan)
+    if isinstance(plan, Plan):
+        bind = functools.partial(executable_of_plan, plan)
+        return ResolvedPlan(plan.devices, plan.model.mode, plan.compute_dtype, bind, plan)
+    executable = executable_of(plan)
+    source = executable.graph.atoms.graph
+    mode: Mode = "train" if source.training else "inference"
+    # By names, as for a plan: the strategy belongs to another capture of the model than the script's.
+    return ResolvedPlan(executable.devices, mode, source.compute_dtype, executable.for_graph)

@@ -3,6 +3,10 @@
 The model stays the object it was. Its parameters become DTensors over the engine's shards, and its forward
 becomes the engine's; optimizers, gradient clipping, ``state_dict`` and distributed checkpoints see ordinary
 (distributed) parameters.
+
+The common start of a job's ranks: the same weights, the same model, the same plan.
+
+The job of which a process is a rank: its device, and its process group.
 """
 
 from __future__ import annotations
@@ -10,8 +14,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -19,17 +25,187 @@ import torch.distributed as dist
 from torch import nn
 
 from tensoropt.engine.parallel_model import ATTRIBUTE
-from tensoropt.engine.runtime import leave_job
-from tensoropt.engine.together import leave
+from tensoropt.engine.runtime import content_hash, first_differing, gathered, leave_job, text_hash
+from tensoropt.engine.script_values import leave
 from tensoropt.errors import PlanError
-from tensoropt.execute.alike import made_alike, tell_of_refusal
-from tensoropt.execute.executable import AnyStrategy
+from tensoropt.execute.executable import AnyStrategy, Prepared, ResolvedPlan, resolve_plan
 from tensoropt.execute.initialise import InitWeights
-from tensoropt.execute.job import in_torchrun, rank_device, start_group
-from tensoropt.execute.resolve import ResolvedPlan, resolve_plan
 from tensoropt.execute.weights import WeightSource, fill_unused
 from tensoropt.plan import Plan
-from tensoropt.ranks.pinning import pin_process, unpin_process
+from tensoropt.ranks.local_hardware import pin_process, unpin_process, why_no_gpu
+
+_FACTS = ("model", "plan", "seed", "sync_weights")
+"""What ranks compare before their weights."""
+
+
+def _made_alike(
+    prepared: Prepared,
+    prepare: Callable[[], Prepared],
+    weights: WeightSource,
+    device: torch.device,
+    seed: int,
+    *,
+    sync: bool,
+) -> Prepared:
+    """Return the model of this rank, with the weights that every rank has; all ranks of a job must call it.
+
+    Weights from files or from a function are the same on every rank, and are not read for this.
+
+    Args:
+        prepare: captures the model anew.
+        sync: whether to give all ranks rank 0's weights if they differ.
+
+    Raises:
+        PlanError: ranks have different weights, another model or another plan than rank 0.
+    """
+    own = weights.own()
+    plan = json.dumps(prepared.executable.to_dict(), sort_keys=True, default=str)
+    _compare_facts([_tensors_of(weights.model), plan, str(seed), str(sync)], device)
+    differing = first_differing(_hashes(own.items()), device)
+    if differing is not None and not sync:
+        name, rank = differing
+        kind = "buffer" if name in weights.buffers() else "parameter"
+        raise PlanError(
+            f"rank {rank} has other weights than rank 0, in the {kind} {name} first; call torch.manual_seed "
+            "with one seed on all ranks before the model is built, or pass sync_weights=True for rank 0's, "
+            "or checkpoint= or init_weights="
+        )
+    if differing is not None:
+        _send(own, device)
+        # Buffers are folded into constants of the graph: with rank 0's buffers these change.
+        prepared = prepare()
+    constants = prepared.captured.graph.constants
+    differing = first_differing(_hashes(constants.items()), device)
+    if differing is not None:
+        raise PlanError(
+            f"rank {differing[1]} has another value than rank 0 in {differing[0]}, a constant of the model: "
+            "a tensor that its code draws or keeps as a plain attribute; call torch.manual_seed with one "
+            "seed on all ranks before the model is built, or make it a buffer and pass sync_weights=True"
+        )
+    return prepared
+
+
+def _tell_of_refusal(model: nn.Module, device: torch.device) -> None:
+    """Tell the other ranks that this one refuses its model, plan or weights: they would wait for it in
+    :func:`_made_alike`. The caller raises this rank's error.
+
+    Raises:
+        PlanError: ranks have different models, which is the more informative error.
+    """
+    _compare_facts([_tensors_of(model)], device)
+
+
+def _tensors_of(model: nn.Module) -> str:
+    """Return the names, shapes and types of a model's parameters and buffers."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return json.dumps([[name, *map(str, (value.shape, value.dtype))] for name, value in tensors])
+
+
+def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
+    """Refuse ranks that do not even have the same tensors to compare.
+
+    Args:
+        texts: the texts for :data:`_FACTS`; only the model's on a rank that refuses it.
+    """
+    hashes = [text_hash(text) for text in texts] + [0] * (len(_FACTS) - len(texts))
+    refuses = len(texts) < len(_FACTS)
+    rows = gathered(torch.tensor([refuses, *hashes], dtype=torch.int64, device=device)).tolist()
+    refused = [rank for rank, row in enumerate(rows) if row[0]]
+    # A rank that refuses has nothing else to compare.
+    for column, what in enumerate(_FACTS[:1] if refused else _FACTS, start=1):
+        for rank, row in enumerate(rows):
+            if row[column] != rows[0][column]:
+                raise PlanError(
+                    f"rank {rank} has another {what} than rank 0; every rank builds the same model and calls "
+                    "parallelize with the same arguments"
+                )
+    if refused and not refuses:
+        raise PlanError(f"rank {refused[0]} refused its model, plan or weights, and says why itself")
+
+
+def _hashes(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: content_hash(value) for name, value in tensors}
+
+
+@torch.no_grad()
+def _send(own: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Write rank 0's values into those of all ranks; no more than one additional value is on the device at a
+    time."""
+    for value in own.values():
+        # Collectives take contiguous tensors on the job's device.
+        sent = value.detach().to(device).contiguous()
+        dist.broadcast(sent, 0)
+        if sent.data_ptr() != value.data_ptr():
+            value.copy_(sent)
+
+
+_DEVICE_TYPES = ("cpu", "cuda")
+
+
+def rank_device(device: str | torch.device) -> torch.device:
+    """Return ``device`` as this rank's: ``cuda`` without a number is the GPU of torchrun's ``LOCAL_RANK``.
+
+    A GPU becomes the current one of the process, so that code that asks for "the GPU" (NCCL, the script) gets
+    it.
+
+    Raises:
+        PlanError: the device is neither a CPU nor a GPU of this machine.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise PlanError(
+            f"device {device!r} is none of PyTorch's ({error}); use cpu, cuda or cuda:N"
+        ) from None
+    if found.type not in _DEVICE_TYPES:
+        raise PlanError(f"plans run on cpu or cuda, not on {found.type}; pass device='cpu' or device='cuda'")
+    if found.type == "cpu":
+        return found
+    reason = why_no_gpu()
+    if reason:
+        raise PlanError(f"this rank cannot run on a GPU: {reason}, or pass device='cpu'")
+    seen = torch.cuda.device_count()
+    local = os.environ.get("LOCAL_RANK")
+    if found.index is None:
+        index = torch.cuda.current_device() if local is None else int(local)
+        found = torch.device("cuda", index)
+    if found.index >= seen:
+        raise PlanError(
+            f"this rank has no GPU {found.index}: PyTorch sees {seen} here; start at most {seen} ranks per "
+            "host, or show it more GPUs (CUDA_VISIBLE_DEVICES)"
+        )
+    torch.cuda.set_device(found)
+    return found
+
+
+def _in_torchrun() -> bool:
+    """Return whether this process is a rank of a torchrun job."""
+    return "RANK" in os.environ and "MASTER_ADDR" in os.environ
+
+
+def start_group(device: torch.device, timeout_s: float | None = None) -> None:
+    """Initialise the process group of a torchrun job: NCCL, bound to the device, for GPUs, otherwise gloo.
+
+    Args:
+        device: this rank's device.
+        timeout_s: how long a collective waits for another rank; PyTorch's default unless given.
+
+    Raises:
+        PlanError: GPUs cannot communicate with this build of PyTorch.
+    """
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    if device.type == "cuda":
+        if not dist.is_nccl_available():
+            raise PlanError(
+                f"GPUs talk through NCCL, which PyTorch {torch.__version__} is built without; install a "
+                "build that has it"
+            )
+        # With `device_id` the communicator is made at once, on this GPU: without, NCCL guesses one from the
+        # rank, and a wrong guess hangs.
+        dist.init_process_group("nccl", timeout=timeout, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=timeout)
+
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -119,14 +295,14 @@ def parallelize(
         if compares and resolved.devices > 1:
             _join_job(where)
             if dist.is_initialized():
-                tell_of_refusal(model, where)
+                _tell_of_refusal(model, where)
         raise
     resolved.warn_of_other_devices(where)
     if as_measured:
         pin_process(where.type)  # before gloo or NCCL start threads, which take it over
     _join_job(where)
     if prepared.executable.devices > 1 and dist.is_initialized() and compares:
-        prepared = made_alike(prepared, prepare, weights, where, seed, sync=sync_weights)
+        prepared = _made_alike(prepared, prepare, weights, where, seed, sync=sync_weights)
     # After joining the job, as engines make their process groups when they are built.
     captured = prepared.captured
     parallel = prepared.executable.parallel_model(model, captured, prepared.values, where, seed)
@@ -153,7 +329,7 @@ def _default_device(model: nn.Module, resolved: ResolvedPlan) -> torch.device:
 
 def _join_job(device: torch.device) -> None:
     """Initialise the process group of a torchrun job, as ``init_device_mesh`` would."""
-    if dist.is_initialized() or not in_torchrun():
+    if dist.is_initialized() or not _in_torchrun():
         return
     start_group(device)
     # A group that outlives the interpreter aborts the process (`leave_job`). Only a group made at this place:

@@ -26,24 +26,23 @@ from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import ModelSpec
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, TensorOptError
+from tensoropt.execute.executable import resolve_plan
 from tensoropt.execute.initialise import InitWeights
-from tensoropt.execute.job import rank_device, start_group
-from tensoropt.execute.resolve import resolve_plan
+from tensoropt.execute.parallel import rank_device, start_group
 from tensoropt.execute.weights import WeightSource
 from tensoropt.files import write_text
 from tensoropt.plan import Plan, load_plan
-from tensoropt.plan.made_for import device_words, made_for
 from tensoropt.plan.model_source import named_function
+from tensoropt.plan.rates import device_words, made_for
 from tensoropt.profiling.optimizers import make_optimizer
-from tensoropt.ranks.local_hardware import why_no_gpu
-from tensoropt.ranks.pinning import pin, pin_gpu_rank
+from tensoropt.ranks.local_hardware import pin, pin_gpu_rank, why_no_gpu
 from tensoropt.units import format_bytes
 
-ALIKE_GRACE_S = 60.0
+_ALIKE_GRACE_S = 60.0
 """Seconds that a rank waits if every rank refuses the same thing: rank 0 says it, however late it started."""
 GRACE_S = 2.0
 """Seconds that a rank waits before it repeats another one's failure; torchrun looks ten times a second."""
-WARM_UP_STEPS = 1
+_WARM_UP_STEPS = 1
 """Steps left out of the median: the first one fills caches and allocates the optimizer's state."""
 
 
@@ -84,7 +83,7 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
         if options.steps < 1:
             raise PlanError(f"{options.steps} steps train nothing; use --steps 1 or more")
         plan = load_plan(options.plan)
-        check_trainable(plan)
+        _check_trainable(plan)
         init = named_function(options.init_weights, "(module)") if options.init_weights else None
         weights = _WeightSource(options.checkpoint, init)
         with job(plan, device_type(plan, options.cpu), options.timeout) as device:
@@ -96,7 +95,7 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
         if options.debug:
             raise
         if rank:  # what rank 0 says too is said once: torchrun ends the others
-            time.sleep(ALIKE_GRACE_S if isinstance(error, OtherDevicesError) else GRACE_S)
+            time.sleep(_ALIKE_GRACE_S if isinstance(error, OtherDevicesError) else GRACE_S)
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Exception as error:
@@ -111,7 +110,7 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
     return 0
 
 
-def check_trainable(plan: Plan) -> None:
+def _check_trainable(plan: Plan) -> None:
     """Raise PlanError for a plan that cannot be trained without a script, however many ranks there are."""
     if plan.model.mode != "train":
         raise PlanError(
@@ -272,7 +271,7 @@ def train(
     lr: float = 1e-3,
     say: TextIO | None = None,
 ) -> dict[str, Any]:
-    """Train the model of a plan that :func:`check_trainable` accepts, on its example batch.
+    """Train the model of a plan that :func:`_check_trainable` accepts, on its example batch.
 
     Args:
         steps: the number of steps.
@@ -315,7 +314,7 @@ def train(
         if leader and say is not None:
             print(f"step {step + 1:4d}  loss {losses[-1]:.6f}  {seconds * 1e3:.1f} ms", file=say, flush=True)
     # With `--steps 1` there is nothing after the warm-up: a cold figure is better than none.
-    kept = times[WARM_UP_STEPS:] or times
+    kept = times[_WARM_UP_STEPS:] or times
     median = statistics.median(kept)
     cluster = made_for(plan.cluster)
     kind: str | None = None

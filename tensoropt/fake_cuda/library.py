@@ -22,7 +22,7 @@ from pathlib import Path
 from tensoropt.errors import TensorOptError
 
 SOURCE = Path(__file__).with_name("device.cpp")
-LIMIT_S = 600
+_LIMIT_S = 600
 """Seconds that compiling may take; it takes about twenty on one core."""
 
 
@@ -60,7 +60,7 @@ def compiled(folder: Path) -> Path:
             f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include", str(SOURCE), "-o", str(made),
             f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib", "-lc10", "-ltorch_cpu",
         ]  # fmt: skip
-        run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
         if run.returncode:
             words = run.stderr.strip().splitlines()
             first = next((line for line in words if "error" in line), words[0] if words else "no output")

@@ -16,7 +16,7 @@ from numba import njit
 
 # The number of points that append_shifted drops with one comparison. An assumption: larger blocks are dropped
 # less often, smaller ones need more comparisons.
-BLOCK = 16
+_BLOCK = 16
 
 
 @njit(cache=True, nogil=True)
@@ -97,7 +97,7 @@ def locate(limit_m, value):
 
 
 @njit(cache=True, nogil=True)
-def append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, limit_t):
+def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, limit_t):
     """Append the staircase ``first:last`` shifted by (dm, dt), without the points above the limit.
 
     The limit is a step function: a point is dropped if its time exceeds ``limit_t[g]``, where ``limit_m[g]``
@@ -120,7 +120,7 @@ def append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, li
         return end
     start = first
     while start < last:
-        stop = min(start + BLOCK, last)
+        stop = min(start + _BLOCK, last)
         x = sm[start] + dm
         while g + 1 < count and limit_m[g + 1] <= x:
             g += 1
@@ -180,9 +180,9 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
                 tt = grown(tt, end + length)
                 tk = grown(tk, end + length)
             if swap:
-                stop = append_shifted(m, t, k, end, lm, lt, a0, a1, rm[s], rt[s], c, limit_m, limit_t)
+                stop = _append_shifted(m, t, k, end, lm, lt, a0, a1, rm[s], rt[s], c, limit_m, limit_t)
             else:
-                stop = append_shifted(m, t, k, end, rm, rt, b0, b1, lm[s], lt[s], c, limit_m, limit_t)
+                stop = _append_shifted(m, t, k, end, rm, rt, b0, b1, lm[s], lt[s], c, limit_m, limit_t)
             made += 1 + stop - end
             if stop == end:
                 continue

@@ -2,17 +2,130 @@
 
 Every function accepts any object with ``memory`` and ``time`` arrays: a
 :class:`~tensoropt.frontier.Frontier`, the result of a search, or a planner's points.
+
+The Pareto algebra of (memory, time) points: reduce, product and union.
+
+Source: Cai et al., "TensorOpt: Exploring the Tradeoffs in Distributed DNN Training with Auto-Parallelism",
+section 4.1 and Algorithm 1 (the names are the paper's). A point beats another if it needs no more memory and
+no more time and is not equal to it; of equal points the first is kept.
+
+A few points that stand for many: those whose selection loses the least hypervolume.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from tensoropt.frontier.algebra import Frontier, reduce
-from tensoropt.types import Floats
+from tensoropt.types import Floats, Indices
+
+IndexArray = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Frontier:
+    """Points that no other point beats.
+
+    ``memory`` (n,) is strictly ascending and ``time`` (n,) strictly descending; both are float64 and finite.
+    ``origin`` (n, 2) int32 records where each point comes from: after :func:`reduce` (0, row of the input),
+    after :func:`product` (index in the left factor, index in the right factor), after :func:`union` (which
+    frontier, index in it).
+    """
+
+    memory: Floats
+    time: Floats
+    origin: IndexArray
+
+    def __post_init__(self) -> None:
+        n = self.memory.shape[0]
+        if self.memory.shape != (n,) or self.time.shape != (n,) or self.origin.shape != (n, 2):
+            raise ValueError(
+                f"a frontier needs memory (n,), time (n,) and origin (n, 2); got {self.memory.shape}, "
+                f"{self.time.shape} and {self.origin.shape}"
+            )
+        if not (np.all(np.diff(self.memory) > 0) and np.all(np.diff(self.time) < 0)):
+            raise ValueError("memory must ascend and time descend strictly; build frontiers with reduce()")
+
+    def __len__(self) -> int:
+        return self.memory.shape[0]
+
+
+def reduce(memory: ArrayLike, time: ArrayLike, origin: IndexArray | None = None) -> Frontier:
+    """Keep the points that no other point beats (Algorithm 1): sort by memory, keep strict improvements of
+    time.
+
+    ``memory`` and ``time`` are (n,) in any order; points with an infinite entry are dropped. Raises
+    ``ValueError`` on NaN.
+    """
+    m, t = np.asarray(memory, dtype=np.float64), np.asarray(time, dtype=np.float64)
+    if m.ndim != 1 or m.shape != t.shape:
+        raise ValueError(f"memory and time must be two arrays of one length; got {m.shape} and {t.shape}")
+    if np.isnan(m).any() or np.isnan(t).any():
+        raise ValueError("a cost is NaN; mark the impossible with inf")
+    if origin is None:
+        origin = np.stack([np.zeros(len(m), np.int32), np.arange(len(m), dtype=np.int32)], axis=1)
+    # The last key sorts first: by memory, then by time. lexsort is stable, so of equal points the first in
+    # the input comes first, and only that one is strictly below everything before it.
+    order = np.lexsort((t, m))
+    order = order[np.isfinite(m[order]) & np.isfinite(t[order])]
+    sorted_time = t[order]
+    # The slice at the end handles empty input, where the leading inf stands alone.
+    best_before = np.concatenate([[np.inf], np.minimum.accumulate(sorted_time)[:-1]])[: len(order)]
+    kept = order[sorted_time < best_before]
+    return Frontier(m[kept], t[kept], np.ascontiguousarray(origin[kept], dtype=np.int32))
+
+
+def product(left: Frontier, right: Frontier) -> Frontier:
+    """All sums of a point of ``left`` and a point of ``right``, reduced; a factor with one point only shifts
+    the other."""
+    i = np.repeat(np.arange(len(left), dtype=np.int32), len(right))
+    j = np.tile(np.arange(len(right), dtype=np.int32), len(left))
+    origin = np.stack([i, j], axis=1)
+    memory, time = left.memory[i] + right.memory[j], left.time[i] + right.time[j]
+    # Shifting preserves the order, so nothing has to be sorted or reduced unless two sums round to the same
+    # value.
+    if len(left) == 1 or len(right) == 1:
+        distinct = np.all(np.diff(memory) > 0) and np.all(np.diff(time) < 0)  # rounding can equate points
+        if distinct:
+            return Frontier(memory, time, origin)
+    return reduce(memory, time, origin)
+
+
+def union(frontiers: Sequence[Frontier]) -> Frontier:
+    """The frontier of all points of all ``frontiers``; of equal points the earliest frontier's is kept."""
+    if not frontiers:
+        return Frontier(np.empty(0), np.empty(0), np.empty((0, 2), np.int32))
+    sizes = [len(f) for f in frontiers]
+    which = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    index = np.concatenate([np.arange(n, dtype=np.int32) for n in sizes])
+    return reduce(
+        np.concatenate([f.memory for f in frontiers]),
+        np.concatenate([f.time for f in frontiers]),
+        np.stack([which, index], axis=1),
+    )
+
+
+def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bool_]:
+    """Mark the points that improve on the time of all earlier ones of their entry; sorted by entry, then
+    memory."""
+    # A running minimum by doubling: after s passes ``best`` covers 2**s points. This takes a few passes over
+    # the whole array instead of a Python loop over its entries.
+    best = time.copy()
+    longest = int(np.bincount(entry).max(initial=0)) if len(entry) else 0
+    step = 1
+    while step < longest:
+        # Entries are sorted, so equal ends mean that everything in between belongs to the same entry.
+        same = entry[step:] == entry[:-step]
+        best[step:] = np.where(same, np.minimum(best[step:], best[:-step]), best[step:])
+        step *= 2
+    kept = np.ones(len(entry), dtype=bool)
+    kept[1:] = (entry[1:] != entry[:-1]) | (time[1:] < best[:-1])
+    return kept
 
 
 class Points(Protocol):
@@ -105,3 +218,68 @@ def distance(points: Points, reference: Points) -> float:
 
 def _matrix(points: Points) -> Floats:
     return np.stack([np.asarray(points.memory, np.float64), np.asarray(points.time, np.float64)], axis=1)
+
+
+def representatives(points: Points, most: int, loss: float, keep: Sequence[int] = ()) -> Indices:
+    """Choose the points of a staircase that stand for all: at most ``most`` of them, and no more than are
+    needed to lose at most the share ``loss`` of hypervolume.
+
+    The point with the smallest rectangle is removed, one after another, until few enough are left (greedy
+    hypervolume subset selection; Bradstreet, While and Barone, "Incrementally maximising hypervolume for
+    selection in multi-objective evolutionary algorithms", 2007). A rectangle is measured twice, in bytes and
+    seconds and in their logarithms, and the larger share counts, because people compare costs both ways. The
+    reference point is the worst of both costs.
+
+    Args:
+        points: memory ascending, time strictly descending.
+        keep: points that are always kept, in addition to the two ends.
+
+    Returns:
+        (n,) indices, ascending.
+    """
+    memory, time = np.asarray(points.memory, np.float64), np.asarray(points.time, np.float64)
+    count = len(memory)
+    if count <= max(most, 2):
+        return np.arange(count)
+    scales = [(memory, time)]
+    if memory[0] > 0 and time[-1] > 0:
+        scales.append((np.log(memory), np.log(time)))
+    totals = [float(dominated_area(*scale)) for scale in scales]
+    measured = [
+        (m.tolist(), t.tolist(), total)
+        for (m, t), total in zip(scales, totals, strict=True)
+        # On a scale on which nothing is dominated, nothing can be lost.
+        if total > 0
+    ]
+    before, after = list(range(-1, count - 1)), list(range(1, count + 1))
+
+    def share(i: int) -> float:
+        left, right = before[i], after[i]
+        return max(((m[right] - m[i]) * (t[left] - t[i]) / total for m, t, total in measured), default=0.0)
+
+    fixed = {0, count - 1, *keep}
+    current = {i: share(i) for i in range(count) if i not in fixed}
+    waiting = [(size, i) for i, size in current.items()]
+    heapq.heapify(waiting)
+    kept, lost = np.ones(count, bool), 0.0
+    left = count
+    while waiting and left > most:
+        size, i = heapq.heappop(waiting)
+        if not kept[i] or size != current[i]:
+            continue  # it is in the heap a second time, with its current rectangle
+        # All of it may be lost; rounding can make the sum of all shares slightly exceed 1.
+        if lost + size > loss and loss < 1.0:
+            break
+        kept[i], lost, left = False, lost + size, left - 1
+        a, b = before[i], after[i]
+        after[a], before[b] = b, a
+        for j in (a, b):
+            if j in current:
+                current[j] = share(j)
+                heapq.heappush(waiting, (current[j], j))
+    return np.flatnonzero(kept)
+
+
+def dominated_area(memory: Floats, time: Floats) -> float:
+    """The hypervolume of a staircase, with the worst of both costs as the reference point."""
+    return float(((memory[1:] - memory[:-1]) * (time[0] - time[:-1])).sum())

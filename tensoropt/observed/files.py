@@ -16,7 +16,7 @@ from tensoropt.observed.profile import parse_json, read_profile
 from tensoropt.observed.snapshot import read_snapshot
 from tensoropt.plan.verified import SCHEMA, verified_from
 
-ENDINGS = (".pickle", ".pkl", ".json", ".json.gz")
+_ENDINGS = (".pickle", ".pkl", ".json", ".json.gz")
 KINDS = (
     "a memory snapshot (.pickle, .pkl), a trace of torch.profiler (.json, .json.gz) or verified.json of "
     "tensoropt verify --save"
@@ -45,9 +45,9 @@ def check_name(name: str) -> None:
     """Refuse a file by its name.
 
     Raises:
-        TensorOptError: its ending is none of :data:`ENDINGS`.
+        TensorOptError: its ending is none of :data:`_ENDINGS`.
     """
-    if not name.lower().endswith(ENDINGS):
+    if not name.lower().endswith(_ENDINGS):
         raise TensorOptError(f"'{name}' is not taken; give {KINDS}")
 
 

@@ -16,9 +16,9 @@ from tensoropt.errors import TensorOptError
 
 MOST_OPCODES = 200_000_000
 """More instructions than a snapshot of a million events with their stacks has."""
-MOST_INTEGER_BYTES = 16
+_MOST_INTEGER_BYTES = 16
 NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
-CODES = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
+_CODES = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
 
 
 class PickleDataError(TensorOptError):
@@ -43,19 +43,19 @@ def read_pickle(content: bytes, *, most_opcodes: int = MOST_OPCODES) -> Any:
         ) from error
 
 
-BINGET, LONG_BINGET, BINPUT, LONG_BINPUT, MEMOIZE, MARK = (
-    CODES[name] for name in ("BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT", "MEMOIZE", "MARK")
+_BINGET, _LONG_BINGET, _BINPUT, _LONG_BINPUT, _MEMOIZE, _MARK = (
+    _CODES[name] for name in ("BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT", "MEMOIZE", "MARK")
 )
-BININT, BININT1, BININT2, SHORT_TEXT, STOP = (
-    CODES[name] for name in ("BININT", "BININT1", "BININT2", "SHORT_BINUNICODE", "STOP")
+_BININT, _BININT1, _BININT2, _SHORT_TEXT, _STOP = (
+    _CODES[name] for name in ("BININT", "BININT1", "BININT2", "SHORT_BINUNICODE", "STOP")
 )
-EMPTY_DICT, EMPTY_LIST, SETITEMS, APPENDS, APPEND = (
-    CODES[name] for name in ("EMPTY_DICT", "EMPTY_LIST", "SETITEMS", "APPENDS", "APPEND")
+_EMPTY_DICT, _EMPTY_LIST, _SETITEMS, _APPENDS, _APPEND = (
+    _CODES[name] for name in ("EMPTY_DICT", "EMPTY_LIST", "SETITEMS", "APPENDS", "APPEND")
 )
-CONSTANTS = {CODES["NONE"]: None, CODES["NEWTRUE"]: True, CODES["NEWFALSE"]: False}
-TUPLES = {CODES["TUPLE1"]: 1, CODES["TUPLE2"]: 2, CODES["TUPLE3"]: 3}
-SIZED = {
-    CODES[name]: (size, kind)
+_CONSTANTS = {_CODES["NONE"]: None, _CODES["NEWTRUE"]: True, _CODES["NEWFALSE"]: False}
+_TUPLES = {_CODES["TUPLE1"]: 1, _CODES["TUPLE2"]: 2, _CODES["TUPLE3"]: 3}
+_SIZED = {
+    _CODES[name]: (size, kind)
     for name, size, kind in (
         ("BINUNICODE", 4, "text"), ("BINUNICODE8", 8, "text"),
         ("SHORT_BINBYTES", 1, "bytes"), ("BINBYTES", 4, "bytes"), ("BINBYTES8", 8, "bytes"),
@@ -63,7 +63,7 @@ SIZED = {
     )
 }  # fmt: skip
 """Code -> (bytes of the length, what follows it)."""
-SKIPPED = {CODES["PROTO"]: 1, CODES["FRAME"]: 8}
+_SKIPPED = {_CODES["PROTO"]: 1, _CODES["FRAME"]: 8}
 
 
 class _Reader:
@@ -84,43 +84,43 @@ class _Reader:
             self.at = at
             code = content[at]
             at += 1
-            if code == BINGET:
+            if code == _BINGET:
                 stack.append(memo[content[at]])
                 at += 1
-            elif code == LONG_BINGET:
+            elif code == _LONG_BINGET:
                 stack.append(memo[int.from_bytes(content[at : at + 4], "little")])
                 at += 4
-            elif code == BININT1:
+            elif code == _BININT1:
                 stack.append(content[at])
                 at += 1
-            elif code == BININT2:
+            elif code == _BININT2:
                 stack.append(content[at] | content[at + 1] << 8)
                 at += 2
-            elif code == BININT:
+            elif code == _BININT:
                 stack.append(int.from_bytes(content[at : at + 4], "little", signed=True))
                 at += 4
-            elif code == MEMOIZE:
+            elif code == _MEMOIZE:
                 memo[len(memo)] = stack[-1]
-            elif code == MARK:
+            elif code == _MARK:
                 marks.append(len(stack))
-            elif code == EMPTY_DICT:
+            elif code == _EMPTY_DICT:
                 stack.append({})
-            elif code == EMPTY_LIST:
+            elif code == _EMPTY_LIST:
                 stack.append([])
-            elif code == SETITEMS:
+            elif code == _SETITEMS:
                 values = self._since_mark()
                 _container(stack, dict).update(zip(_keys(values[::2]), values[1::2], strict=True))
-            elif code == SHORT_TEXT:
+            elif code == _SHORT_TEXT:
                 end = at + 1 + content[at]
                 stack.append(content[at + 1 : end].decode("utf-8", "surrogatepass"))
                 at = end
-            elif code == APPENDS:
+            elif code == _APPENDS:
                 values = self._since_mark()
                 _container(stack, list).extend(values)
-            elif code == APPEND:
+            elif code == _APPEND:
                 value = stack.pop()
                 _container(stack, list).append(value)
-            elif code == STOP:
+            elif code == _STOP:
                 (value,) = stack
                 if marks:
                     raise ValueError("it ends amid a list")
@@ -134,27 +134,29 @@ class _Reader:
     def _rare(self, code: int, at: int) -> int:
         """Execute any other instruction; return where the next one begins."""
         content, stack = self.content, self.stack
-        if code in CONSTANTS:
-            stack.append(CONSTANTS[code])
-        elif code in SIZED:
-            return self._sized(*SIZED[code], at)
-        elif code == CODES["BINFLOAT"]:
+        if code in _CONSTANTS:
+            stack.append(_CONSTANTS[code])
+        elif code in _SIZED:
+            return self._sized(*_SIZED[code], at)
+        elif code == _CODES["BINFLOAT"]:
             stack.append(struct.unpack_from(">d", content, at)[0])
             return at + 8
-        elif code in TUPLES or code == CODES["TUPLE"]:
-            values = self._since_mark() if code not in TUPLES else [stack.pop() for _ in range(TUPLES[code])]
-            stack.append(tuple(values) if code not in TUPLES else tuple(values[::-1]))
-        elif code == CODES["EMPTY_TUPLE"]:
+        elif code in _TUPLES or code == _CODES["TUPLE"]:
+            values = (
+                self._since_mark() if code not in _TUPLES else [stack.pop() for _ in range(_TUPLES[code])]
+            )
+            stack.append(tuple(values) if code not in _TUPLES else tuple(values[::-1]))
+        elif code == _CODES["EMPTY_TUPLE"]:
             stack.append(())
-        elif code == CODES["SETITEM"]:
+        elif code == _CODES["SETITEM"]:
             value, key = stack.pop(), stack.pop()
             _container(stack, dict).update(zip(_keys([key]), [value], strict=True))
-        elif code in (BINPUT, LONG_BINPUT):
-            size = 1 if code == BINPUT else 4
+        elif code in (_BINPUT, _LONG_BINPUT):
+            size = 1 if code == _BINPUT else 4
             self.memo[int.from_bytes(content[at : at + size], "little")] = stack[-1]
             return at + size
-        elif code in SKIPPED:
-            return at + SKIPPED[code]
+        elif code in _SKIPPED:
+            return at + _SKIPPED[code]
         else:
             name = NAMES.get(code, f"0x{code:02x}")
             raise PickleDataError(
@@ -167,9 +169,9 @@ class _Reader:
         """Read data that follows its length; no more is allocated than is there."""
         begin = at + size
         end = begin + int.from_bytes(self.content[at:begin], "little")
-        if kind == "integer" and end - begin > MOST_INTEGER_BYTES:
+        if kind == "integer" and end - begin > _MOST_INTEGER_BYTES:
             raise PickleDataError(
-                f"the pickle has an integer of {end - begin} bytes; at most {MOST_INTEGER_BYTES} are read"
+                f"the pickle has an integer of {end - begin} bytes; at most {_MOST_INTEGER_BYTES} are read"
             )
         if end > len(self.content):
             self.at = len(self.content)

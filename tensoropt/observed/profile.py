@@ -19,11 +19,11 @@ from tensoropt.errors import TensorOptError
 from tensoropt.observed.observation import Category, Observation, ObservedEvent, ObservedMemory, StepMark
 
 _MICRO = 1e-6
-KERNELS: Mapping[str, Category] = {"kernel": "compute", "gpu_memcpy": "copy", "gpu_memset": "copy"}
-COMMUNICATION = ("nccl", "rccl", "gloo:", "c10d::")
-DEVICES = {0: "cpu", 1: "cuda"}
+_KERNELS: Mapping[str, Category] = {"kernel": "compute", "gpu_memcpy": "copy", "gpu_memset": "copy"}
+_COMMUNICATION = ("nccl", "rccl", "gloo:", "c10d::")
+_DEVICES = {0: "cpu", 1: "cuda"}
 """Names of the profiler's device types (``c10/core/DeviceType.h``)."""
-MOST_EVENTS = 5_000_000
+_MOST_EVENTS = 5_000_000
 NO_KERNELS = "the trace has no kernels of a GPU: the outermost operators of each thread stand for them"
 
 
@@ -56,9 +56,9 @@ def read_profile(data: Any) -> Observation:
     events = data.get("traceEvents") if isinstance(data, Mapping) else data
     if not isinstance(events, list) or not all(isinstance(e, Mapping) for e in events):
         raise ProfileError("the file has no traceEvents; export it with profile.export_chrome_trace()")
-    if len(events) > MOST_EVENTS:
+    if len(events) > _MOST_EVENTS:
         raise ProfileError(
-            f"the trace has {len(events)} events, more than {MOST_EVENTS}; profile fewer steps"
+            f"the trace has {len(events)} events, more than {_MOST_EVENTS}; profile fewer steps"
         )
     timed = [e for e in events if e.get("ph") == "X" and _number(e.get("ts")) and _number(e.get("dur", 0))]
     instants = [e for e in events if e.get("name") == "[memory]" and _number(e.get("ts"))]
@@ -66,7 +66,7 @@ def read_profile(data: Any) -> Observation:
     if not times:
         raise ProfileError("the trace has no events with a time; profile at least one step")
     start_us = min(times)
-    kernels = [e for e in timed if e.get("cat") in KERNELS]
+    kernels = [e for e in timed if e.get("cat") in _KERNELS]
     found = [_kernel(e, start_us) for e in kernels] or _outermost(timed, start_us)
     # When the GPU reached a step, if the trace says so: kernels run later than the host issues them.
     marks = _marks(timed, "gpu_user_annotation", start_us) or _marks(timed, "user_annotation", start_us)
@@ -97,7 +97,7 @@ def _text(value: Any) -> str:
 
 
 def _is_communication(name: str) -> bool:
-    return name.lower().startswith(COMMUNICATION) or "nccl" in name.lower()
+    return name.lower().startswith(_COMMUNICATION) or "nccl" in name.lower()
 
 
 def _kernel(event: Mapping[str, Any], start_us: float) -> ObservedEvent:
@@ -105,7 +105,7 @@ def _kernel(event: Mapping[str, Any], start_us: float) -> ObservedEvent:
     args = args if isinstance(args, Mapping) else {}
     device, stream = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
     name = _text(event.get("name", ""))
-    category = "communication" if _is_communication(name) else KERNELS[event["cat"]]
+    category = "communication" if _is_communication(name) else _KERNELS[event["cat"]]
     lane = f"device {_text(device)} stream {_text(stream)}"
     return ObservedEvent(name, lane, category, *_seconds(event, start_us))
 
@@ -157,6 +157,6 @@ def _memory(instants: Sequence[Mapping[str, Any]], start_us: float) -> tuple[Obs
     found = []
     for (kind, number), points in sorted((gpus or by_device).items()):
         times, sizes = np.array(sorted(points)).T
-        name = DEVICES.get(kind, f"device type {kind}") + (f":{number}" if number >= 0 else "")
+        name = _DEVICES.get(kind, f"device type {kind}") + (f":{number}" if number >= 0 else "")
         found.append(ObservedMemory(name, (times - start_us) * _MICRO, np.maximum(sizes, 0.0)))
     return tuple(found)

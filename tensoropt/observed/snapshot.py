@@ -18,7 +18,7 @@ from tensoropt.observed.observation import Observation, ObservedMemory, StepMark
 _MICRO = 1e-6
 MOST_BYTES = 2**53
 """The limit up to which sums of bytes are exact."""
-ACTIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
+_ACTIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
 NO_CLOCK = "the snapshot has no times: its events are evenly spaced"
 
 
@@ -121,7 +121,7 @@ def _blocks(segments: Sequence[Any]) -> dict[int, dict[int, int]]:
         for block in _list(segment["blocks"]):
             size = _count(block["size"], MOST_BYTES)
             at = block.get("address", address)  # of older snapshots blocks follow one another
-            if block["state"] in ACTIVE:
+            if block["state"] in _ACTIVE:
                 of_device[_count(at, 2**64)] = size
             address = at + size
     return found

@@ -1,1 +1,1 @@
-"""The properties of operators: an :class:`~tensoropt.ops.spec.OpSpec` for each, in one registry."""
+"""The properties of operators: an :class:`~tensoropt.ops.calls.OpSpec` for each, in one registry."""

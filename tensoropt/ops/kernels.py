@@ -1,17 +1,71 @@
-"""Kernels that operators of several families share: averages computed as parts that add up."""
+"""Kernels that operators of several families share: averages computed as parts that add up.
+
+The information that a kernel has about where it runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from tensoropt.ops.context import ShardContext
 from tensoropt.ops.overloads import resolve_overload
 
 
-def mean_as_sum(
+class ShardContext(Protocol):
+    """A rank as its kernels see it: its coordinates, and the collectives that they use internally."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device:
+        """The device for tensors that a kernel creates from nothing."""
+        ...
+
+    def coordinate(self, axes: tuple[int, ...]) -> int:
+        """This rank's index within the flattened group of ``axes`` (first axis outermost)."""
+        ...
+
+    def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
+        """``value`` reduced over the group of ``axes``; not differentiable."""
+        ...
+
+    def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+        """A count summed over ``axes``, including all micro-batches."""
+        ...
+
+
+class SingleDevice:
+    """The context of an unsplit run, and of a measurement on a single rank."""
+
+    def __init__(self, seed: int = 0, step: int = 0):
+        self.seed = seed
+        self.step = step
+
+    @property
+    def device(self) -> torch.device:
+        """PyTorch's default device, which a measurement sets to the measured device."""
+        return torch.get_default_device()
+
+    def coordinate(self, axes: tuple[int, ...]) -> int:
+        """Always 0, because there is one rank."""
+        return 0
+
+    def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
+        """Return ``value``, because there is no other rank to reduce with."""
+        return value
+
+    def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+        """Return ``value``, because the whole batch is on this rank."""
+        return value
+
+
+def _mean_as_sum(
     context: ShardContext, name: str, target: str, count: int, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
     """A mean over split dims: the sum (``target``) divided by the global count, so that shards add up."""
@@ -19,7 +73,7 @@ def mean_as_sum(
     return total / count
 
 
-def divided(
+def _divided(
     context: ShardContext, name: str, target: str, parts: tuple[int, ...], *args: Any, **kwargs: Any
 ) -> Any:
     """The operator's results, each divided by the number of parts of an average."""
@@ -30,6 +84,6 @@ def divided(
 
 
 SHARED_KERNELS: dict[str, Callable[..., Any]] = {
-    "kernels.mean_as_sum": mean_as_sum,
-    "kernels.divided": divided,
+    "kernels.mean_as_sum": _mean_as_sum,
+    "kernels.divided": _divided,
 }

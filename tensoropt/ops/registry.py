@@ -7,9 +7,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from tensoropt.graph import Operator, OperatorGraph
-from tensoropt.ops.builder import Builder, Opaque
-from tensoropt.ops.calls import LocalCall
-from tensoropt.ops.context import ShardContext
+from tensoropt.ops.calls import CostClass, FlopCount, Kernel, LocalCall, OpSpec, Precision, Samples
 from tensoropt.ops.families import (
     attention,
     convolution,
@@ -30,10 +28,9 @@ from tensoropt.ops.families import (
     views,
     writes,
 )
-from tensoropt.ops.index_space import IndexSpace
-from tensoropt.ops.kernels import SHARED_KERNELS
+from tensoropt.ops.index_space import Builder, IndexSpace, Opaque
+from tensoropt.ops.kernels import SHARED_KERNELS, ShardContext
 from tensoropt.ops.overloads import packet_of, resolve_overload
-from tensoropt.ops.spec import CostClass, FlopCount, Kernel, OpSpec, Precision, Samples
 
 Value = TypeVar("Value")
 

@@ -28,7 +28,7 @@ MOST_LABELS = 4096
 had that many."""
 
 
-Cut = TypeVar("Cut", bound=Hashable)
+Place = TypeVar("Place", bound=Hashable)
 """Where a stage begins or ends: a position, and the layout of what crosses it."""
 
 
@@ -56,7 +56,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Composition(Generic[Cut]):
+class Composition(Generic[Place]):
     """Stages that form a pipeline.
 
     Attributes:
@@ -65,7 +65,7 @@ class Composition(Generic[Cut]):
         exact: whether no label was dropped.
     """
 
-    stages: tuple[tuple[tuple[Cut, Cut], int], ...]
+    stages: tuple[tuple[tuple[Place, Place], int], ...]
     memory_bytes: float
     time_s: float
     exact: bool
@@ -101,8 +101,8 @@ def _unbeaten_of_sorted(costs):  # type: ignore[no-untyped-def]
 
 
 def compose(
-    offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int, *, step: float = 0.0
-) -> Iterator[Composition[Cut]]:
+    offers: Sequence[Mapping[tuple[Place, Place], Offer]], micro_batches: int, *, step: float = 0.0
+) -> Iterator[Composition[Place]]:
     """Yield the compositions that no other beats in both memory and time, the fastest first.
 
     Args:
@@ -123,23 +123,23 @@ def compose(
 
 
 @dataclass(frozen=True)
-class _Labels(Generic[Cut]):
+class _Labels(Generic[Place]):
     """The partial pipelines that reach one cut: (n, 3) seconds of first, slowest and longest end, and their
     predecessors."""
 
     costs: np.ndarray
-    came: tuple[tuple[tuple[Cut, Cut], int, int], ...]
+    came: tuple[tuple[tuple[Place, Place], int, int], ...]
 
 
 def _fastest(
-    offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int, cap: float
-) -> Composition[Cut] | None:
+    offers: Sequence[Mapping[tuple[Place, Place], Offer]], micro_batches: int, cap: float
+) -> Composition[Place] | None:
     """Return the fastest composition in which every stage keeps within ``cap`` bytes."""
     exact = True
     starts = dict.fromkeys(start for start, _ in offers[0])
-    reached: list[dict[Cut, _Labels[Cut]]] = [{start: _Labels(np.zeros((1, 3)), ()) for start in starts}]
+    reached: list[dict[Place, _Labels[Place]]] = [{start: _Labels(np.zeros((1, 3)), ()) for start in starts}]
     for of_stage in offers:
-        coming: dict[Cut, list[tuple[np.ndarray, tuple[Cut, Cut], int]]] = {}
+        coming: dict[Place, list[tuple[np.ndarray, tuple[Place, Place], int]]] = {}
         for (start, stop), offer in of_stage.items():
             before = reached[-1].get(start)
             if before is None:
@@ -150,7 +150,7 @@ def _fastest(
                 np.maximum(after[:, 1], offer.further_s[row], out=after[:, 1])
                 np.maximum(after[:, 2], offer.end_s[row], out=after[:, 2])
                 coming.setdefault(stop, []).append((after, (start, stop), row))
-        following: dict[Cut, _Labels[Cut]] = {}
+        following: dict[Place, _Labels[Place]] = {}
         for stop, ways in coming.items():
             costs = np.concatenate([after for after, *_ in ways])
             came = [(ends, row, i) for after, ends, row in ways for i in range(len(after))]
@@ -160,7 +160,7 @@ def _fastest(
                 kept = kept[np.argsort(_step_s(costs[kept], micro_batches), kind="stable")[:MOST_LABELS]]
             following[stop] = _Labels(costs[kept], tuple(came[i] for i in kept.tolist()))
         reached.append(following)
-    best: tuple[float, Cut, int] | None = None
+    best: tuple[float, Place, int] | None = None
     for stop, labels in reached[-1].items():
         seconds = _step_s(labels.costs, micro_batches)
         at = int(np.argmin(seconds))
@@ -169,7 +169,7 @@ def _fastest(
     if best is None:
         return None
     time_s, where, at = best
-    stages: list[tuple[tuple[Cut, Cut], int]] = []
+    stages: list[tuple[tuple[Place, Place], int]] = []
     for at_cuts in reversed(reached[1:]):
         ends, row, at = at_cuts[where].came[at]
         stages.insert(0, (ends, row))

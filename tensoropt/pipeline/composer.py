@@ -11,25 +11,30 @@ import numpy as np
 
 from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import Layout
-from tensoropt.pipeline.apart import check_apart
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.evaluate import TOO_LARGE, PipelineEvaluation, assemble, fits
-from tensoropt.pipeline.place_frontiers import PlaceFrontiers
-from tensoropt.pipeline.schedules import in_flight_of, place_actions, schedule_named, stage_place
 from tensoropt.pipeline.stage_frontiers import (
     CROSSINGS,
     CrossingWays,
     Ends,
+    PlaceFrontiers,
     Range,
     StageFrontiers,
     StageOffer,
     Stand,
 )
-from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.pipeline.strategy import (
+    PipelinedStrategy,
+    check_apart,
+    in_flight_of,
+    place_actions,
+    schedule_named,
+    stage_place,
+)
 
 Cut = tuple[int, CrossingWays | None]
 """A position, and the way in which tensors cross it."""
-Offers = Sequence[Mapping[tuple[Cut, Cut], StageOffer]]
+_Offers = Sequence[Mapping[tuple[Cut, Cut], StageOffer]]
 """For each stage, its offer between each pair of ends."""
 Composing = Callable[[Sequence[Mapping[tuple[Cut, Cut], Offer]], int], Iterator[Composition[Cut]]]
 """Composes stages, given the micro-batches; :func:`~tensoropt.pipeline.compose.compose` by default."""
@@ -96,7 +101,7 @@ class Composer:
         self.refused = refused or self._note_refusal
         self.mesh, self.micro_batches = frontiers.prices.mesh, frontiers.search.micro_batches
         self.places = self.mesh.shape[0]
-        self.per_place = stages_per_place(schedule) if per_place is None else per_place
+        self.per_place = _stages_per_place(schedule) if per_place is None else per_place
         self.stages = self.places * self.per_place
         actions = place_actions(schedule, self.places, self.per_place, self.micro_batches)
         self.in_flight = [in_flight_of(actions, stage) for stage in range(self.stages)]
@@ -143,7 +148,7 @@ class Composer:
     def _note_refusal(self, refusal: PlanError) -> None:
         self.notes[f"some pipelines were left out: {refusal}"] = None
 
-    def _offers(self, wanted: Sequence[Mapping[Range, Sequence[Ends]]]) -> Offers:
+    def _offers(self, wanted: Sequence[Mapping[Range, Sequence[Ends]]]) -> _Offers:
         """Return the offers of each stage; this searches the ranges."""
         # Places with the same kind of devices share their frontiers, so all that they need is searched in one
         # go.
@@ -171,7 +176,7 @@ class Composer:
             offers.append(own)
         return offers
 
-    def _storing_alike(self, offers: Offers) -> Iterator[Offers]:
+    def _storing_alike(self, offers: _Offers) -> Iterator[_Offers]:
         """Yield the offers, grouped by how the stages store shared parameters: within a group all stages
         store them alike."""
         shared = self.frontiers.search.cutter.graph.shared
@@ -196,7 +201,7 @@ class Composer:
                 left.append({ends: offer.part(rows[ends]) for ends, offer in of_stage.items() if rows[ends]})
             yield left
 
-    def _evaluated(self, offers: Offers, composition: Composition[Cut]) -> PipelineEvaluation | None:
+    def _evaluated(self, offers: _Offers, composition: Composition[Cut]) -> PipelineEvaluation | None:
         search, chosen = self.frontiers.search, []
         for place, of_stage, (ends, row) in zip(self.place_of, offers, composition.stages, strict=True):
             (start, _), (stop, _) = ends
@@ -222,7 +227,7 @@ class Composer:
         return found
 
 
-def stages_per_place(schedule: str) -> int:
+def _stages_per_place(schedule: str) -> int:
     """Return how many stages a place has in the pipelines that the search looks for."""
     return 2 if schedule_named(schedule).several else 1
 

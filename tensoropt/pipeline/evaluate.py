@@ -10,17 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensoropt.pipeline.costs import PipelinePrices
-from tensoropt.pipeline.memory import memory_of_actions, memory_of_places
-from tensoropt.pipeline.messages import (
+from tensoropt.pipeline.memory import memory_of_actions, memory_of_places, owned_by_place
+from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions
+from tensoropt.pipeline.timing import (
+    ScheduleTimes,
+    StageSeconds,
     arriving_bytes,
     departing_bytes,
     sent_by_rank,
+    simulate_schedule,
     stored_bytes,
 )
-from tensoropt.pipeline.owners import owned_by_place
-from tensoropt.pipeline.schedules import Action, place_actions
-from tensoropt.pipeline.strategy import PipelinedStrategy
-from tensoropt.pipeline.timing import ScheduleTimes, StageSeconds, simulate_schedule
 from tensoropt.plan.evaluate import Evaluation, evaluate_strategy
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
@@ -32,7 +32,7 @@ TOO_LARGE = "pipelines: some whose places need more than their devices have were
 
 
 @dataclass(frozen=True)
-class PlaceLoad:
+class _PlaceLoad:
     """The seconds that a rank of one place spends in a step, by kind; its fields are figures of a point.
 
     Attributes:
@@ -66,11 +66,11 @@ class PipelineEvaluation:
     times: ScheduleTimes
     memory: np.ndarray
     time_s: float
-    loads: tuple[PlaceLoad, ...]
+    loads: tuple[_PlaceLoad, ...]
     kinds: tuple[str, ...] = ()
 
     @property
-    def busiest(self) -> PlaceLoad:
+    def busiest(self) -> _PlaceLoad:
         """The load of the place that computes and waits for communication the longest."""
         return self.loads[self.busiest_place]
 
@@ -205,7 +205,7 @@ def assemble(
     for number, stage in enumerate(stages):
         host[strategy.place_of(number)] += float(stage.metrics.host_s[0])
     loads = tuple(
-        PlaceLoad(
+        _PlaceLoad(
             compute_s=float(compute[place]),
             communication_s=float(communication[place, 0]) + messages_s + after_s,
             exposed_s=float(communication[place, 1]) + messages_s + after_s,

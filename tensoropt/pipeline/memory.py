@@ -1,18 +1,280 @@
-"""The memory of a pipeline's ranks: what micro-batches keep, what messages hold, what actions need."""
+"""The memory of a pipeline's ranks: what micro-batches keep, what messages hold, what actions need.
+
+When the places of a pipeline allocate buffers for what they receive, and when what they sent has surely
+arrived.
+
+PyTorch's schedules with one stage per place ask for a message just before they need it. Those with several
+ask for it as soon as it is under way by a count of turns, which the places take in order, so the buffer may
+be allocated long before it is used. The same PyTorch code that lowers such schedules for a run lowers them
+here.
+
+The memory of a backward that is taken apart: first the gradients of a stage's inputs, later those of its
+parameters.
+
+PyTorch's schedules of that kind run autograd's graph twice. The first run keeps all that the second needs:
+what forward kept, and the gradients of the results of operators that read parameters. What comes after the
+last of these operators is not needed a second time.
+
+The owners of the bytes on the fullest rank of a pipeline, action by action.
+
+Bytes are attributed to a stage and a micro-batch: the memory of a pipeline is composed of its stages' own
+figures, which do not say what is alive tensor by tensor.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
-from tensoropt.pipeline.messages import arriving_bytes, departing_bytes, new_buffer_bytes
-from tensoropt.pipeline.receipts import Receipt, receipts, taken_back
-from tensoropt.pipeline.schedules import Action, place_actions, schedule_named
-from tensoropt.pipeline.split_backward import SplitBackward, split_backward
-from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.graph import Operator
+from tensoropt.ops.layouts import local_shape
+from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions, schedule_named, stage_place
+from tensoropt.pipeline.timing import arriving_bytes, departing_bytes, new_buffer_bytes
 from tensoropt.plan.evaluate import Evaluation
+from tensoropt.sharding.groups import Group
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.recording import MEMORY_KINDS, Owned
+from tensoropt.simulate.simulator import StepSimulator
+
+
+class Receipt(NamedTuple):
+    """A message that a stage waits for.
+
+    Attributes:
+        back: whether it brings a gradient, from the next stage.
+        stage: the stage that receives it.
+        micro_batch: the micro-batch that it belongs to.
+    """
+
+    back: bool
+    stage: int
+    micro_batch: int
+
+
+@lru_cache(maxsize=256)
+def receipts(
+    name: str, places: int, per_place: int, micro_batches: int
+) -> tuple[tuple[tuple[Receipt, ...], ...], ...]:
+    """Return, for each place and action, the messages that are asked for after the previous action.
+
+    Raises:
+        PlanError: such a pipeline cannot be run.
+    """
+    actions = place_actions(name, places, per_place, micro_batches)
+    if not schedule_named(name).several:
+        return tuple(tuple(_needed(name, places, per_place, one) for one in own) for own in actions)
+    return _early(name, places, per_place, actions)
+
+
+def _needed(name: str, places: int, per_place: int, action: Action) -> tuple[Receipt, ...]:
+    """Return what an action has to wait for, if another place sends it."""
+    kind, stage, micro_batch = action
+    sender = stage - 1 if kind == "F" else stage + 1
+    if kind == "W" or not 0 <= sender < places * per_place:
+        return ()
+    own, other = (stage_place(name, places, one) for one in (stage, sender))
+    return () if own == other else (Receipt(kind != "F", stage, micro_batch),)
+
+
+def _early(
+    name: str, places: int, per_place: int, actions: Sequence[Sequence[Action]]
+) -> tuple[tuple[tuple[Receipt, ...], ...], ...]:
+    # Imported only here, as importing PyTorch's distributed part takes a while.
+    from torch.distributed.pipelining.schedules import (
+        _Action,
+        _add_reduce_grad,
+        _add_send_recv,
+        _add_unshard_reshard,
+        _ComputationType,
+    )
+
+    kinds = {
+        "F": _ComputationType.FORWARD,
+        "B": _ComputationType.FULL_BACKWARD,
+        "I": _ComputationType.BACKWARD_INPUT,
+        "W": _ComputationType.BACKWARD_WEIGHT,
+    }
+    words = {kind: letter for letter, kind in kinds.items()}
+    taken = {}
+    micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
+    for place, own in enumerate(actions):
+        theirs = [_Action(action.stage, kinds[action.kind], action.micro_batch) for action in own]
+        taken[place] = _add_reduce_grad(_add_unshard_reshard([*theirs]), micro_batches)  # type: ignore[arg-type]
+    lowered = _add_send_recv(
+        taken,  # type: ignore[arg-type]
+        stage_to_rank=lambda stage: stage_place(name, places, stage),
+        num_stages=places * per_place,
+    )
+    found = []
+    for place in range(places):
+        rows: list[tuple[Receipt, ...]] = []
+        asked: list[Receipt] = []
+        for one in lowered[place]:
+            if one.computation_type in (_ComputationType.RECV_F, _ComputationType.RECV_B):
+                assert one.microbatch_index is not None
+                back = one.computation_type == _ComputationType.RECV_B
+                asked.append(Receipt(back, one.stage_index, one.microbatch_index))
+            elif one.computation_type in words:
+                rows.append(tuple(asked))
+                asked = []
+        found.append(tuple(rows))
+    return tuple(found)
+
+
+def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> dict[int, tuple[int, ...]]:
+    """Return, for each micro-batch of a stage, the micro-batches whose gradients, sent back by the stage,
+    have surely reached the previous stage once the input of this forward has arrived from there.
+
+    What a stage sends after a backward proves that it had received the input of this backward. A schedule
+    that waits for what it sends has waited for all of it.
+    """
+    if not stage:
+        return {}
+    # The stage whose messages prove it: the sender of the gradient, or its receiver.
+    told = stage if schedule_named(name).waits else stage - 1
+    own = next(of for of in actions if any(action.stage == told for action in of))
+    found, taken, reported = {}, list[int](), 0
+    for action in own:
+        if action.stage == told and action.kind in "BI":
+            taken.append(action.micro_batch)
+        elif action.stage == told and action.kind == "F":
+            found[action.micro_batch] = tuple(taken[reported:])
+            reported = len(taken)
+    return found
+
+
+@dataclass(frozen=True)
+class _SplitBackward:
+    """The bytes of one micro-batch of a stage on one rank during a split backward.
+
+    Attributes:
+        inputs_bytes: the most bytes alive while the gradients of what arrived are made.
+        between_bytes: the bytes kept until the gradients of parameters are made.
+        weights_bytes: the most bytes alive while these are made.
+    """
+
+    inputs_bytes: float
+    between_bytes: float
+    weights_bytes: float
+
+
+def _split_backward(strategy: Strategy, evaluation: Evaluation) -> _SplitBackward:
+    """Return the bytes alive in the two parts of the backward of a stage, which is any but the first.
+
+    Args:
+        evaluation: the evaluation of this strategy alone.
+    """
+    schedule = evaluation.batch.schedule
+    simulator = StepSimulator(evaluation.batch)
+    kept, transient = (np.cumsum(changes[:, 0]) for changes in (simulator.kept, simulator.transient))
+    between = float(evaluation.metrics.parts.between_bytes[0])
+    of_group, weights_of = waiting_bytes(strategy), _weights(strategy)
+    groups = {group.name: group for group in strategy.graph.groups}
+    waiting, most, needed = 0.0, between, between
+    of_parameters = _of_parameters_alone(strategy)
+    for at in range(schedule.forward_end, schedule.last):
+        moment = schedule.moments[at]
+        group = groups.get(moment.group)
+        work = float(simulator.workspace[at, 0])
+        if moment.kind == "compute" and group is not None:
+            # The gradients of its parameters are made later.
+            work = max(work - sum(weights_of.get(group.name, ())), 0.0)
+        if group is not None and group.name in of_parameters:
+            continue  # it has no part in the gradients of what arrived
+        most = max(most, between + float(transient[at]) + work + waiting)
+        if moment.kind == "compute" and group is not None and (size := of_group.get(group.name)):
+            if not waiting:
+                needed = float(kept[at]) - _kept_behind(strategy, evaluation, group)
+            waiting += size
+    left = needed + waiting
+    # Operator by operator: a waiting gradient is freed once those of its parameters are made and added.
+    gone, weights = 0.0, left
+    for name, size in of_group.items():
+        weights = max(weights, left - gone + max(weights_of[name]))
+        gone += size
+    return _SplitBackward(most, left, weights)
+
+
+def _kept_behind(strategy: Strategy, evaluation: Evaluation, group: Group) -> int:
+    """Return the bytes that a group keeps only for operators that come after the last one with a
+    parameter."""
+    number = int(evaluation.choices[group.name][0])
+    facts = evaluation.batch.candidates.facts(group)[number]
+    with_parameters = {op.name for op in _learning(strategy)[1]}
+    last = max(n for n, op in enumerate(group.operators) if op.name in with_parameters)
+    if len(facts.calls) != len(group.operators) or last == len(group.operators) - 1:
+        return 0
+    before = facts.calls[last - 1].kept_bytes if last else 0
+    # Of the tensors it made, its results are for the other operators, the rest (statistics) for its own
+    # backward.
+    own = min(facts.calls[last].kept_bytes - before, _written(strategy, group, group.operators[last]))
+    return facts.kept_bytes - facts.calls[last].kept_bytes + own
+
+
+def _weights(strategy: Strategy) -> dict[str, list[float]]:
+    """Return, for each group, the bytes of the gradients that operators give to parameters, or to what is
+    made from parameters alone."""
+    learning, with_parameters = _learning(strategy)
+    found: dict[str, list[float]] = {}
+    for op in with_parameters:
+        configuration = strategy.configurations[strategy.graph.group_of[op.name].name]
+        found.setdefault(configuration.group.name, []).extend(
+            prod(local_shape(strategy.atoms(n), configuration.layout(n), strategy.mesh, None))
+            * strategy.tensor(n).element_bytes
+            for n in op.inputs()
+            if n in learning
+        )
+    return found
+
+
+def _of_parameters_alone(strategy: Strategy) -> frozenset[str]:
+    """Return the groups that read only parameters and what is made from them."""
+    learning, _ = _learning(strategy)
+    return frozenset(g.name for g in strategy.graph.groups if g.writes and learning.issuperset(g.writes))
+
+
+def waiting_bytes(strategy: Strategy) -> dict[str, int]:
+    """Return, for each group, the bytes of the gradients of results that wait until parameter gradients are
+    made from them.
+
+    These are the gradients of every operator that reads a parameter, or something made from parameters alone,
+    beside something else.
+    """
+    found: dict[str, int] = {}
+    for op in _learning(strategy)[1]:
+        group = strategy.graph.group_of[op.name]
+        found[group.name] = found.get(group.name, 0) + _written(strategy, group, op)
+    return found
+
+
+def _learning(strategy: Strategy) -> tuple[frozenset[str], tuple[Operator, ...]]:
+    """Return (trained parameters and what is made from them alone; the operators where these meet something
+    else)."""
+    graph, found = strategy.graph.atoms.graph, list[Operator]()
+    fixed = {tensor.name for tensor in graph.tensors.values() if tensor.kind in ("buffer", "constant")}
+    learning = {tensor.name for tensor in graph.parameters if tensor.requires_grad}
+    for op in graph.operators:
+        if learning.intersection(op.inputs()):
+            if all(name in learning or name in fixed for name in op.inputs()):
+                learning.update(op.outputs)
+            else:
+                found.append(op)
+    return frozenset(learning), tuple(found)
+
+
+def _written(strategy: Strategy, group: Group, op: Operator) -> int:
+    """Return the bytes of what an operator of a group makes."""
+    layouts = strategy.configurations[group.name].placed(op.name, strategy.graph.atoms, strategy.mesh, None)
+    return sum(
+        prod(layouts.write_shape(number)) * strategy.tensor(name).element_bytes
+        for number, name in enumerate(op.outputs)
+    )
+
 
 MemoryLedger = list[dict[tuple[str, str, str, str], float]]
 """For each action, the bytes beside what lasts, by (stage, its micro-batch, what, kind)."""
@@ -124,9 +386,9 @@ class _Alive:
         }
         self._coming_back = {n: departing_bytes(strategy, n, learning=True) for n in self.at_place}
         self._parts = {n: stages[n].metrics.parts for n in self.at_place}
-        self._split: dict[int, SplitBackward] = {}
+        self._split: dict[int, _SplitBackward] = {}
         if self.schedule.apart:
-            self._split = {n: split_backward(strategy.stages[n], stages[n]) for n in self.at_place if n}
+            self._split = {n: _split_backward(strategy.stages[n], stages[n]) for n in self.at_place if n}
 
     def begin(self, number: int, action: Action) -> float:
         """Begin an action, the ``number``-th of its place, and return the bytes that it needs itself; what it
@@ -203,3 +465,36 @@ def _taken(
     """Return what :func:`taken_back` finds for each stage."""
     actions = place_actions(name, places, per_place, micro_batches)
     return tuple(taken_back(name, actions, stage) for stage in range(places * per_place))
+
+
+_WORDS = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
+_LASTING = ("parameters", "gradients", "optimizer state")
+
+
+def owned_by_place(
+    strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int, actions: Sequence[Action]
+) -> list[Owned]:
+    """Return everything that a rank of a place has alive, each with the points of its memory curve between
+    which it is alive."""
+    ledger: MemoryLedger = []
+    points = len(list(memory_of_actions(strategy, stages, place, actions, ledger)))
+    words = [f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in actions]
+    words.append("the end of the step")
+    found: list[Owned] = []
+    for number in strategy.stages_at(place):
+        sizes = stages[number].metrics.memory[0].tolist()
+        for what, kind, size in zip(_LASTING, MEMORY_KINDS, sizes, strict=False):
+            if size:
+                found.append((f"stage {number}", f"stage {number}", what, kind, size, 0, points, "", ""))
+    alive: dict[tuple[str, str, str, str], tuple[int, float]] = {}
+    for point, sizes_at in enumerate([*ledger, {}]):
+        # A change of size starts another row.
+        for key, (first, size) in list(alive.items()):
+            if sizes_at.get(key, 0.0) != size:
+                del alive[key]
+                until = words[point] if point < points else "the end of the step"
+                found.append((*key, size, first, point, words[first], until))
+        for key, size in sizes_at.items():
+            if size and key not in alive:
+                alive[key] = point, size
+    return found

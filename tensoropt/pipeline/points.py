@@ -2,6 +2,8 @@
 all stages.
 
 A pipeline has no place in the tables of one mesh, so its point has a record of its plan and its step.
+
+Conversion of pipelined strategies to plan files and back.
 """
 
 from __future__ import annotations
@@ -13,21 +15,111 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.process_memory import CONSTANTS
+from tensoropt.costs.prices import CONSTANTS
+from tensoropt.errors import PlanError
+from tensoropt.ops.layouts import layout_names
 from tensoropt.pipeline.evaluate import PipelineEvaluation
-from tensoropt.pipeline.plans import plan_part
 from tensoropt.pipeline.stages import is_crossing
+from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict
 from tensoropt.pipeline.timing import NO_MICRO_BATCH
-from tensoropt.plan.plan import MeshInfo
+from tensoropt.plan.plan import (
+    MeshInfo,
+    OperatorPlan,
+    ParameterPlan,
+    PipelineInfo,
+    Plan,
+    StagePlan,
+    check_plan,
+)
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import PipelineRecord
 from tensoropt.plan.space import Space
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.simulate.collectives import sent_bytes
 from tensoropt.simulate.recording import OperatorRow, Recording
 from tensoropt.types import SOURCES
 
-OVERLAP = "stages compute at the same time; messages between them run beside, on CPU ranks in between"
-PHASES = {
+
+def plan_part(
+    strategy: PipelinedStrategy,
+    axes: tuple[str, ...],
+    peak_bytes: tuple[float, ...] = (),
+    kinds: tuple[str, ...] = (),
+) -> PipelineRecord:
+    """Return the plan of a pipelined strategy, without a recording of its step.
+
+    Args:
+        axes: names of the axes of a place's mesh.
+        peak_bytes: the peak of each place.
+        kinds: the names of the kinds of devices at each place, if places differ in them.
+    """
+    tensors = strategy.graph.atoms.graph.tensors
+    begins = ["", *(strategy.graph.groups[cut].name for cut in strategy.cuts)]
+    operators: dict[str, OperatorPlan] = {}
+    parameters: dict[str, ParameterPlan] = {}
+    stages, recomputed = [], []
+    for begin, one in zip(begins, strategy.stages, strict=True):
+        data = strategy_to_dict(one)
+        stages.append(
+            StagePlan(
+                begins=begin,
+                groups={name: tuple(labels) for name, labels in data["groups"].items()},
+                hubs={name: tuple(layout) for name, layout in data["hubs"].items()},
+                stored={name: tuple(layout) for name, layout in data["stored"].items()},
+                recomputed=tuple(data["recomputed"]),
+            )
+        )
+        recomputed += data["recomputed"]
+        for group in one.graph.groups:
+            if not is_crossing(group):
+                micro, *labels = data["groups"][group.name]
+                members = tuple(op.name for op in group.operators)
+                plan = OperatorPlan(axes=dict(zip(axes, labels, strict=True)), micro=micro, members=members)
+                operators.setdefault(group.name, plan)
+        for name, layout in one.stored.items():
+            stored = tuple(layout_names(layout))
+            parameters.setdefault(name, ParameterPlan(key=str(tensors[name].key), stored=stored))
+    info = PipelineInfo(
+        schedule=strategy.schedule,
+        again=tuple(sorted(strategy.again)),
+        stages=tuple(stages),
+        peak_bytes=peak_bytes,
+        kinds=kinds,
+    )
+    return PipelineRecord(info, operators, parameters, tuple(dict.fromkeys(recomputed)))
+
+
+def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
+    """Return the pipelined strategy of a plan, for the grouped graph of its model.
+
+    Raises:
+        PlanError: the plan has no pipeline, or is for another model; the message names the first difference.
+    """
+    info = plan.pipeline
+    if info is None:
+        raise PlanError(f"this plan of {plan.planner} has no pipeline")
+    check_plan(plan)  # once more, as plans are also made from others
+    places, *axes = plan.mesh.shape
+    stages = [
+        {**stage.model_dump(exclude={"begins"}), "mesh": [plan.micro_batches, *axes]} for stage in info.stages
+    ]
+    data = {
+        "schedule": info.schedule,
+        "places": places,
+        "again": list(info.again),
+        "begins": [stage.begins for stage in info.stages[1:]],
+        "stages": stages,
+    }
+    # This comes before the fingerprint check: its errors name what differs; a fingerprint only says that
+    # something does.
+    strategy = pipelined_from_dict(data, graph)
+    plan.check_model(graph)
+    return strategy
+
+
+_OVERLAP = "stages compute at the same time; messages between them run beside, on CPU ranks in between"
+_PHASES = {
     "F": "forward",
     "B": "backward",
     "I": "backward",
@@ -103,7 +195,7 @@ def _record(found: PipelineEvaluation, mesh: Mesh) -> PipelineRecord:
     curve = ((start_s, *kinds.tolist()) for start_s, kinds in found.memory_curve())
     return replace(
         plan_part(found.strategy, mesh.names[1:], peaks, found.kinds),
-        overlap=OVERLAP,
+        overlap=_OVERLAP,
         loads=tuple((load.compute_s, load.communication_s) for load in found.loads),
         **_computed(found),
         recording=Recording.of(_rows(found), _events(found), curve, found.owners()),
@@ -141,15 +233,15 @@ def _computed(found: PipelineEvaluation) -> dict[str, Any]:
     return {"computed": tuple(groups), "again_s": again_s, "optimizer_s": optimizer_s}
 
 
-Event = tuple[str, str, float, float, str, str]
+_Event = tuple[str, str, float, float, str, str]
 """The fields of a :class:`~tensoropt.simulate.recording.TimelineEvent`."""
 
 
-def _events(found: PipelineEvaluation) -> Iterator[Event]:
+def _events(found: PipelineEvaluation) -> Iterator[_Event]:
     """Yield all actions and messages, the end of the step at each place, and what follows when all are
     done."""
     for h in (*found.times.happenings, *found.times.closing):
-        phase, stage = PHASES[h.kind], f"stage {h.stage}"
+        phase, stage = _PHASES[h.kind], f"stage {h.stage}"
         whose = stage if h.micro_batch == NO_MICRO_BATCH else f"micro-batch {h.micro_batch}, {stage}"
         lane = "device" if h.kind in "FBIWO" else "link"
         yield f"{phase} of {whose}", f"{lane} {h.place}", h.start_s, h.end_s - h.start_s, phase, stage

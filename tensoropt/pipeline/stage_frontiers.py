@@ -4,6 +4,8 @@ kind of range searched once.
 Ranges that look alike (as many equal blocks, with the same ends of the model) share their tables, their
 searches and the simulated strategies. The layout of a tensor that crosses a cut is a boundary condition of a
 range's search; micro-batches in flight multiply what is kept, and change nothing else.
+
+The frontiers of a model's ranges at each place of a pipeline: one search for each mix of device kinds.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import (
     CostTables,
     Template,
+    Variable,
     group_keys,
     outline_templates,
     with_facts,
 )
-from tensoropt.costs.variables import Variable
 from tensoropt.frontier import representatives
 from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.compose import Offer
-from tensoropt.pipeline.costs import PipelinePrices
-from tensoropt.pipeline.messages import crossing_bytes
+from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
+from tensoropt.pipeline.timing import crossing_bytes
 from tensoropt.plan.evaluate import Evaluation, Evaluator
 from tensoropt.plan.problem import Problem, offered_regions
 from tensoropt.plan.settings import Settings
@@ -80,7 +82,7 @@ class Thoroughness:
 
 
 @dataclass(frozen=True)
-class StageFrontier:
+class _StageFrontier:
     """The simulated strategies of ranges that look alike.
 
     Attributes:
@@ -190,7 +192,7 @@ class StageFrontiers:
         self.sizes = (search.micro_batches, *search.mesh.shape[1:])
         # By look: the first of the ranges that have it, its templates and its frontier.
         self.first: dict[str, tuple[Stage, Mapping[str, AxisStrategy], Mapping[str, Template]]] = {}
-        self.frontier: dict[str, StageFrontier | None] = {}
+        self.frontier: dict[str, _StageFrontier | None] = {}
         self.look: dict[Range, str] = {}
         self._strategies: dict[tuple[Range, int], Strategy] = {}
         self.arrays = (TableArrays(in_memory=True), TableArrays(in_memory=True))
@@ -260,7 +262,7 @@ class StageFrontiers:
         found = self.frontier[self.look[where]]
         assert found is not None
         part = self.stage(where)
-        names = renamed(found.tables.graph, part.graph)
+        names = _renamed(found.tables.graph, part.graph)
         tables = _of_other(found.tables, part, names, self.search.problem.micro)
         of, at = found.at(row)
         known: dict[str, str] = dict(names.items())
@@ -302,7 +304,7 @@ class StageFrontiers:
                 )
         return self.look[where]
 
-    def _search(self, look: str, wanted: Mapping[Ends, Iterable[int]]) -> StageFrontier | None:
+    def _search(self, look: str, wanted: Mapping[Ends, Iterable[int]]) -> _StageFrontier | None:
         part, micro, outlined = self.first[look]
         templates = with_facts(outlined, self.costs.facts_of)
         offered = {region.name for region in offered_regions(self.search.problem, self.search.settings)}
@@ -339,7 +341,7 @@ class StageFrontiers:
             ends: self._sent(part, one.strategy(*chosen[ends_of.index(ends)]))
             for ends in dict.fromkeys(ends_of)
         }
-        return StageFrontier(one, evaluations, tuple(ends_of), sent)
+        return _StageFrontier(one, evaluations, tuple(ends_of), sent)
 
     def _tracked(
         self, tables: CostTables, allowed: Mapping[str, int]
@@ -396,7 +398,7 @@ class StageFrontiers:
         return float(on), float(back)
 
 
-def renamed(old: GroupGraph, new: GroupGraph) -> dict[Variable, Variable]:
+def _renamed(old: GroupGraph, new: GroupGraph) -> dict[Variable, Variable]:
     """Map the variables of one graph to those of another graph that looks alike."""
     pairs = [
         (make(a), make(b))
@@ -502,3 +504,29 @@ def _extended(one: np.ndarray, two: np.ndarray, in_flight: int) -> np.ndarray:
     """Extend the line through the values for one and for two; what is impossible stays impossible."""
     each = np.subtract(two, one, out=np.zeros_like(one), where=np.isfinite(one))
     return one + (in_flight - 1) * each
+
+
+class PlaceFrontiers:
+    """The frontiers of ranges, by place.
+
+    Places with the same kind of devices share them, so that a range is searched once per kind.
+
+    Args:
+        costs: the costs of all kinds of devices in the cluster.
+
+    Attributes:
+        search: the part that is the same at all places.
+        prices: the prices of the whole job.
+    """
+
+    def __init__(self, search: StageSearch, costs: CostSource):
+        sources = sources_at(costs, search.mesh.shape[0])
+        known = {id(s): StageFrontiers(search, s) for s in {id(s): s for s in sources}.values()}
+        self._places = [known[id(source)] for source in sources]
+        self.search = search
+        uniform = sources[0] is costs
+        self.prices = self._places[0].prices if uniform else PipelinePrices.of(costs, search.mesh)
+
+    def at(self, place: int) -> StageFrontiers:
+        """Return the frontiers at one place."""
+        return self._places[place]

@@ -1,22 +1,443 @@
 """A pipelined strategy: a sharded strategy for each stage, and the schedule in which micro-batches pass
-them."""
+them.
+
+The orders in which the places of a pipeline compute: GPipe, 1F1B, interleaved 1F1B, and two zero-bubble
+schedules.
+
+These are the schedules of ``torch.distributed.pipelining``, which runs them; here they are plain data, from
+which times and peaks of memory follow without a job. GPipe: Huang et al., NeurIPS 2019. 1F1B: Narayanan et
+al., SOSP 2019 (PipeDream), with a flush at the end of a step. Interleaved 1F1B: Narayanan et al., SC 2021,
+section 2.2. Zero bubble: Qi et al., ICLR 2024 (arXiv 2401.10241), ZB-H1 interleaved; the V shape: Qi et al.,
+NeurIPS 2024 (arXiv 2405.15362), ZB-V.
+
+Which stages can have their backward taken apart: first the gradients of what arrived, later those of the
+parameters.
+
+PyTorch's split backward (``torch.distributed.pipelining._backward``, 2.13) knows the nodes of autograd's
+graph on a path from what arrived to what departs. For each parameter it looks for the first of these nodes
+above it, keeps the gradients that reach them, and continues from there later. It finds the whole gradient if
+there is exactly one such node. With several nodes it gave wrong gradients, and it never sees what reaches the
+results without passing any of them, such as a transposed weight that departs for a later stage: that gradient
+is lost. PyTorch raises no error in either case, so the decision is made here, from the stage's graph.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.errors import PlanError
-from tensoropt.pipeline.apart import check_apart
-from tensoropt.pipeline.schedules import check_schedule, schedule_named, stage_place
+from tensoropt.graph import Operator, map_refs
+from tensoropt.ops.calls import OperatorShard
+from tensoropt.ops.families.stages import ARRIVE, DEPART
+from tensoropt.ops.kernels import SingleDevice
+from tensoropt.ops.localise import localise
+from tensoropt.ops.registry import bind
 from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import Strategy, strategy_from_dict, strategy_to_dict
+
+
+class Action(NamedTuple):
+    """One piece of work of a pipeline's place.
+
+    Attributes:
+        kind: ``F`` forward; ``B`` backward; if a schedule takes backward apart, ``I`` the part that the
+            previous stage waits for and ``W`` the gradients of parameters.
+    """
+
+    kind: str
+    stage: int
+    micro_batch: int
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    """A way to bring micro-batches through a pipeline.
+
+    Attributes:
+        words: a description for people.
+        several: whether a place has several stages.
+        apart: whether gradients of parameters are made apart from those of the stage's inputs.
+        back_and_forth: whether the second half of the stages runs back from the last place to the first.
+        waits: whether it waits for what it sends before it asks for the next forward or sends the next
+            gradient; the other schedules wait at the end of a step.
+        order: (place, places, stages of a place, micro-batches) -> the actions of the place, in order.
+    """
+
+    words: str
+    order: Callable[[int, int, int, int], Iterator[Action]]
+    several: bool = False
+    apart: bool = False
+    back_and_forth: bool = False
+    waits: bool = False
+
+
+def _gpipe(place: int, places: int, per_place: int, micro_batches: int) -> Iterator[Action]:
+    for kind in "FB":
+        yield from (Action(kind, place, i) for i in range(micro_batches))
+
+
+def _one_forward_one_backward(
+    place: int, places: int, per_place: int, micro_batches: int
+) -> Iterator[Action]:
+    ahead = min(micro_batches, places - place)
+    yield from (Action("F", place, i) for i in range(ahead))
+    for i in range(micro_batches):
+        yield Action("B", place, i)
+        if ahead + i < micro_batches:
+            yield Action("F", place, ahead + i)
+
+
+class _Rounds:
+    """Rounds of micro-batches that pass a place's stages one after another (Narayanan et al., section
+    2.2)."""
+
+    def __init__(self, place: int, places: int, per_place: int, micro_batches: int, hops: int):
+        self.place, self.places, self.per_place = place, places, per_place
+        self.round = micro_batches // max(1, micro_batches // places)
+        self.count = per_place * micro_batches
+        # Forwards before the first backward: one round of all stages but the last, and some for every later
+        # place.
+        self.ahead = min((per_place - 1) * self.round + hops * (places - 1 - place), self.count)
+        self._next: dict[tuple[str, int], int] = {}
+
+    def action(self, kind: str, number: int) -> Action:
+        """Return the ``number``-th forward or backward of the place."""
+        own = (number // self.round) % self.per_place
+        stage = (own if kind == "F" else self.per_place - 1 - own) * self.places + self.place
+        micro_batch = self._next.get((kind, stage), 0)
+        self._next[kind, stage] = micro_batch + 1
+        return Action(kind, stage, micro_batch)
+
+
+def _interleaved(place: int, places: int, per_place: int, micro_batches: int) -> Iterator[Action]:
+    rounds = _Rounds(place, places, per_place, micro_batches, hops=2)
+    yield from (rounds.action("F", i) for i in range(rounds.ahead))
+    for i in range(rounds.count):
+        if rounds.ahead + i < rounds.count:
+            yield rounds.action("F", rounds.ahead + i)
+        yield rounds.action("B", i)
+
+
+def _zero_bubble(place: int, places: int, per_place: int, micro_batches: int) -> Iterator[Action]:
+    rounds = _Rounds(place, places, per_place, micro_batches, hops=1)
+    yield from (rounds.action("F", i) for i in range(rounds.ahead))
+    done = 0
+    for i in range(rounds.count):
+        if rounds.ahead + i < rounds.count:
+            yield rounds.action("F", rounds.ahead + i)
+        yield rounds.action("I", i)
+        # The last places have nothing to wait for, so they postpone no gradient.
+        if i >= place:
+            yield rounds.action("W", done)
+            done += 1
+    yield from (rounds.action("W", i) for i in range(done, rounds.count))
+
+
+def _v_shaped(place: int, places: int, per_place: int, micro_batches: int) -> Iterator[Action]:
+    return (action for action in _v(place, places, micro_batches) if action.micro_batch < micro_batches)
+
+
+def _v(place: int, places: int, micro_batches: int) -> Iterator[Action]:
+    """Yield the whole pattern, which takes at least 2 p - 1 micro-batches."""
+    down, up = place, 2 * places - 1 - place
+    count = max(2 * places - 1, micro_batches)
+    done: dict[tuple[str, int], int] = {}
+
+    def next_of(kinds: str, stage: int) -> Iterator[Action]:
+        for kind in kinds:
+            number = done.get((kind, stage), 0)
+            done[kind, stage] = number + 1
+            yield Action(kind, stage, number)
+
+    for _ in range(2 * (places - place) - 1):
+        yield from next_of("F", down)
+    for _ in range(place):
+        yield from next_of("F", up)
+        yield from next_of("F", down)
+    for _ in range(places - place):
+        yield from next_of("FIW", up)
+    while done.get(("F", up), 0) < done.get(("F", down), 0) or done.get(("F", down), 0) < count:
+        if done.get(("F", down), 0) < count:
+            yield from next_of("F", down)
+        yield from next_of("IW", down)
+        yield from next_of("FIW", up)
+    for _ in range(place):
+        yield from next_of("I", down)
+        yield from next_of("I", up)
+    for _ in range(places - place):
+        yield from next_of("IW", down)
+    for stage in (up, down):
+        while done.get(("W", stage), 0) < done[("I", stage)]:
+            yield from next_of("W", stage)
+
+
+SCHEDULES: dict[str, _Schedule] = {
+    "gpipe": _Schedule("GPipe: all forwards, then all backwards", _gpipe),
+    "1f1b": _Schedule("1F1B: a backward as early as possible", _one_forward_one_backward, waits=True),
+    "interleaved_1f1b": _Schedule("1F1B with several stages to a place", _interleaved, several=True),
+    "zero_bubble": _Schedule(
+        "gradients of parameters where places would wait", _zero_bubble, several=True, apart=True
+    ),
+    "zbv": _Schedule(
+        "the same with two stages to a place, back from the last place to the first",
+        _v_shaped,
+        several=True,
+        apart=True,
+        back_and_forth=True,
+    ),
+}
+"""The schedules by the names that plans and constraints use."""
+
+
+def schedule_named(name: str) -> _Schedule:
+    """Return the schedule of this name.
+
+    Raises:
+        PlanError: there is no such schedule.
+    """
+    if name not in SCHEDULES:
+        raise PlanError(f"there is no pipeline schedule called {name}; there are {', '.join(SCHEDULES)}")
+    return SCHEDULES[name]
+
+
+def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -> None:
+    """Refuse a pipeline that PyTorch's schedule of this name does not run.
+
+    Raises:
+        PlanError: the message says what would be right.
+    """
+    schedule = schedule_named(name)
+    if places < 2:
+        raise PlanError(f"a pipeline has two places or more, not {places}")
+    if schedule.several != (per_place > 1) and not (name == "interleaved_1f1b" or name == "zero_bubble"):
+        right = (
+            "two stages" if schedule.back_and_forth else "several stages" if schedule.several else "one stage"
+        )
+        raise PlanError(f"the schedule {name} has {right} to a place, not {per_place}")
+    if schedule.back_and_forth and per_place != 2:
+        raise PlanError(f"the schedule {name} has two stages to a place, not {per_place}")
+    if name == "1f1b" and micro_batches < places:
+        raise PlanError(
+            f"1f1b keeps {places} places busy with as many micro-batches, but there are {micro_batches}; use "
+            "gpipe, or more micro-batches"
+        )
+    rounds = max(1, micro_batches // places)
+    if name in ("interleaved_1f1b", "zero_bubble") and micro_batches % rounds:
+        raise PlanError(
+            f"{name} runs {micro_batches} micro-batches on {places} places in {rounds} equal rounds; use a "
+            f"multiple of {rounds}"
+        )
+
+
+def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
+    """Return the most micro-batches from which a stage keeps something at once: those whose forward is over
+    or running, and whose backward is not over."""
+    own = next(of for of in actions if any(action.stage == stage for action in of))
+    ends = "W" if any(action.kind == "W" for action in own) else "B"
+    now = most = 0
+    for action in own:
+        if action.stage == stage and action.kind in ("F", ends):
+            now += 1 if action.kind == "F" else -1
+            most = max(most, now)
+    return most
+
+
+def stage_place(name: str, places: int, stage: int) -> int:
+    """Return the place that has a stage."""
+    if schedule_named(name).back_and_forth:
+        return stage if stage < places else 2 * places - 1 - stage
+    return stage % places
+
+
+@lru_cache(maxsize=256)
+def place_actions(
+    name: str, places: int, per_place: int, micro_batches: int
+) -> tuple[tuple[Action, ...], ...]:
+    """Return the actions of each place in a step, in order.
+
+    Raises:
+        PlanError: such a pipeline cannot be run.
+    """
+    check_schedule(name, places, per_place, micro_batches)
+    order = schedule_named(name).order
+    return tuple(tuple(order(place, places, per_place, micro_batches)) for place in range(places))
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A parameter whose gradient is not found by a backward that is taken apart.
+
+    Attributes:
+        why: what happens to it, in words that follow its name.
+    """
+
+    parameter: str
+    why: str
+
+
+def check_apart(schedule: str, number: int, graph: GroupGraph) -> None:
+    """Refuse a stage whose backward cannot be taken apart.
+
+    Args:
+        number: the stage's number. The first stage's backward is not taken apart, as nobody waits for the
+            gradients that it would return.
+
+    Raises:
+        PlanError: a parameter prevents it; the message names the parameter.
+    """
+    if number and (unfit := unfit_parameter(graph)) is not None:
+        raise PlanError(
+            f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "
+            f"if one operator alone brings it together with what arrived; of {unfit.parameter} in stage "
+            f"{number}, {unfit.why}; use 1f1b or interleaved_1f1b"
+        )
+
+
+def unfit_parameter(graph: GroupGraph) -> Unfit | None:
+    """Return a parameter of a stage (any but the first) whose gradient cannot be made apart; None for most
+    stages."""
+    number = id(graph)
+    known = _KNOWN.get(number)
+    if known is None or known[0]() is not graph:
+        # An id may be reused after the graph is gone.
+        found = _Ways(graph).unfit()
+        known = weakref.ref(graph, lambda _: _KNOWN.pop(number, None)), found
+        _KNOWN[number] = known
+    return known[1]
+
+
+_KNOWN: dict[int, tuple[weakref.ref[GroupGraph], Unfit | None]] = {}
+_MEETINGS: dict[Hashable, int] = {}
+"""How many of an operator's nodes meet its operands (:func:`_meetings`), by what the operator computes."""
+
+
+class _Ways:
+    """The paths that gradients take through one stage."""
+
+    def __init__(self, graph: GroupGraph):
+        self.graph, self.source = graph, graph.atoms.graph
+        self.tensors = self.source.tensors
+        self.readers: dict[str, list[Operator]] = {}
+        # Tensors that depend on something that arrived and carry a gradient back to it.
+        self.carried = set[str]()
+        for op in self.source.operators:
+            for name in dict.fromkeys(op.inputs()):
+                self.readers.setdefault(name, []).append(op)
+            grown = self._grown(op)
+            if op.target == ARRIVE or not self.carried.isdisjoint(op.inputs()):
+                self.carried.update(grown)
+
+    def _grown(self, op: Operator) -> list[str]:
+        """Return the results of an operator that have a gradient."""
+        return [name for name in op.outputs if self.tensors[name].requires_grad]
+
+    def unfit(self) -> Unfit | None:
+        """Return the first parameter whose gradient cannot be made apart."""
+        for tensor in self.source.parameters:
+            if tensor.requires_grad and (why := self._why_not(tensor.name)):
+                return Unfit(tensor.name, why)
+        return None
+
+    def _why_not(self, parameter: str) -> str:
+        """Say why a parameter's gradient cannot be made apart; empty if it can."""
+        made, waiting, meeting = {parameter}, [parameter], dict[str, Operator]()
+        while waiting:
+            for op in self.readers.get(waiting.pop(), ()):
+                grown = self._grown(op)
+                if not grown:
+                    continue
+                if not self.carried.isdisjoint(grown):
+                    meeting[op.name] = op
+                    continue
+                if op.target == DEPART:
+                    return f"{op.inputs()[0]}, which is made of it and of nothing that arrived, departs"
+                if not set(grown).isdisjoint(self.source.outputs):
+                    return "the loss is made of it and of nothing that arrived"
+                new = [name for name in grown if name not in made]
+                made.update(new)
+                waiting += new
+        count = sum(self._meetings(op, made) for op in meeting.values())
+        if count > 1:
+            names = ", ".join(meeting)
+            return f"it is read {count} times (by {names}), itself or what is made of it"
+        return ""
+
+    def _meetings(self, op: Operator, made: Collection[str]) -> int:
+        """Count the nodes that autograd makes for an operator and that are the first to meet something of
+        ``made``."""
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(op.inputs()))}
+        looks = [(n in made, n in self.carried, self.tensors[n]) for n in numbers]
+        # By number instead of name, so that equal operators of all layers share an entry.
+        given = [repr(map_refs(each, numbers.__getitem__)) for each in (op.args, *op.kwargs.values())]
+        of_operands = tuple((m, c, t.shape, t.dtype, t.requires_grad) for m, c, t in looks)
+        key = op.target, *given, *op.kwargs, of_operands
+        if key not in _MEETINGS:
+            _MEETINGS[key] = self._probed(op, made)
+        return _MEETINGS[key]
+
+    def _probed(self, op: Operator, made: Collection[str]) -> int:
+        """Return the same count, taken from autograd's graph of the operator's call on tensors without
+        memory."""
+        group = self.graph.group_of[op.name]
+        choices = (group.unsplit.choices[op.name],)
+        call = localise(OperatorShard(op, self.graph.atoms, choices, (1,)))
+        with FakeTensorMode(), torch.enable_grad():
+            leaves = {
+                name: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype)).requires_grad_(
+                    tensor.requires_grad
+                )
+                for name in dict.fromkeys(op.inputs())
+                for tensor in (self.tensors[name],)
+            }
+            # Each operand gets a node of its own, which comes before everything that reads it.
+            given = {name: leaf.view_as(leaf) for name, leaf in leaves.items()}
+            args, kwargs = call.arguments(given.__getitem__)
+            result = bind(call, SingleDevice())(*args, **kwargs)
+        results = [result] if isinstance(result, torch.Tensor) else list(result)
+        roots = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
+        own = [given[name].grad_fn for name in given if name in made]
+        carried = [given[name].grad_fn for name in given if name in self.carried]
+        return _first_to_meet(roots, own, carried)
+
+
+def _first_to_meet(roots: Sequence[object], own: Sequence[object], carried: Sequence[object]) -> int:
+    """Count the nodes on the paths up from ``carried`` that are also the first on the paths up from
+    ``own``."""
+    above: dict[object, list[object]] = {}
+    waiting, seen = list(roots), set(roots)
+    while waiting:
+        node = waiting.pop()
+        for below, _ in getattr(node, "next_functions", ()):
+            if below is not None:
+                above.setdefault(below, []).append(node)
+                if below not in seen:
+                    seen.add(below)
+                    waiting.append(below)
+
+    def upwards(starts: Sequence[object], stop: Collection[object]) -> tuple[set[object], set[object]]:
+        reached, met, left = set(starts), set[object](), list(starts)
+        while left:
+            for node in above.get(left.pop(), ()):
+                if node in stop:
+                    met.add(node)
+                elif node not in reached:
+                    reached.add(node)
+                    left.append(node)
+        return reached, met
+
+    closure, _ = upwards([node for node in carried if node is not None], ())
+    _, met = upwards([node for node in own if node is not None], closure)
+    return len(met)
 
 
 @dataclass(frozen=True)
@@ -31,7 +452,7 @@ class PipelinedStrategy:
         cuts: positions among the graph's groups at which the stages after the first begin.
         again: activations that stages make themselves instead of receiving them.
         stages: the strategy of each stage, all on equal meshes with the same number of micro-batches.
-        schedule: one of :data:`tensoropt.pipeline.schedules.SCHEDULES`.
+        schedule: one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
         places: the number of parts of the devices; the number of stages is a multiple of it.
         cutter: the graph's cutter, if there is one: it remembers the stages that it has made.
 

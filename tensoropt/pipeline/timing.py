@@ -1,15 +1,127 @@
 """A pipeline's step over time: the actions of all places, each as soon as its place is free and its input has
-arrived."""
+arrived.
+
+The messages between the ranks of a pipeline in a step, beside those among the ranks of one stage.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
-from tensoropt.pipeline.schedules import Action
+from tensoropt.graph import DTYPE_BYTES
+from tensoropt.ops.layouts import local_shape
+from tensoropt.pipeline.stages import arriving_group, departing_group
+from tensoropt.pipeline.strategy import Action, PipelinedStrategy
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.collectives import Collective
 
-Three = tuple[float, float, float]
+_PIPELINE = 0
+"""The axis of a job's mesh along which its stages lie, counted as people do, without the micro-batch axis."""
+
+
+def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
+    """Return the coordinates of a stage's rank on the stage's mesh, micro-batches included."""
+    place: list[int] = []
+    for size in reversed(strategy.mesh[1:]):
+        place.insert(0, inner % size)
+        inner //= size
+    return (0, *place)
+
+
+def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None = None) -> int:
+    """Return the bytes of one micro-batch of what arrives or departs by a group, on one rank of the stage;
+    without ``inner`` on the fullest rank."""
+    layout = strategy.configurations[group].layout(name)
+    where = None if inner is None else coordinate(strategy, inner)
+    shape = local_shape(strategy.atoms(name), layout, strategy.mesh, where)
+    return prod(shape) * strategy.tensor(name).element_bytes
+
+
+def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
+    """Return the bytes that a rank of a stage sends on for each micro-batch; with ``learning`` those that
+    come back."""
+    tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
+    return sum(
+        crossing_bytes(own, departing_group(name), name)
+        for name in strategy.parts[stage].departing
+        if tensors[name].requires_grad or not learning
+    )
+
+
+def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
+    """Return the bytes that a rank of a stage receives for each micro-batch; with ``learning`` those it sends
+    back."""
+    tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
+    return sum(
+        crossing_bytes(own, arriving_group(name), name)
+        for name in strategy.parts[stage].arriving
+        if tensors[name].requires_grad or not learning
+    )
+
+
+def new_buffer_bytes(strategy: Strategy) -> int:
+    """Return the bytes of the new values that a stage gives to buffers; every rank of the stage has them
+    whole."""
+    graph = strategy.graph.atoms.graph
+    return sum(graph.tensors[name].bytes for name in graph.mutations) if graph.training else 0
+
+
+def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
+    """Return the bytes of a parameter's gradient on one rank of the stage; without ``inner`` on the fullest
+    rank."""
+    where = None if inner is None else coordinate(strategy, inner)
+    shape = local_shape(strategy.atoms(name), strategy.stored[name], strategy.mesh, where)
+    return prod(shape) * DTYPE_BYTES[strategy.tensor(name).stored_dtype]
+
+
+def sent_by_rank(
+    strategy: PipelinedStrategy, rank: int, of_stage: Sequence[Mapping[Collective, int]]
+) -> Counter[Collective]:
+    """Return the collectives that one rank issues in a training step, or in a call for inference.
+
+    Args:
+        of_stage: for each stage, the collectives among its ranks; axes are those of its own mesh, from 0.
+    """
+    inner, found = rank % strategy.devices_per_place, Counter[Collective]()
+    place, source = rank // strategy.devices_per_place, strategy.graph.atoms.graph
+    for stage in strategy.stages_at(place):
+        for one, count in of_stage[stage].items():
+            found[one._replace(axes=tuple(axis + 1 for axis in one.axes))] += count
+        found += _messages(strategy, stage, rank, inner)
+    for name in strategy.tied:
+        if source.tensors[name].requires_grad and source.training:
+            for stage in strategy.holders(name):
+                if strategy.place_of(stage) == place:
+                    size = stored_bytes(strategy.stages[stage], name, inner)
+                    found[Collective("all_reduce", (_PIPELINE,), size)] += 1
+    for name in (*strategy.sent_buffers, *source.outputs):
+        found[Collective("broadcast", (_PIPELINE,), source.tensors[name].bytes)] += 1
+    return found
+
+
+def _messages(strategy: PipelinedStrategy, stage: int, rank: int, inner: int) -> Counter[Collective]:
+    """Return the messages from one stage to its neighbours; none between stages on the same rank."""
+    found, own, part = Counter[Collective](), strategy.stages[stage], strategy.parts[stage]
+    tensors, size = strategy.graph.atoms.graph.tensors, strategy.devices_per_place
+    place, training = strategy.place_of(stage), strategy.graph.atoms.graph.training
+    for name in part.departing:
+        to = strategy.place_of(stage + 1)
+        if to != place:
+            size_bytes = crossing_bytes(own, departing_group(name), name, inner)
+            found[Collective("send", (rank, to * size + inner), size_bytes)] += strategy.micro_batches
+    for name in part.arriving:
+        to = strategy.place_of(stage - 1)
+        if to != place and training and tensors[name].requires_grad:
+            size_bytes = crossing_bytes(own, arriving_group(name), name, inner)
+            found[Collective("send", (rank, to * size + inner), size_bytes)] += strategy.micro_batches
+    return found
+
+
+_Three = tuple[float, float, float]
 """Seconds of the first micro-batch, of each one between, and of the last one."""
 
 
@@ -32,8 +144,8 @@ class StageSeconds:
             gradient reduction, and the optimizer.
     """
 
-    forward: Three
-    backward: Three
+    forward: _Three
+    backward: _Three
     send_s: float = 0.0
     send_back_s: float = 0.0
     sync_s: float = 0.0
@@ -50,7 +162,7 @@ class StageSeconds:
             self, forward=(min(first, forward), forward, forward), begin_s=max(first - forward, 0.0)
         )
 
-    def reducing_behind(self, scattering: Three, buckets_s: float, slower: float) -> StageSeconds:
+    def reducing_behind(self, scattering: _Three, buckets_s: float, slower: float) -> StageSeconds:
         """Return the same seconds with gradients under way while the place computes what comes next.
 
         Args:
@@ -73,7 +185,7 @@ class StageSeconds:
             sync_s=self.sync_s - buckets_s,
         )
 
-    def communicating_apart(self, scattering: Three, slower: float) -> StageSeconds:
+    def communicating_apart(self, scattering: _Three, slower: float) -> StageSeconds:
         """Return the same seconds with all communication that a micro-batch does not need outside of its
         forward and backward.
 
@@ -106,7 +218,7 @@ class StageSeconds:
         return self.backward[which] * share
 
 
-class Happening(NamedTuple):
+class _Happening(NamedTuple):
     """An action, or a message (``S`` for an activation, ``R`` for a gradient), with its start and end.
 
     After a place's last action come the reduction of its gradients (``G``) and each stage's optimizer
@@ -142,8 +254,8 @@ class ScheduleTimes:
     working_s: tuple[float, ...]
     sending_s: tuple[float, ...]
     waiting_s: tuple[float, ...]
-    happenings: tuple[Happening, ...]
-    closing: tuple[Happening, ...]
+    happenings: tuple[_Happening, ...]
+    closing: tuple[_Happening, ...]
 
     def idle_s(self, place: int) -> float:
         """Return the seconds in which a place waits for others."""
@@ -200,7 +312,7 @@ class _Run:
         self.working, self.sending, self.waiting = ([0.0] * len(actions) for _ in range(3))
         # When the gradients of each place's earlier backwards are reduced.
         self.reduced = [0.0] * len(actions)
-        self.found: list[Happening] = []
+        self.found: list[_Happening] = []
 
     def times(self) -> ScheduleTimes:
         done = [0] * len(self.actions)
@@ -218,14 +330,16 @@ class _Run:
         for place, (end, now) in enumerate(zip(ends, self.now, strict=True)):
             self.waiting[place] += end - now
             if end > now:
-                closing.append(Happening("G", place, self.actions[place][-1].stage, NO_MICRO_BATCH, now, end))
+                closing.append(
+                    _Happening("G", place, self.actions[place][-1].stage, NO_MICRO_BATCH, now, end)
+                )
         for stage, seconds in enumerate(self.stages):
             place = self.place_of[stage]
             start = ends[place]
             ends[place] += seconds.sync_s
             self.working[place] += seconds.sync_s
             if seconds.sync_s:
-                closing.append(Happening("O", place, stage, NO_MICRO_BATCH, start, ends[place]))
+                closing.append(_Happening("O", place, stage, NO_MICRO_BATCH, start, ends[place]))
         of_places = (tuple(self.working), tuple(self.sending), tuple(self.waiting))
         return ScheduleTimes(max(ends), *of_places, tuple(self.found), tuple(closing))
 
@@ -263,7 +377,7 @@ class _Run:
         if kind != "F" and self.one_behind and self.reduced[place] > end:
             self.waiting[place] += self.reduced[place] - end
             end = self.reduced[place]
-        self.found.append(Happening(kind, place, stage, micro_batch, start, end))
+        self.found.append(_Happening(kind, place, stage, micro_batch, start, end))
         self.now[place] = end
         self.working[place] += seconds
         last = len(self.stages) - 1
@@ -292,7 +406,7 @@ class _Run:
         end = start + seconds
         self.link_free[kind, stage] = end
         self.there[arrives] = end
-        self.found.append(Happening(kind, place, stage, micro_batch, start, end))
+        self.found.append(_Happening(kind, place, stage, micro_batch, start, end))
         if self.blocking:
             self.now[place] = end
             self.sending[place] += end - start

@@ -41,7 +41,7 @@ class GroupSplit(NamedTuple):
 Splits = Mapping[str, GroupSplit]
 """Group name -> how it is cut."""
 
-WHOLE = None
+_WHOLE = None
 """The code of a value that is not cut."""
 
 
@@ -71,13 +71,13 @@ class Value:
     """
 
     tensor: str
-    code: int | None = WHOLE
+    code: int | None = _WHOLE
     count: int = 1
     index: int = 0
 
     @property
     def name(self) -> str:
-        if self.code is WHOLE:
+        if self.code is _WHOLE:
             return self.tensor
         cut = "sum" if self.code == PARTIAL else f"atom {self.code}"
         return f"{self.tensor}[{self.index + 1}/{self.count} of {cut}]"
@@ -137,7 +137,7 @@ class PlacedGraph:
     def shape(self, value: Value) -> tuple[int, ...]:
         """Return the sizes of a value, in one micro-batch."""
         atoms = self.groups.atoms.atoms[value.tensor]
-        if value.code is WHOLE or value.code < 0:
+        if value.code is _WHOLE or value.code < 0:
             code = self.batch_codes.get(value.tensor, REPLICATE)
             return local_shape(atoms, (code,), (self.micro_batches,))
         return local_shape(atoms, (value.code,), (value.count,), (value.index,))

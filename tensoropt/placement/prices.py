@@ -2,12 +2,19 @@
 
 Groups and pieces are workloads like any other: timed on the ranks if the cluster is this machine, otherwise
 predicted for every kind of device from its data sheet. Cutting and joining are copies, summing is additions.
+
+A person's constraints as limits on placements.
+
+As in TensorFlow's Placer, operators that belong together share a device, and an operator lies on a device of
+a supported kind. Pins of mesh axes and of stored placements have no meaning if an operator lies on one
+device: hard ones are refused, soft ones are given up with a note.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, cast
 
@@ -15,12 +22,10 @@ import numpy as np
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.prices import ComputeCosts
-from tensoropt.costs.process_memory import named_terms
+from tensoropt.costs.prices import ComputeCosts, named_terms
 from tensoropt.costs.source import CostSource
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL
-from tensoropt.placement.constraints import PlacedLimits, placed_limits
 from tensoropt.placement.graph import (
     GroupSplit,
     OperatorKind,
@@ -37,8 +42,90 @@ from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.overheads import Overheads, data_sheet_overheads
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
-from tensoropt.sharding.constraints import Constraints
+from tensoropt.sharding.constraints import (
+    ConstraintError,
+    Constraints,
+    DeviceKinds,
+    Pin,
+    StoredPin,
+    speaks_of,
+)
 from tensoropt.sharding.groups import Group, GroupGraph
+
+_NO_AXES = "a placed plan has no mesh axes, each of its operators lies on one device"
+
+
+@dataclass(frozen=True)
+class _PlacedLimits:
+    """Constraints on placements, by names of groups.
+
+    Attributes:
+        together: groups that share a device.
+        devices: group -> the devices it may lie on.
+        notes: what was given up.
+    """
+
+    together: tuple[tuple[str, ...], ...] = ()
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def sets(self, graph: PlacedGraph) -> tuple[tuple[int, ...], ...]:
+        """Return the sets of operators that share a device, pieces of one group included."""
+        return tuple(
+            tuple(
+                i for i, op in enumerate(graph.operators) if op.group is not None and op.group.name in names
+            )
+            for names in self.together
+        )
+
+    def pins(self, graph: PlacedGraph) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Return operators with the devices they may lie on."""
+        return tuple(
+            (i, self.devices[op.group.name])
+            for i, op in enumerate(graph.operators)
+            if op.group is not None and op.group.name in self.devices
+        )
+
+
+def _placed_limits(constraints: Constraints | None, graph: GroupGraph, cluster: Cluster) -> _PlacedLimits:
+    """Return the limits that constraints put on placements.
+
+    Raises:
+        ConstraintError: a hard constraint concerns mesh axes, or kinds that no device of the cluster is of.
+    """
+    if constraints is None:
+        return _PlacedLimits()
+    pins: tuple[Pin | StoredPin, ...] = (*constraints.pins, *constraints.stored)
+    notes = [_given_up(pin, _NO_AXES) for pin in pins]
+    together = tuple(speaks_of(entry, graph) for entry in constraints.together)
+    allowed: dict[str, set[int]] = {}
+    for entry in constraints.devices:
+        found = _devices(entry, cluster)
+        if not found:
+            notes.append(_given_up(entry, f"no device of {cluster.name} is of such a kind"))
+            continue
+        for name in speaks_of(entry, graph):
+            # Several entries for one group all apply: the devices they have in common remain.
+            allowed[name] = allowed.get(name, found) & found
+            if not allowed[name]:
+                raise ConstraintError(f"{entry}: another entry of 'devices' leaves {name} none of them")
+    devices = {name: tuple(sorted(found)) for name, found in allowed.items()}
+    return _PlacedLimits(tuple(names for names in together if len(names) > 1), devices, tuple(notes))
+
+
+def _given_up(entry: Pin | StoredPin | DeviceKinds, why: str) -> str:
+    if not entry.soft:
+        raise ConstraintError(f"{entry}: {why}; leave it out, or make it 'soft: true'")
+    return f"given up, as it is soft: {entry}: {why}"
+
+
+def _devices(entry: DeviceKinds, cluster: Cluster) -> set[int]:
+    return {
+        number
+        for number, device in enumerate(cluster.devices)
+        if any(fnmatchcase(device.name, kind) for kind in entry.kinds)
+    }
+
 
 _LARGE = 16 * 2**20
 """The bytes at which a message's time per byte is read off its fit, after its latency is subtracted. 16 MiB
@@ -152,13 +239,13 @@ class PlacedPrices:
         return PricedGraph(self, graph, problem)
 
     @cached_property
-    def limits(self) -> PlacedLimits:
+    def limits(self) -> _PlacedLimits:
         """Return the limits that a person's constraints put on placements.
 
         Raises:
             ConstraintError: no placement can satisfy a hard constraint.
         """
-        return placed_limits(self.constraints, self.graph, self.cluster)
+        return _placed_limits(self.constraints, self.graph, self.cluster)
 
     def _work(self, op: PlacedOperator) -> _Work:
         assert op.group is not None

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tensoropt.placement.micro_batches import repeat_placement, repeat_problem
-from tensoropt.placement.problem import Placement, PlacementProblem
+from tensoropt.placement.problem import Placement, PlacementProblem, repeat_placement, repeat_problem
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.simulate.timeline import Holding, Task, Timeline, length_s, schedule
 
@@ -26,7 +25,7 @@ def device_name(device: int) -> str:
     return f"device {device}"
 
 
-class Holder(NamedTuple):
+class _Holder(NamedTuple):
     """The owner of a holding's bytes: the operator, its tensor (or the operator once more), and what they
     are."""
 
@@ -150,7 +149,7 @@ def simulate_placement(
     return SimulatedPlacement(problem, placement, simulated.timeline, first)
 
 
-def holders(simulated: SimulatedPlacement) -> tuple[Timeline, list[tuple[Holder, str]]]:
+def holders(simulated: SimulatedPlacement) -> tuple[Timeline, list[tuple[_Holder, str]]]:
     """Return the step's timeline with a separate kind of memory for every holding, and the owner of each by
     number.
 
@@ -188,7 +187,7 @@ class _StepSimulation:
     """The task that gives all devices a result -> (its producer, bytes)."""
     updates: dict[int, Holding] = field(default_factory=dict)
     """Optimizer task -> the memory it takes while it runs."""
-    owned: list[tuple[Holder, str]] | None = None
+    owned: list[tuple[_Holder, str]] | None = None
     """If collected, the owner of each holding, and its kind of memory; the holdings then have as kind their
     number in this list."""
 
@@ -217,7 +216,7 @@ class _StepSimulation:
         source, target = (device, producer) if back else (producer, device)
         return TensorTransfer(tensor, source, target, back)
 
-    def owners(self, timeline: Timeline) -> tuple[Timeline, list[tuple[Holder, str]]]:
+    def owners(self, timeline: Timeline) -> tuple[Timeline, list[tuple[_Holder, str]]]:
         """Return a timeline of this step in which every holding has a kind of its own: its number in the
         list."""
         self.owned = []
@@ -247,7 +246,7 @@ class _StepSimulation:
         of = name if tensor is None else problem.tensors[tensor].name
         if operator is not None:
             of = self._label(of, operator)
-        self.owned.append((Holder(name, of, what), kind))
+        self.owned.append((_Holder(name, of, what), kind))
         return str(len(self.owned) - 1)
 
     def _number(self) -> None:

@@ -14,11 +14,11 @@ from tensoropt.sharding.constraints import ConstraintError, Constraints, constra
 LARGEST_BYTES = 1 << 20
 """No larger file is read. An assumption: what a person writes, with patterns for names, is far smaller."""
 
-Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
+_Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
 """Constraints, their content, or the path of their file."""
 
 
-def constraints_of(given: Given) -> Constraints | None:
+def constraints_of(given: _Given) -> Constraints | None:
     """Constraints however they are given.
 
     Raises:

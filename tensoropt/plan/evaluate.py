@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.prices import Prices
-from tensoropt.costs.process_memory import named_terms
+from tensoropt.costs.prices import Prices, named_terms
 from tensoropt.costs.source import real_shape
-from tensoropt.costs.tables import CostTables
-from tensoropt.costs.variables import Variable
+from tensoropt.costs.tables import CostTables, Variable
 from tensoropt.ops.layouts import layout_names
 from tensoropt.plan.figures import KEPT
 from tensoropt.plan.plan import MeshInfo
@@ -26,20 +24,19 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.allocations import replayed
 from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
+from tensoropt.simulate.caching_allocator import replayed
+from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates
 from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
-from tensoropt.simulate.known import Known
-from tensoropt.simulate.overlap import Overlap
-from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.readings import Known
+from tensoropt.simulate.recording import StepRecorder
 from tensoropt.simulate.simulator import StepMetrics, simulate
 from tensoropt.simulate.step_schedule import step_schedule
 from tensoropt.types import SOURCES, Indices
 
 CHUNK = 4096
 """Strategies simulated at once: enough for numpy, few enough for memory."""
-SIMULATED = tuple(name for name in KEPT if name in {*dir(StepMetrics), *StepMetrics.__annotations__})
+_SIMULATED = tuple(name for name in KEPT if name in {*dir(StepMetrics), *StepMetrics.__annotations__})
 """The figures of a point that the simulator finds under the same name."""
 
 
@@ -108,7 +105,7 @@ class Evaluation:
         names = space.variables
         shares = {s: float(x) / weight for s, x in zip(SOURCES, of_source, strict=True) if x}
         return Point.of(
-            **{name: getattr(p, name)[row] for name in SIMULATED},
+            **{name: getattr(p, name)[row] for name in _SIMULATED},
             sent_bytes=sent_bytes(self.collectives(row), self.batch.mesh[1:]),
             additive_memory_bytes=additive[0],
             additive_time_s=additive[1],
@@ -124,7 +121,7 @@ class Evaluation:
         )
 
     def allocator(self, row: int) -> dict[str, float]:
-        """The peaks of PyTorch's allocator in one strategy (:mod:`tensoropt.simulate.allocations`)."""
+        """The peaks of PyTorch's allocator in one strategy (:mod:`tensoropt.simulate.caching_allocator`)."""
         return replayed(self.batch, row)
 
     def collectives(self, row: int) -> Counter[Collective]:

@@ -26,12 +26,12 @@ from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import record_fields
-from tensoropt.plan.point_rows import point_arrays, read_points
+from tensoropt.plan.point_table import point_arrays, read_points
 from tensoropt.plan.space import Space
 
-SCHEMA = "tensoropt.exploration/3"
-OLD_SCHEMA = "tensoropt.exploration/2"
-"""Of explorations whose points lie in :data:`DESCRIBED`; they are read, and saved as :data:`SCHEMA`."""
+_SCHEMA = "tensoropt.exploration/3"
+_OLD_SCHEMA = "tensoropt.exploration/2"
+"""Of explorations whose points lie in :data:`DESCRIBED`; they are read, and saved as :data:`_SCHEMA`."""
 DESCRIBED, POINTS, LISTED = "exploration.json", "points.npz", "frontier.csv"
 STRATEGIES, RECORDED = "strategies.json.gz", "recorded.json.gz"
 
@@ -44,7 +44,7 @@ def write_files(found: Findings, directory: str | os.PathLike[str]) -> None:
     """
     folder = Path(directory)
     data = {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "model": found.model.model_dump(mode="json"),
         "cluster": dict(found.cluster),
         "settings": dict(found.settings),
@@ -95,10 +95,10 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         data = read_described(folder)
         check_size(folder / POINTS)
-        if data.get("schema") not in (SCHEMA, OLD_SCHEMA):
-            raise TensorOptError(f"{file} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")
+        if data.get("schema") not in (_SCHEMA, _OLD_SCHEMA):
+            raise TensorOptError(f"{file} has schema {data.get('schema')!r}, not '{_SCHEMA}'; explore again")
         fields: dict[str, Any] = {
-            **(_read_tables(folder, data) if data["schema"] == SCHEMA else _read_old(folder, data)),
+            **(_read_tables(folder, data) if data["schema"] == _SCHEMA else _read_old(folder, data)),
             "model": ModelInfo(**data["model"]),
             "comparison": tuple(data["comparison"]),
             **{name: data[name] for name in ("cluster", "settings", "versions", "report")},
@@ -132,7 +132,7 @@ class Costs:
 def read_costs(folder: Path) -> Costs:
     """What the points of a saved frontier cost, read without their strategies."""
     data = read_described(folder)
-    if data["schema"] == OLD_SCHEMA:
+    if data["schema"] == _OLD_SCHEMA:
         sizes = [math.prod(space["mesh"]["shape"]) for space in data["spaces"]]
         rows = [(p["memory_bytes"], p["time_s"], sizes[p["space"]]) for p in data["points"]]
         memory, time, devices = np.array(rows, dtype=float).reshape(-1, 3).T

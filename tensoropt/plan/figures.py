@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.costs.process_memory import TERMS
+from tensoropt.costs.prices import TERMS
 from tensoropt.simulate.recording import ALLOCATOR, MEMORY_KINDS
 from tensoropt.types import SOURCES
 from tensoropt.units import format_bytes, format_number, format_seconds
 
 
 @dataclass(frozen=True)
-class FigureUnit:
+class _FigureUnit:
     """What a figure is counted in, and how one of that unit is written.
 
     Attributes:
@@ -34,17 +34,17 @@ class FigureUnit:
     words: Callable[[Any], str]
 
 
-BYTES = FigureUnit("bytes", round, round, format_bytes)
-SECONDS = FigureUnit("seconds", repr, float, format_seconds)
-SHARE = FigureUnit("share", repr, float, lambda share: f"{100 * share:.0f} %")
-NUMBER = FigureUnit("number", repr, float, format_number)
-COUNT = FigureUnit("count", int, int, lambda count: f"{count:,}")
-FLAG = FigureUnit("flag", lambda flag: str(bool(flag)).lower(), bool, lambda flag: "yes" if flag else "no")
-WORDS = FigureUnit("words", str, str, str)
+BYTES = _FigureUnit("bytes", round, round, format_bytes)
+SECONDS = _FigureUnit("seconds", repr, float, format_seconds)
+SHARE = _FigureUnit("share", repr, float, lambda share: f"{100 * share:.0f} %")
+_NUMBER = _FigureUnit("number", repr, float, format_number)
+COUNT = _FigureUnit("count", int, int, lambda count: f"{count:,}")
+FLAG = _FigureUnit("flag", lambda flag: str(bool(flag)).lower(), bool, lambda flag: "yes" if flag else "no")
+_WORDS = _FigureUnit("words", str, str, str)
 
 
 @dataclass(frozen=True)
-class Figure:
+class _Figure:
     """One figure of a point.
 
     Attributes:
@@ -61,7 +61,7 @@ class Figure:
     """
 
     name: str
-    unit: FigureUnit
+    unit: _FigureUnit
     label: str
     about: str
     of: Callable[[Any], Any] | None = None
@@ -92,15 +92,15 @@ def _parts(
     breakdown: str,
     parts: Iterable[str],
     name: str,
-    unit: FigureUnit,
+    unit: _FigureUnit,
     about: str,
     *,
     default: float = 0.0,
     sparse: bool = False,
-) -> list[Figure]:
+) -> list[_Figure]:
     """The figures of a breakdown; ``{}`` in their name and in what they are is a part's name."""
     return [
-        Figure(
+        _Figure(
             name.format(part.replace(" ", "_")),
             unit,
             part.replace("_", " "),
@@ -119,63 +119,63 @@ def _pipelined(say: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 FIXED = (
-    Figure("point", COUNT, "point", "Its number, from 1 in order of memory.", lambda row: row.number),
-    Figure("memory_bytes", BYTES, "memory", "What a device needs at the step's peak, as simulated."),
-    Figure("time_s", SECONDS, "time", "How long a step takes, as simulated."),
-    Figure("devices", COUNT, "devices", "How many devices it runs on.", lambda row: row.space.devices),
-    Figure("mesh", WORDS, "mesh", "The mesh of the devices.", lambda row: row.space.mesh.label),
-    Figure("micro_batches", COUNT, "micro-batches", "How often the batch is cut.",
+    _Figure("point", COUNT, "point", "Its number, from 1 in order of memory.", lambda row: row.number),
+    _Figure("memory_bytes", BYTES, "memory", "What a device needs at the step's peak, as simulated."),
+    _Figure("time_s", SECONDS, "time", "How long a step takes, as simulated."),
+    _Figure("devices", COUNT, "devices", "How many devices it runs on.", lambda row: row.space.devices),
+    _Figure("mesh", _WORDS, "mesh", "The mesh of the devices.", lambda row: row.space.mesh.label),
+    _Figure("micro_batches", COUNT, "micro-batches", "How often the batch is cut.",
            lambda row: row.space.micro_batches),
-    Figure("compute_s", SECONDS, "compute", "How long a device works in a step."),
-    Figure("communication_s", SECONDS, "network", "How long all communication takes, hidden or not."),
-    Figure("exact", FLAG, "exact", "Whether no strategy that was searched is better in the additive model.",
+    _Figure("compute_s", SECONDS, "compute", "How long a device works in a step."),
+    _Figure("communication_s", SECONDS, "network", "How long all communication takes, hidden or not."),
+    _Figure("exact", FLAG, "exact", "Whether no strategy that was searched is better in the additive model.",
            default=0.0),
-    Figure("gap", SHARE, "gap", "By how much at most a strategy of no more memory could be faster."),
-    Figure("planner", WORDS, "planner", "Who found it.", lambda row: row.point.planner),
+    _Figure("gap", SHARE, "gap", "By how much at most a strategy of no more memory could be faster."),
+    _Figure("planner", _WORDS, "planner", "Who found it.", lambda row: row.point.planner),
 )  # fmt: skip
 """The first columns of a frontier's file, which other people's programs read by name and place."""
 
 FURTHER = (
-    Figure("additive_memory_bytes", BYTES, "memory added up", "The memory that the search added up."),
-    Figure("additive_time_s", SECONDS, "time added up", "The time that the search added up."),
-    Figure("exposed_s", SECONDS, "waited for", "Communication that a device waits for."),
-    Figure("hidden_s", SECONDS, "hidden", "Communication beside something else."),
-    Figure("idle_s", SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),
+    _Figure("additive_memory_bytes", BYTES, "memory added up", "The memory that the search added up."),
+    _Figure("additive_time_s", SECONDS, "time added up", "The time that the search added up."),
+    _Figure("exposed_s", SECONDS, "waited for", "Communication that a device waits for."),
+    _Figure("hidden_s", SECONDS, "hidden", "Communication beside something else."),
+    _Figure("idle_s", SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),
     *_parts("memory", MEMORY_KINDS, "{}_bytes", BYTES, "What {} take at the memory's peak."),
     *_parts("sources", SOURCES, "{}_share", SHARE, "How much of all seconds is {}."),
     *_parts("terms", TERMS, "{}_bytes", BYTES, "What {} take of a device beside the step's tensors."),
-    Figure("host_s", SECONDS, "host", "How long the host issues a step, where it is not the device.",
+    _Figure("host_s", SECONDS, "host", "How long the host issues a step, where it is not the device.",
            default=0.0),
-    Figure("host_bound", FLAG, "host-bound", "Whether the device waits for its host.",
+    _Figure("host_bound", FLAG, "host-bound", "Whether the device waits for its host.",
            lambda row: row.point.host_bound),
-    Figure("stages", COUNT, "stages", "How many stages its pipeline has.",
+    _Figure("stages", COUNT, "stages", "How many stages its pipeline has.",
            _pipelined(lambda pipeline: len(pipeline.stages))),
-    Figure("schedule", WORDS, "schedule", "The order in which micro-batches pass the stages.",
+    _Figure("schedule", _WORDS, "schedule", "The order in which micro-batches pass the stages.",
            _pipelined(lambda pipeline: pipeline.schedule)),
-    Figure("cuts", WORDS, "cuts", "The operators with which further stages begin.",
+    _Figure("cuts", _WORDS, "cuts", "The operators with which further stages begin.",
            _pipelined(lambda pipeline: " ".join(stage.begins for stage in pipeline.stages[1:]))),
-    Figure("name", WORDS, "plan", "What people call such a plan.", lambda row: row.name),
+    _Figure("name", _WORDS, "plan", "What people call such a plan.", lambda row: row.name),
     *_parts("allocator", ALLOCATOR, "allocator_{}_bytes", BYTES,
             "Peak of what is {} by PyTorch's allocator, replayed.", default=math.nan, sparse=True),
-    Figure("sent_bytes", BYTES, "sent", "The most that a rank sends in a step.", listed=True),
+    _Figure("sent_bytes", BYTES, "sent", "The most that a rank sends in a step.", listed=True),
 )  # fmt: skip
 """Columns behind the fixed ones; new ones go to the end."""
 
 RATES = (
-    Figure("samples_per_s", NUMBER, "samples/s", "Samples per second of all devices.",
+    _Figure("samples_per_s", _NUMBER, "samples/s", "Samples per second of all devices.",
            lambda row: row.rates.samples_per_s),
-    Figure("tokens_per_s", NUMBER, "tokens/s", "Tokens per second of all devices.",
+    _Figure("tokens_per_s", _NUMBER, "tokens/s", "Tokens per second of all devices.",
            lambda row: row.rates.tokens_per_s),
-    Figure("mfu", SHARE, "MFU", "Model FLOPs utilisation.", lambda row: row.rates.mfu),
-    Figure("device_hours_per_1000_steps", NUMBER, "device-hours", "Device-hours of 1,000 steps.",
+    _Figure("mfu", SHARE, "MFU", "Model FLOPs utilisation.", lambda row: row.rates.mfu),
+    _Figure("device_hours_per_1000_steps", _NUMBER, "device-hours", "Device-hours of 1,000 steps.",
            lambda row: row.rates.device_hours(1000.0)),
-    Figure("price_per_hour", NUMBER, "price", "Money for an hour of all devices.",
+    _Figure("price_per_hour", _NUMBER, "price", "Money for an hour of all devices.",
            lambda row: row.rates.per_hour),
 )  # fmt: skip
 """The last columns, always (:mod:`tensoropt.plan.rates`)."""
 
 FIGURES = (*FIXED, *FURTHER, *RATES)
-KEPT: Mapping[str, Figure] = {figure.name: figure for figure in FIGURES if figure.of is None}
+KEPT: Mapping[str, _Figure] = {figure.name: figure for figure in FIGURES if figure.of is None}
 """What a simulation finds, by name: the figures that a point keeps."""
 LISTED = tuple(figure for figure in KEPT.values() if figure.listed)
 BREAKDOWNS: Mapping[str, Mapping[str, str]] = {

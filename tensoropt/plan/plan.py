@@ -1,9 +1,22 @@
-"""A plan: a strategy written down with all that is needed to run it again."""
+"""A plan: a strategy written down with all that is needed to run it again.
+
+What the fields of a plan must agree on among themselves, said before a model is asked for.
+
+Types of single fields are checked by their declarations; here is what several of them say together, as an
+edit by hand easily breaks it. That a plan fits its model is checked where the two meet.
+
+The call a plan was made for, as data: shapes and dtypes where tensors go, numbers as they are.
+
+With it a plan can be applied to a model object without an example call.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,19 +29,190 @@ from pydantic import (
     model_serializer,
 )
 
-from tensoropt.errors import PlanError
+from tensoropt.cluster import Cluster
+from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.files import write_text
 from tensoropt.plan.facts_table import Shown, described, facts_text
 from tensoropt.plan.model_source import OnnxOptions
-from tensoropt.plan.plan_checks import STAGE_AXIS as STAGE_AXIS
-from tensoropt.plan.plan_checks import check_plan, no_constant, pairs_once
+
+STAGE_AXIS = "stage"
+"""The name of a mesh axis along which the stages of a pipeline lie."""
+
+
+def check_plan(plan: Any) -> None:
+    """Refuse a plan that contradicts itself.
+
+    Args:
+        plan: a :class:`~tensoropt.plan.plan.Plan`, whose module imports this one.
+
+    Raises:
+        PlanError: says what does not agree, with its values and what to do.
+    """
+    _check_mesh(plan)
+    _check_cluster(plan)
+    axes = plan.mesh.names[1:] if plan.pipeline is not None else plan.mesh.names
+    for name, operator in plan.operators.items():
+        if plan.placed is None:
+            _check_axes(name, operator.axes, axes)
+        elif operator.device is None or operator.order is None:
+            raise PlanError(f"operator {name} of a placed plan has no device or no order; say both")
+    for name, parameter in plan.parameters.items():
+        if plan.placed is None and plan.pipeline is None and len(parameter.stored) != 1 + len(axes):
+            raise PlanError(
+                f"parameter {name} is stored as {list(parameter.stored)}, but has one placement for the "
+                f"micro-batches and one for each mesh axis ({_listed(axes)})"
+            )
+        if parameter.device is not None and parameter.device >= plan.devices:
+            raise PlanError(
+                f"parameter {name} lies on device {parameter.device}, but the plan has {plan.devices} "
+                "devices, counted from 0"
+            )
+    _check_figures(plan)
+
+
+def _check_mesh(plan: Any) -> None:
+    mesh = plan.mesh
+    if any(size < 1 for size in mesh.shape):
+        raise PlanError(f"the mesh {list(mesh.shape)} has an axis below 1; give sizes of at least 1")
+    if len(mesh.names) != len(mesh.shape) or len(set(mesh.names)) != len(mesh.names):
+        raise PlanError(
+            f"the mesh {list(mesh.shape)} needs {len(mesh.shape)} different names of axes, and has "
+            f"{list(mesh.names)}"
+        )
+    if plan.pipeline is not None and mesh.names[:1] != (STAGE_AXIS,):
+        raise PlanError(
+            f"the first axis of a pipeline's mesh is called {STAGE_AXIS}, and here {_listed(mesh.names)}"
+        )
+    if plan.pipeline is not None and plan.placed is not None:
+        raise PlanError("a plan is placed or has a pipeline, and this one both; leave out one of them")
+    # The other way round is fine: the first placed plans did not say it of their mesh.
+    if mesh.placed and plan.placed is None:
+        raise PlanError("the mesh is said to be placed, but the plan has no 'placed'; make both agree")
+
+
+def _check_cluster(plan: Any) -> None:
+    """The cluster of a plan has as many devices as its mesh, where the plan says one."""
+    if "kinds" not in plan.cluster:
+        return
+    try:
+        cluster = Cluster.from_dict(plan.cluster)
+    except TensorOptError as error:
+        raise PlanError(f"the plan's cluster cannot be read: {error}") from error
+    except (AttributeError, ValueError) as error:  # fields of a wrong kind, deep inside
+        raise PlanError(f"the plan's cluster is not a saved one ({error}); choose the plan again") from error
+    if cluster.device_count != plan.devices:
+        raise PlanError(
+            f"the plan's mesh {plan.mesh.label} has {plan.devices} devices, and its cluster {cluster.name} "
+            f"{cluster.device_count}; explore on as many devices as are meant, for example --cluster "
+            f"{cluster.name}[{plan.devices}]"
+        )
+
+
+def _check_axes(name: str, given: Mapping[str, str], axes: tuple[str, ...]) -> None:
+    for axis in given:
+        if axis not in axes:
+            raise PlanError(
+                f"operator {name} has the axis '{axis}', which the mesh has not; it has {_listed(axes)}"
+            )
+    for axis in axes:
+        if axis not in given:
+            raise PlanError(
+                f"operator {name} says nothing of the mesh axis '{axis}'; write which of its dims that "
+                "splits, or none"
+            )
+
+
+def _check_figures(plan: Any) -> None:
+    for name, value in plan.predicted:
+        # A gap may be without bound, and everything else is measured in bytes or seconds.
+        figures = value.values() if isinstance(value, Mapping) else (value,)
+        wrong = [x for x in figures if isinstance(x, int | float) and not (isfinite(x) and x >= 0)]
+        if wrong and name != "gap":
+            raise PlanError(f"the predicted {name} is {wrong[0]}, but figures are finite and not below 0")
+
+
+def _pairs_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dict, after refusing a key that stands twice: readers would take one of both."""
+    twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    if twice:
+        raise PlanError(f"the key '{twice[0]}' stands twice; keep one of them")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> float:
+    """Refuses NaN, which compares with nothing; infinities are numbers."""
+    if name == "NaN":
+        raise PlanError("NaN is no figure; choose the plan again")
+    return float(name.replace("Infinity", "inf"))
+
+
+def _listed(axes: tuple[str, ...]) -> str:
+    return ", ".join(axes) or "no axes"
+
+
+_TENSOR = "tensor"
+
+
+def describe_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """``{"args": [...], "kwargs": {...}}``, or None for a call with arguments JSON cannot hold."""
+    try:
+        return {"args": [_describe(a) for a in args], "kwargs": {k: _describe(v) for k, v in kwargs.items()}}
+    except TypeError:
+        return None
+
+
+def _describe(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return {_TENSOR: list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    # JSON has no tuples; a model may tell them from lists.
+    if isinstance(value, tuple):
+        return {"tuple": [_describe(v) for v in value]}
+    if isinstance(value, list):
+        return [_describe(v) for v in value]
+    if isinstance(value, dict):
+        return {"dict": {k: _describe(v) for k, v in value.items()}}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(type(value).__name__)
+
+
+def example_call(data: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of the described shapes, filled with zeros.
+
+    Raises:
+        PlanError: the description is damaged.
+    """
+    try:
+        return tuple(_example(a) for a in data["args"]), {k: _example(v) for k, v in data["kwargs"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise PlanError(
+            f"the plan does not say readably how the model is called ({type(error).__name__}: {error}); "
+            "choose the plan again, or pass args=... and kwargs=..."
+        ) from error
+
+
+def _example(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, list):
+        return [_example(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if _TENSOR in value:
+        return torch.zeros(value[_TENSOR], dtype=getattr(torch, value["dtype"]))
+    if "tuple" in value:
+        return tuple(_example(v) for v in value["tuple"])
+    return {k: _example(v) for k, v in value["dict"].items()}
+
 
 SCHEMA = "tensoropt.plan/1"
 PIPELINED_SCHEMA = "tensoropt.plan/2"
 """Of plans with a pipeline, which earlier versions cannot run; others stay readable by them."""
 PLACED_MICRO_SCHEMA = "tensoropt.plan/3"
 """Of placed plans of several micro-batches, which earlier versions would run as one batch."""
-SCHEMAS = (SCHEMA, PIPELINED_SCHEMA, PLACED_MICRO_SCHEMA)
+_SCHEMAS = (SCHEMA, PIPELINED_SCHEMA, PLACED_MICRO_SCHEMA)
 
 
 class _Strict(BaseModel):
@@ -49,7 +233,7 @@ class OnnxInfo(_Strict):
 
 class ModelInfo(_Strict):
     """Which model: where it comes from, a fingerprint of its operator graph, and the shapes it is called
-    with (:mod:`tensoropt.plan.call`)."""
+    with."""
 
     source: str
     fingerprint: str
@@ -127,7 +311,7 @@ class PlacedInfo(_Strict):
 
 
 class StagePlan(_Strict):
-    """The strategy of one stage, as :func:`tensoropt.sharding.serialise.strategy_to_dict` writes it, without
+    """The strategy of one stage, as :func:`tensoropt.sharding.strategy.strategy_to_dict` writes it, without
     its mesh.
 
     Attributes:
@@ -181,7 +365,7 @@ class Predicted(_Strict):
     ``memory_bytes`` and ``time_s`` are what the simulator found; ``additive_memory_bytes`` and
     ``additive_time_s`` what the search added up. ``memory`` splits the peak of tensors by kind, ``terms``
     names what a process takes beside them (on GPUs); together they are ``memory_bytes``. ``allocator`` holds
-    peaks of PyTorch's allocator where these are counted (:mod:`tensoropt.simulate.allocations`).
+    peaks of PyTorch's allocator where these are counted (:mod:`tensoropt.simulate.caching_allocator`).
     ``communication_s`` is all of it, ``exposed_s`` what is waited for. ``host_s`` is what issuing all of it
     takes the host, where that is not the device.
     """
@@ -263,7 +447,7 @@ class Plan(Shown, _Strict):
         return str(self.settings.get("dtype", "float32"))
 
     def strategy_data(self) -> dict[str, Any]:
-        """The strategy as :func:`tensoropt.sharding.serialise.strategy_from_dict` reads it.
+        """The strategy as :func:`tensoropt.sharding.strategy.strategy_from_dict` reads it.
 
         Raises:
             PlanError: the plan is placed or has a pipeline, and no one strategy on a mesh.
@@ -286,7 +470,7 @@ class Plan(Shown, _Strict):
         Raises:
             PlanError: the plan is for another model; names the first difference.
         """
-        from tensoropt.sharding.serialise import strategy_from_dict
+        from tensoropt.sharding.strategy import strategy_from_dict
 
         # Before the fingerprint: its errors name the operator that differs, a fingerprint only says that one
         # does.
@@ -352,7 +536,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             f"cannot read the plan {path}: {getattr(error, 'strerror', None) or error}; give a plan.json"
         ) from error
     try:
-        data = json.loads(text, object_pairs_hook=pairs_once, parse_constant=no_constant)
+        data = json.loads(text, object_pairs_hook=_pairs_once, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise PlanError(
             f"{path} is not a plan: line {error.lineno}: {error.msg}; is the file whole? choose the plan "
@@ -362,9 +546,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         raise PlanError(f"{path} is not a plan: {error}") from error
     except PlanError as error:
         raise PlanError(f"{path} is not a plan: {error}") from error
-    if not isinstance(data, dict) or data.get("schema") not in SCHEMAS:
+    if not isinstance(data, dict) or data.get("schema") not in _SCHEMAS:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        known = " or ".join(f"'{schema}'" for schema in SCHEMAS)
+        known = " or ".join(f"'{schema}'" for schema in _SCHEMAS)
         raise PlanError(f"{path} is not a plan: its schema is {found!r}, not {known}")
     try:
         plan = Plan.model_validate(data)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tensoropt.costs.process_memory import CONSTANTS
+from tensoropt.costs.prices import CONSTANTS
 from tensoropt.errors import InfeasibleError
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import Shown
@@ -68,12 +68,12 @@ class Point(Shown):
         """A strategy and its figures by name; those of a breakdown together, in order or by name:
         ``terms={"context": 3e8}``."""
         return cls(
-            ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, placed, pipeline
+            _ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, placed, pipeline
         )
 
     def changed(self, **changes: Any) -> Point:
         """This point with other fields or figures; a breakdown is replaced as a whole."""
-        own = {name: changes.pop(name) for name in FIELDS & changes.keys()}
+        own = {name: changes.pop(name) for name in _FIELDS & changes.keys()}
         gone = {
             *changes,
             *(name for part in BREAKDOWNS.keys() & changes for name in BREAKDOWNS[part].values()),
@@ -160,9 +160,9 @@ class Point(Shown):
         )
 
 
-ASSUMED = kept_figures({f.name: f.default for f in KEPT.values() if f.part is None})
+_ASSUMED = kept_figures({f.name: f.default for f in KEPT.values() if f.part is None})
 """What a figure is that is not given, where that is not unknown."""
-FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
+_FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
 """What a point has beside its figures."""
 
 

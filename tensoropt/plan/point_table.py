@@ -1,14 +1,20 @@
-"""Points as a table: a column for every figure, from which single points are made when they are asked for."""
+"""Points as a table: a column for every figure, from which single points are made when they are asked for.
+
+Points as the arrays of a file, and back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
-from tensoropt.plan.figures import KEPT
+from tensoropt.plan.figures import FLAG, KEPT
 from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import record_fields
+from tensoropt.plan.space import Space
 
 
 class PointTable(Sequence[Point]):
@@ -92,3 +98,126 @@ class PointTable(Sequence[Point]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PointTable.of, (tuple(self),)
+
+
+def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, np.ndarray]:
+    """The columns of some points, and their indices: per space rows of one length, which a file needs.
+
+    ``space``, ``planner``, ``devices`` and ``micro_batches`` are columns, too. ``sends`` has (row, bytes,
+    count) of each collective, of which ``send_kind`` and ``send_axes`` are the words.
+    """
+    table = PointTable.of(points)
+    space = table.column("space")
+    arrays = {"planner": table.column("planner"), "space": space}
+    for name in KEPT:
+        # NaN also for a figure with a default, so that a point has again what it was made with.
+        column = np.array([point.figures.get(name, np.nan) for point in points], dtype=float)
+        if not np.isnan(column).all():
+            arrays[name] = column
+    arrays["devices"] = np.array([s.devices for s in spaces], dtype=np.int32)[space]
+    arrays["micro_batches"] = np.array([s.micro_batches for s in spaces], dtype=np.int32)[space]
+    for s in range(len(spaces)):
+        rows = [row for row in np.flatnonzero(space == s).tolist() if points[row].record is None]
+        # Per space, as points of different spaces have different numbers of variables.
+        arrays[f"rows_{s}"] = np.array(rows, dtype=np.int32)
+        arrays[f"choice_{s}"] = _packed([points[row].choice for row in rows])
+        arrays[f"options_{s}"] = _packed([points[row].options for row in rows])
+    sends = [(row, *send) for row, point in enumerate(points) for send in point.collectives]
+    numbers = [(row, size, times) for row, _, _, size, times in sends]
+    arrays["sends"] = np.array(numbers, dtype=np.int64).reshape(-1, 3)
+    arrays["send_kind"] = np.array([kind for _, kind, *_ in sends], dtype=str)
+    arrays["send_axes"] = np.array([",".join(map(str, axes)) for _, _, axes, *_ in sends], dtype=str)
+    return arrays
+
+
+def read_points(
+    arrays: Mapping[str, np.ndarray], spaces: int, carried: Mapping[int, Mapping[str, Any]]
+) -> PointTable:
+    """The table of the points that :func:`point_arrays` wrote; points themselves are made when asked for.
+
+    Args:
+        spaces: how many there are.
+        carried: by row the plans of points without indices.
+
+    Raises:
+        ValueError: the arrays do not fit together.
+    """
+    stored = _StoredPoints(arrays, spaces, carried)
+    return PointTable(len(stored.space), stored.column, stored.point)
+
+
+class _StoredPoints:
+    """The arrays of points; what making a point needs of all of them is made with the first."""
+
+    def __init__(
+        self, arrays: Mapping[str, np.ndarray], spaces: int, carried: Mapping[int, Mapping[str, Any]]
+    ):
+        self.carried, self.space, self.planner = carried, arrays["space"], arrays["planner"]
+        self.figures = {name: arrays[name] for name in KEPT if name in arrays}
+        self.sends, self.kinds, self.axes = arrays["sends"], arrays["send_kind"], arrays["send_axes"]
+        self.place = np.full(len(self.space), -1)
+        self.indices = []
+        for column in (self.planner, *self.figures.values()):
+            if column.shape != self.space.shape:
+                raise ValueError("columns of different lengths")
+        if any(column.dtype.kind != "f" for column in self.figures.values()):
+            raise ValueError("figures that are no numbers")
+        for s in range(spaces):
+            choice, options, rows = arrays[f"choice_{s}"], arrays[f"options_{s}"], arrays[f"rows_{s}"]
+            if choice.shape != options.shape or len(choice) != len(rows) or (self.space[rows] != s).any():
+                raise ValueError(f"indices of space {s} that do not fit its points")
+            self.place[rows] = np.arange(len(rows))
+            self.indices.append((choice, options))
+        self.place[np.array(list(carried), dtype=int)] = 0
+        if (self.place < 0).any() or not ((self.space >= 0) & (self.space < spaces)).all():
+            raise ValueError("points without a strategy")
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of the table."""
+        if name not in KEPT:
+            return self.space if name == "space" else self.planner
+        column = self.figures.get(name, np.full(len(self.space), np.nan))
+        default = KEPT[name].default
+        return column if default != default else np.where(np.isnan(column), default, column)
+
+    def point(self, row: int) -> Point:
+        """A point with its strategy."""
+        found = {name: values[row] for name, values in self._values if values[row] == values[row]}
+        choice: tuple[int, ...] = ()
+        options: tuple[int, ...] = ()
+        if row not in self.carried:
+            chosen, stored = self.indices[self.space[row]]
+            choice, options = (tuple(one[self.place[row]].tolist()) for one in (chosen, stored))
+        return Point(
+            figures=found,
+            space=int(self.space[row]),
+            choice=choice,
+            options=options,
+            collectives=tuple(self._collectives[self._starts[row] : self._starts[row + 1]]),
+            planner=str(self.planner[row]),
+            **record_fields(self.carried.get(row, {})),
+        )
+
+    @cached_property
+    def _values(self) -> list[tuple[str, list[Any]]]:
+        """The figures as Python's numbers, flags as bools."""
+        return [
+            (name, (column == 1.0 if KEPT[name].unit is FLAG else column).tolist())
+            for name, column in self.figures.items()
+        ]
+
+    @cached_property
+    def _collectives(self) -> list[tuple[str, tuple[int, ...], int, int]]:
+        over = {words: tuple(map(int, filter(None, words.split(",")))) for words in set(self.axes.tolist())}
+        rows = zip(self.kinds.tolist(), self.axes.tolist(), self.sends.tolist(), strict=True)
+        return [(kind, over[axes], size, times) for kind, axes, (_, size, times) in rows]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return list(np.searchsorted(self.sends[:, 0], np.arange(len(self.space) + 1)).tolist())
+
+
+def _packed(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Indices in the smallest integers that hold them."""
+    found = np.array(rows, dtype=np.int32).reshape(len(rows), len(rows[0]) if rows else 0)
+    return found.astype(np.min_scalar_type(int(found.max(initial=0))))

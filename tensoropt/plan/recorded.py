@@ -17,18 +17,16 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.prices import Prices
-from tensoropt.costs.process_memory import process_memory
+from tensoropt.costs.prices import Prices, process_memory
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.files import unpacked
 from tensoropt.graph import OperatorGraph
-from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
+from tensoropt.graph.ir import graph_from_dict, graph_to_dict
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.link_fits import LinkFit
+from tensoropt.profiling.link_fits import LinkFit, Transition
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads
-from tensoropt.profiling.transitions import Transition
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import AxisSizes

@@ -38,7 +38,7 @@ else:
     ComputeDtype = Literal["float32", "bfloat16"]
     Constrained = Any
 
-SWITCH = {"no": False, "yes": True}
+_SWITCH = {"no": False, "yes": True}
 """What a form offers for a setting that is on or off."""
 
 
@@ -92,7 +92,7 @@ class Setting:
     @property
     def offered(self) -> tuple[str, ...]:
         """The values that a form offers; none where one is typed."""
-        return tuple(SWITCH) if isinstance(self.default, bool) else self.choices
+        return tuple(_SWITCH) if isinstance(self.default, bool) else self.choices
 
     @property
     def form_label(self) -> str:
@@ -144,7 +144,7 @@ class Setting:
             if not text:
                 return self.default
             if isinstance(self.default, bool):
-                return SWITCH[one_of(text, tuple(SWITCH))]
+                return _SWITCH[_one_of(text, tuple(_SWITCH))]
             if self.choices:
                 return typed
             value = self.read(text)
@@ -160,7 +160,7 @@ class Setting:
             raise TensorOptError(self.rule or str(error)) from error
 
 
-def one_of(text: str, choices: Sequence[str]) -> str:
+def _one_of(text: str, choices: Sequence[str]) -> str:
     """The text, which is one of the choices."""
     if text not in choices:
         raise TensorOptError(f"'{text[:40]}' is none of {', '.join(choices)}")
@@ -170,14 +170,14 @@ def one_of(text: str, choices: Sequence[str]) -> str:
 # -- how values read among assumptions ------------------------------------------------------------------
 
 
-def count_words(value: str | Sequence[int]) -> str:
+def _count_words(value: str | Sequence[int]) -> str:
     """Which numbers of micro-batches are searched."""
     if value == "auto":
         return "1, 2, 4, 8 where they divide the batch"
     return write_counts(value).replace(",", ", ")
 
 
-def recompute_words(value: str) -> str:
+def _recompute_words(value: str) -> str:
     """What may be computed again."""
     return "repeated blocks may run again in backward" if value == "auto" else value
 
@@ -216,12 +216,12 @@ def _constraints(value: Any) -> Any:
 
 
 STEP = "what a step does"
-SEARCH = "what is searched"
+_SEARCH = "what is searched"
 COSTS = "where costs come from"
 
 
-def refused_in_words(of: type) -> type:
-    """The model, whose faults are refused with a sentence (:func:`refusal`)."""
+def _refused_in_words(of: type) -> type:
+    """The model, whose faults are refused with a sentence (:func:`_refusal`)."""
     checked: Any = of.__init__  # type: ignore[misc]
 
     def initialise(self: Any, *values: Any, **chosen: Any) -> None:
@@ -229,13 +229,13 @@ def refused_in_words(of: type) -> type:
         try:
             checked(self, *values, **chosen)
         except ValidationError as error:
-            raise refusal(error) from None
+            raise _refusal(error) from None
 
     of.__init__ = wraps(checked)(initialise)  # type: ignore[misc]
     return of
 
 
-@refused_in_words
+@_refused_in_words
 @model(frozen=True, config=ConfigDict(extra="forbid"))
 class Settings:
     """What can be chosen about an exploration; the defaults are the command line's.
@@ -264,14 +264,14 @@ class Settings:
         BeforeValidator(_counts),
         Setting(
             "counts to search; auto: 1,2,4,8 that divide; pipelines of P stages run P times as many",
-            "Micro-batches", STEP, metavar="auto|1,2,4", title="{} micro-batches", words=count_words,
+            "Micro-batches", STEP, metavar="auto|1,2,4", title="{} micro-batches", words=_count_words,
             assumed=True, read=read_counts, write=write_counts,
         ),
     ] = "auto"  # fmt: skip
     memory_bytes: Annotated[
         int | float | None,
         Setting(
-            "fail if no plan fits this much per device", "Fail unless it fits", SEARCH, flag="memory",
+            "fail if no plan fits this much per device", "Fail unless it fits", _SEARCH, flag="memory",
             metavar="24GiB", none="no limit", read=read_size, write=write_size, width=150,
         ),
     ] = None  # fmt: skip
@@ -279,7 +279,7 @@ class Settings:
         int | float,
         AfterValidator(_gap),
         Setting(
-            "allowed gap of the frontier, 0 for exact", "Allowed gap", SEARCH, metavar="E", title="gap {}",
+            "allowed gap of the frontier, 0 for exact", "Allowed gap", _SEARCH, metavar="E", title="gap {}",
             words=share_words, assumed=True, percent=True, read=read_number, write="{:g}".format,
             rule="between 0 and 100; 0.1 is the usual one, 0 is exact",
         ),
@@ -288,7 +288,7 @@ class Settings:
         int | None,
         AfterValidator(_enough),
         Setting(
-            "keep at most N points per table while searching", "Points kept", SEARCH, metavar="N",
+            "keep at most N points per table while searching", "Points kept", _SEARCH, metavar="N",
             none="no limit", title="{} points kept", read=read_whole,
         ),
     ] = None  # fmt: skip
@@ -303,7 +303,7 @@ class Settings:
         Literal["auto", "never"],
         Setting(
             "whether repeated blocks may be computed again in backward", "Recompute", STEP,
-            words=recompute_words, assumed=True, width=120,
+            words=_recompute_words, assumed=True, width=120,
         ),
     ] = "auto"  # fmt: skip
     overlap: Annotated[
@@ -318,7 +318,7 @@ class Settings:
         BeforeValidator(_constraints),
         Setting(
             "YAML or JSON: pins of operators and parameters, what belongs together, device kinds",
-            "Constraints", SEARCH, metavar="FILE", none="none", title="with constraints",
+            "Constraints", _SEARCH, metavar="FILE", none="none", title="with constraints",
             write=lambda _: "given",
         ),
     ] = None  # fmt: skip
@@ -340,14 +340,14 @@ class Settings:
         Literal["auto", "always", "never"],
         Setting(
             "plans that cut the model into stages, by a heuristic: auto: a first look on clusters of several "
-            "nodes or device kinds; always: a closer one, on any", "Pipelines", SEARCH, width=120,
+            "nodes or device kinds; always: a closer one, on any", "Pipelines", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     placements: Annotated[
         Literal["auto", "always", "never"],
         Setting(
             "plans that put each operator on one device, by published planners: auto: where these are quick; "
-            "always: on any number of devices", "Placements", SEARCH, width=120,
+            "always: on any number of devices", "Placements", _SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
 
@@ -397,7 +397,7 @@ def settings_of(settings: Settings | None, chosen: Mapping[str, Any]) -> Setting
     return settings
 
 
-def refusal(error: ValidationError) -> Exception:
+def _refusal(error: ValidationError) -> Exception:
     """What is wrong with settings, in a sentence with the values that would do."""
     fault = error.errors()[0]
     name, value = str(fault["loc"][0]), fault["input"]

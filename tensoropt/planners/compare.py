@@ -4,6 +4,8 @@ One definition of a gap, wherever it is shown: a row's time over the best time k
 less 1. "Known" covers all points of the comparison, the frontier's and every planner's, so that no gap is
 below 0. The frontier's row describes the points that are shown, which include planners' points: it has no
 gap, and a note if its fastest plan is a planner's.
+
+Solvers that planners use and that not everybody has installed.
 """
 
 from __future__ import annotations
@@ -12,15 +14,27 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from tensoropt.errors import TensorOptError
-from tensoropt.plan.compared import Compared
+from tensoropt.errors import TensorOptError, import_extra
+from tensoropt.plan.export import Compared
 from tensoropt.plan.point import FRONTIER, SAME, Point, with_others
 from tensoropt.planners.registry import ENTRIES, Entry, planner
-from tensoropt.planners.solvers import cp_sat
 from tensoropt.planners.task import PlanningTask
 from tensoropt.types import Progress
 from tensoropt.units import format_seconds
+
+if TYPE_CHECKING:
+    pass
+
+
+def cp_sat(name: str) -> Any:
+    """Return the module of OR-tools' CP-SAT, for the planner ``name``.
+
+    Raises:
+        MissingExtraError: OR-tools is not installed.
+    """
+    return import_extra("ortools.sat.python.cp_model", "solvers", f"the planner {name}")
 
 
 def asked(names: str | Iterable[str]) -> tuple[Entry, ...]:
@@ -110,11 +124,11 @@ def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float)
 def _with_gap(row: Compared, known: Sequence[Point]) -> Compared:
     if row.memory_bytes is None or row.time_s is None:
         return row
-    gap = row.time_s / best_within(known, row.memory_bytes).time_s - 1.0
+    gap = row.time_s / _best_within(known, row.memory_bytes).time_s - 1.0
     return replace(row, gap=0.0 if gap < SAME else gap)
 
 
-def best_within(known: Sequence[Point], memory_bytes: float) -> Point:
+def _best_within(known: Sequence[Point], memory_bytes: float) -> Point:
     """Return the fastest of the points that need at most so many bytes.
 
     Args:

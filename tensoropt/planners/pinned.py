@@ -4,12 +4,15 @@ recomputation as a job's launcher takes them, turned into one strategy and simul
 Nothing is searched except what such a configuration leaves open, which is decided for the shortest step, as
 for every published scheme (:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made for the
 pinned configurations alone, so that a model of a hundred layers takes seconds.
+
+A configuration with a pipeline that somebody else chose, simulated as one pipelined strategy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +22,19 @@ from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource, build_tables, real_shape
 from tensoropt.costs.tables import CostTables
+from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import Layout
+from tensoropt.pipeline.compose import Composition, Offer, compose
+from tensoropt.pipeline.composer import Composer, Crossings, Cut
+from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
+from tensoropt.pipeline.points import pipelined_point
+from tensoropt.pipeline.stage_frontiers import PlaceFrontiers, StageSearch, Thoroughness
+from tensoropt.pipeline.stages import Cutter, dealt_cuts
 from tensoropt.plan.evaluate import Evaluator, space_of
+from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.plan.point import Point
 from tensoropt.plan.problem import Problem
+from tensoropt.plan.settings import Settings
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.sharded.zero import STAGES
@@ -37,11 +49,11 @@ from tensoropt.sharding.configurations import (
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import Reduce, Storage
-from tensoropt.simulate.overlap import overlap_of
+from tensoropt.simulate.candidates import overlap_of
 
-WHOLE_STAGE = 0
+_WHOLE_STAGE = 0
 """No ZeRO: parameters, gradients and state are whole on every data-parallel rank."""
-MOST_POINTS = 64
+_MOST_POINTS = 64
 """Points kept during the search for the fastest of what is left open; an assumption, as in the schemes' own
 search."""
 
@@ -62,7 +74,7 @@ class PinnedConfiguration:
         recompute: whether every repeated block runs its forward again in backward.
         places: parts of the devices that follow one another in a pipeline, outermost; 1 for none.
         stages_per_place: how many of the pipeline's stages each place has.
-        schedule: the pipeline's schedule, one of :data:`tensoropt.pipeline.schedules.SCHEDULES`.
+        schedule: the pipeline's schedule, one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
 
     Raises:
         UnsuitableError: a degree below 1, no such stage, or a group that does not divide ``data``.
@@ -70,7 +82,7 @@ class PinnedConfiguration:
 
     data: int = 1
     tensor: int = 1
-    stage: int = WHOLE_STAGE
+    stage: int = _WHOLE_STAGE
     shard_group: int | None = None
     sequence_parallel: bool = False
     micro_batches: int = 1
@@ -83,7 +95,7 @@ class PinnedConfiguration:
         for name in ("data", "tensor", "micro_batches", "places", "stages_per_place"):
             if getattr(self, name) < 1:
                 raise UnsuitableError(f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1")
-        if self.stage not in (WHOLE_STAGE, *STAGES):
+        if self.stage not in (_WHOLE_STAGE, *STAGES):
             raise UnsuitableError(f"ZeRO has no stage {self.stage}; give 0 (whole), 1, 2 or 3")
         if self.shard_group is not None and (self.shard_group < 1 or self.data % self.shard_group):
             raise UnsuitableError(
@@ -99,14 +111,14 @@ class PinnedConfiguration:
     @property
     def shards(self) -> int:
         """The number of shards into which the stage cuts what it shards."""
-        return 1 if self.stage == WHOLE_STAGE else (self.shard_group or self.data)
+        return 1 if self.stage == _WHOLE_STAGE else (self.shard_group or self.data)
 
     @property
     def mesh(self) -> Mesh:
         """The mesh of a place: replicas outside, the ranks that share shards inside, tensor parallelism
         innermost."""
         sizes = {"replica": self.data // self.shards, "shard": self.shards, "tensor": self.tensor}
-        if self.stage == WHOLE_STAGE:
+        if self.stage == _WHOLE_STAGE:
             sizes = {"replica": self.data, "tensor": self.tensor}
         axes = {name: size for name, size in sizes.items() if size > 1} or {"replica": 1}
         return Mesh(shape=tuple(axes.values()), names=tuple(axes))
@@ -161,9 +173,9 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
             understood.
     """
     cluster, mesh = costs.cluster, pinned.mesh
-    check_pinned(problem, costs, pinned)
+    _check_pinned(problem, costs, pinned)
     assert pinned.places == 1, "simulate_pinned_pipeline is for those with stages"
-    pinning = Pinning(problem, pinned)
+    pinning = _Pinning(problem, pinned)
     limits = {(mesh.label, pinned.micro_batches): pinning.restriction()}
     regions = find_regions(problem.graph) if pinned.recompute else ()
     ((_, tables, _),) = build_tables(
@@ -171,7 +183,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     )
     names = space_of(problem, mesh, tables, ())
     try:
-        frontier = track_frontier(tables.restricted(pinning.allowed), epsilon=1e-3, max_points=MOST_POINTS)
+        frontier = track_frontier(tables.restricted(pinning.allowed), epsilon=1e-3, max_points=_MOST_POINTS)
     except NoStrategyError as error:
         raise UnsuitableError(f"the pinned configuration leaves no strategy: {error}") from None
     # Ascending in memory, so that the last one is the fastest.
@@ -182,7 +194,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     return PinnedPoint(point, tables, chosen[0], tuple(pinning.notes))
 
 
-def check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> None:
+def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> None:
     """Refuse a configuration that the model or the cluster cannot be pinned to.
 
     Raises:
@@ -201,7 +213,7 @@ def check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguratio
         raise UnsuitableError("this model has no repeated blocks to recompute; pin recompute=False")
 
 
-class Pinning:
+class _Pinning:
     """The configurations and options of each group that a pinned configuration leaves."""
 
     def __init__(self, problem: Problem, pinned: PinnedConfiguration):
@@ -213,7 +225,7 @@ class Pinning:
         )
         # Micro-batches are axis 0 of layouts.
         self.shard_axis = self.names.index("shard") + 1 if "shard" in self.names else None
-        self.stage = pinned.stage if self.shard_axis is not None else WHOLE_STAGE
+        self.stage = pinned.stage if self.shard_axis is not None else _WHOLE_STAGE
         self.notes: list[str] = []
         if self.stage == 1 and pinned.micro_batches == 1:
             # costs.parameters.unsharded_options: stage 1 is no option there.
@@ -306,3 +318,104 @@ class Pinning:
         ahead = fitting & np.array([any(Storage.of(one).gathered_ahead for one in way) for way in ways])
         # A group without parameters, or whose parameters stay whole, is the same in every stage.
         return next((mask for mask in (ahead, fitting) if mask.any()), best)
+
+
+_EFFORT = Thoroughness(gap=1e-3, candidates=4, in_flight=False)
+"""How thoroughly to search what a pinned stage leaves open; an assumption: it leaves little."""
+
+
+@dataclass(frozen=True)
+class PinnedPipelinePoint:
+    """A pinned pipeline with its simulated figures.
+
+    Attributes:
+        point: its step time, memory, collectives and the sources of the figures.
+        evaluation: its stages, and its schedule over time.
+        notes: what could not be pinned as requested, in words.
+    """
+
+    point: Point
+    evaluation: PipelineEvaluation
+    notes: tuple[str, ...] = ()
+
+
+def simulate_pinned_pipeline(
+    problem: Problem,
+    settings: Settings,
+    costs: CostSource,
+    pinned: PinnedConfiguration,
+    cuts: Sequence[int] | None = None,
+) -> PinnedPipelinePoint:
+    """Return the fastest pipelined strategy of a pinned configuration, simulated.
+
+    Tensors cross cuts split along the batch; on the tensor axis they cross whole, or split along the sequence
+    if activations between products are. As in Megatron-LM, parameters are gathered from the beginning of the
+    step on, and gradients are reduced while other micro-batches and earlier stages compute.
+
+    Args:
+        problem: captured at the global batch size, in the settings' mode and dtype.
+        settings: blocks are recomputed (``auto``) if that is pinned.
+        costs: the costs of a cluster with as many devices as the configuration takes.
+        cuts: where the stages after the first begin; by default all stages have equally many blocks
+            (:func:`~tensoropt.pipeline.stages.dealt_cuts`).
+
+    Raises:
+        UnsuitableError: the model cannot be cut or split so; the message says what does not divide, or is not
+            understood.
+    """
+    _check_pinned(problem, costs, pinned)
+    pinning, cutter = _Pinning(problem, pinned), Cutter(problem.graph)
+    mesh = Mesh(
+        shape=(pinned.places, *(size for size in pinned.mesh.shape if size > 1)),
+        names=(STAGE_AXIS, *pinning.names),
+    )
+
+    again, restriction = cutter.can_be_made_again, pinning.restriction()
+    search = StageSearch(
+        problem,
+        settings,
+        cutter,
+        again,
+        mesh,
+        pinned.micro_batches,
+        restriction,
+        _EFFORT,
+        lambda tables: tables.restricted(pinning.allowed),
+    )
+    frontiers = PlaceFrontiers(search, costs)
+    # Megatron-LM sends a part from each tensor-parallel rank and gathers it within the node (Narayanan et
+    # al., SC 2021, section 4.1), which is searched beside sending the whole from each.
+    inner: tuple[str, ...] = ("batch",)
+    if pinned.tensor > 1:
+        inner = ("second",) if pinned.sequence_parallel else ("whole", "second")
+    try:
+        composer = Composer(
+            frontiers,
+            pinned.schedule,
+            Crossings(ways=inner, outer=("batch",), everywhere_alike=True),
+            _fastest,
+            per_place=pinned.stages_per_place,
+        )
+        cuts = dealt_cuts(cutter, composer.stages) if cuts is None else tuple(cuts)
+        positions = [[0], *([cut] for cut in cuts), [len(problem.graph.groups)]]
+        found = list(composer.pipelines(positions))
+    except PlanError as refusal:
+        raise UnsuitableError(str(refusal)) from None
+    if not found:
+        raise UnsuitableError(
+            "; ".join(("the pinned configuration leaves no pipeline", *composer.notes))
+            + "; pin degrees that divide the model's sizes"
+        )
+    best = min(
+        (assemble(one.strategy, one.stages, frontiers.prices, communicating_apart=True) for one in found),
+        key=lambda one: one.time_s,
+    )
+    point = pipelined_point(best, mesh, space=0, planner="pinned")
+    return PinnedPipelinePoint(point, best, (*pinning.notes, *composer.notes))
+
+
+def _fastest(
+    offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
+) -> Iterator[Composition[Cut]]:
+    """Yield the composition with the shortest step."""
+    return islice(compose(offers, micro_batches), 1)

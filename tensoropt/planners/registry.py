@@ -1,8 +1,12 @@
-"""The planners by name: one signature, one file each, loaded at first use."""
+"""The planners by name: one signature, one file each, loaded at first use.
+
+Refusals of planners that are known before anything is computed, with their reasons.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,12 +16,12 @@ from tensoropt.planners.errors import UnsuitableError
 if TYPE_CHECKING:
     from tensoropt.placement.prices import PricedGraph
     from tensoropt.plan import Plan
-    from tensoropt.planners.placed.common.answer import PlacedAnswer
+    from tensoropt.planners.placed.common.units import PlacedAnswer
     from tensoropt.planners.results import SimulatedPoint
     from tensoropt.planners.task import PlanningTask
 
 
-class Planner(Protocol):
+class _Planner(Protocol):
     """The signature all planners share."""
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
@@ -172,3 +176,27 @@ def planner(name: str) -> Entry:
     if name not in ENTRIES:
         raise TensorOptError(f"no planner is called '{name}'; {suggest(name, ENTRIES)}")
     return ENTRIES[name]
+
+
+_ON_TWO = "pesto"
+_NEEDS_ATTENTION = "megatron"
+
+
+def foreseen_refusal(entry: Entry, devices: int, *, training: bool, attention: bool | None = None) -> str:
+    """Return why a planner will refuse; "" if that is not known before it runs.
+
+    Args:
+        devices: the number of devices in the cluster.
+        attention: whether the model has attention as a single operator; None if that is not known.
+    """
+    if entry.solves and importlib.util.find_spec("ortools") is None:
+        return "needs a solver: pip install 'tensoropt[solvers]'"
+    if entry.kind == "pipelined" and not training:
+        return "plans training only"
+    if entry.kind == "pipelined" and devices < 2:
+        return "needs at least 2 devices"
+    if entry.name == _ON_TWO and devices != 2:
+        return f"places on 2 devices, not on {devices}"
+    if entry.name == _NEEDS_ATTENTION and attention is False:
+        return "splits attention heads, and this model has none"
+    return ""

@@ -19,12 +19,12 @@ from tensoropt.plan.point import Point, reduce_points
 from tensoropt.plan.point_records import PlacedRecord
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer
-from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.task import PlanningTask, Selection
-from tensoropt.simulate.overlap import overlap_of
+from tensoropt.simulate.candidates import overlap_of
 from tensoropt.units import format_bytes, format_seconds
 
-NOTABLE = 0.05
+_NOTABLE = 0.05
 """The excess over the expected time, as a share, from which a note says so; an assumption."""
 
 
@@ -186,7 +186,7 @@ def slower_than_expected(answer: PlacedAnswer, simulated: SimulatedPlacement) ->
     """Return a note with the busiest link if the simulated step is longer than the method expected, otherwise
     nothing. Methods expect a step of one micro-batch."""
     expected = answer.expected_s
-    if expected is None or simulated.micro_batches > 1 or simulated.time_s <= expected * (1 + NOTABLE):
+    if expected is None or simulated.micro_batches > 1 or simulated.time_s <= expected * (1 + _NOTABLE):
         return ()
     lane, busy = simulated.busiest_lane
     return (

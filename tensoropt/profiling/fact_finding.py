@@ -3,33 +3,248 @@ saves, and the storages that operators create show what is alive.
 
 The kernels of different devices keep different things (attention its random state, a GPU's batch norm a
 reserve, recurrent layers everything that cuDNN's backward needs). On fake tensors the CPU kernels are
-observed, and for attention also those of GPUs (:mod:`tensoropt.profiling.cuda_attention`); what recurrent
-layers keep there is estimated (:mod:`tensoropt.profiling.cuda_recurrent`). PyTorch built without CUDA ends
+observed, and for attention also those of GPUs (:mod:`tensoropt.profiling.cuda_kernels`); what recurrent
+layers keep there is estimated (:mod:`tensoropt.profiling.cuda_kernels`). PyTorch built without CUDA ends
 the process when autograd meets a fake CUDA tensor. A GPU of this machine is observed directly, with real
 tensors.
+
+The live memory while operators run, and its peaks: a dispatch mode that tracks storages.
+
+Results that kernels leave in more memory than they have elements, which fake tensors do not show.
+
+A kernel that makes its result in place of something larger and then shrinks it keeps the memory: PyTorch's
+``resize_`` never releases any. A test compares the storages of every operator's results, forward and
+backward, with those that real kernels leave.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tensoropt.graph import iter_refs
-from tensoropt.ops.context import SingleDevice
+from tensoropt.ops.kernels import SingleDevice
 from tensoropt.processes import cores, in_forks
-from tensoropt.profiling.cuda_attention import Capability, CudaAttention
-from tensoropt.profiling.cuda_recurrent import CudaRecurrent, has_recurrent
-from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts
-from tensoropt.profiling.kernel_storages import KernelStorages
-from tensoropt.profiling.memory import Activity, LiveTensors, PeakBytes, PeakTracker
+from tensoropt.profiling.cuda_kernels import Capability, CudaAttention, CudaRecurrent, has_recurrent
+from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts, flops_of
 from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run_workload
+
+
+class _LiveTensors(TorchDispatchMode):
+    """A mode that tracks the storages that operators create while it is active.
+
+    Attributes:
+        now, peak: the live bytes, and their maximum since :meth:`restart`.
+        own, own_peak: the same without what was made while ``lent`` was set.
+        lent: what is made now also belongs to another owner, which counts it.
+        before: called before each operator.
+        traffic: bytes that operators read and wrote, except those that only make views.
+        flops: multiply-adds counted as two.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = self.own = self.own_peak = 0
+        self.lent = False
+        self.before: Callable[[], None] = lambda: None
+        self.traffic = self.flops = 0
+        self._seen: dict[int, weakref.ref] = {}
+
+    @property
+    def storages(self) -> Mapping[int, weakref.ref]:
+        """The storages that it knows, each with its reference."""
+        return self._seen
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """Do not count a tensor's storage, which another owner made."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        # When it dies, a new storage, which then has to count, may reuse its address.
+        self._seen[key] = weakref.ref(storage, lambda _: self._seen.pop(key, None))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.before()
+        result = func(*args, **kwargs)
+        if (count := flops_of(func)) is not None:
+            self.flops += count(*args, **kwargs, out_val=result)
+        fresh = 0  # bytes; 0 for a view, which shares a known storage
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                # If a storage is larger than its tensor, the rest is not written.
+                fresh += min(self._track(tensor), tensor.numel() * tensor.element_size())
+        if fresh:
+            # Views read and write nothing; only operators that make a storage count as traffic.
+            reads = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            self.traffic += fresh + sum(t.numel() * t.element_size() for t in reads)
+        return result
+
+    def _track(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._seen.get(key)
+        if known is not None and known() is not None:
+            return 0
+
+        own = 0 if self.lent else size
+
+        # The storage itself reports when it dies: its tensors may come and go.
+        def gone(_: Any) -> None:
+            self._seen.pop(key, None)
+            self._count(-size, -own)
+
+        self._seen[key] = weakref.ref(storage, gone)
+        self._count(size, own)
+        return size
+
+    def _count(self, size: int, own: int) -> None:
+        self.now, self.own = self.now + size, self.own + own
+        self.peak, self.own_peak = max(self.peak, self.now), max(self.own_peak, self.own)
+
+    def restart(self) -> None:
+        """Start tracking the peaks from now on."""
+        self.peak, self.own_peak = self.now, self.own
+
+
+class _Peak(NamedTuple):
+    """The peak of live memory, and the peak of the part that no other owner counts."""
+
+    most: int
+    own: int
+
+
+class _Activity(NamedTuple):
+    """The activity during which memory is alive, as far as parameters matter.
+
+    Attributes:
+        reads: parameters that are read now.
+        made: the parameters whose gradients were made before.
+    """
+
+    reads: frozenset[str] = frozenset()
+    made: frozenset[str] = frozenset()
+
+
+class _PeakBytes(NamedTuple):
+    """Peak bytes, by the activity during which they occurred."""
+
+    of: Mapping[_Activity, _Peak]
+
+    def above(self, kept: int, *, reading: bool = False, own: bool = False) -> int:
+        """The highest peak above ``kept``; ``reading``: only of those while parameters were read."""
+        found = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
+        return max(0, max(found, default=0) - kept)
+
+
+class _PeakTracker:
+    """Separates the peaks of live tensors by activity.
+
+    In backward, an autograd node that asks for a parameter begins an activity, which ends with the node.
+    """
+
+    def __init__(self, live: _LiveTensors):
+        self.live = live
+        self._of: dict[_Activity, _Peak] = {}
+        self._node: Any = None
+        self._activity = _Activity()
+        self._arrived: set[str] = set()
+
+    def read(self, name: str) -> None:
+        """Record that the currently running node of backward asks for a parameter."""
+        # What was alive until now belongs to the previous activity: the parameter is gathered from here on.
+        self.close()
+        self.book(self._activity)
+        self._node = torch._C._current_autograd_node()
+        self._activity = self._activity._replace(reads=self._activity.reads | {name})
+
+    def arrived(self, name: str) -> None:
+        """Record that a parameter's gradient was made; it is released before the next operator."""
+        self._arrived.add(name)
+
+    def close(self, *, ended: bool = False) -> None:
+        """Record activities that are over by now: a node that reads parameters, the making of gradients."""
+        # Autograd does not report when a node ends: the next operator that runs in another node shows it.
+        other = self._node is not None and torch._C._current_autograd_node() is not self._node
+        if ended or other or self._arrived:
+            self.book(self._activity)
+            reads = frozenset() if other or ended else self._activity.reads
+            self._activity = _Activity(reads, self._activity.made | self._arrived)
+            self._node, self._arrived = None if other else self._node, set()
+        if ended:
+            self.book(self._activity)
+
+    def book(self, activity: _Activity) -> None:
+        """Count the peak since the last recording as that of an activity."""
+        before = self._of.get(activity, _Peak(0, 0))
+        self._of[activity] = _Peak(max(before.most, self.live.peak), max(before.own, self.live.own_peak))
+        self.live.restart()
+
+    def take(self) -> _PeakBytes:
+        """Return the peaks by activity since the last call."""
+        found, self._of = _PeakBytes(self._of), {}
+        return found
+
+
+aten: Any = torch.ops.aten
+
+
+def _columns(columns: torch.Tensor, *_: Any, **__: Any) -> Sequence[int]:
+    # Made with the size of the columns, each element of which goes to one position in the image.
+    return [columns.numel()]
+
+
+def _reduced(input: torch.Tensor, target: torch.Tensor, reduction: int = 1, **_: Any) -> Sequence[int]:
+    # The terms, if they are summed.
+    return [torch.broadcast_shapes(input.shape, target.shape).numel() if reduction else 0]
+
+
+def _bags(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> Sequence[int]:
+    # The bag of each index, with one extra element for counting.
+    return [0, indices.numel() + 1, 0, 0]
+
+
+_ELEMENTS: dict[Any, Callable[..., Sequence[int]]] = {
+    aten.col2im.default: _columns,
+    aten.mse_loss.default: _reduced,
+    aten.soft_margin_loss.default: _reduced,
+    aten._embedding_bag.default: _bags,
+    aten._embedding_bag_forward_only.default: _bags,
+}
+"""Least number of elements in the storages of an operator's results, by their positions, per operator."""
+
+
+class KernelStorages(TorchDispatchMode):
+    """A mode that gives results of fake tensors the storages that real kernels leave; it must be entered
+    under all modes that watch."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        elements = _ELEMENTS.get(func)
+        if elements is None:
+            return result
+        results = [result] if isinstance(result, torch.Tensor) else list(result)
+        left = [
+            _in_storage(one, count)
+            for one, count in zip(results, elements(*args, **(kwargs or {})), strict=True)
+        ]
+        return left[0] if isinstance(result, torch.Tensor) else tuple(left)
+
+
+def _in_storage(value: torch.Tensor, elements: int) -> torch.Tensor:
+    # A result with no elements at all was not made (the bags of a sum).
+    if not 0 < value.numel() < elements:
+        return value
+    return value.new_empty(elements).as_strided(value.shape, value.stride())
+
 
 LEAST_PER_PROCESS = 16
 """The fewest workloads that are worth a process: determining facts takes about 8 ms, forking and ending a
@@ -124,7 +339,7 @@ class _Given(torch.autograd.Function):
 class _Incoming:
     """The gradients that enter a workload's backward, by the names of its results."""
 
-    def __init__(self, live: LiveTensors, names: Sequence[str]):
+    def __init__(self, live: _LiveTensors, names: Sequence[str]):
         self.live, self.names = live, names
         self._storages: dict[str, weakref.ref] = {}
 
@@ -197,8 +412,8 @@ class _Probe:
         self.calls: list[tuple[int, bool]] = []
         self.work_of_calls: list[CallWork] = []
         self.sizes = {name: spec.bytes for name, spec, _ in work.inputs}
-        self.live = LiveTensors()
-        self.peaks = PeakTracker(self.live)
+        self.live = _LiveTensors()
+        self.peaks = _PeakTracker(self.live)
 
     def _pack(self, value: torch.Tensor) -> Any:
         """Record a tensor that autograd saves; parameters carry their names, so that their reads are seen."""
@@ -318,7 +533,7 @@ class _Probe:
             # differs.
             if key not in self.made_by or self.made_by[key][1] is not alive:
                 self.made_by[key] = position, alive
-        self.peaks.book(Activity(frozenset(reads)))
+        self.peaks.book(_Activity(frozenset(reads)))
 
     def _note_work(self, position: int) -> None:
         """Record the call's work on the device, as the difference from what was counted before."""
@@ -379,7 +594,7 @@ class _Probe:
         return _Gradients(hands_on, extents)
 
 
-def _runs(backward: PeakBytes, kept: int) -> tuple[BackwardRun, ...]:
+def _runs(backward: _PeakBytes, kept: int) -> tuple[BackwardRun, ...]:
     """The parts of backward in which a gathered parameter, or its gradient, may be alive."""
     return tuple(
         BackwardRun(

@@ -2,6 +2,8 @@
 
 :mod:`tensoropt.profiling.fact_finding` determines them; the store and saved explorations keep them as
 records.
+
+The FLOP of operators: PyTorch's counts, and our own for those that it lacks.
 """
 
 from __future__ import annotations
@@ -9,6 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
+
+from torch.utils.flop_counter import flop_registry
+
+from tensoropt.ops import registry
+
+
+def flops_of(operator: Any) -> Any:
+    """The function that counts an operator's FLOP, called with its arguments and ``out_val``; None if its
+    FLOP are not counted."""
+    return registry.flops_of(operator._schema.name) or flop_registry.get(operator._overloadpacket)
 
 
 class CallMemory(NamedTuple):

@@ -3,13 +3,17 @@
 From idle, a collective of GPUs includes its launch on the host, and the way to the device and back. In a step
 it follows work that keeps the device busy, so it is timed there, too: all devices meet in a small collective,
 and events show how long the next one takes.
+
+The function that each rank runs to alternate work and collectives, as in a step.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensoropt.profiling.timers import local_timer
@@ -34,7 +38,7 @@ class SizeStamps(NamedTuple):
     in_stream: list[float]
 
 
-Stamps = list[SizeStamps]
+_Stamps = list[SizeStamps]
 
 
 def time_collective(
@@ -43,7 +47,7 @@ def time_collective(
     kind: str,
     groups: Sequence[Sequence[int]],
     plan: Sequence[tuple[int, int]],
-) -> Stamps:
+) -> _Stamps:
     """Run one collective in this rank's group, all groups at the same time.
 
     Sizes take turns in several laps: the machine's pace changes within a second, and a size that was timed at
@@ -60,7 +64,7 @@ def time_collective(
     try:
         group, ranks, first = handles[mine], len(groups[mine]), groups[mine][0]
         meet = collective_call("all_reduce", group, ranks, first, 4 * ranks)
-        stamps: Stamps = [SizeStamps([], [], []) for _ in plan]
+        stamps: _Stamps = [SizeStamps([], [], []) for _ in plan]
         for lap in range(_LAPS):
             for (size, repeats), (starts, ends, in_stream) in zip(plan, stamps, strict=True):
                 laps = min(_LAPS, max(1, repeats // _FEWEST_IN_A_LAP))  # long ones need no more
@@ -76,12 +80,12 @@ def time_collective(
         dist.destroy_process_group(handles[mine])
 
 
-def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tuple[int, int]]) -> Stamps:
+def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tuple[int, int]]) -> _Stamps:
     """Send a message from the first rank of the pair to the second and back; the others wait."""
     import torch
     import torch.distributed as dist
 
-    stamps: Stamps = []
+    stamps: _Stamps = []
     small = torch.zeros(1, device=_device())
     for size, repeats in plan:
         message = torch.zeros(max(1, size // 4), device=_device())
@@ -172,3 +176,149 @@ def _device() -> str:
     import torch.distributed as dist
 
     return f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu"
+
+
+_LONG_S = 0.03
+"""A longer collective is not timed in turns: coming from work adds a millisecond at most."""
+LAYER_KINDS = 8
+_ROWS, _WIDTH, _LAYERS = 32, 64, 96  # 6 MiB of parameters and their gradients
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Blocks of work alternating with collectives.
+
+    Attributes:
+        layers: the layers per block.
+        size: bytes of the collective after each block; 0 for none, in which case blocks follow one another.
+        blocks: the number that are timed, after one that is not.
+    """
+
+    layers: int
+    size: int
+    blocks: int
+
+
+def time_transitions(
+    rank: int, world_size: int, groups: Sequence[Sequence[int]], plan: Sequence[Turns], laps: int
+) -> list[list[list[tuple[float, float, float]]]]:
+    """Alternate work and all-reduces, each rank at its own pace, as in a step.
+
+    Work is forward and backward of small layers of several kinds, always different ones, so that code and
+    parameters are as cold as in a step. The machine's pace changes from second to second: a lap goes through
+    the whole plan, and figures of one lap are compared.
+
+    Returns:
+        for each lap, each entry of the plan and each block: when its work began and ended, and when the
+        collective after it ended; no blocks if the collective takes so long that turns do not matter.
+    """
+    import torch
+    import torch.distributed as dist
+
+    handles = [dist.new_group(list(group)) for group in groups]
+    mine = next(index for index, group in enumerate(groups) if rank in group)
+    # More parameters than a core's own caches hold, used in turn across blocks: none is warm.
+    layers = [kind() for kind, _ in zip(itertools.cycle(_kinds()), range(_LAYERS), strict=False)]
+    inputs, turns = torch.randn(_ROWS, _WIDTH, requires_grad=True), itertools.cycle(layers)
+
+    def work(count: int) -> None:
+        hidden = inputs
+        for layer in itertools.islice(turns, count):
+            hidden = layer(hidden)
+        if count:
+            hidden.sum().backward()
+
+    def block(count: int, action: Callable[[], object]) -> tuple[float, float, float]:
+        start = time.perf_counter()
+        work(count)
+        middle = time.perf_counter()
+        action()
+        return start, middle, time.perf_counter()
+
+    try:
+        group, ranks, first = handles[mine], len(groups[mine]), groups[mine][0]
+        actions = {
+            # ``int`` is a call that does nothing: blocks without a collective run the same code.
+            size: collective_call("all_reduce", group, ranks, first, size) if size else int
+            for size in dict.fromkeys(turn.size for turn in plan)
+        }
+        # _slowest gives all ranks the same number, so all of them leave out the same sizes.
+        short = {size for size, action in actions.items() if _slowest(action) <= _LONG_S}
+        found = []
+        for _ in range(laps):
+            lap: list[list[tuple[float, float, float]]] = []
+            for turn in plan:
+                dist.barrier()
+                action = actions[turn.size]
+                if turn.size not in short:
+                    lap.append([])
+                    continue
+                # One that is not timed: it leaves the caches as they are after this kind of turn.
+                block(turn.layers, action)
+                lap.append([block(turn.layers, action) for _ in range(turn.blocks)])
+            found.append(lap)
+        return found
+    finally:
+        dist.destroy_process_group(handles[mine])
+
+
+def _slowest(action: Callable[[], object]) -> float:
+    """The seconds of an action on the rank where it takes longest, the same number on all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    seconds = 0.0
+    for _ in range(2):
+        dist.barrier()
+        start = time.perf_counter()
+        action()
+        seconds = time.perf_counter() - start
+    longest = torch.tensor(seconds)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return float(longest)
+
+
+def _kinds() -> list[Callable[[], Any]]:
+    """Makers of small layers that differ from each other as a step's operators do; they preserve the
+    shape."""
+    import torch
+    from torch.nn import functional
+
+    class Layer(torch.nn.Module):
+        def __init__(self, function: Callable[..., torch.Tensor], *parts: torch.nn.Module):
+            super().__init__()
+            self.function, self.parts = function, torch.nn.ModuleList(parts)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.function(x, *self.parts)
+
+    def attention(x: torch.Tensor, project: Any) -> torch.Tensor:
+        q, k, v = project(x).view(1, _ROWS, 3, 4, -1).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+
+    def feed(x: torch.Tensor, up: Any, down: Any) -> torch.Tensor:
+        return down(functional.gelu(up(x)))
+
+    def gate(x: torch.Tensor, one: Any, other: Any) -> torch.Tensor:
+        return torch.tanh(one(x)) * torch.sigmoid(other(x))
+
+    def lookup(x: torch.Tensor, table: Any) -> torch.Tensor:
+        return x + table(places)
+
+    def swap(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([piece.contiguous() for piece in x.chunk(2, 1)][::-1], 1)
+
+    def along_rows(x: torch.Tensor, convolution: Any) -> torch.Tensor:
+        return functional.relu(convolution(x.t()[None])[0].t())
+
+    linear, places = torch.nn.Linear, torch.arange(_ROWS)
+    return [
+        lambda: torch.nn.LayerNorm(_WIDTH),
+        lambda: Layer(attention, linear(_WIDTH, 3 * _WIDTH)),
+        lambda: Layer(gate, linear(_WIDTH, _WIDTH), linear(_WIDTH, _WIDTH)),
+        lambda: Layer(feed, linear(_WIDTH, 2 * _WIDTH), linear(2 * _WIDTH, _WIDTH)),
+        lambda: Layer(lookup, torch.nn.Embedding(_ROWS, _WIDTH)),
+        lambda: torch.nn.Softmax(-1),
+        lambda: Layer(swap),
+        lambda: Layer(along_rows, torch.nn.Conv1d(_WIDTH, _WIDTH, 3, padding=1)),
+    ]

@@ -11,7 +11,7 @@ Collectives are timed in place, as the executor issues them. Seconds are those o
 rank's call to the last rank's return. On GPUs the counted seconds are those that a collective takes behind
 other work of the device; the seconds from idle, including its launch, are kept as well. Ranks that come from
 work take longer to begin, and are slower at work afterwards
-(:class:`~tensoropt.profiling.transitions.Transition`).
+(:class:`~tensoropt.profiling.link_fits.Transition`).
 """
 
 from __future__ import annotations
@@ -29,24 +29,35 @@ import numpy as np
 
 from tensoropt.cluster import Cluster, Mesh, available_cores, stolen_s
 from tensoropt.errors import MeasurementError
-from tensoropt.profiling.eta import Remaining
-from tensoropt.profiling.link_fits import LinkFit, fit_segments
-from tensoropt.profiling.link_timing import COLLECTIVES, SizeStamps, time_collective, time_pair
+from tensoropt.profiling.link_fits import (
+    TURNS,
+    LinkFit,
+    Transition,
+    fit_segments,
+    plan_of_turns,
+    transition_of,
+)
+from tensoropt.profiling.link_timing import (
+    COLLECTIVES,
+    SizeStamps,
+    time_collective,
+    time_pair,
+    time_transitions,
+)
+from tensoropt.profiling.measure import Remaining
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.transition_timing import time_transitions
-from tensoropt.profiling.transitions import TURNS, Transition, plan_of_turns, transition_of
-from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.pool import RankPool
+from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Floats, Progress, silent
 from tensoropt.units import format_bytes, format_seconds
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 # Five decades in KiB, closer together where caches, algorithms and the allocator (at 32 MiB) change.
 QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
-TRANSITION, SEND = "turns", "send"
+TRANSITION, _SEND = "turns", "send"
 """The kinds measured besides collectives: moving between work and them, and messages between two ranks."""
 # Fewer than for collectives, because there are many pairs.
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
@@ -145,7 +156,7 @@ def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
         turns = [(turn, laps) for sizes, blocks, laps in TURNS for turn in plan_of_turns(sizes, blocks)]
         blocks_s = (laps * (t.blocks + 1) * (t.layers * _LAYER_S + sent_s(t.size)) for t, laps in turns)
         return _READY_S + sum(blocks_s)
-    ways, barrier_s = (2 if kind == SEND else 1), _message_s(backend, 0)
+    ways, barrier_s = (2 if kind == _SEND else 1), _message_s(backend, 0)
     # On GPUs each size is timed from idle and once more behind work.
     rounds = 2 if backend == "nccl" else 1
     return _READY_S + rounds * sum((repeats_for(n) + 1) * (barrier_s + ways * sent_s(n)) for n in sizes)
@@ -207,7 +218,7 @@ def measure_links(
     # A record without fits says why measuring failed; links are tried again each time.
     found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
     failed: dict[str, str] = {}
-    plans = {job: PAIR_SIZES if job.kind == SEND else sizes for job in jobs}
+    plans = {job: PAIR_SIZES if job.kind == _SEND else sizes for job in jobs}
     missing = {j: measuring_s(j.kind, plans[j], pool.backend) for j in jobs if j not in found}
     remaining = Remaining()
     # The pool starts its ranks with the first run.
@@ -225,7 +236,7 @@ def measure_links(
         except (RankError, _NotAheadError) as error:
             failed[what] = str(error).split("\n", 1)[0]
             record = {"failed": failed[what]}
-            logger.warning("%s could not be measured: %s", what, failed[what])
+            _logger.warning("%s could not be measured: %s", what, failed[what])
         del missing[job]
         remaining.expect("links", sum(missing.values()))
         if store is not None:
@@ -245,7 +256,7 @@ def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str |
 
 
 class _Job(NamedTuple):
-    """One measurement: a collective, ``TRANSITION`` or ``SEND``, in groups that run at once."""
+    """One measurement: a collective, ``TRANSITION`` or ``_SEND``, in groups that run at once."""
 
     kind: str
     groups: tuple[tuple[int, ...], ...]
@@ -256,7 +267,7 @@ def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_
     kinds = (*kinds, TRANSITION) if backend == "gloo" else kinds
     jobs = [_Job(kind, groups) for groups in _partitions(mesh) for kind in kinds]
     if pairs:
-        jobs += [_Job(SEND, (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
+        jobs += [_Job(_SEND, (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
     return jobs
 
 
@@ -291,7 +302,7 @@ def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             break
     share, record = min(found, key=lambda one: one[0])
     if share > _LEFT_ALONE:
-        logger.warning(
+        _logger.warning(
             "the host took %.0f %% of the cores' time while links were measured; measure them again later",
             100 * share,
         )
@@ -309,11 +320,11 @@ def _measure(
         ]
         return {"fits": transition_of(parts, groups).to_dict()}
     plan = [(size, repeats_for(size)) for size in sizes]
-    if kind == SEND:
+    if kind == _SEND:
         stamps = pool.run(time_pair, groups[0], plan)
     else:
         stamps = pool.run(time_collective, kind, groups, plan)
-    ways = 2 if kind == SEND else 1  # there and back
+    ways = 2 if kind == _SEND else 1  # there and back
     fits, idle = [], []
     for group in groups:
         of_group = [[SizeStamps(*stamps[rank][index]) for rank in group] for index in range(len(plan))]
@@ -387,7 +398,7 @@ def _fits(
     pairs = {
         groups[0]: LinkFit.from_dict(kind, record["fits"][0])
         for (kind, groups), record in found.items()
-        if kind == SEND
+        if kind == _SEND
     }
     return LinkFits(
         collectives=collectives,  # type: ignore[arg-type]

@@ -3,15 +3,21 @@ if that helps.
 
 A workload may fail, hang, take its ranks down with it or have too little memory; the others proceed. The code
 that runs on the ranks is :mod:`tensoropt.profiling.workload_timing`.
+
+Estimates of remaining time: before work begins and while it proceeds.
+
+The seconds that work is expected to take are one machine's; the pace of another machine follows from the
+finished work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.profiling.eta import Remaining, allowed_for, batches
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import WallTimer, timer_of
 from tensoropt.profiling.workload import Workload
@@ -24,15 +30,97 @@ from tensoropt.profiling.workload_timing import (
     time_workload,
     time_workloads,
 )
-from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.pool import RankPool
+from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Progress, silent
+
+_BATCH_S = 5.0
+"""The estimated seconds of workloads that are timed between progress reports and writes to the store: an
+interruption loses no more than that. An assumption."""
+_SLOWER = 20.0
+"""How much longer than estimated a workload may take, on a busy machine or with a worse kernel than others;
+an assumption."""
+START_S = 3.0
+"""Seconds at the expected pace that are added to those of the finished parts, so that the first part does not
+decide alone; an assumption."""
+LEAST_LEFT = 0.3
+"""When a part takes longer than expected, at least this share of what was left at its beginning is reported
+as left; an assumption."""
+
+
+def _allowed_for(timeout_s: float, expected_s: float) -> float:
+    """Seconds after which a workload is considered to hang: half of a pool run's limit, plus its own time."""
+    return timeout_s / 2 + _SLOWER * expected_s
+
+
+def batches(
+    works: Sequence[Workload], expected_s: Mapping[str, float], most: int
+) -> Iterator[list[Workload]]:
+    """Groups of neighbouring workloads of up to ``_BATCH_S`` together, with at least one and at most ``most``
+    each."""
+    batch: list[Workload] = []
+    for work in works:
+        took_s = sum(expected_s[other.key] for other in [*batch, work])
+        if batch and (len(batch) == most or took_s > _BATCH_S):
+            yield batch
+            batch = []
+        batch.append(work)
+    if batch:
+        yield batch
+
+
+class Remaining:
+    """The remaining seconds of announced parts of the work, corrected by how long the finished ones took."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._left: dict[str, float] = {}
+        self._done_s = self._took_s = START_S
+        self._since = clock()
+
+    def expect(self, part: str, seconds: float) -> None:
+        """Announce the remaining seconds of a part; fewer than before if some of it was done since."""
+        now = self._clock()
+        done_s = self._left.get(part, 0.0) - seconds
+        if done_s > 0:
+            # The pace over all finished work, not over the last item: single estimates are inaccurate.
+            self._done_s += done_s
+            self._took_s += now - self._since
+        self._left[part] = seconds
+        self._since = now
+
+    @property
+    def left_s(self) -> float:
+        """Return the remaining seconds of all parts."""
+        left_s = sum(self._left.values()) * self._took_s / self._done_s
+        return max(left_s - (self._clock() - self._since), LEAST_LEFT * left_s)
+
+    def before(self, what: str) -> str:
+        """Return a progress report with the remaining time in front, such as ``about 20 s left, mesh 8``; as
+        it is if nothing is left."""
+        return f"about {_rounded(self.left_s)} left, {what}" if any(self._left.values()) else what
+
+
+_AHEAD = re.compile(r"^about [0-9.]+ (?:s|min|h) left(?:, |$)")
+
+
+def without_eta(what: str) -> str:
+    """A progress report without its remaining time."""
+    return _AHEAD.sub("", what)
+
+
+def _rounded(seconds: float) -> str:
+    """``20 s``, ``3 min``, ``2.1 h``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
 
 _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
 """The approximate time to get ready for a workload, and to create its random tensors."""
 
 
-def timing_s(work: Workload, visit_s: float) -> float:
+def _timing_s(work: Workload, visit_s: float) -> float:
     """The approximate time to measure a workload whose forward and backward take ``visit_s``."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
     copies = max(1, min(WallTimer().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
@@ -70,7 +158,7 @@ def measure_workloads(
     known = store.get_many([f"{prefix}/{key}" for key in wanted])
     records = {key: known[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in known}
     missing = [work for key, work in wanted.items() if key not in records]
-    seconds = {work.key: timing_s(work, expected_s(work)) for work in missing}
+    seconds = {work.key: _timing_s(work, expected_s(work)) for work in missing}
     remaining = Remaining()
     remaining.expect("timing", sum(seconds.values()))
 
@@ -143,7 +231,7 @@ class _Batch:
         told: list[list[dict[str, Any]]] = [[] for _ in range(self.pool.world_size)]
         # The pool's time-out counts from the last message, so the longest workload of the batch determines
         # it.
-        allowed_s = max(allowed_for(self.pool.timeout_s, self.expected_s[work.key]) for work in works)
+        allowed_s = max(_allowed_for(self.pool.timeout_s, self.expected_s[work.key]) for work in works)
         failure = None
         try:
             self.pool.run(
@@ -169,7 +257,7 @@ class _Batch:
     def _words(self, failure: RankError, work: Workload) -> str:
         if failure.kind != "hung":
             return failure.summary
-        return f"it did not end within {allowed_for(self.pool.timeout_s, self.expected_s[work.key]):.0f} s"
+        return f"it did not end within {_allowed_for(self.pool.timeout_s, self.expected_s[work.key]):.0f} s"
 
     def _alone(self, work: Workload, record: dict[str, Any]) -> dict[str, Any]:
         """Return the record, or another try in a process that knows operators registered in this one."""
@@ -180,7 +268,9 @@ class _Batch:
         if self.pool.backend == "nccl":
             own = joined([time_workload(0, 1, work, self.training, timer_of("cuda:0"))])
         else:
-            own = time_alone(work, self.training, allowed_for(self.pool.timeout_s, self.expected_s[work.key]))
+            own = time_alone(
+                work, self.training, _allowed_for(self.pool.timeout_s, self.expected_s[work.key])
+            )
         return own | {"alone": True}
 
 

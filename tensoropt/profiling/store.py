@@ -4,6 +4,14 @@ Every ``put`` is one transaction: an interruption loses at most that batch, neve
 store that cannot be read or is of another version is moved aside, with what can be read taken along, and one
 that cannot be written is replaced by memory; both with a warning, never a crash, because measurements can be
 repeated. Nothing that is read is ever run.
+
+The SQLite file of the profile store: opening it, recognising it as ours, reading and writing its rows.
+
+Write-ahead logging lets many processes read while one writes.
+
+Profiles as a file of JSON lines, for transfer from one machine's store to another's.
+
+The first line names the schema; each further line is a record with its kind and key.
 """
 
 from __future__ import annotations
@@ -20,40 +28,272 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from tensoropt.errors import MeasurementError
-from tensoropt.files import pack, unpack
-from tensoropt.profiling.database import (
-    BUSY_TIMEOUT_S,
-    NotOursError,
-    cached_keys,
-    cannot_write,
-    connect,
-    insert,
-    page,
-    read_cached,
-    readable_rows,
-    transaction,
-    write_cached,
-)
-from tensoropt.profiling.export import read_export, write_export
+from tensoropt.files import pack, unpack, written_whole
 
-logger = logging.getLogger(__name__)
+_SCHEMA_VERSION = 1
+_BUSY_TIMEOUT_S = 30.0
+"""How long a process waits for another one's transaction; a transaction takes milliseconds, so this is an
+assumption on the safe side."""
+MOST_CACHED_BYTES = 2 << 30
+"""The most bytes of values that can be computed again; an assumption."""
+MOST_UNUSED_S = 90 * 86400.0
+"""A value that was not used for so long is removed; an assumption."""
+USED_WITHIN_S = 3600.0
+"""How exactly it is known when a value was used."""
+_LOG_BYTES = 64 << 20
+_APPLICATION_ID = 0x54_4F_50_54  # "TOPT": distinguishes our file from other SQLite files
+
+
+class NotOursError(Exception):
+    """Raised for a file of another version, or of another program."""
+
+
+def _cannot_write(error: sqlite3.DatabaseError) -> bool:
+    """Whether an error means that the file cannot be written, whatever it contains."""
+    # SQLite has codes for these errors, but one code (SQLITE_CANTOPEN, SQLITE_IOERR) stands for many causes.
+    text = str(error)
+    return any(
+        part in text for part in ("readonly", "read-only", "unable to open", "disk is full", "disk I/O")
+    )
+
+
+def connect(path: Path | None) -> sqlite3.Connection:
+    """Open a store, creating it if there is none; None: in memory.
+
+    Raises:
+        NotOursError: the file is of another version, or of another program.
+        sqlite3.DatabaseError: it cannot be read or written.
+    """
+    # Without an isolation level, sqlite3 begins no transactions by itself; only `_transaction` does. The
+    # store's own lock serialises threads, so sqlite3's thread check is not needed.
+    connection = sqlite3.connect(
+        path or ":memory:", timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
+    connection.create_function("last_part", 1, lambda key: key.rpartition("/")[2], deterministic=True)
+    try:
+        _prepare(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _readable_rows(path: Path) -> list[tuple[str, str, str]]:
+    """The kind, key and record of all rows that can be read in a store that cannot be used."""
+    records: dict[tuple[str, str], str] = {}
+    # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot provide, but
+    # does not see what is still in the log.
+    modes = ("ro", "ro&immutable=1") if Path(f"{path}-wal").exists() else ("ro&immutable=1",)
+    # Damage ends a reading; one from the other end sees what lies behind it.
+    for mode, order in product(modes, ("", "DESC")):
+        uri = f"{path.absolute().as_uri()}?mode={mode}"
+        query = f"SELECT kind, key, record FROM profiles ORDER BY kind {order}, key {order}"
+        with contextlib.suppress(sqlite3.Error, NotOursError, ValueError):
+            with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+                _check_owner(connection)
+                for kind, key, record in connection.execute(query):
+                    json.loads(record)
+                    records[kind, key] = record
+            break
+    return [(*key, record) for key, record in records.items()]
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Check that the file is ours, then create the tables; several processes may do so at once."""
+    # Before anything is written: another program's database must not be switched to WAL mode.
+    complete = _check_owner(connection)
+    connection.execute("PRAGMA journal_mode = WAL")
+    # In WAL mode NORMAL cannot corrupt the file; a power failure may lose the last commits, which are then
+    # measured again.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    # The log of a large value would otherwise stay as large.
+    connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+    if complete:
+        return
+    with _transaction(connection):
+        # Checked once more under the writer's lock: another process may have created the file in the
+        # meantime.
+        _check_owner(connection)
+        connection.execute("CREATE TABLE IF NOT EXISTS schema (version INTEGER NOT NULL)")
+        if not connection.execute("SELECT COUNT(*) FROM schema").fetchone()[0]:
+            connection.execute("INSERT INTO schema VALUES (?)", (_SCHEMA_VERSION,))
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS profiles (kind TEXT NOT NULL, key TEXT NOT NULL,"
+            " record TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"
+        )
+        # A table of its own, as files from before it have only the other: versions of before can use both.
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS cache (kind TEXT NOT NULL, key TEXT NOT NULL, used_s REAL NOT NULL,"
+            " value BLOB NOT NULL, PRIMARY KEY (kind, key))"
+        )
+        # In one transaction with the tables, so that a file with our id has them.
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+
+
+def _check_owner(connection: sqlite3.Connection) -> bool:
+    """Whether the file has all tables."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    # An empty file, whether newly created or left by an interruption, may be used.
+    if not tables:
+        return False
+    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+        raise NotOursError("it is a database of something else")
+    row = connection.execute("SELECT version FROM schema").fetchone() if "schema" in tables else None
+    if row is None or row[0] != _SCHEMA_VERSION:
+        raise NotOursError(f"it has schema version {row and row[0]}, not {_SCHEMA_VERSION}")
+    if "profiles" not in tables:
+        raise NotOursError("its table of profiles is missing")
+    return "cache" in tables
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Save everything that is done inside, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE")  # takes the writer's lock at once, so that waiting works
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _insert(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) -> None:
+    """Save rows of kind, key and record in one transaction, replacing those with the same keys."""
+    with _transaction(connection):
+        connection.executemany("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", rows)
+
+
+def page(
+    connection: sqlite3.Connection, kind: str, prefix: str, last: str | None, most: int
+) -> list[tuple[str, str]]:
+    """Up to ``most`` keys with their records, in key order: those with the prefix that come after
+    ``last``."""
+    # Pages by key instead of an open cursor: a reader never blocks the writer's checkpoints.
+    conditions, values = ["kind = ?"], [kind]
+    if last is not None:
+        conditions, values = [*conditions, "key > ?"], [*values, last]
+    if prefix:
+        # A range of keys uses the primary key's index, which LIKE would use only with case-sensitive
+        # collation.
+        following = prefix[:-1] + chr(ord(prefix[-1]) + 1)  # the first key after all those with the prefix
+        conditions, values = [*conditions, "key >= ?", "key < ?"], [*values, prefix, following]
+    rows = connection.execute(
+        f"SELECT key, record FROM profiles WHERE {' AND '.join(conditions)} ORDER BY key LIMIT ?",
+        (*values, most),
+    )
+    return rows.fetchall()
+
+
+def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: float) -> bytes | None:
+    """The value of a key, which counts as used now; None if there is none."""
+    row = connection.execute(
+        "SELECT value, used_s FROM cache WHERE kind = ? AND key = ?", (kind, key)
+    ).fetchone()
+    # Not at every use, as SQLite writes the whole row; and whether it can be written decides nothing here.
+    if row is not None and row[1] < now_s - USED_WITHIN_S:
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute("UPDATE cache SET used_s = ? WHERE kind = ? AND key = ?", (now_s, kind, key))
+    return None if row is None else row[0]
+
+
+def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: bytes, now_s: float) -> None:
+    """Save a value, and remove what is more than may be cached: what was unused for longest."""
+    with _transaction(connection):
+        connection.execute("INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)", (kind, key, now_s, value))
+        connection.execute(
+            "DELETE FROM cache WHERE used_s < ? OR rowid IN (SELECT rowid FROM (SELECT rowid,"
+            " SUM(LENGTH(value)) OVER (ORDER BY used_s DESC, rowid DESC) AS bytes FROM cache)"
+            " WHERE bytes > ?)",
+            (now_s - MOST_UNUSED_S, MOST_CACHED_BYTES),
+        )
+
+
+def _cached_keys(connection: sqlite3.Connection, kind: str, prefix: str) -> list[str]:
+    """The keys of a kind that begin with a prefix."""
+    query = "SELECT key FROM cache WHERE kind = ? AND substr(key, 1, ?) = ?"
+    return [key for (key,) in connection.execute(query, (kind, len(prefix), prefix))]
+
+
+_EXPORT_SCHEMA = "tensoropt.profiles/1"
+
+Entry = tuple[str, str, dict[str, Any]]
+"""Kind, key and record."""
+
+
+def _write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
+    """Write entries to a file (first to a file next to it, which is then renamed) and return their number.
+
+    Raises:
+        TensorOptError: the file cannot be written; its previous content is then preserved.
+    """
+    written = 0
+    with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
+        stream.write(json.dumps({"schema": _EXPORT_SCHEMA}) + "\n")
+        for kind, key, record in entries:
+            stream.write(json.dumps({"kind": kind, "key": key, "record": record}) + "\n")
+            written += 1
+    return written
+
+
+def _read_export(path: str | os.PathLike[str]) -> list[Entry]:
+    """Return the entries of a file that :func:`_write_export` wrote.
+
+    Raises:
+        MeasurementError: the file is missing, is not an export, or has another schema.
+    """
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return _entries(stream, os.fspath(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeasurementError(f"profiles cannot be read from '{os.fspath(path)}' ({error})") from None
+
+
+def _entries(lines: Iterable[str], path: str) -> list[Entry]:
+    entries: list[Entry] = []
+    number = 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            if number == 1:
+                if entry["schema"] != _EXPORT_SCHEMA:
+                    raise MeasurementError(
+                        f"'{path}' has schema {entry['schema']!r}, not {_EXPORT_SCHEMA}; export it again"
+                    )
+                continue
+            kind, key, record = entry["kind"], entry["key"], entry["record"]
+            if not isinstance(key, str) or not isinstance(record, dict):
+                raise TypeError("key or record has the wrong type")
+        except (ValueError, KeyError, TypeError) as error:
+            raise MeasurementError(
+                f"'{path}' is not a file of profiles: line {number} ({type(error).__name__}: {error})"
+            ) from None
+        entries.append((kind, key, record))
+    if number == 0:
+        raise MeasurementError(f"'{path}' is empty, not a file of profiles; export it again")
+    return entries
+
+
+_logger = logging.getLogger(__name__)
 
 KINDS = ("compute", "collective", "saved", "discovery")
 CACHED = ("tables", "frontiers", "explorations", "captures")
 """The kinds of values that can be computed again, which the store may therefore lose."""
-FAILURES = ("error", "failed", "lost")
+_FAILURES = ("error", "failed", "lost")
 """The keys under which a record says why it is empty (of a workload, a collective, an operator)."""
 _ROWS_PER_BATCH = 10_000  # an assumption: some megabytes of records at a time
 _KEYS_PER_QUERY = 900  # SQLite's historical limit of variables is 999
 _HASHES = 16**8
 """The number of values of the first eight digits of a key's hash."""
 
-Record = dict[str, Any]
+_Record = dict[str, Any]
 _Result = TypeVar("_Result")
 
 
@@ -73,7 +313,7 @@ def default_path() -> Path:
 class RecordSample:
     """Records drawn from a store that has ``total`` records of their kind."""
 
-    records: tuple[tuple[str, Record], ...]
+    records: tuple[tuple[str, _Record], ...]
     total: int
 
     @property
@@ -108,19 +348,19 @@ class ProfileStore:
         """The record, or the cached value with lists for tuples; None if there is none."""
         if kind not in CACHED:
             return self.get_many([key], kind).get(key)
-        content = self._do(lambda connection: read_cached(connection, kind, key, time.time()))
+        content = self._do(lambda connection: _read_cached(connection, kind, key, time.time()))
         # A damaged value is as good as none, and damage may surface as any error.
         with contextlib.suppress(Exception):
             return None if content is None else unpack(content)
         return None
 
-    def get_many(self, keys: Iterable[str], kind: str = "compute") -> dict[str, Record]:
+    def get_many(self, keys: Iterable[str], kind: str = "compute") -> dict[str, _Record]:
         """The records of those keys that exist."""
         _check_kind(kind)
         wanted = list(dict.fromkeys(keys))
 
-        def read(connection: sqlite3.Connection) -> dict[str, Record]:
-            found: dict[str, Record] = {}
+        def read(connection: sqlite3.Connection) -> dict[str, _Record]:
+            found: dict[str, _Record] = {}
             for start in range(0, len(wanted), _KEYS_PER_QUERY):
                 part = wanted[start : start + _KEYS_PER_QUERY]
                 marks = ",".join("?" * len(part))
@@ -141,7 +381,7 @@ class ProfileStore:
         _check_kind(kind)
         rows = [(kind, key, _dump(key, record)) for key, record in records.items()]
         if rows:
-            self._do(lambda connection: insert(connection, rows))
+            self._do(lambda connection: _insert(connection, rows))
 
     def put(self, key: str, record: Mapping[str, Any], kind: str = "compute") -> None:
         """Save one record, or a value of a kind in :data:`CACHED`, in which arrays may stand; a store in
@@ -159,7 +399,7 @@ class ProfileStore:
         def write(connection: sqlite3.Connection) -> None:
             # No reason to keep measurements, which are small, in memory only.
             try:
-                write_cached(connection, kind, key, content, time.time())
+                _write_cached(connection, kind, key, content, time.time())
             except (sqlite3.OperationalError, sqlite3.DataError) as error:  # a full disk, a value too large
                 raise MeasurementError(f"{self.path} cannot be written ({error})") from error
 
@@ -167,7 +407,7 @@ class ProfileStore:
 
     def cached(self, kind: str, prefix: str) -> list[str]:
         """The keys of the cached values of a kind that begin with ``prefix``."""
-        return self._do(lambda connection: cached_keys(connection, kind, prefix))
+        return self._do(lambda connection: _cached_keys(connection, kind, prefix))
 
     def forget_failed(self) -> int:
         """Forget what could not be measured or tried, so it is tried again; return the number of records."""
@@ -175,18 +415,19 @@ class ProfileStore:
         def remove(connection: sqlite3.Connection) -> int:
             # The text search only narrows: a record may contain the word elsewhere, so each is parsed before
             # it is deleted.
-            like = " OR ".join("instr(record, ?)" for _ in FAILURES)
-            with transaction(connection):
+            like = " OR ".join("instr(record, ?)" for _ in _FAILURES)
+            with _transaction(connection):
                 rows = connection.execute(
-                    f"SELECT kind, key, record FROM profiles WHERE {like}", [f'"{name}"' for name in FAILURES]
+                    f"SELECT kind, key, record FROM profiles WHERE {like}",
+                    [f'"{name}"' for name in _FAILURES],
                 )
-                failed = [(kind, key) for kind, key, text in rows if set(FAILURES) & json.loads(text).keys()]
+                failed = [(kind, key) for kind, key, text in rows if set(_FAILURES) & json.loads(text).keys()]
                 connection.executemany("DELETE FROM profiles WHERE kind = ? AND key = ?", failed)
             return len(failed)
 
         return self._do(remove)
 
-    def items(self, kind: str = "compute", prefix: str = "") -> Iterator[tuple[str, Record]]:
+    def items(self, kind: str = "compute", prefix: str = "") -> Iterator[tuple[str, _Record]]:
         """All ``(key, record)`` pairs of a kind whose key begins with ``prefix``, in key order."""
         _check_kind(kind)
         last: str | None = None
@@ -238,8 +479,8 @@ class ProfileStore:
         return found.hexdigest()
 
     def export_file(self, path: str | os.PathLike[str]) -> int:
-        """Write everything to a file of JSON lines (:mod:`tensoropt.profiling.export`); return the count."""
-        return write_export(path, ((kind, *item) for kind in KINDS for item in self.items(kind)))
+        """Write everything to a file of JSON lines; return the count."""
+        return _write_export(path, ((kind, *item) for kind in KINDS for item in self.items(kind)))
 
     def import_file(self, path: str | os.PathLike[str]) -> int:
         """Add the records of an exported file, replacing those with the same keys; return the count.
@@ -248,10 +489,10 @@ class ProfileStore:
             MeasurementError: the file is missing or is not an export; nothing is then imported.
         """
         rows = []
-        for kind, key, record in read_export(path):
+        for kind, key, record in _read_export(path):
             _check_kind(kind)
             rows.append((kind, key, _dump(key, record)))
-        self._do(lambda connection: insert(connection, rows))
+        self._do(lambda connection: _insert(connection, rows))
         return len(rows)
 
     def close(self) -> None:
@@ -279,11 +520,11 @@ class ProfileStore:
         except NotOursError as error:
             reason = str(error)
         except sqlite3.DatabaseError as error:
-            if cannot_write(error):
+            if _cannot_write(error):
                 return self._fall_back(str(error))
             # A lock is not damage: the file stays where it is.
             if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
-                return self._fall_back(f"{error}: another process has been writing for {BUSY_TIMEOUT_S:g} s")
+                return self._fall_back(f"{error}: another process has been writing for {_BUSY_TIMEOUT_S:g} s")
             reason = str(error)
         except OSError as error:
             return self._fall_back(error.strerror or str(error))
@@ -300,11 +541,11 @@ class ProfileStore:
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{ending}", f"{aside}{ending}")
             connection = connect(self.path)
-            rows = readable_rows(aside)
-            insert(connection, rows)
+            rows = _readable_rows(aside)
+            _insert(connection, rows)
         except (OSError, sqlite3.DatabaseError, NotOursError) as error:
             return self._fall_back(f"{reason}; it could not be moved aside either: {error}")
-        logger.warning(
+        _logger.warning(
             "The profile store %s could not be used (%s). It was moved to %s, and a new one was begun with "
             "the %d records that could be read; other measurements are made again where needed.",
             self.path,
@@ -317,8 +558,8 @@ class ProfileStore:
     def _fall_back(self, reason: str) -> sqlite3.Connection:
         """Continue in memory, with the contents of the file if it can at least be read."""
         assert self.path is not None
-        known = readable_rows(self.path)
-        logger.warning(
+        known = _readable_rows(self.path)
+        _logger.warning(
             "The profile store %s cannot be written (%s). Its %d records are used; new measurements are kept "
             "in memory and lost at the end. Set TENSOROPT_CACHE to a folder that can be written.",
             self.path,
@@ -327,7 +568,7 @@ class ProfileStore:
         )
         self.path = None
         connection = connect(None)
-        insert(connection, known)
+        _insert(connection, known)
         return connection
 
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
@@ -342,7 +583,7 @@ class ProfileStore:
                 # sqlite3 raises plain DatabaseError for "malformed" and "not a database", OperationalError
                 # for locks and disks.
                 corrupt = not isinstance(error, sqlite3.OperationalError)
-                if not corrupt and not cannot_write(error):
+                if not corrupt and not _cannot_write(error):
                     raise MeasurementError(
                         f"the profile store {self.path} did not answer ({error}); try again"
                     ) from error

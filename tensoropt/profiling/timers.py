@@ -43,7 +43,7 @@ group."""
 _LEAST_LEAD_S = 1e-4
 _SLEEP_CYCLES = 10**7  # some milliseconds, which measure a device's clock well enough
 
-Mark = Any
+_Mark = Any
 """A moment on a device's clock; only the timer that created it can read it."""
 _Result = TypeVar("_Result")
 
@@ -59,8 +59,8 @@ class Span:
             waited for the host in between, and the span is not the device's own time.
     """
 
-    begin: Mark
-    end: Mark
+    begin: _Mark
+    end: _Mark
     host_s: float = 0.0
     ahead: bool = True
 
@@ -205,7 +205,7 @@ class WallTimer:
         return [span.end - span.begin for span in spans]
 
     def release(self) -> None:
-        """Do nothing: a CPU rank keeps the memory that it frees (:mod:`tensoropt.ranks.allocator`)."""
+        """Do nothing: a CPU rank keeps the memory that it frees (:mod:`tensoropt.ranks.worker`)."""
 
     def works(self) -> bool:
         return True

@@ -21,19 +21,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, iter_refs, map_refs
 from tensoropt.ops.calls import LocalCall
-from tensoropt.ops.context import ShardContext, SingleDevice
+from tensoropt.ops.kernels import ShardContext, SingleDevice
 from tensoropt.ops.layouts import local_shape
 from tensoropt.ops.localise import localise
 from tensoropt.ops.overloads import OwnFunctionError
 from tensoropt.ops.registry import bind, samples_of, timed_limits
 from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.reshard.buffers import resharding_elements
-from tensoropt.sharding.reshard.steps import edge_steps
+from tensoropt.sharding.reshard.steps import edge_steps, resharding_elements
 
 Order = tuple[int, ...]
 """The dims of a tensor, from the one with the largest stride to the one with the smallest."""
-VERSION = 5
+_VERSION = 5
 """A part of every key in stores and saved explorations; increased when the meaning of a workload changes."""
 
 
@@ -117,7 +116,7 @@ class Workload:
         ]
         # SHA-256 instead of hash(), because keys are kept in files and compared between processes. 128 bits
         # are kept.
-        payload = json.dumps([VERSION, inputs, calls, self.resolved, self.writes])
+        payload = json.dumps([_VERSION, inputs, calls, self.resolved, self.writes])
         return hashlib.sha256(payload.encode()).hexdigest()[:32]
 
     @property

@@ -21,12 +21,11 @@ import torch.distributed as dist
 
 from tensoropt.cluster import pin_rank, rank_cores
 from tensoropt.errors import MeasurementError
-from tensoropt.ops.context import SingleDevice
+from tensoropt.ops.kernels import SingleDevice
 from tensoropt.profiling.timers import DeviceTimer, Span, end_if_lost, local_timer, timed, timer_of
 from tensoropt.profiling.workload import Workload, differentiable, makes_tensors, random_tensor, run_workload
-from tensoropt.ranks.allocator import keep_freed_memory
-from tensoropt.ranks.timeouts import call_in_fork
-from tensoropt.ranks.worker import tell
+from tensoropt.ranks.worker import keep_freed_memory, tell
+from tensoropt.ranks.worker_process import call_in_fork
 
 MIN_REPEATS, TARGET_S = 5, 0.12
 """A workload is repeated until ``TARGET_S`` is spent, but at least ``MIN_REPEATS`` times, and at most as
@@ -36,7 +35,7 @@ _BOTH_WAYS = 3
 """The ratio of forward plus backward to forward: a backward computes about twice as much as its forward."""
 _STARTS, _NODES = 50, 41
 """How often the start of a backward is timed, and the nodes of the longer of the two chains used for it."""
-WAYS = ("forward", "backward")
+_WAYS = ("forward", "backward")
 WAITS = "waits"
 """The field in a GPU's record which says that the host could not run ahead, for example because the work
 waits for the device: the device's seconds may then contain some in which it waited for the host."""
@@ -108,7 +107,7 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
         _meet(dist.barrier)
     given: dict[str, torch.Tensor] = {}
     copies: list[Mapping[str, torch.Tensor]] = []
-    laps: list[Lap] = []
+    laps: list[_Lap] = []
 
     def copies_wanted() -> int:
         given.update({name: random_tensor(spec, timer.device) for name, spec, _ in work.inputs})
@@ -202,9 +201,9 @@ def anew(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-Visit = tuple[Span, Span | None]
+_Visit = tuple[Span, Span | None]
 """The forward and backward of one copy; no backward if it has none."""
-Lap = list[Visit]
+_Lap = list[_Visit]
 
 
 def _lap(
@@ -215,7 +214,7 @@ def _lap(
     *,
     cold: bool = True,
     ahead: bool = True,
-) -> Lap:
+) -> _Lap:
     """Run a step of a model made of the copies: forward through all of them, backward in reverse order.
 
     As in a model, the activations that a visit reads were made just before it, and the copy's own tensors
@@ -226,7 +225,7 @@ def _lap(
     """
     ways = [_forward(work, own, training, timer, cold=cold, ahead=ahead) for own in copies]
     kept: list[Any] = []  # gradients stay, as they do until the optimizer's step
-    lap: Lap = []
+    lap: _Lap = []
     while ways:
         # pop() takes the last copy first, as backward does, and releases its tensors afterwards.
         forward, tensors = ways.pop()
@@ -282,18 +281,18 @@ def _start_of_backward_s() -> float:
     return max(single - (chain - single) / (_NODES - 1), 0.0)
 
 
-def _counted(laps: Sequence[Lap]) -> list[Visit]:
+def _counted(laps: Sequence[_Lap]) -> list[_Visit]:
     """The visits in which the host was ahead of the device; all if it never was."""
     visits = [visit for lap in laps for visit in lap]
     return [visit for visit in visits if all(span.ahead for span in visit if span)] or visits
 
 
-def _ahead(laps: Sequence[Lap]) -> int:
+def _ahead(laps: Sequence[_Lap]) -> int:
     """The number of visits in which the host was ahead."""
     return sum(all(span.ahead for span in visit if span) for lap in laps for visit in lap)
 
 
-def _seconds(laps: Sequence[Lap], timer: DeviceTimer) -> dict[str, list[float]]:
+def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]:
     """The seconds of each visit that counts, once the device has done all of them."""
     visits = _counted(laps)
     return {
@@ -302,7 +301,7 @@ def _seconds(laps: Sequence[Lap], timer: DeviceTimer) -> dict[str, list[float]]:
     }
 
 
-def _host_seconds(laps: Sequence[Lap]) -> dict[str, list[float]]:
+def _host_seconds(laps: Sequence[_Lap]) -> dict[str, list[float]]:
     """The host seconds of issuing each visit that counts."""
     visits = _counted(laps)
     return {
@@ -361,8 +360,8 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if errors:
         # False sorts before True: a rank's own error comes before that of one that only heard of it.
         return min(errors, key=lambda record: record["error"] == _ELSEWHERE)
-    slowest = max(ranks, key=lambda r: sum(usual(r[way]) for way in WAYS))
-    both = [f + b for f, b in zip(*(slowest[way] for way in WAYS), strict=True)]
+    slowest = max(ranks, key=lambda r: sum(usual(r[way]) for way in _WAYS))
+    both = [f + b for f, b in zip(*(slowest[way] for way in _WAYS), strict=True)]
     seconds = {f"{way}_s": usual(times) for way, times in slowest.items() if way != WAITS}
     waits = {WAITS: True} if any(WAITS in record for record in ranks) else {}
     return {**seconds, **waits, "spread": _spread(both), "repeats": len(both)}

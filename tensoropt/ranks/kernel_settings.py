@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-Fp32 = Literal["ieee", "tf32", "bf16"]
+_Fp32 = Literal["ieee", "tf32", "bf16"]
 """The format in which kernels compute with float32 numbers."""
 _LEVELS = {("ieee", "ieee"): "highest", ("tf32", "tf32"): "high", ("tf32", "bf16"): "medium"}
 """The names that :func:`torch.set_float32_matmul_precision` has for some pairs (GPU, CPU)."""
@@ -32,12 +32,12 @@ class KernelSettings:
         cudnn_deterministic, deterministic: allow only deterministic algorithms, in cuDNN or everywhere.
     """
 
-    matmul: Fp32 = "ieee"
-    convolution: Fp32 = "tf32"
-    recurrent: Fp32 = "tf32"
-    cpu_matmul: Fp32 = "ieee"
-    cpu_convolution: Fp32 = "ieee"
-    cpu_recurrent: Fp32 = "ieee"
+    matmul: _Fp32 = "ieee"
+    convolution: _Fp32 = "tf32"
+    recurrent: _Fp32 = "tf32"
+    cpu_matmul: _Fp32 = "ieee"
+    cpu_convolution: _Fp32 = "ieee"
+    cpu_recurrent: _Fp32 = "ieee"
     fp16_reduction: bool = True
     bf16_reduction: bool = True
     benchmark: bool = False

@@ -24,10 +24,18 @@ from typing import Any
 
 from tensoropt.cluster import gpu_rank_cores, rank_cores
 from tensoropt.errors import MeasurementError
-from tensoropt.ranks.failures import RankError, died_during, hangs_in, raised_in
 from tensoropt.ranks.kernel_settings import KernelSettings
-from tensoropt.ranks.timeouts import Timeout
-from tensoropt.ranks.worker_process import EXIT_S, WorkerProcess, kill_all, start_worker
+from tensoropt.ranks.worker_process import (
+    EXIT_S,
+    RankError,
+    Timeout,
+    WorkerProcess,
+    died_during,
+    hangs_in,
+    kill_all,
+    raised_in,
+    start_worker,
+)
 
 _GRACE_S = 3.0
 """How long the other ranks may take to answer once one has failed; those that wait for it forever are then

@@ -1,18 +1,31 @@
-"""One worker as the pool sees it: a process, the connection to it, and the file it prints to."""
+"""One worker as the pool sees it: a process, the connection to it, and the file it prints to.
+
+The ways in which a run on ranks fails: a rank raises, dies or hangs.
+
+Time-outs that do not count time while this machine is suspended, and forks for calls that may never
+end.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
+
+from tensoropt.errors import MeasurementError
 
 EXIT_S = 2.0
 """How long an idle worker may take to exit."""
@@ -113,3 +126,164 @@ def start_worker(log: Path, prefix: Sequence[str], threads: int, interface: str)
     return WorkerProcess(
         process=process, connection=Connection(ours.detach()), lifeline=lifeline_write, log=log
     )
+
+
+_STACK_S = 5.0  # how long hanging workers may take to write their stacks
+_LOG_TAIL, _LAST_WORDS = 2000, 200  # characters of a worker's own output that an error shows
+
+
+class RankError(MeasurementError):
+    """The failure of a run on a rank. The message's first paragraph says what happened, the rest says where.
+
+    Attributes:
+        rank: the rank that failed first.
+        kind: ``raised``, ``died`` or ``hung``.
+        cause: the exception itself if it could be sent, otherwise None.
+    """
+
+    def __init__(self, message: str, *, rank: int, kind: str, cause: BaseException | None = None) -> None:
+        super().__init__(message)
+        self.rank, self.kind, self.cause = rank, kind, cause
+
+    @property
+    def summary(self) -> str:
+        """The failure in one line."""
+        return str(self).splitlines()[0]
+
+    def __reduce__(self) -> tuple:
+        return _rebuild_error, (str(self), self.rank, self.kind)
+
+
+def _rebuild_error(message: str, rank: int, kind: str) -> RankError:
+    return RankError(message, rank=rank, kind=kind)
+
+
+def _tail(worker: WorkerProcess) -> str:
+    text = worker.output().strip()[-_LOG_TAIL:]
+    return f"\n\nIts last output:\n{text}" if text else ""
+
+
+def raised_in(rank: int, what: str, content: tuple[str, str, bytes | None]) -> RankError:
+    """The error for a rank whose function raised, built from the worker's report."""
+    summary, trace, pickled = content
+    # Not every exception can be pickled or rebuilt; text and traceback are always present.
+    cause: BaseException | None = None
+    if pickled is not None:
+        with contextlib.suppress(Exception):
+            loaded = pickle.loads(pickled)
+            cause = loaded if isinstance(loaded, BaseException) else None
+    message = f"rank {rank} failed in {what}: {summary}\n\n{trace}"
+    return RankError(message, rank=rank, kind="raised", cause=cause)
+
+
+def died_during(worker: WorkerProcess, rank: int, what: str) -> RankError:
+    """The error for a rank whose connection closed: how its process ended, and its last output."""
+    try:
+        code: int | None = worker.process.wait(timeout=EXIT_S)
+    except subprocess.TimeoutExpired:
+        code = None
+    how = f"with exit code {code}"
+    if code is not None and code < 0:
+        how = f"by signal {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            how += " (out of memory?)"  # only the kernel is likely to have killed it
+    if what == "start" and (words := worker.output().strip().rpartition("\n")[2]):
+        how += f" ({words[:_LAST_WORDS]})"
+    return RankError(f"rank {rank} died {how} during {what}{_tail(worker)}", rank=rank, kind="died")
+
+
+def hangs_in(workers: Mapping[int, WorkerProcess], what: str, timeout_s: float) -> RankError:
+    """The error for ranks, given with their workers, that did not answer; asks them for their stacks."""
+    deadline = time.monotonic() + _STACK_S
+    for worker in workers.values():
+        worker.write_stack(deadline)
+    first, *_ = workers
+    return RankError(
+        f"rank {', '.join(map(str, workers))} did not finish {what} within {timeout_s:g} s;"
+        f" raise timeout_s or look where it stands{_tail(workers[first])}",
+        rank=first,
+        kind="hung",
+    )
+
+
+SPELL_S = 1.0
+"""Waiting is counted in intervals of this length. An interval that takes more than twice as long was no
+waiting: this process was stopped meanwhile. A second is short compared with every time-out, and long compared
+with scheduler delays."""
+
+
+class Timeout:
+    """A time-out: the seconds that other processes may take.
+
+    While this process is stopped (Ctrl-Z, a debugger, a suspended machine, a clock that jumps), the processes
+    it waits for may be stopped as well, so that time is not counted against them.
+
+    Args:
+        seconds: the total time to wait.
+        clock: returns seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
+        self.left_s = self._all_s = seconds
+        self._clock = clock
+
+    def renew(self) -> None:
+        """Start counting again, because a process that is being waited for has given a sign of life."""
+        self.left_s = max(self.left_s, self._all_s)
+
+    def at_most(self, seconds: float) -> None:
+        """Wait no longer than ``seconds`` from now on, whatever signs of life arrive."""
+        self.left_s, self._all_s = min(self.left_s, seconds), 0.0
+
+    def wait(self, connections: Sequence[Connection]) -> list[Connection]:
+        """The connections that can be read; none once the time is over. Each is polled at least once."""
+        while True:
+            spell_s = max(0.0, min(self.left_s, SPELL_S))
+            start = self._clock()
+            ready = wait(connections, timeout=spell_s)
+            self.left_s -= min(max(self._clock() - start, 0.0), 2 * SPELL_S)
+            if ready or self.left_s <= 0:
+                return ready  # type: ignore[return-value]  # connections are all it was given
+
+
+def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
+    """Return the result of a function that may hang or crash, run in a fork; the result must be picklable.
+
+    Raises:
+        MeasurementError: it raised, its process died, or it did not end within ``allowed_s``.
+    """
+    ours, theirs = Pipe(duplex=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child uses only its own
+        pid = os.fork()
+    if pid == 0:
+        _child(function, theirs)
+    theirs.close()
+    try:
+        if not Timeout(allowed_s).wait([ours]):
+            raise MeasurementError(f"it did not end within {allowed_s:.0f} s")
+        verdict, content = pickle.loads(ours.recv_bytes())
+    except EOFError:
+        raise MeasurementError("the process that tried it died") from None
+    finally:
+        ours.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if verdict == "error":
+        raise MeasurementError(content)
+    return content
+
+
+def _child(function: Callable[[], Any], connection: Any) -> None:
+    """Never returns, because this process's exit handlers belong to the parent."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+        faulthandler.disable()  # a crash is a valid answer in this process
+        try:
+            answer = pickle.dumps(("ok", function()))
+        except Exception as error:
+            answer = pickle.dumps(("error", f"{type(error).__name__}: {error}".splitlines()[0]))
+        connection.send_bytes(answer)
+    finally:
+        os._exit(0)

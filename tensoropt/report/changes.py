@@ -22,9 +22,9 @@ from tensoropt.plan.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_links
 from tensoropt.report.detail import recorded_of
 
-BANDWIDTH, DTYPE, MICRO_BATCHES, DEVICES = "bandwidth", "bfloat16", "micro-batches", "devices"
+_BANDWIDTH, _DTYPE, _MICRO_BATCHES, _DEVICES = "bandwidth", "bfloat16", "micro-batches", "devices"
 ALL = "all"
-SEARCHED = "it was searched already"
+_SEARCHED = "it was searched already"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class ChangedQuestion:
+class _ChangedQuestion:
     """The question to explore for a change: everything that defines an exploration."""
 
     graph: OperatorGraph
@@ -73,17 +73,17 @@ def change_named(exploration: Exploration, key: str) -> Change:
     """
     cluster = Cluster.from_dict(exploration.cluster)
     kind, _, value = key.partition(":")
-    if kind == MICRO_BATCHES and value.isascii() and value.isdecimal() and 0 < int(value) < 2**31:
+    if kind == _MICRO_BATCHES and value.isascii() and value.isdecimal() and 0 < int(value) < 2**31:
         return _with_count(exploration, int(value))
     found = (*_bandwidths(cluster), _dtype(exploration), _devices(cluster))
     for change in found:
         if change.key == key:
             return change
-    keys = [*(change.key for change in found), f"{MICRO_BATCHES}:N"]
+    keys = [*(change.key for change in found), f"{_MICRO_BATCHES}:N"]
     raise TensorOptError(f"there is no change '{key}' of this exploration; there are {', '.join(keys)}")
 
 
-def question_of_change(exploration: Exploration, key: str) -> ChangedQuestion:
+def question_of_change(exploration: Exploration, key: str) -> _ChangedQuestion:
     """Return the question to explore for a change. A memory budget is left out: it only says which points
     fit.
 
@@ -97,18 +97,18 @@ def question_of_change(exploration: Exploration, key: str) -> ChangedQuestion:
     cluster = Cluster.from_dict(exploration.cluster)
     settings = replace(Settings.from_dict(exploration.settings), memory_bytes=None)
     kind, _, value = key.partition(":")
-    if kind == BANDWIDTH:
+    if kind == _BANDWIDTH:
         cluster = with_faster_links(cluster, None if value == ALL else value)
-    elif kind == DTYPE:
-        graph = with_compute_dtype(graph, DTYPE)
-        settings = replace(settings, dtype=DTYPE)
+    elif kind == _DTYPE:
+        graph = with_compute_dtype(graph, _DTYPE)
+        settings = replace(settings, dtype=_DTYPE)
         model = model.model_copy(update={"fingerprint": graph.fingerprint})
-    elif kind == DEVICES:
+    elif kind == _DEVICES:
         cluster = twice_the_devices(cluster)
     else:
         counts = {*searched_counts(exploration), int(value)}
         settings = replace(settings, micro_batches=tuple(sorted(counts)))
-    return ChangedQuestion(graph, model, cluster, settings)
+    return _ChangedQuestion(graph, model, cluster, settings)
 
 
 # -- links ----------------------------------------------------------------------------------------------
@@ -154,12 +154,12 @@ def _bandwidths(cluster: Cluster) -> tuple[Change, ...]:
             "cluster with the links that you think of in a file, and explore with --cluster FILE"
         )
     found = [
-        Change(f"{BANDWIDTH}:{name}", f"twice the bandwidth of the {words}", "latencies stay", refusal)
+        Change(f"{_BANDWIDTH}:{name}", f"twice the bandwidth of the {words}", "latencies stay", refusal)
         for name, words in link_titles(cluster).items()
     ]
     if len(found) > 1:
         found.append(
-            Change(f"{BANDWIDTH}:{ALL}", "twice the bandwidth of all links", "latencies stay", refusal)
+            Change(f"{_BANDWIDTH}:{ALL}", "twice the bandwidth of all links", "latencies stay", refusal)
         )
     return tuple(found)
 
@@ -169,8 +169,8 @@ def _bandwidths(cluster: Cluster) -> tuple[Change, ...]:
 
 def _dtype(exploration: Exploration) -> Change:
     dtype = str(exploration.settings.get("dtype", "float32"))
-    refusal = f"it computes in {dtype} already" if dtype == DTYPE else ""
-    return Change(DTYPE, "computing in bfloat16", "float32 master weights and optimizer state", refusal)
+    refusal = f"it computes in {dtype} already" if dtype == _DTYPE else ""
+    return Change(_DTYPE, "computing in bfloat16", "float32 master weights and optimizer state", refusal)
 
 
 # -- micro-batches --------------------------------------------------------------------------------------
@@ -193,14 +193,14 @@ def _micro_batches(exploration: Exploration, index: int) -> Change:
     space = exploration.spaces[point.space]
     count = 2 * space.micro_batches
     if point.placed is not None:
-        return Change(MICRO_BATCHES, "twice the micro-batches", refusal="its planner places operators")
+        return Change(_MICRO_BATCHES, "twice the micro-batches", refusal="its planner places operators")
     places = 1
     if point.pipeline is not None and not _pinned(exploration):
         # An exploration takes counts for each place, see session/pipelines.py.
         places = space.mesh.shape[0]
         if count % places:
             return Change(
-                MICRO_BATCHES,
+                _MICRO_BATCHES,
                 f"{count} micro-batches",
                 refusal=f"{places} places take multiples of {places}",
             )
@@ -215,14 +215,14 @@ def _pinned(exploration: Exploration) -> bool:
 def _with_count(exploration: Exploration, count: int, places: int = 1) -> Change:
     """Return the change that adds so many micro-batches (for each place of a pipeline) to the searched
     counts."""
-    key, title = f"{MICRO_BATCHES}:{count}", f"{count * places} micro-batches"
+    key, title = f"{_MICRO_BATCHES}:{count}", f"{count * places} micro-batches"
     remark = "" if places == 1 else f"{count} for each of {places} places"
     try:
         if places > 1:
             # That the count for each place was searched does not mean that the total was.
             _counts(exploration, _with_micro_batches(exploration, count * places))
         if count in searched_counts(exploration):
-            return Change(key, title, remark, SEARCHED)
+            return Change(key, title, remark, _SEARCHED)
         if exploration.settings.get("mode") == "inference":
             return Change(key, title, remark, "inference has one micro-batch")
         _counts(exploration, _with_micro_batches(exploration, count))
@@ -237,14 +237,14 @@ def _with_micro_batches(exploration: Exploration, count: int) -> Settings:
 
 def was_searched(change: Change) -> bool:
     """Return whether a change is refused because the frontier already has its answer."""
-    return change.key.startswith(MICRO_BATCHES) and change.refusal == SEARCHED
+    return change.key.startswith(_MICRO_BATCHES) and change.refusal == _SEARCHED
 
 
 # -- devices --------------------------------------------------------------------------------------------
 
 
 def _devices(cluster: Cluster) -> Change:
-    key, title = f"{DEVICES}:{2 * cluster.device_count}", f"{2 * cluster.device_count} devices"
+    key, title = f"{_DEVICES}:{2 * cluster.device_count}", f"{2 * cluster.device_count} devices"
     if has_local_links(cluster):
         return Change(key, title, refusal="the devices are this machine's, which has no more to time")
     try:

@@ -9,15 +9,15 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import ClusterError
-from tensoropt.plan.compared import limits_asked
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.exploration_files import DESCRIBED
-from tensoropt.plan.made_for import for_gpus
+from tensoropt.plan.export import limits_asked
 from tensoropt.plan.model_source import is_onnx
 from tensoropt.plan.point import FRONTIER
 from tensoropt.plan.question import Question
+from tensoropt.plan.rates import for_gpus
 from tensoropt.plan.settings import Settings
-from tensoropt.report.table import run_line
+from tensoropt.report.explain import run_line
 from tensoropt.units import format_bytes
 
 
@@ -83,13 +83,13 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
 
 def _whole_source(source: str) -> str:
     """Return a model's source with the whole path of its file, if that lies below the current folder."""
-    path = file_of(source)
+    path = _file_of(source)
     if path is None or not path.is_file():
         return source
     return f"{path.resolve()}{source.removeprefix(str(path))}" if source.startswith(str(path)) else source
 
 
-def file_of(source: str) -> Path | None:
+def _file_of(source: str) -> Path | None:
     """Return the file that a model's source names; None for a model of the zoo or of an installed package."""
     place = source if is_onnx(source) else source.rpartition(":")[0]
     return Path(place) if place.endswith((".onnx", ".py")) else None
@@ -98,7 +98,7 @@ def file_of(source: str) -> Path | None:
 def run_place(exploration: Exploration, folder: str) -> str:
     """Say from where the commands run as they are, in a sentence."""
     folder_now, source = Path.cwd(), exploration.model.source
-    path = file_of(source)
+    path = _file_of(source)
     if path is not None and not path.is_absolute() and not path.is_file():
         return f"Run them where {path} lies, as it did when this was explored: it is not in {folder_now}."
     if path is not None and not path.is_file():
@@ -148,7 +148,7 @@ def commands_for(exploration: Exploration, folder: str, again: str, index: int) 
         *_choose_commands(exploration, folder, index),
         Command(
             "Run it on CPU ranks" if gpus else "Run it",
-            run_line(devices_of(exploration, index), "plan.json", gpus=gpus),
+            run_line(_devices_of(exploration, index), "plan.json", gpus=gpus),
         ),
         Command(
             "Check it beside the unsplit model, and keep what was found",
@@ -157,7 +157,7 @@ def commands_for(exploration: Exploration, folder: str, again: str, index: int) 
     )
 
 
-def devices_of(exploration: Exploration, index: int) -> int:
+def _devices_of(exploration: Exploration, index: int) -> int:
     """Return the number of devices that a point is for."""
     count = 1
     for size in exploration.spaces[exploration.all_points[index].space].mesh.shape:

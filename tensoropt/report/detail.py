@@ -2,39 +2,269 @@
 
 This works on an exploration loaded from disk: everything is rebuilt from the operator graph and the costs
 that were saved with it, and simulated anew.
+
+The detail of a point without indices, placed or pipelined, from its record.
+
+A point's strategy, rebuilt from what was saved with its exploration, to be simulated under changed
+costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.effects import READ, READ_BACK
 from tensoropt.costs.move_effects import MoveEffects
-from tensoropt.costs.prices import Prices
+from tensoropt.costs.prices import CommunicationCosts, Prices, runs_beside
 from tensoropt.errors import TensorOptError
 from tensoropt.ops.layouts import layout_names
-from tensoropt.plan.evaluate import Evaluation
+from tensoropt.placement.points import OVERLAP
+from tensoropt.plan.evaluate import Evaluation, evaluate_strategy
 from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.recorded import Recorded
-from tensoropt.report.carried import carried_detail
-from tensoropt.report.rebuilt import rebuilt
-from tensoropt.report.rows import Detail
-from tensoropt.report.spent import NOTHING, Spent, beside_groups, computed_by, spent_by_group
-from tensoropt.report.step_parts import step_parts
+from tensoropt.plan.plan import STAGE_AXIS
+from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import PipelineRecord, PlacedRecord
+from tensoropt.plan.recorded import Recorded, mesh_of
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload, workload
+from tensoropt.report.step_parts import (
+    COPIES,
+    NOTHING,
+    OPTIMIZER_TITLE,
+    RECOMPUTATION,
+    Computed,
+    Detail,
+    Part,
+    Share,
+    Spent,
+    beside_groups,
+    computed_by,
+    kind_of,
+    spent_by_group,
+    step_parts,
+)
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import stored_words
-from tensoropt.sharding.strategy import Edge, Strategy
+from tensoropt.sharding.strategy import Edge, Strategy, strategy_from_dict
 from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.overlap import Overlap
-from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.candidates import Overlap, overlap_of
 from tensoropt.simulate.recording import (
     COMPUTE,
     MEMORY_KINDS,
     EdgeRow,
     MemoryAt,
     OperatorRow,
+    StepRecorder,
     TimelineEvent,
 )
+
+
+def carried_detail(exploration: Exploration, index: int) -> Detail:
+    """Return the detail of placed or pipelined point ``index`` of ``all_points``, from its record."""
+    point = exploration.all_points[index]
+    assert point.record is not None, "a point with indices is simulated anew"
+    recording = point.record.recording
+    rows, timeline = recording.operator_rows(), recording.timeline()
+    parts: tuple[Part, ...]
+    if point.pipeline is not None:
+        parts = _parts_of_pipeline(exploration, index, point.pipeline, timeline)
+    else:
+        rows = _copying_apart(rows, spent_by_group(timeline, {row.group for row in rows}))
+        parts = _parts_of_placed(exploration, index, rows, timeline)
+    return Detail(
+        point=index,
+        operators=tuple(rows),
+        edges=(),
+        timeline=timeline,
+        memory_curve=recording.memory_curve(),
+        step=point,
+        overlap=OVERLAP if point.pipeline is None else point.pipeline.overlap,
+        sources=point.sources,
+        parts=parts,
+        places=_places_of(point),
+    )
+
+
+def _copying_apart(rows: Sequence[OperatorRow], spent: Mapping[str, Spent]) -> list[OperatorRow]:
+    """Return the rows of a placed plan with the seconds of its timeline; those that cut tensors into pieces,
+    or join pieces, copy."""
+    found = []
+    for row in rows:
+        one = spent.get(row.group, NOTHING)
+        worked = replace(row, communication_s=one.communication_s, forward_s=0.0, backward_s=0.0)
+        if row.members:
+            found.append(replace(worked, forward_s=one.forward_s, backward_s=one.backward_s))
+        else:
+            found.append(replace(worked, copies_s=one.forward_s + one.backward_s))
+    return found
+
+
+def _parts_of_placed(
+    exploration: Exploration, index: int, rows: Sequence[OperatorRow], timeline: Sequence[TimelineEvent]
+) -> tuple[Part, ...]:
+    """Return the parts of the step on the device that computes longest."""
+    busy: dict[str, float] = defaultdict(float)
+    for event in timeline:
+        if event.is_computing:
+            busy[event.lane] += event.duration_s
+    lane = max(busy, key=busy.__getitem__, default="")
+    own = [event for event in timeline if event.lane == lane]
+    spent = spent_by_group(own, {row.group for row in rows})
+    computed = []
+    copied_s = 0.0
+    for row in rows:
+        one = spent.get(row.group, NOTHING)
+        if row.members:
+            computed.append(Computed(row.module, _kind(exploration, row), one.forward_s + one.backward_s))
+        else:
+            copied_s += one.forward_s + one.backward_s
+    beside = beside_groups(own, spent)
+    beside[COPIES] += copied_s
+    return step_parts(exploration, index, computed, beside, timeline)
+
+
+def _kind(exploration: Exploration, row: OperatorRow) -> str:
+    """Return what a placed group, or a piece of one, computes."""
+    recorded = exploration.recorded
+    group = recorded.grouped.group_of.get(row.members[0]) if recorded is not None else None
+    return kind_of(group.anchor.target if group is not None else row.members[0])
+
+
+def _parts_of_pipeline(
+    exploration: Exploration, index: int, record: PipelineRecord, timeline: Sequence[TimelineEvent]
+) -> tuple[Part, ...]:
+    """Return the parts of the step on a rank of the busiest place."""
+    if record.computed is None:  # saved by an older version: its stages' operators are not distinguished
+        return step_parts(exploration, index, None, {}, timeline)
+    computed = [Computed(module, kind_of(target), s) for _, module, target, s in record.computed]
+    beside = {RECOMPUTATION: record.again_s, OPTIMIZER_TITLE: record.optimizer_s}
+    known_s = sum(beside.values()) + sum(one.seconds for one in computed)
+    # This includes the slow-down of computation during communication.
+    beside[COPIES] = max(exploration.all_points[index].compute_s - known_s, 0.0)
+    return step_parts(exploration, index, computed, beside, timeline)
+
+
+def _places_of(point: Point) -> tuple[Share, ...]:
+    """Return the peak and the seconds of each device of a placed plan, or of a rank of each place of a
+    pipeline.
+
+    Empty for pipelines that were explored before these were kept, and for points that carry no recording.
+    """
+    if point.placed is not None:
+        return _devices(point.placed, sum(point.terms.values()))
+    return () if point.pipeline is None else tuple(_places(point.pipeline))
+
+
+def _devices(record: PlacedRecord, beside_bytes: float) -> tuple[Share, ...]:
+    device_of = {row.group: row.configuration["device"] for row in record.recording.operator_rows()}
+    seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for event in record.recording.timeline():
+        if event.is_computing:
+            seconds[event.lane.removeprefix("device ")][0] += event.duration_s
+        elif event.group in device_of:
+            seconds[device_of[event.group]][1] += event.duration_s
+    return tuple(
+        Share(f"device {number}", peak + beside_bytes, *seconds[str(number)])
+        for number, peak in enumerate(record.info.peak_bytes)
+    )
+
+
+def _places(record: PipelineRecord) -> Iterator[Share]:
+    if record.loads is None:
+        return
+    stages: dict[int, list[str]] = defaultdict(list)
+    for row in record.recording.operator_rows():
+        stages[int(row.configuration[STAGE_AXIS])].append(row.group.removeprefix("stage "))
+    for number, (peak, seconds) in enumerate(zip(record.info.peak_bytes, record.loads, strict=True)):
+        own = stages[number]
+        title = f"place {number}, stage{'s' if len(own) > 1 else ''} {', '.join(own)}"
+        yield Share(title, peak, *seconds)
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A sharded point's strategy, with the workloads and the costs that it was simulated with.
+
+    Attributes:
+        works, facts: the workload and the facts of each group.
+    """
+
+    exploration: Exploration
+    recorded: Recorded
+    cluster: Cluster
+    mesh: Mesh
+    strategy: Strategy
+    works: Mapping[str, Workload]
+    facts: Mapping[str, Facts]
+
+    def prices(
+        self,
+        *,
+        cluster: Cluster | None = None,
+        recorded: Recorded | None = None,
+        communication: CommunicationCosts | None = None,
+    ) -> Prices:
+        """Return the prices of its exploration, or those of another cluster with the same mesh, of other
+        seconds for workloads and links, or of collectives that are priced differently."""
+        settings = self.exploration.settings
+        found = (recorded or self.recorded).prices(
+            cluster or self.cluster,
+            self.mesh,
+            self.strategy.mesh,
+            str(settings["optimizer"]),
+            with_process=bool(settings.get("process_memory")),
+        )
+        if communication is not None:
+            found.communication = communication
+        return found
+
+    def overlap(self, cluster: Cluster | None = None) -> Overlap:
+        """Return what overlaps what on its cluster, or on another one with the same mesh."""
+        asked = str(self.exploration.settings.get("overlap", "default"))
+        where = cluster or self.cluster
+        return overlap_of(where, self.mesh, beside=runs_beside(where.device_type, asked))
+
+    def simulated(
+        self,
+        *,
+        cluster: Cluster | None = None,
+        recorded: Recorded | None = None,
+        communication: CommunicationCosts | None = None,
+        recorder: StepRecorder | None = None,
+    ) -> Evaluation:
+        """Return one simulated step of it at :meth:`prices`."""
+        prices = self.prices(cluster=cluster, recorded=recorded, communication=communication)
+        return evaluate_strategy(
+            self.strategy, self.works, self.facts, prices, self.overlap(cluster), recorder
+        )
+
+
+def rebuilt(exploration: Exploration, index: int, recorded: Recorded) -> Rebuilt:
+    """Return point ``index`` of ``exploration.all_points``, which is neither placed nor a pipeline, rebuilt.
+
+    Raises:
+        TensorOptError: the costs of its workloads were not saved.
+    """
+    space = exploration.spaces[exploration.all_points[index].space]
+    strategy = strategy_from_dict(exploration.plan(index).strategy_data(), recorded.grouped)
+    cluster = Cluster.from_dict(exploration.cluster)
+    works = {
+        name: workload(recorded.grouped, configuration, strategy.mesh)
+        for name, configuration in strategy.configurations.items()
+    }
+    return Rebuilt(
+        exploration,
+        recorded,
+        cluster,
+        mesh_of(cluster, space.mesh.shape, space.mesh.names),
+        strategy,
+        works,
+        {name: recorded.compute.of(work).facts for name, work in works.items()},
+    )
+
 
 _COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
 """The moments of a step whose work moves something to where it is used."""

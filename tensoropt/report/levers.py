@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tensoropt.cluster import Cluster
+from tensoropt.costs.compute import call_class, peak_flops
 from tensoropt.costs.prices import FREE_COMMUNICATION
-from tensoropt.costs.roofline import call_class, peak_flops
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.recorded import Recorded, RecordedCompute, RecordedWork
@@ -18,13 +18,12 @@ from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.report.changes import ALL, link_titles, with_faster_links
-from tensoropt.report.detail import recorded_of
-from tensoropt.report.rebuilt import Rebuilt, rebuilt
+from tensoropt.report.detail import Rebuilt, rebuilt, recorded_of
 from tensoropt.report.step_parts import Computed, kind_of, summed, titles
 from tensoropt.units import format_bytes, format_seconds
 
 GIB = 2.0**30
-SMALL = 4 * GIB
+_SMALL = 4 * GIB
 """For plans of less memory, the gain from a tenth of it is shown, too: 1 GiB is their whole frontier."""
 LOOKED_UP, SIMULATED, BOUND, EXPLORED = "looked up", "simulated", "bound", "explored"
 TO_EXPLORE, IMPOSSIBLE = "to explore", "not possible"
@@ -70,7 +69,7 @@ class Lever:
 def memory_levers(exploration: Exploration, memory_bytes: float) -> tuple[Lever, ...]:
     """Return what more memory than a budget gains, and what less of it costs: points of the frontier."""
     steps = [GIB]
-    if memory_bytes < SMALL:
+    if memory_bytes < _SMALL:
         steps.insert(0, 0.1 * memory_bytes)
     found = []
     for step in steps:
@@ -333,7 +332,7 @@ def explored_lever(
     return Lever(key, title, EXPLORED, best.time_s, best.memory_bytes, fastest, words)
 
 
-MOVED = 0.01
+_MOVED = 0.01
 """The median change of seconds from which two explorations count as priced differently."""
 
 
@@ -348,7 +347,7 @@ def moved_words(before: Exploration, found: Exploration) -> str:
         for key, work in old.items()
         if key in new and work.forward_s + work.backward_s > 0
     )
-    if not ratios or abs(ratios[len(ratios) // 2] - 1) < MOVED:
+    if not ratios or abs(ratios[len(ratios) // 2] - 1) < _MOVED:
         return ""
     return (
         f"computation is priced {100 * (ratios[len(ratios) // 2] - 1):+.0f} % today, in the median of "

@@ -2,6 +2,11 @@
 
 The page (``sheet.html``) fetches nothing and runs nothing: its own policy forbids both. Whatever comes from a
 model or a cluster is text and escaped.
+
+The alternatives to a chosen plan: the frontier's ends and planners that were run, each with why it was not
+taken.
+
+The basis of an exploration's figures, and what was chosen about it, in words.
 """
 
 from __future__ import annotations
@@ -17,29 +22,210 @@ from typing import Any
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.files import write_text
-from tensoropt.plan.amounts import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
-from tensoropt.plan.changed import fingerprint
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.facts import LISTED_NAMES, facts, rate_facts
 from tensoropt.plan.facts_table import Fact, Html, filled, named
 from tensoropt.plan.figure_rows import FigureRow
-from tensoropt.plan.frontier_picture import draw_frontier
-from tensoropt.plan.frontier_table import shown_points
+from tensoropt.plan.frontier_table import draw_frontier, marks_of, shown_points
+from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import FRONTIER
-from tensoropt.plan.verified import Verified
-from tensoropt.report.alternatives import alternatives
-from tensoropt.report.assumptions import batch_words, notes_of, settings_facts
-from tensoropt.report.commands import commands_for, run_place
-from tensoropt.report.miss import ran_parts
-from tensoropt.report.rows import Detail
-from tensoropt.report.table import timing_words
+from tensoropt.plan.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
+from tensoropt.plan.settings import settings_fields
+from tensoropt.plan.verified import Verified, fingerprint
+from tensoropt.report.beside import ran_parts
+from tensoropt.report.commands import beside_line, commands_for, run_place
+from tensoropt.report.explain import timing_words
+from tensoropt.report.step_parts import Detail
 from tensoropt.report.why import looked_up
 from tensoropt.units import counted, format_bytes, format_number, format_seconds, share_words
 from tensoropt.version import __version__
 
+_BASELINES = ("data_parallel", "zero")
+"""The planners that find what people do by hand, and would ask about."""
+_SAME = 5e-4
+"""The relative difference up to which figures count as equal."""
+
+
+@dataclass(frozen=True)
+class _Alternative:
+    """A plan that was not taken.
+
+    Attributes:
+        name: what it is: ``leanest (point 1)``, or a planner.
+        plan: what people call the plan; "" if there is none.
+        memory_bytes, time_s: the plan's figures; None if there is no plan.
+        verdict: why it was not taken.
+    """
+
+    name: str
+    plan: str
+    memory_bytes: float | None
+    time_s: float | None
+    verdict: str
+
+
+def alternatives(
+    exploration: Exploration, index: int, limit_bytes: float, limit: str, *, folder: str = "DIR"
+) -> list[_Alternative]:
+    """Return named points of the frontier, then planners, each with why it was not chosen instead of
+    ``index``.
+
+    Args:
+        limit_bytes, limit: the bytes that a plan may need of a device, and what that limit is called: ``the
+            budget``.
+        folder: the exploration's folder, for commands.
+    """
+    chosen = _Chosen(exploration, index, limit_bytes, limit)
+    named = {other: list(words) for other, words in marks_of(exploration).items()}
+    fastest = exploration.fastest_within(limit_bytes)
+    if fastest is not None and fastest != len(exploration.points) - 1:
+        named.setdefault(fastest, []).append(f"fastest within {limit}")
+    found = [
+        chosen.than_point(other, f"{' and '.join(words)} (point {other + 1})")
+        for other, words in sorted(named.items())
+        if other != index
+    ]
+    refusals: dict[str, list[str]] = {}
+    for row in exploration.comparison:
+        if row["planner"] != FRONTIER:
+            refusals.setdefault(str(row["planner"]), []).extend(map(str, row["notes"]))
+    for planner, notes in refusals.items():
+        found += _planner(chosen, planner, notes)
+    for planner in _BASELINES:
+        if planner not in refusals:
+            found += _baseline(chosen, folder, planner)
+    return found
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The chosen plan, with what it had to fit."""
+
+    exploration: Exploration
+    index: int
+    limit_bytes: float
+    limit: str
+
+    def than(self, name: str, plan: str, memory_bytes: float, time_s: float) -> _Alternative:
+        """Return another plan with why this one was chosen rather than it."""
+        point = self.exploration.all_points[self.index]
+        costs = (point.memory_bytes, point.time_s), (memory_bytes, time_s)
+        return _Alternative(
+            name, plan, memory_bytes, time_s, verdict_words(*costs, self.limit_bytes, self.limit)
+        )
+
+    def than_point(self, other: int, name: str) -> _Alternative:
+        """Return :meth:`than` of another point."""
+        point = self.exploration.all_points[other]
+        return self.than(name, self.exploration.names[other], point.memory_bytes, point.time_s)
+
+
+def _baseline(chosen: _Chosen, folder: str, planner: str) -> list[_Alternative]:
+    """Return the fastest plan of a planner that ran beside the search; nothing if that is the chosen one."""
+    found = chosen.exploration
+    name, ran = planner_title(planner), found.report.get("tried", {}).get(planner)
+    if ran is None:
+        line = beside_line(folder, planner)
+        return [_Alternative(name, "", None, None, f"not run beside this frontier: {line}")]
+    if ran["time_s"] is None:
+        return [_Alternative(name, "", None, None, f"found no plan: {ran['refusal']}")]
+    point, its = found.all_points[chosen.index], (ran["memory_bytes"], ran["time_s"])
+    if (point.memory_bytes, point.time_s) == its:
+        return []
+    return [chosen.than(f"{name}, its fastest", "", *its)]
+
+
+def _planner(chosen: _Chosen, planner: str, notes: Sequence[str]) -> list[_Alternative]:
+    """Return a planner's fastest plan that fits, otherwise its leanest; nothing if that is the chosen one."""
+    name, points = planner_title(planner), chosen.exploration.all_points
+    its = [i for i, point in enumerate(points) if point.planner == planner]
+    if not its:
+        why = "; ".join(dict.fromkeys(notes))
+        return [_Alternative(name, "", None, None, f"found no plan: {why}" if why else "found no plan")]
+    fitting = [i for i in its if points[i].memory_bytes <= chosen.limit_bytes]
+    if fitting:
+        best, which = min(fitting, key=lambda i: points[i].time_s), "the fastest that fits"
+    else:
+        best, which = min(its, key=lambda i: points[i].memory_bytes), "the leanest"
+    several = f", {which} of {len(its)}" if len(its) > 1 else ""
+    return [] if best == chosen.index else [chosen.than_point(best, f"{name}{several}")]
+
+
+def verdict_words(
+    chosen: tuple[float, float], other: tuple[float, float], limit_bytes: float, limit: str
+) -> str:
+    """Say why a plan of ``other`` (memory, time) was not taken, and also what speaks for it."""
+    (memory, time_s), (its_memory, its_time_s) = chosen, other
+    slower, larger = its_time_s / time_s - 1, its_memory / memory - 1
+    speed = (
+        "as fast"
+        if abs(slower) < _SAME
+        else f"slower by {share_words(slower)}"
+        if slower > 0
+        else f"faster by {share_words(-slower)}"
+    )
+    size = (
+        "with as much memory"
+        if abs(larger) < _SAME
+        else f"with {format_bytes(its_memory - memory)} more memory"
+        if larger > 0
+        else f"with {format_bytes(memory - its_memory)} less memory"
+    )
+    if its_memory > limit_bytes:
+        over = format_bytes(its_memory - limit_bytes)
+        return f"does not fit {limit} of {format_bytes(limit_bytes)}: {over} too much; {speed}"
+    return f"{speed}, {size}"
+
+
+def settings_facts(exploration: Exploration) -> list[Fact]:
+    """Return what was chosen about an exploration, and what its figures are.
+
+    Of settings that say little at their default there is a row where something else was chosen.
+    """
+    chosen = exploration.settings
+    rows = []
+    for setting in settings_fields():
+        value = chosen.get(setting.name, setting.default)
+        if (setting.assumed or value != setting.default) and setting.name != "constraints":
+            rows.append(Fact(setting.label[:1].lower() + setting.label[1:], setting.row(value)))
+    return [
+        *rows,
+        Fact("time", "one simulated step: compute, communication it waits for, idle"),
+        Fact("memory", "simulated peak of the largest device; inputs and buffers left out"),
+    ]
+
+
+def _notes_of(exploration: Exploration) -> list[str]:
+    """Return all that was estimated, approximated or left out, in the words of the run."""
+    report = exploration.report
+    notes = [*report.get("notes", []), *(note for space in exploration.spaces for note in space.notes)]
+    unknown = report.get("operators_without_rule") or []
+    if unknown:
+        notes.append(f"operators without a rule (kept whole): {', '.join(map(str, unknown))}")
+    if report.get("micro_batches_refused"):
+        notes.append(f"micro-batches refused: {report['micro_batches_refused']}")
+    return list(dict.fromkeys(map(str, notes)))
+
+
+def batch_words(exploration: Exploration) -> str:
+    """Say the global batch, as far as it is known."""
+    model = exploration.model
+    return str(model.batch or _first_size(model.call) or "the model's own")
+
+
+def _first_size(call: Any) -> int | None:
+    """Return the first size of the first tensor that the model was called with."""
+    if not isinstance(call, Mapping):
+        return None
+    for value in [*call.get("args", []), *dict(call.get("kwargs", {})).values()]:
+        if isinstance(value, Mapping) and value.get("tensor"):
+            return int(value["tensor"][0])
+    return None
+
+
 _MOST_DRAWN = 400
 """The most points of the picture; the ends, the knee and the chosen point are among them."""
-TEMPLATE = Path(__file__).with_suffix(".html")
+_TEMPLATE = Path(__file__).with_suffix(".html")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +312,7 @@ class _Sheet:
         title, print_of = f"{self.model} on {found.cluster['name']}", fingerprint(found)
         drawn = sorted({*shown_points(found, _MOST_DRAWN), *({self.index} & {*range(len(found.points))})})
         return filled(
-            TEMPLATE,
+            _TEMPLATE,
             title=title,
             point=found.title(self.index),
             made=f"{self.options.made or datetime.now():%Y-%m-%d %H:%M}",
@@ -224,7 +410,7 @@ class _Sheet:
 
     def _notes(self) -> Html:
         """Return everything that was estimated, approximated or left out, in the words of the run."""
-        notes = "".join(f"<li>{escape(note)}" for note in notes_of(self.exploration))
+        notes = "".join(f"<li>{escape(note)}" for note in _notes_of(self.exploration))
         return Html(f"<p>Estimated, approximated or left out:</p><ul>{notes}</ul>" if notes else "")
 
     def _commands(self) -> Html:

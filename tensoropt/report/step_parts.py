@@ -3,31 +3,52 @@
 This is the one place that decides what takes most of a step: the page, the command line, the decision sheet
 and the notebook all read these parts. They add up to the step; if devices have different loads, to the step
 of the busiest one.
+
+The seconds of each group of operators, read off a step's timeline: the source of all figures per
+operator.
+
+A step as a Chrome trace (the "Trace Event Format"), which chrome://tracing and ui.perfetto.dev open.
+
+The rows about one point: its parts, and what dominates it in words.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 from tensoropt.cluster import Cluster
+from tensoropt.files import write_text
 from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of
-from tensoropt.simulate.overlap import link_levels
-from tensoropt.simulate.recording import COMPUTE, TimelineEvent
+from tensoropt.simulate.candidates import link_levels
+from tensoropt.simulate.recording import (
+    COMPUTE,
+    MEMORY_KINDS,
+    EdgeRow,
+    MemoryAt,
+    OperatorRow,
+    TimelineEvent,
+    is_host_bound,
+)
+from tensoropt.units import format_bytes, format_seconds
 
 COMPUTING, WAITING, IDLE, HOST = "computation", "communication", "idle", "host"
-AGAIN, OPTIMIZER = "again", "optimizer"
+_AGAIN, _OPTIMIZER = "again", "optimizer"
 """The phases of recomputing and regathering, and of the update of parameters."""
 RECOMPUTATION, COPIES, OPTIMIZER_TITLE = "recomputation", "copies and additions", "the optimizer"
 ROUNDING = 1e-9
 """Smaller shares of a step are rounding errors."""
-ROOT = "model"
+_ROOT = "model"
 """Capture's name for the model itself, whose own operators are in no module."""
-MOST_NAMED = 8
+_MOST_NAMED = 8
 """The most parts that a table names; the others form one row."""
 _LEAST_NAMED = 0.01
 """The share of the step from which an operator has a row of its own in a table."""
@@ -119,14 +140,14 @@ def _alike(module: str) -> str:
 def _short_names(modules: Sequence[str]) -> dict[str, str]:
     """Return each path without what all have in common, and without the blocks around it if nothing else has
     the same end."""
-    inside = any(module.startswith(f"{ROOT}.") for module in modules)
-    paths = {m: m.split(".") for m in dict.fromkeys(modules) if m and (m != ROOT or inside)}
+    inside = any(module.startswith(f"{_ROOT}.") for module in modules)
+    paths = {m: m.split(".") for m in dict.fromkeys(modules) if m and (m != _ROOT or inside)}
     common = 0
     while all(len(path) > common for path in paths.values()) and (
         len({path[common] for path in paths.values()}) == 1 < len(paths)
     ):
         common += 1
-    found = {"": "", ROOT: ""}
+    found = {"": "", _ROOT: ""}
     tails = {module: _tail(path) for module, path in paths.items()}
     for module, path in paths.items():
         tail = tails[module]
@@ -206,7 +227,7 @@ def step_parts(
 def shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return the parts that a table names, and a row for the other operators; they have the same sum."""
     operators = [part for part in parts if part.count]
-    named = [part for part in operators[:MOST_NAMED] if part.share >= _LEAST_NAMED]
+    named = [part for part in operators[:_MOST_NAMED] if part.share >= _LEAST_NAMED]
     rest = operators[len(named) :]
     if len(rest) == 1:  # a row of its own takes no more room
         named, rest = operators, []
@@ -290,3 +311,270 @@ def waited_lanes(timeline: Sequence[TimelineEvent]) -> dict[str, float]:
         busy[lane] = busy.get(lane, 0) + change
         before = at
     return {lane: seconds for lane, seconds in waited.items() if seconds > 0}
+
+
+@dataclass(slots=True)
+class Spent:
+    """The seconds of one step, without what is recomputed and regathered.
+
+    Attributes:
+        forward_s, backward_s: seconds of the operators.
+        copies_s: seconds of copies and additions that move something to where the group uses it.
+        communication_s: seconds of collectives or messages.
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    copies_s: float = 0.0
+    communication_s: float = 0.0
+
+
+NOTHING = Spent()
+
+
+def _is_of_group(event: TimelineEvent, names: Container[str]) -> bool:
+    """Return whether an event counts in a group's own figures: it is neither recomputation nor the
+    optimizer's work."""
+    if event.group not in names or event.phase == _AGAIN:
+        return False
+    return event.phase != _OPTIMIZER or event.copies or not event.is_computing
+
+
+def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> dict[str, Spent]:
+    """Return group -> its seconds, for the groups in ``names`` that have any."""
+    found: dict[str, Spent] = {}
+    for event in timeline:
+        if not _is_of_group(event, names):
+            continue
+        spent = found.setdefault(event.group, Spent())
+        if not event.is_computing:
+            spent.communication_s += event.duration_s
+        elif event.copies:
+            spent.copies_s += event.duration_s
+        elif event.phase == "backward":
+            spent.backward_s += event.duration_s
+        else:
+            spent.forward_s += event.duration_s
+    return found
+
+
+def beside_groups(timeline: Iterable[TimelineEvent], spent: Mapping[str, Spent]) -> dict[str, float]:
+    """Return what a device computes beside groups' own operators, in seconds by title."""
+    found = {COPIES: sum(one.copies_s for one in spent.values()), RECOMPUTATION: 0.0, OPTIMIZER_TITLE: 0.0}
+    for event in timeline:
+        if event.is_computing:
+            if event.phase == _AGAIN:
+                found[RECOMPUTATION] += event.duration_s
+            elif not _is_of_group(event, spent):
+                title = COPIES if event.copies or event.phase != _OPTIMIZER else OPTIMIZER_TITLE
+                found[title] += event.duration_s
+    return found
+
+
+class _Anchor(Protocol):
+    """The operator that a group is named after."""
+
+    @property
+    def module(self) -> str: ...
+
+    @property
+    def target(self) -> str: ...
+
+
+def computed_by(spent: Mapping[str, Spent], anchor_of: Callable[[str], _Anchor]) -> list[Computed]:
+    """Return what each group's operators compute, without copies."""
+    found = []
+    for name, one in spent.items():
+        anchor = anchor_of(name)
+        found.append(Computed(anchor.module, kind_of(anchor.target), one.forward_s + one.backward_s))
+    return found
+
+
+_MICRO = 1e6
+_DEVICE = 1
+
+
+def _chrome_trace(
+    events: Sequence[TimelineEvent], memory: Sequence[MemoryAt], title: str, assumption: str
+) -> dict[str, Any]:
+    """Return lanes as threads of one process, and memory as a stacked counter; times in microseconds."""
+    lanes = {
+        lane: i
+        for i, lane in enumerate(
+            # Compute first, then links in the order of their first use: sorted() is stable.
+            dict.fromkeys(sorted((e.lane for e in events), key=lambda lane: lane != "compute"))
+        )
+    }
+    found: list[dict[str, Any]] = [_named("process_name", 0, f"device ({title})")]
+    found += [_named("thread_name", number, lane) for lane, number in lanes.items()]
+    found += [
+        {
+            "name": e.name, "cat": e.phase, "ph": "X", "pid": _DEVICE, "tid": lanes[e.lane],
+            "ts": e.start_s * _MICRO, "dur": e.duration_s * _MICRO, "args": {"group": e.group},
+        }
+        for e in events
+    ]  # fmt: skip
+    for at in memory:
+        sizes = {k: v for k, v in vars(at).items() if k != "time_s"}
+        found.append({"name": "memory", "ph": "C", "pid": _DEVICE, "ts": at.time_s * _MICRO, "args": sizes})
+    return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"overlap": assumption}}
+
+
+def _named(what: str, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": _DEVICE, "tid": thread, "args": {"name": name}}
+
+
+def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a trace as JSON into a file, whole or not at all."""
+    write_text(path, json.dumps(trace) + "\n")
+
+
+_WHOLES = ("computing", "waiting for communication")
+"""Parts that are the whole of their kind, as nothing is distinguished."""
+_REDUCTION = "gradient reduction"
+_BESIDE = (RECOMPUTATION, COPIES, _REDUCTION, _OPTIMIZER)
+"""The parts that take time beside single operators."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of a point's totals that belongs to an operator, or to something beside all operators.
+
+    Attributes:
+        memory_bytes: bytes at the peak; for an operator, what lasts: parameters, gradients, optimizer state.
+        compute_s, communication_s: seconds of one step; without recomputation, which is a share of its own.
+    """
+
+    title: str
+    memory_bytes: float
+    compute_s: float
+    communication_s: float
+
+
+@dataclass(frozen=True, repr=False)
+class Detail:
+    """Everything about one point of a frontier.
+
+    Attributes:
+        point: the point's index in ``all_points``; people count from 1.
+        operators, edges: what each group of operators, and each resharding, takes; for a pipeline, each
+            stage, whose seconds are those of its schedule, including its waits.
+        timeline, memory_curve: one rank's step over time.
+        step: the point itself, for the seconds of its step.
+        parts: the parts of the step, the longest first; they add up to it, on the busiest device if loads
+            differ (:mod:`.step_parts`).
+        overlap: what is assumed to overlap what, in words.
+        sources: shares of all seconds by their sources.
+        places: if loads differ, the peak and the seconds of each device of a placed plan, and of a rank of
+            each place of a pipeline.
+    """
+
+    point: int
+    operators: tuple[OperatorRow, ...]
+    edges: tuple[EdgeRow, ...]
+    timeline: tuple[TimelineEvent, ...]
+    memory_curve: tuple[MemoryAt, ...]
+    step: Point
+    overlap: str
+    sources: Mapping[str, float]
+    parts: tuple[Part, ...] = ()
+    places: tuple[Share, ...] = ()
+
+    def __repr__(self) -> str:
+        counts = (
+            f"{len(self.operators)} operators, {len(self.edges)} reshardings, {len(self.timeline)} events"
+        )
+        return f"Detail of point {self.point + 1} ({counts})\n{self.headline()}"
+
+    @property
+    def peak(self) -> MemoryAt:
+        """The moment of the largest memory."""
+        return max(self.memory_curve, key=lambda at: at.total)
+
+    @property
+    def by_stage(self) -> bool:
+        """Whether ``operators`` are the stages of a pipeline."""
+        return any(STAGE_AXIS in row.configuration for row in self.operators)
+
+    def shares(self) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
+        """Return (the shares of every operator, those of what is beside them): together the step's compute,
+        communication and peak.
+
+        They are read off the timeline, so that nothing is counted twice and nothing is left out. In placed
+        plans and pipelines no single device has the sums: :attr:`places` says what each has.
+        """
+        names = {row.group for row in self.operators}
+        seconds: dict[str, list[float]] = {}
+        for event in self.timeline:
+            if event.phase == _AGAIN:
+                of = RECOMPUTATION
+            elif _is_of_group(event, names):
+                continue  # in its row
+            elif event.phase == _OPTIMIZER:
+                of = _OPTIMIZER
+            else:
+                of = COPIES if event.is_computing else _REDUCTION
+            seconds.setdefault(of, [0.0, 0.0])[not event.is_computing] += event.duration_s
+        operators = tuple(
+            Share(
+                row.group,
+                row.parameters_bytes + row.gradients_bytes + row.state_bytes,
+                row.compute_s,
+                row.communication_s,
+            )
+            for row in self.operators
+        )
+        peak = self.peak
+        lasting = peak.parameters + peak.gradients + peak.optimizer
+        return operators, (
+            *(Share(title, 0.0, *seconds[title]) for title in _BESIDE if title in seconds),
+            Share("other state", lasting - sum(share.memory_bytes for share in operators), 0.0, 0.0),
+            Share("kept activations", peak.kept, 0.0, 0.0),
+            Share("buffers in flight", peak.transient, 0.0, 0.0),
+        )
+
+    def trace(self) -> dict[str, Any]:
+        """Return the step in Chrome's trace format, which Perfetto opens too."""
+        return _chrome_trace(self.timeline, self.memory_curve, f"point {self.point + 1}", self.overlap)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as plain data; of the step its seconds alone."""
+        names = ("compute_s", "exposed_s", "hidden_s", "idle_s", "host_s")
+        step = {"total_s": self.step.time_s, **{name: getattr(self.step, name) for name in names}}
+        return {**asdict(replace(self, step=None)), "step": step}  # type: ignore[arg-type]
+
+    def headline(self) -> str:
+        """Say what dominates, in two sentences."""
+        return f"{self._time_words()} {self._memory_words()}"
+
+    def _time_words(self) -> str:
+        step = self.step
+        share = 100 / (step.time_s or 1.0)
+        told = [f"{share * step.compute_s:.0f} % compute{self._most_of(COMPUTING)}"]
+        if step.exposed_s:
+            told.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._most_of(WAITING)}")
+        if step.idle_s > 1e-3 * step.time_s:
+            waits = "idle"
+            if is_host_bound(step):
+                # A place of a pipeline waits for others, too.
+                waits = "idle, or waiting for the host" if self.places else "waiting for the host"
+            told.append(f"{share * step.idle_s:.0f} % {waits}")
+        where = "on the busiest device " if self.places else ""
+        text = f"A step of {format_seconds(step.time_s)} is {where}" + ", ".join(told)
+        if step.hidden_s > 1e-6 * step.time_s:  # less is rounding
+            text += f"; {format_seconds(step.hidden_s)} of communication are hidden"
+        return text + "."
+
+    def _most_of(self, key: str) -> str:
+        """Name the largest part of a kind with its share of the step, in brackets; "" if there is only
+        one."""
+        told = [part for part in self.parts if part.key == key and part.title not in _WHOLES]
+        words = largest_words(told).replace("waiting for ", "")
+        return f" (most of all {words} of the step)" if words else ""
+
+    def _memory_words(self) -> str:
+        peak = self.peak
+        sizes = {kind: getattr(peak, kind) for kind in MEMORY_KINDS}
+        ordered = sorted(sizes, key=sizes.__getitem__, reverse=True)
+        parts = [f"{kind} {100 * sizes[kind] / (peak.total or 1.0):.0f} %" for kind in ordered if sizes[kind]]
+        return f"Its memory peaks at {format_bytes(peak.total)}: {', '.join(parts)}."

@@ -2,10 +2,9 @@
 
 from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.search.bounds import Staircase
-from tensoropt.search.memory import TableTooLargeError
-from tensoropt.search.result import ChosenStrategies, TrackedFrontier
+from tensoropt.search.program import TableTooLargeError
+from tensoropt.search.result import ChosenStrategies, TrackedFrontier, certify
 from tensoropt.search.track import NoStrategyError, outline_frontier, track_frontier
-from tensoropt.search.union import certify
 from tensoropt.search.within import TOO_LARGE
 
 __all__ = [

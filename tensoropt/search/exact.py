@@ -10,18 +10,13 @@ from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge
 from tensoropt.frontier.tools import Points
-from tensoropt.search.bounds import Bound
-from tensoropt.search.crossover import mix_neighbours
-from tensoropt.search.engine import Messages, ProgramRunner
-from tensoropt.search.hull import Hull, HullSearch
-from tensoropt.search.limits import corners_of, reachable_entries
-from tensoropt.search.memory import TableTooLargeError
+from tensoropt.search.bounds import Bound, looseness, pruning_target
+from tensoropt.search.engine import Messages, ProgramRunner, corners_of, reachable_entries
+from tensoropt.search.hull import Hull, HullSearch, flatten
 from tensoropt.search.order import Order, greedy_order
-from tensoropt.search.program import Program, ProgramBuilder
-from tensoropt.search.pruning_target import looseness, pruning_target
+from tensoropt.search.program import Program, ProgramBuilder, TableTooLargeError
 from tensoropt.search.reduced_graph import ReducedGraph, restrict
-from tensoropt.search.scalar import flatten
-from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource
+from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource, mix_neighbours
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +41,12 @@ is then narrow.
 """
 FEW_PAIRS = 20_000
 """The number of pairs of table entries up to which the exact pass costs no more than a thinned one."""
-MANY_PAIRS = 400_000
+_MANY_PAIRS = 400_000
 """Number of pairs of table entries from which more lines pay off, and the most that a target may leave."""
-CLOSENESS = 0.25, 0.0625, 0.0039, 0.00024
+_CLOSENESS = 0.25, 0.0625, 0.0039, 0.00024
 """Distances of pruning targets above the hull, as shares of that of the known strategies; the first one that
 leaves little enough work is used."""
-MESSAGE_BYTES = 1 << 30
+_MESSAGE_BYTES = 1 << 30
 """The memory for the inside and outside messages of all lines."""
 
 
@@ -105,7 +100,7 @@ def lines_that_fit(program: Program, wanted: int) -> int:
     """The number of lines for which the messages of a program fit in their share of memory."""
     # 16 bytes: an inside and an outside message, each a float64, for every entry and line. HullSearch makes
     # at least four lines: the two ends, and the two next to them.
-    return max(4, min(wanted, MESSAGE_BYTES // (16 * max(program.entries, 1))))
+    return max(4, min(wanted, _MESSAGE_BYTES // (16 * max(program.entries, 1))))
 
 
 def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
@@ -196,7 +191,7 @@ def _passes(
 
     # Many pairs remain if the frontier is steep: so few lines then miss half of its vertices, and no corner
     # is narrow. More vertices cost less than a pass over those pairs.
-    if not search.complete and below(known).pairs(program) > MANY_PAIRS:
+    if not search.complete and below(known).pairs(program) > _MANY_PAIRS:
         more = search.find_hull(lines_that_fit(program, MORE_LINES))
         assert more is not None, "the hull had lines before"
         hull = more
@@ -215,9 +210,9 @@ def _passes(
             if pairs <= FEW_PAIRS:
                 continue
             targeted, most = messages, pairs // 2  # a target must halve the work to be worth a pass
-            for share in CLOSENESS:  # as far above the hull as is affordable
+            for share in _CLOSENESS:  # as far above the hull as is affordable
                 targeted = below(pruning_target(known, share * looseness(known)))
-                if targeted.pairs(program) <= min(most, MANY_PAIRS):
+                if targeted.pairs(program) <= min(most, _MANY_PAIRS):
                     break
             is_targeted = targeted.pairs(program) <= most
             if is_targeted:

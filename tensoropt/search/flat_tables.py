@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.costs.cost_graph import MOST_COST, CostGraph, EdgeTable, VariableTable, check_costs
-from tensoropt.frontier.algebra import segmented_staircase
+from tensoropt.frontier.tools import segmented_staircase
 from tensoropt.types import Floats, Indices
 
 

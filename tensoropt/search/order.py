@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from tensoropt.search.reduced_graph import ReducedGraph
 
-LARGEST_TABLE = 2_000_000
+_LARGEST_TABLE = 2_000_000
 """Entries of one table (190 MB at ``program.BYTES_PER_ENTRY``) beyond which operators are fixed instead."""
-LARGEST_STEP = 1_000_000_000
+_LARGEST_STEP = 1_000_000_000
 """The most pairs of entries that making one table may visit; an assumption."""
 
 
@@ -137,7 +137,7 @@ class _Greedy:
         return max(range(len(part)), key=lambda u: (part[u], -self.domains[u], -u))
 
 
-def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = LARGEST_TABLE) -> Order:
+def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = _LARGEST_TABLE) -> Order:
     """Repeatedly remove the operator whose removal costs least (greedy; Bodlaender and Koster 2010).
 
     The cost of removing v is the product of the class counts of v and its neighbours (the true table size,
@@ -153,7 +153,7 @@ def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = LARGEST_TA
 
     def too_large(v: int, state: _Greedy) -> bool:
         size = state.entries(v)
-        return size > allowed or size * reduced.domains[v] > LARGEST_STEP
+        return size > allowed or size * reduced.domains[v] > _LARGEST_STEP
 
     while (v := greedy.cheapest()) is not None:
         if too_large(v, greedy):

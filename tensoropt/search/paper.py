@@ -1,30 +1,47 @@
 """The paper's two methods: FT-Elimination and FT-LDP.
 
 Cai et al., "TensorOpt" (arXiv 2004.10856), section 4. These methods do not prune.
+
+Costs of very different sizes: the frontier is searched in bands, each on a grid fine enough for its
+points.
+
+A grid holds sums of 52 bits. If one operator offers both 1 MB and 800 TB, a grid that holds the largest cost
+is too coarse for the smallest strategies: it cannot distinguish them from zero, and a strategy of a
+nanosecond can hide another of a picosecond. Costs are never negative, so a strategy within a budget uses no
+entry beyond it. All strategies below the least cost that a grid resolves are therefore searched a second time
+without the entries beyond it, on a finer grid, and so on: those of too little memory in one search, those of
+too little time in another, whatever the first search gave for them. One search is enough unless the costs
+span more than six decades.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
-from tensoropt.frontier import merge
+import numpy as np
+from numpy.typing import NDArray
+
+from tensoropt.frontier import Frontier, merge, reduce
+from tensoropt.search.bounds import Bound, Staircase
 from tensoropt.search.engine import ProgramRunner
+from tensoropt.search.entangled.conditioning import track_entangled
 from tensoropt.search.entangled.fixing import condition, preferred_classes
 from tensoropt.search.entangled.relaxation import Solver, every_assignment, heuristic, possible, relax
 from tensoropt.search.exact import LINES, SearchResult, SearchSettings, build_program, lines_that_fit
-from tensoropt.search.hull import HullSearch
+from tensoropt.search.hull import HullSearch, flatten
 from tensoropt.search.order import Order, paper_order
-from tensoropt.search.reduced_graph import ReducedGraph
-from tensoropt.search.scalar import flatten
+from tensoropt.search.reduced_graph import UNLIMITED, Caps, ReducedGraph, reduce_graph
 from tensoropt.search.sources import PassSource, Source
+from tensoropt.types import Floats
 
 ASSIGNMENTS = 12
 """The number of assignments of the fixed operators that are tried; the paper leaves it open (section 4.2)."""
-FINE_POINTS = 1024
+_FINE_POINTS = 1024
 """The points kept per table entry if a gap is allowed; an assumption: fewer are faster, with a wider gap."""
 
 
-def track_paper(reduced: ReducedGraph, linear: bool, settings: SearchSettings) -> SearchResult | None:
+def _track_paper(reduced: ReducedGraph, linear: bool, settings: SearchSettings) -> SearchResult | None:
     """The frontier by FT-LDP (``linear``) or FT-Elimination; None if no strategy is possible."""
 
     def plain(p: ReducedGraph, order: Order) -> SearchResult | None:
@@ -41,7 +58,7 @@ def _unpruned(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> 
     hull = HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
     if hull is None:
         return None
-    thin = settings.max_points or (FINE_POINTS if settings.epsilon > 0 else 0)
+    thin = settings.max_points or (_FINE_POINTS if settings.epsilon > 0 else 0)
     result = ProgramRunner(program, settings.threads).run_pass(None, thin)
     source = PassSource(program, result)
     return SearchResult((source,), merge([source]), hull, not result.thinned)
@@ -73,3 +90,137 @@ def _with_fixed(reduced: ReducedGraph, order: Order, solver: Solver) -> SearchRe
         assert part is not None, "the scalar problem found a strategy here"
         sources += part.sources
     return heuristic(reduced, order, bounded, sources, len(tried))
+
+
+RESOLUTION = 4e-10
+"""How far rounding to the grid may move a point, relative to its own size. Of two points that move this far,
+one can wrongly beat the other, so a frontier is accurate to twice this."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BandSearch:
+    """One search. Its points ``first:last`` belong to the result; ``caps`` say where its bounds hold."""
+
+    caps: Caps
+    reduced: ReducedGraph
+    found: SearchResult
+    first: int
+    last: int
+
+    @property
+    def memory(self) -> Floats:
+        return self.found.frontier.memory[self.first : self.last]
+
+    @property
+    def time(self) -> Floats:
+        return self.found.frontier.time[self.first : self.last]
+
+    @property
+    def bound(self) -> Bound:
+        """A bound that no strategy can beat, as far as this band can tell."""
+        frontier = self.found.frontier
+        proven = self.found.bound or Staircase(frontier.memory, frontier.time)
+        return BandBound(proven, self.caps, self.reduced.memory_tolerance, self.reduced.time_error)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BandBound:
+    """A bound on a grid, converted to strategies whose costs were rounded to the grid.
+
+    Attributes:
+        caps: the costs up to which the bound holds.
+        memory_tolerance, time_error: the most that rounding may have added, in bytes and seconds.
+    """
+
+    proven: Bound
+    caps: Caps
+    memory_tolerance: float
+    time_error: float
+
+    def bounds(self, memory: Floats) -> Floats:
+        """(n,) a time that no strategy within each of these budgets can beat."""
+        budgets = memory + self.memory_tolerance
+        lower = np.maximum(self.proven.bounds(budgets) - self.time_error, 0.0)
+        return np.where(budgets <= self.caps.memory, np.minimum(lower, self.caps.time), -np.inf)
+
+
+def search_bands(
+    reduced: ReducedGraph, method: str, settings: SearchSettings, caps: Caps = UNLIMITED
+) -> list[BandSearch]:
+    """The bands from the leanest to the fastest; empty if no strategy is possible within ``caps``."""
+    found = _track(reduced, method, settings)
+    if found is None:
+        return []
+    memory, time = found.frontier.memory, found.frontier.time
+    # Times descend, but searchsorted needs ascending values.
+    first = int(np.searchsorted(-time, -caps.time))
+    last = int(np.searchsorted(memory, caps.memory, side="right"))
+    if first >= last:
+        return [BandSearch(caps, reduced, found, last, last)]
+    # Rounding moves a point by up to the error, so a point below error / RESOLUTION may move by more than
+    # RESOLUTION of itself. The least cost that the grid resolves decides, not the resulting points: one that
+    # the grid rounds to zero can hide others.
+    coarse = Caps(reduced.memory_error / RESOLUTION, reduced.time_error / RESOLUTION)
+    lean = int(np.searchsorted(memory, coarse.memory, side="right"))
+    fast = int(np.searchsorted(-time, -coarse.time))
+    below, above = [], []
+    if lean > first:
+        # A strategy at the edge may be off by one error in either direction on both grids.
+        inner = replace(caps, memory=min(caps.memory, coarse.memory + 2 * reduced.memory_error))
+        below = _within(reduced, method, settings, found, inner)
+        first = lean if below else first
+    if fast < last:
+        inner = replace(caps, time=min(caps.time, coarse.time + 2 * reduced.time_error))
+        above = _within(reduced, method, settings, found, inner)
+        last = fast if above else last
+    return [*below, BandSearch(caps, reduced, found, first, max(first, last)), *above]
+
+
+def _track(reduced: ReducedGraph, method: str, settings: SearchSettings) -> SearchResult | None:
+    if method == "auto":
+        return track_entangled(reduced, settings)
+    return _track_paper(reduced, method == "ldp", settings)
+
+
+def _within(
+    reduced: ReducedGraph, method: str, settings: SearchSettings, found: SearchResult, caps: Caps
+) -> list[BandSearch]:
+    """The bands within ``caps``; empty if leaving entries out makes no grid finer."""
+    inner = reduce_graph(reduced.tables, caps)
+    # Only a finer grid can resolve more, and without this check the recursion would not end.
+    if inner.memory_grid >= reduced.memory_grid and inner.time_grid >= reduced.time_grid:
+        return []
+    memory, time = found.frontier.memory, found.frontier.time
+    # One rival is as slow as the cap and leaner than any strategy, another as fast as any and as large as the
+    # cap: together they beat everything outside the band, so the search prunes it.
+    beyond_m = [max(memory[0] - 2 * reduced.memory_error, 0.0), caps.memory]
+    beyond_t = [caps.time, max(time[-1] - 2 * reduced.time_error, 0.0)]
+    beyond = reduce(beyond_m, beyond_t)  # everything that needs no search, as if another graph offered it
+    rivals = beyond if settings.rivals is None else merge([settings.rivals, beyond])
+    return search_bands(inner, method, replace(settings, rivals=rivals), caps)
+
+
+def distinct(points: Frontier, bands: list[BandSearch]) -> NDArray[np.bool_]:
+    """Mark the points of ``merge(bands)`` that remain when points that differ only by rounding count as one.
+
+    A sum such as 0.1 + 0.2 differs from 0.3 by an ulp, and one strategy can appear on two grids: of two
+    points with indistinguishable memory the slower one is removed, of two with the same time the larger.
+    """
+    which = points.origin[:, 0]
+    memory_error = np.array([band.reduced.memory_tolerance for band in bands])[which]
+    time_error = np.array([band.reduced.time_error for band in bands])[which]
+    kept = np.ones(len(points), bool)
+    close_m = np.diff(points.memory) <= memory_error[1:] + memory_error[:-1]
+    close_t = -np.diff(points.time) <= time_error[1:] + time_error[:-1]
+    if not (close_m.any() or close_t.any()):
+        return kept
+    last = len(points) - 1
+    for i in range(last - 1, -1, -1):
+        own = memory_error[i] if which[i] != which[last] else 0.0
+        kept[i] = points.memory[last] - memory_error[last] > points.memory[i] + own
+        last = i if kept[i] else last
+    first, *others = np.flatnonzero(kept).tolist()
+    for j in others:
+        kept[j] = points.time[first] - points.time[j] > time_error[first] + time_error[j]
+        first = j if kept[j] else first
+    return kept

@@ -8,21 +8,35 @@ where o runs over the configurations of the remaining neighbours and k over thos
 single k: a plain product). Tables are indexed by *classes*, the configurations that a table can distinguish
 (placement factoring), so an entry is found by adding strides. Steps with equal inputs are made once
 (identical layers); the *logical* nodes record which variable each use refers to.
+
+The share of this machine's memory that tables may use, and the error raised before they exceed it.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tensoropt.search.memory import TableTooLargeError, memory_allowance
+from tensoropt.errors import TensorOptError
 from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.types import Indices
 from tensoropt.units import format_bytes
 
-Scope = tuple[int, ...]
+
+class TableTooLargeError(TensorOptError, MemoryError):
+    """Raised for tables that would not fit in the memory allowed for them."""
+
+
+def memory_allowance() -> int:
+    """The bytes that tables may use: half of the machine's currently free memory."""
+    # Half is an assumption: it leaves room for index arrays, messages, and other programs.
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+_Scope = tuple[int, ...]
 
 WORTH_CHECKING = 1_000_000
 """The number of entries below which a table is made without checking free memory (96 MB at most)."""
@@ -30,7 +44,7 @@ BYTES_PER_ENTRY = 96  # two indices, an offset, and scalar bounds for at least f
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class ProgramStep:
+class _ProgramStep:
     """One table made from two; the entries of ``left`` are ``left_out[o] + left_k[k]``, and likewise for
     right."""
 
@@ -43,7 +57,7 @@ class ProgramStep:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Logical:
+class _Logical:
     """One use of a table in the tree of factors.
 
     ``table``: the physical table; ``left``, ``right``: logical children, -1 for leaves; ``variable``: the
@@ -71,8 +85,8 @@ class Program:
 
     reduced: ReducedGraph
     leaves: int
-    steps: tuple[ProgramStep, ...]
-    logical: tuple[Logical, ...]
+    steps: tuple[_ProgramStep, ...]
+    logical: tuple[_Logical, ...]
     root: int
     sizes: Indices
     base: Indices
@@ -95,10 +109,10 @@ class Program:
 
 
 @dataclass(eq=False, slots=True)
-class Factor:
+class _Factor:
     """A table over operators; ``maps[d]`` (classes of operator ``scope[d]``,) gives a class of the table."""
 
-    scope: Scope
+    scope: _Scope
     shape: tuple[int, ...]
     maps: tuple[Indices, ...]
     node: int
@@ -110,10 +124,10 @@ class ProgramBuilder:
     """A builder that makes a program by removing one operator after another."""
 
     reduced: ReducedGraph
-    steps: list[ProgramStep] = field(default_factory=list)
-    logical: list[Logical] = field(default_factory=list)
+    steps: list[_ProgramStep] = field(default_factory=list)
+    logical: list[_Logical] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    factors: dict[int, Factor] = field(default_factory=dict)
+    factors: dict[int, _Factor] = field(default_factory=dict)
     of_operator: list[set[int]] = field(default_factory=list)
     _next: int = 0
     _known: dict[object, int] = field(default_factory=dict)
@@ -128,22 +142,22 @@ class ProgramBuilder:
         self.sizes = [len(leaf.offsets) - 1 for leaf in reduced.leaves] + [1]
         self.of_operator = [set() for _ in reduced.domains]
         for v, (size, leaf) in enumerate(zip(reduced.domains, reduced.node_leaf, strict=True)):
-            self.logical.append(Logical(leaf, operator=v))
+            self.logical.append(_Logical(leaf, operator=v))
             whole = self._map(np.arange(size))
             self._identities.add(id(whole))
-            self._add(Factor((v,), (size,), (whole,), len(self.logical) - 1))
+            self._add(_Factor((v,), (size,), (whole,), len(self.logical) - 1))
         for n, edge in enumerate(reduced.edges):
-            self.logical.append(Logical(edge.leaf, edge=n))
+            self.logical.append(_Logical(edge.leaf, edge=n))
             scope, maps = (edge.source, edge.target), (self._map(edge.rows), self._map(edge.cols))
-            self._add(Factor(scope, (edge.height, edge.width), maps, len(self.logical) - 1))
+            self._add(_Factor(scope, (edge.height, edge.width), maps, len(self.logical) - 1))
 
-    def _add(self, factor: Factor) -> None:
+    def _add(self, factor: _Factor) -> None:
         self.factors[self._next] = factor
         for v in factor.scope:
             self.of_operator[v].add(self._next)
         self._next += 1
 
-    def _take(self, index: int) -> Factor:
+    def _take(self, index: int) -> _Factor:
         factor = self.factors.pop(index)
         for v in factor.scope:
             self.of_operator[v].discard(index)
@@ -196,13 +210,13 @@ class ProgramBuilder:
             current = self._product(current, factor, -1)
         self._add(self._product(current, last if len(mine) > 1 else None, v))
 
-    def _span(self, factors: list[Factor]) -> int:
+    def _span(self, factors: list[_Factor]) -> int:
         """The entries of the product of some factors."""
         return math.prod(self.reduced.domains[u] for u in {u for f in factors for u in f.scope})
 
-    def _product(self, left: Factor, right: Factor | None, remove: int) -> Factor:
+    def _product(self, left: _Factor, right: _Factor | None, remove: int) -> _Factor:
         if right is None:
-            right = Factor((), (), (), self._unit(), 0)
+            right = _Factor((), (), (), self._unit(), 0)
         together = left.scope + tuple(u for u in right.scope if u not in left.scope)
         # Sorted, so that a product of equal factors has equal index arrays in whichever order they came.
         scope = tuple(sorted(u for u in together if u != remove))
@@ -222,13 +236,13 @@ class ProgramBuilder:
             values = self._single
         sides = [self._strides(f, scope, representatives, remove, values) for f in (left, right)]
         tables = self.logical[left.node].table, self.logical[right.node].table
-        table = self._step(ProgramStep(*tables, *sides[0], *sides[1]))
+        table = self._step(_ProgramStep(*tables, *sides[0], *sides[1]))
         shape = tuple(len(r) for r in representatives)
-        self.logical.append(Logical(table, left.node, right.node, remove, values if remove >= 0 else None))
+        self.logical.append(_Logical(table, left.node, right.node, remove, values if remove >= 0 else None))
         weight = left.weight + right.weight
-        return Factor(scope, shape, tuple(maps), len(self.logical) - 1, weight)
+        return _Factor(scope, shape, tuple(maps), len(self.logical) - 1, weight)
 
-    def _announce(self, scope: Scope, entries: int) -> None:
+    def _announce(self, scope: _Scope, entries: int) -> None:
         """Refuse a table that would not fit, before it is made."""
         needed = entries * BYTES_PER_ENTRY
         if entries < WORTH_CHECKING or needed <= memory_allowance():
@@ -241,11 +255,11 @@ class ProgramBuilder:
         )
 
     def _unit(self) -> int:
-        self.logical.append(Logical(len(self.reduced.leaves)))
+        self.logical.append(_Logical(len(self.reduced.leaves)))
         return len(self.logical) - 1
 
     def _strides(
-        self, factor: Factor, scope: Scope, representatives: list[Indices], remove: int, values: Indices
+        self, factor: _Factor, scope: _Scope, representatives: list[Indices], remove: int, values: Indices
     ) -> tuple[Indices, Indices]:
         """The entries of a factor for every o and every k; equal queries get the same arrays."""
         place = {u: d for d, u in enumerate(factor.scope)}
@@ -269,7 +283,7 @@ class ProgramBuilder:
         self._indices[key] = out, removed
         return self._indices[key]
 
-    def _step(self, step: ProgramStep) -> int:
+    def _step(self, step: _ProgramStep) -> int:
         arrays = (step.left_out, step.left_k, step.right_out, step.right_k)
         # _strides returns the same arrays for equal queries, so this recognises equal steps without comparing
         # contents.

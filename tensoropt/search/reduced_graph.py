@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.costs.cost_graph import CostGraph
-from tensoropt.frontier.algebra import segmented_staircase
+from tensoropt.frontier.tools import segmented_staircase
 from tensoropt.search.flat_tables import FlatTable, FlatTables
 from tensoropt.types import Floats, Indices
 
-GRID_BITS = 52
+_GRID_BITS = 52
 """A float64 holds integers up to 2**53 exactly; with 52 bits, any sum of costs is such an integer of the
 grid, with one bit left for rounding each cost to the grid."""
 
@@ -291,7 +291,7 @@ def _grid(costs: list[Floats], most: float) -> float:
     """A power of two such that sums of costs up to ``most`` are multiples of it, below 2**53 of it."""
     # Sums beyond a cap are impossible anyway, so the grid need not hold them and can be finer.
     total = min(sum(float(c.max()) for c in costs if len(c)), most)
-    return 2.0 ** (math.frexp(total)[1] - GRID_BITS) if total > 0 else 1.0
+    return 2.0 ** (math.frexp(total)[1] - _GRID_BITS) if total > 0 else 1.0
 
 
 def _edge_leaf(table: FlatTable, memory: Floats, time: Floats) -> tuple[Leaf, Indices, Indices]:

@@ -1,4 +1,15 @@
-"""The result of a search: the frontier, its certificate, and, on demand, the strategy of any point."""
+"""The result of a search: the frontier, its certificate, and, on demand, the strategy of any point.
+
+Certificates for points from several cost graphs: meshes, micro-batch counts, device counts.
+
+Recovers the strategies of result points: the eliminations are unrolled in reverse.
+
+Tables record only which k won. The two points of the factors are looked up by their sum, which is exact on
+the dyadic grid; so a point costs 20 bytes instead of 28, and only requested points are rebuilt, all of them
+in one compiled call.
+
+A *pick* (operators + edges, 2) says which entry, and which of its points, every operator and edge uses.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +20,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
 
 from tensoropt.costs.cost_graph import CostGraph
+from tensoropt.frontier.kernels import find_pair
+from tensoropt.search.engine import Pass
+from tensoropt.search.hull import flatten
+from tensoropt.search.program import Program
+from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.types import Floats, Indices
 
 SAME = 1e-9
@@ -156,3 +173,100 @@ class TrackedFrontier:
         if index not in self._cache:
             self._cache[index] = self.strategies([index])
         return self._cache[index]
+
+
+def least_bounds(parts: Sequence[TrackedFrontier], memory: Floats) -> Floats:
+    """(n,) a time that no strategy of any part within ``memory`` can beat."""
+    return np.min([np.full(len(memory), np.inf), *(part.bounds(memory) for part in parts)], axis=0)
+
+
+def certify(
+    parts: Sequence[TrackedFrontier], memory: Floats, time: Floats
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """(gap, exact), each (n,), of strategies with these costs against *all* strategies of all parts.
+
+    ``gap``: how much faster, at most, any strategy with no more memory could be (time over the bound, minus
+    1). ``exact``: it is proven that none is better in either cost, neither faster within that memory nor as
+    fast with less. The points may come from anywhere: another part's strategy can beat a strategy of one
+    part.
+    """
+    bounds = least_bounds(parts, memory)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gap = np.where(time <= bounds * (1 + SAME), 0.0, time / bounds - 1.0)
+    # The memory minus what rounding cannot explain; for no memory at all, a budget that nothing fits.
+    with_less = least_bounds(parts, np.where(memory > 0, memory * (1 - SAME), -1.0))
+    return gap, (gap == 0) & (time < with_less)
+
+
+def unroll(program: Program, result: Pass, points: Indices) -> Indices:
+    """(n, operators + edges, 2) the picks of these points of the root table."""
+    flat = flatten(program)
+    counts = np.concatenate([np.diff(table.offsets) for table in result.tables])
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    memory, time, label = (
+        np.concatenate([getattr(table, name) for table in result.tables])
+        for name in ("memory", "time", "label")
+    )
+    picks = np.zeros((len(points), program.inputs, 2), np.int64)
+    index = (flat.meta, flat.left_out, flat.left_k, flat.right_out, flat.right_k, flat.tree)
+    found = _unroll_points(*index, offsets, memory, time, label, program.root, np.asarray(points), picks)
+    assert found, "a point of a product is the sum of two points"
+    return picks
+
+
+@njit(cache=True, nogil=True)
+def _unroll_points(
+    meta, left_out, left_k, right_out, right_k, tree, offsets, memory, time, label, root, points, picks
+):
+    """Fill ``picks``; return whether every sum was matched. ``offsets`` (entries + 1,): the points of all
+    tables' entries, one table after another, in ``memory``, ``time`` and ``label``.
+    """
+    inputs = picks.shape[1]
+    # A stack instead of recursion: the tree of factors can be as deep as the graph has operators.
+    stack = np.empty((tree.shape[0] + 1, 3), np.int64)
+    for n in range(points.shape[0]):
+        stack[0, 0], stack[0, 1], stack[0, 2] = root, 0, points[n]
+        depth = 1
+        while depth > 0:
+            depth -= 1
+            node, entry, point = stack[depth, 0], stack[depth, 1], stack[depth, 2]
+            base, s, left_node, right_node = tree[node]
+            if s < 0:
+                # A leaf that is not an input is the empty product.
+                if node < inputs:
+                    picks[n, node, 0] = entry
+                    picks[n, node, 1] = point
+                continue
+            _, left, right, _, _, at_out, at_k = meta[s]
+            at = offsets[base + entry] + point
+            k = label[at]
+            i = left_out[at_out + entry] + left_k[at_k + k]
+            j = right_out[at_out + entry] + right_k[at_k + k]
+            a0, a1 = offsets[left + i], offsets[left + i + 1]
+            b0, b1 = offsets[right + j], offsets[right + j + 1]
+            p, q = find_pair(memory[a0:a1], time[a0:a1], memory[b0:b1], time[b0:b1], memory[at], time[at])
+            if p < 0:
+                return False
+            stack[depth, 0], stack[depth, 1], stack[depth, 2] = left_node, i, p
+            stack[depth + 1, 0], stack[depth + 1, 1], stack[depth + 1, 2] = right_node, j, q
+            depth += 2
+    return True
+
+
+def chosen_strategies(reduced: ReducedGraph, picks: Indices) -> ChosenStrategies:
+    """The configurations and options, in the caller's numbering, of picks (n, operators + edges, 2)."""
+    graph, count = reduced.graph, len(picks)
+    operators = len(graph.names)
+    configurations = np.empty((count, operators), np.int64)
+    options = np.empty((count, operators), np.int64)
+    edge_options = np.empty((count, len(graph.edges)), np.int64)
+    for v in range(operators):
+        leaf = reduced.leaves[reduced.node_leaf[v]]
+        at = leaf.offsets[picks[:, v, 0]] + picks[:, v, 1]
+        configurations[:, v], options[:, v] = leaf.configuration[at], leaf.option[at]
+    first = len(reduced.domains)
+    for number, small in enumerate(reduced.edges):
+        leaf = reduced.leaves[small.leaf]
+        at = leaf.offsets[picks[:, first + number, 0]] + picks[:, first + number, 1]
+        edge_options[:, number] = leaf.option[at]
+    return ChosenStrategies.of(graph, configurations, options, edge_options)

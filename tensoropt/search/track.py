@@ -11,15 +11,15 @@ from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.frontier import merge
 from tensoropt.frontier.kernels import thin
 from tensoropt.frontier.tools import Points
-from tensoropt.search.bands import BandSearch, distinct, search_bands
 from tensoropt.search.bounds import Highest, Staircase
 from tensoropt.search.exact import SearchSettings
 from tensoropt.search.flat_tables import FlatTables
+from tensoropt.search.paper import BandSearch, distinct, search_bands
 from tensoropt.search.reduced_graph import impossible, reduce_graph
 from tensoropt.search.result import SAME, ChosenStrategies, TrackedFrontier
 from tensoropt.types import Floats, Indices
 
-METHODS = ("auto", "ldp", "elimination")
+_METHODS = ("auto", "ldp", "elimination")
 
 
 class NoStrategyError(ValueError):
@@ -97,8 +97,8 @@ def check_settings(
     epsilon: float, method: str, max_points: int | None, threads: int | None
 ) -> SearchSettings:
     """Return the settings; raise ``ValueError`` with the rule, the value and the remedy if they are bad."""
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    if method not in _METHODS:
+        raise ValueError(f"unknown method {method!r}; choose one of {', '.join(_METHODS)}")
     if not (0.0 <= epsilon < np.inf):
         raise ValueError(
             f"epsilon is {epsilon}; it must be a finite relative gap of at least 0, such as 0.001"

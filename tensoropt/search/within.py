@@ -10,6 +10,8 @@ the known staircase *lowered* by the gap: if nothing is left below it, that stai
    strategies.
 3. A last pass over all that is left proves the gap. Where it would be too large it is left out; the gap that
    is proven then is the hull's, and a note says so.
+
+Our method if no operator has to be fixed: the whole frontier, or one within the allowed gap.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ import numpy as np
 
 from tensoropt.frontier import Frontier, merge
 from tensoropt.frontier.tools import Points
-from tensoropt.search.bounds import Bound, Highest, Lowest, Staircase, lowered
-from tensoropt.search.engine import Messages, Pass, ProgramRunner, TooManySumsError
+from tensoropt.search.bounds import Bound, Highest, Lowest, Staircase, looseness, lowered, pruning_target
+from tensoropt.search.engine import Messages, Pass, ProgramRunner, TooManySumsError, corners_of
 from tensoropt.search.exact import (
     CORNERS,
     FEW_LINES,
@@ -35,49 +37,46 @@ from tensoropt.search.exact import (
     gaps,
     lines_that_fit,
     seeds,
+    track_exactly,
     unpruned,
     useful_classes,
 )
-from tensoropt.search.hull import Hull, HullSearch
-from tensoropt.search.limits import corners_of
-from tensoropt.search.memory import TableTooLargeError
+from tensoropt.search.hull import Hull, HullSearch, flatten
 from tensoropt.search.order import Order, greedy_order
-from tensoropt.search.program import Program
-from tensoropt.search.pruning_target import looseness, pruning_target
+from tensoropt.search.program import Program, TableTooLargeError
 from tensoropt.search.reduced_graph import ReducedGraph, restrict
-from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import PassSource, Source
 
 log = logging.getLogger(__name__)
 
 # The effort spent on a gap. A number without a reason next to it is an assumption; none of them affects what
 # a result claims.
-MOST_LINES = 256
+_MOST_LINES = 256
 """The most lines of the hull, as long as more of them leave fewer classes."""
 WORTH_NARROWING = 0.9
 """Classes are left out if at most this share of them remains."""
 FEW_PAIRS = 30_000
 """The pairs of table entries that a thinned pass examines without a target."""
-TARGETED_PAIRS = 20_000, 100_000, 800_000
+_TARGETED_PAIRS = 20_000, 100_000, 800_000
 """The most pairs of table entries that each of the thinned passes examines, if more are left."""
-MOST_POINTS = 256, 2048, 1024, 1 << 15
+_MOST_POINTS = 256, 2048, 1024, 1 << 15
 """The most points that a table entry keeps, in each of the thinned passes and in the last."""
-FAR = 0.01
+_FAR = 0.01
 """Mean gap above which the third thinned pass is made: frontiers far above their hull need a wider search."""
-LAST_PAIRS = 150_000
+_LAST_PAIRS = 150_000
 """The pairs of table entries that the last pass examines; if more are left, it is not made."""
 SUMS = 15_000_000
 """The sums of points that one pass may make: about a quarter of a second. A pass that needs more is
 abandoned, and tried once more with a closer target. In 17 searches of GPT-2 on 8 devices, the staircases lose
 0.0005 % of their hypervolume on average, in logarithms, compared with passes of four times the sums."""
-THOROUGH = 4, 5, 20
+_THOROUGH = 4, 5, 20
 """The factors of a thorough search: for the sums that each pass may make, for the pairs that the last pass
 may examine, and for the sums that the last pass may make."""
-WIDE = 10
+_WIDE = 10
 """The factor for the sums that the third thinned pass may make."""
-CLOSER = 4
+_CLOSER = 4
 """Of the pairs of an abandoned pass, the share that the next one examines."""
-CLOSENESS = (0.75, 0.5, *(4.0**-n for n in range(1, 7)))
+_CLOSENESS = (0.75, 0.5, *(4.0**-n for n in range(1, 7)))
 """The distances of pruning targets above the hull, as shares of that of the known strategies."""
 LARGE_WORK = 20_000_000
 """The pairs of table entries, over all steps, from which only the first lines are made: 70 million pairs
@@ -93,7 +92,7 @@ UNPROVEN = (
 )
 
 
-def track_within(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
+def _track_within(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
     """A frontier of a graph whose ``order`` fixes nothing: only strategies at most ``settings.epsilon``
     faster are missing, or a note says that this is not proven; None if no strategy is possible.
     """
@@ -168,10 +167,10 @@ class _Within:
                 search, seeded = HullSearch(program, flatten(program), self.settings.threads), 0
                 search.repeat(hull)
                 log.debug("%d classes left, %d entries", left, program.entries)
-            most = MOST_LINES if narrows or self.left_out else MORE_LINES
+            most = _MOST_LINES if narrows or self.left_out else MORE_LINES
             if not narrows and (search.complete or lines >= most):
                 return self._passes(program, search, hull)
-            lines = min(2 * lines if narrows or self.left_out else MORE_LINES, MOST_LINES)
+            lines = min(2 * lines if narrows or self.left_out else MORE_LINES, _MOST_LINES)
 
     def _restricted(self, program: Program, order: Order, classes: dict[int, np.ndarray]) -> Program:
         reduced = restrict(program.reduced, classes)
@@ -190,15 +189,15 @@ class _Within:
             corners = corners_of(hull, goal.memory, goal.time, CORNERS)
             return Messages.of(inside, outside, corners, self.settings.threads)
 
-        for number, points in enumerate(MOST_POINTS):
+        for number, points in enumerate(_MOST_POINTS):
             goal = self.goal
             messages = below(goal)
             pairs = messages.pairs(program)
             if not pairs:
                 return self.result(self.bound(Highest((hull, goal))))
-            is_last = points == MOST_POINTS[-1]
-            is_wide = number == len(TARGETED_PAIRS) - 1
-            if is_wide and (pairs <= LAST_PAIRS or gaps(self.known, bound)[0] < FAR):
+            is_last = points == _MOST_POINTS[-1]
+            is_wide = number == len(_TARGETED_PAIRS) - 1
+            if is_wide and (pairs <= _LAST_PAIRS or gaps(self.known, bound)[0] < _FAR):
                 continue
             sums, last_pairs = self._limits(is_wide=is_wide, is_last=is_last)
             if is_last and pairs > last_pairs:
@@ -207,7 +206,7 @@ class _Within:
             targeted = False
             if not is_last and pairs > FEW_PAIRS:
                 # A target must leave out at least half of the pairs to be worth a pass.
-                closer = self._targeted(below, program, min(TARGETED_PAIRS[number], pairs // 2))
+                closer = self._targeted(below, program, min(_TARGETED_PAIRS[number], pairs // 2))
                 targeted = 2 * closer.pairs(program) <= pairs
                 messages = closer if targeted else messages
             if self.settings.max_points is not None:
@@ -220,7 +219,7 @@ class _Within:
                 log.debug("given up")
                 if is_last:
                     break
-                closer = self._targeted(below, program, messages.pairs(program) // CLOSER)
+                closer = self._targeted(below, program, messages.pairs(program) // _CLOSER)
                 with contextlib.suppress(TooManySumsError, TableTooLargeError):
                     self._add(program, engine.run_pass(closer, points, sums))
                 continue
@@ -238,8 +237,8 @@ class _Within:
 
     def _limits(self, *, is_wide: bool, is_last: bool) -> tuple[int, int]:
         """The sums that a pass may make, and the pairs that the last one may examine."""
-        each, pairs, last = THOROUGH if self.settings.thorough else (1, 1, 1)
-        return SUMS * (last if is_last else each * WIDE if is_wide else each), LAST_PAIRS * pairs
+        each, pairs, last = _THOROUGH if self.settings.thorough else (1, 1, 1)
+        return SUMS * (last if is_last else each * _WIDE if is_wide else each), _LAST_PAIRS * pairs
 
     def _add(self, program: Program, result: Pass) -> None:
         latest = PassSource(program, result)
@@ -252,12 +251,18 @@ class _Within:
         loose = looseness(known)
         # The closer a target, the fewer pairs are left below it: bisection gives the first of the shares that
         # is close enough.
-        first, last, found = 0, len(CLOSENESS) - 1, None
+        first, last, found = 0, len(_CLOSENESS) - 1, None
         while first < last:
             middle = (first + last) // 2
-            messages = below(pruning_target(known, CLOSENESS[middle] * loose))
+            messages = below(pruning_target(known, _CLOSENESS[middle] * loose))
             if messages.pairs(program) <= most:
                 last, found = middle, messages
             else:
                 first = middle + 1
-        return found if found is not None else below(pruning_target(known, CLOSENESS[first] * loose))
+        return found if found is not None else below(pruning_target(known, _CLOSENESS[first] * loose))
+
+
+def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
+    """The frontier of a graph whose ``order`` fixes nothing; None if no strategy is possible."""
+    track = _track_within if settings.epsilon > 0 else track_exactly
+    return track(reduced, order, settings)

@@ -6,18 +6,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.execute.checkpoint import load_checkpoint, optimizer_state, save_checkpoint
 from tensoropt.execute.parallel import parallelize
 from tensoropt.profiling.optimizers import make_optimizer
-from tensoropt.selftest.models import device_of_check, loss_of, module_of
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
-from tensoropt.verify.differences import outputs_difference
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, device_of_check, loss_of, module_of
+from tensoropt.verify.reference import outputs_difference
 
 SOURCE = "zoo:gpt-mini"
-STEPS = 2
-BOUND = 1e-5
+_STEPS = 2
+_BOUND = 1e-5
 """How far losses after loading may be from those without; kernels that sum in no fixed order are allowed
 roundoff. An assumption; on a CPU the losses are the same bits."""
 
@@ -25,8 +24,8 @@ roundoff. An assumption; on a CPU the losses are the same bits."""
 def run(context: CheckContext) -> Outcome:
     """Compare parameters and optimizer state bit for bit, and the losses of the steps after."""
     device = device_of_check(context)
-    first, second = (Training(seed, device) for seed in (0, 1))
-    first.steps(STEPS)
+    first, second = (_Training(seed, device) for seed in (0, 1))
+    first.steps(_STEPS)
     save_checkpoint(context.folder / "checkpoint", first.model, first.optimizer)
     saved = first.state()
     load_checkpoint(context.folder / "checkpoint", second.model, second.optimizer)
@@ -36,18 +35,18 @@ def run(context: CheckContext) -> Outcome:
         for name in saved.keys() | loaded.keys()
         if name not in saved or name not in loaded or not torch.equal(saved[name], loaded[name])
     ]
-    goes_on = [run.steps(STEPS) for run in (first, second)]
+    goes_on = [run.steps(_STEPS) for run in (first, second)]
     return Outcome.of(
         [
             Bounded("tensors that are not what was saved, bit for bit", len(unlike), 0),
             Bounded("tensors saved", len(saved)),
-            Bounded("losses of the steps after", outputs_difference(goes_on[1], goes_on[0]), BOUND),
+            Bounded("losses of the steps after", outputs_difference(goes_on[1], goes_on[0]), _BOUND),
         ],
         unlike=sorted(unlike)[:5],
     )
 
 
-class Training:
+class _Training:
     """A small model in training on one device, with Adam."""
 
     def __init__(self, seed: int, device: torch.device):

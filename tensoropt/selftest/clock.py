@@ -8,28 +8,27 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from tensoropt.selftest.models import device_of_check
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, device_of_check
 from tensoropt.selftest.timing import device_seconds
 
-BOUND = 0.05
+_BOUND = 0.05
 """The relative bound. Gaps between kernels count for the clock and not for the profiler; an assumption."""
-CALLS, ROUNDS = 24, 3
-WORKS = ("product", "sum of elements", "copy")
+_CALLS, ROUNDS = 24, 3
+_WORKS = ("product", "sum of elements", "copy")
 
 
 def run(context: CheckContext) -> Outcome:
     """Check long kernels in a row: products, which compute, and others, which move memory."""
     device = device_of_check(context)
     figures = []
-    for name, work in zip(WORKS, works(device), strict=True):
+    for name, work in zip(_WORKS, works(device), strict=True):
         work()
         # The best of a few: a process that interrupts this one affects only the clock.
         ratios = [ratio(work, device) for _ in range(ROUNDS)]
         figures.append(
-            Bounded.share(f"{name}: clock against profiler", min(abs(one - 1) for one in ratios), BOUND)
+            Bounded.share(f"{name}: clock against profiler", min(abs(one - 1) for one in ratios), _BOUND)
         )
-    return Outcome.of(figures, f"the best of {ROUNDS} runs of {CALLS} calls")
+    return Outcome.of(figures, f"the best of {ROUNDS} runs of {_CALLS} calls")
 
 
 def works(device: torch.device) -> list[Callable[[], object]]:
@@ -41,7 +40,7 @@ def works(device: torch.device) -> list[Callable[[], object]]:
     out = torch.empty_like(a)
 
     def repeated(call: Callable[[], object]) -> Callable[[], object]:
-        return lambda: [call() for _ in range(CALLS)]
+        return lambda: [call() for _ in range(_CALLS)]
 
     return [repeated(lambda: torch.mm(a, b, out=out)), repeated(x.sum), repeated(lambda: y.copy_(x))]
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 
 from tensoropt.engine.models import ModelSpec, open_model
-from tensoropt.ops.context import SingleDevice
 from tensoropt.ops.families.generators import keep_mask, random_kernel
-from tensoropt.selftest.models import device_of_check, unsplit_engine
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
-from tensoropt.verify.differences import outputs_difference
-from tensoropt.verify.reference import first_step
+from tensoropt.ops.kernels import SingleDevice
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, device_of_check, unsplit_engine
+from tensoropt.verify.reference import first_step, outputs_difference
 
-ROWS, COLUMNS, SHARDS = 384, 1000, 4
-CHANCE = 0.1
-LOSS_BOUND = 1e-4
+ROWS, _COLUMNS, SHARDS = 384, 1000, 4
+_CHANCE = 0.1
+_LOSS_BOUND = 1e-4
 """How far the loss of a model with dropout may be from the CPU's, relative. A different mask changes it by
 per cents; other kernels' sums, off by a few units of 6e-8 each, change it by some 1e-6. An assumption."""
 
@@ -27,7 +25,7 @@ def run(context: CheckContext) -> Outcome:
     figures = [
         Bounded("bits of masks that differ, shards against the whole", _shards_differ(device, masks[0]), 0),
         Bounded("bits that are alike in two steps, beyond chance", _alike(masks[0], masks[1]), 0.01),
-        Bounded("share dropped, beside what was asked for", abs(_dropped(masks[0]) - CHANCE), 0.005),
+        Bounded("share dropped, beside what was asked for", abs(_dropped(masks[0]) - _CHANCE), 0.005),
     ]
     if not context.on_gpu:
         return Outcome.of(figures, "there is no GPU whose bits could be compared with the CPU's")
@@ -37,7 +35,7 @@ def run(context: CheckContext) -> Outcome:
         [
             Bounded("bits of masks that differ, GPU against CPU", differ, 0),
             Bounded("uniform numbers that differ, GPU against CPU", numbers, 0),
-            Bounded("loss of a model with dropout, GPU against CPU", _loss_difference(device), LOSS_BOUND),
+            Bounded("loss of a model with dropout, GPU against CPU", _loss_difference(device), _LOSS_BOUND),
             *figures,
         ]
     )
@@ -56,22 +54,22 @@ class _Shard(SingleDevice):
 
 def mask(step: int, device: torch.device) -> torch.Tensor:
     """Return the whole mask of a step, rows by columns."""
-    pieces = ((ROWS, COLUMNS, ROWS, ()), (COLUMNS, 1, COLUMNS, ()))
-    return keep_mask(SingleDevice(7, step), "selftest", CHANCE, (ROWS, COLUMNS), pieces, device)
+    pieces = ((ROWS, _COLUMNS, ROWS, ()), (_COLUMNS, 1, _COLUMNS, ()))
+    return keep_mask(SingleDevice(7, step), "selftest", _CHANCE, (ROWS, _COLUMNS), pieces, device)
 
 
 def _shards_differ(device: torch.device, whole: torch.Tensor) -> int:
     part = ROWS // SHARDS
-    pieces = ((part, COLUMNS, part, (1,)), (COLUMNS, 1, COLUMNS, ()))
+    pieces = ((part, _COLUMNS, part, (1,)), (_COLUMNS, 1, _COLUMNS, ()))
     shards = [
-        keep_mask(_Shard(index), "selftest", CHANCE, (part, COLUMNS), pieces, device).cpu()
+        keep_mask(_Shard(index), "selftest", _CHANCE, (part, _COLUMNS), pieces, device).cpu()
         for index in range(SHARDS)
     ]
     return int((torch.cat(shards) != whole).sum())
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> float:
-    chance = CHANCE**2 + (1 - CHANCE) ** 2
+    chance = _CHANCE**2 + (1 - _CHANCE) ** 2
     return abs(float((one == other).double().mean()) - chance)
 
 
@@ -80,9 +78,9 @@ def _dropped(kept: torch.Tensor) -> float:
 
 
 def _numbers(device: torch.device) -> torch.Tensor:
-    pieces = ((ROWS, COLUMNS, ROWS, ()), (COLUMNS, 1, COLUMNS, ()))
+    pieces = ((ROWS, _COLUMNS, ROWS, ()), (_COLUMNS, 1, _COLUMNS, ()))
     with device:
-        return random_kernel(SingleDevice(7), "selftest", pieces, "rand", (ROWS, COLUMNS), torch.float32)
+        return random_kernel(SingleDevice(7), "selftest", pieces, "rand", (ROWS, _COLUMNS), torch.float32)
 
 
 def _loss_difference(device: torch.device) -> float:

@@ -7,30 +7,29 @@ from dataclasses import replace
 
 import torch
 
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.pool import RankPool
-from tensoropt.selftest.models import short_name, small_models
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, short_name, small_models
 
-BOUND = 0.01
+_BOUND = 0.01
 """The relative bound: the goal for memory as a whole."""
-MOST_NAMED = 5
-DTYPES = ("float32", "bfloat16")
+_MOST_NAMED = 5
+_DTYPES = ("float32", "bfloat16")
 
 
 def run(context: CheckContext) -> Outcome:
     """Compare the bytes that the groups of small models keep and need, for fake tensors and for real ones."""
     capability = torch.cuda.get_device_capability(0) if context.on_gpu else None
-    specs = [replace(spec, compute_dtype=dtype) for spec in small_models(context) for dtype in DTYPES]
+    specs = [replace(spec, compute_dtype=dtype) for spec in small_models(context) for dtype in _DTYPES]
     figures: list[Bounded] = []
     other: list[str] = []
     with RankPool(1, backend=context.backend) as pool:
         for spec in specs:
-            works = workloads_of(spec)
+            works = _workloads_of(spec)
             fake = [find_facts(work, True, capability) for work in works]
             real = []
             for work in works:
@@ -47,10 +46,10 @@ def run(context: CheckContext) -> Outcome:
                 for work, one, another in zip(works, fake, real, strict=True)
                 if one.kept_bytes != another.kept_bytes
             ]
-    return Outcome.of(figures, unlike=other[:MOST_NAMED], unlike_count=len(other))
+    return Outcome.of(figures, unlike=other[:_MOST_NAMED], unlike_count=len(other))
 
 
-def workloads_of(spec: ModelSpec) -> list[Workload]:
+def _workloads_of(spec: ModelSpec) -> list[Workload]:
     """Return what one rank runs for each group of the unsplit model, without duplicates."""
     graph = open_model(replace(spec, device="cpu")).graph
     strategy = unsplit_strategy(graph)
@@ -67,7 +66,7 @@ def compared(name: str, fake: Iterable[Facts], real: Iterable[Facts]) -> list[Bo
     }
     fake, real = list(fake), list(real)
     return [
-        Bounded.share(f"{name}: {what}", off(sum(map(size, fake)), sum(map(size, real))), BOUND)
+        Bounded.share(f"{name}: {what}", off(sum(map(size, fake)), sum(map(size, real))), _BOUND)
         for what, size in kinds.items()
     ]
 

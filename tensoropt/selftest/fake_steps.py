@@ -18,15 +18,14 @@ from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.simulate.memory_curve import memory_curve
-from tensoropt.verify.fake_ranks import step_on
+from tensoropt.verify.fake_ranks import issued, step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tensoropt.verify.steps import issued, tracked_memory
 
 ON_THE_CPU = {
     "aten.lift_fresh.default": "Python numbers that PyTorch's optimizers wrap; they are operands as they are",
 }
 """Operators that may return a CPU tensor in a step on CUDA, and why."""
-RECOMPUTE = 0.3
+_RECOMPUTE = 0.3
 """How often a repeated block of a random strategy is recomputed; an assumption."""
 
 
@@ -56,7 +55,7 @@ def watched_random(loaded: CapturedModel, mesh: tuple[int, ...], seed: int) -> d
     except MicroBatchRefused:
         mesh = (1, *mesh[1:])
         micro = micro_strategies(loaded.graph, 1)
-    strategy = random_strategy(loaded.graph, mesh, micro, random.Random(seed), RECOMPUTE)
+    strategy = random_strategy(loaded.graph, mesh, micro, random.Random(seed), _RECOMPUTE)
     works = {n: workload(loaded.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     facts = {n: find_facts(work, True, CAPABILITY) for n, work in works.items()}
     predicted = memory_curve(strategy, facts, "adam").peak.total

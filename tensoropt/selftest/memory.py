@@ -9,18 +9,24 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
-from tensoropt.profiling.cuda_attention import Capability
+from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.selftest.facts import off
-from tensoropt.selftest.models import short_name, timed_models, unsplit_engine
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
+from tensoropt.selftest.outcome import (
+    Bounded,
+    CheckContext,
+    Outcome,
+    short_name,
+    timed_models,
+    unsplit_engine,
+)
 from tensoropt.simulate.memory_curve import memory_curve
-from tensoropt.verify.steps import RunStep, tracked_memory
+from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 
-BOUND = {"cuda": 0.01, "cpu": 0.05}
+_BOUND = {"cuda": 0.01, "cpu": 0.05}
 """The bound relative to the allocator's peak: the goal for a GPU. On the CPU, convolution kernels take
 scratch memory from the same allocator, 4 % of a small VGG's peak."""
 _WATCHED = "the step that is watched"
@@ -59,12 +65,12 @@ def _of_gpu(spec: ModelSpec) -> list[Bounded]:
         Bounded.share(
             f"{name}: tracked, against the allocator",
             off(found["peak"] - found["constants"] + beside, allocated),
-            BOUND["cuda"],
+            _BOUND["cuda"],
         ),
         Bounded.share(
             f"{name}: predicted, against the allocator",
             off(predicted_peak(loaded, capability) + beside, allocated),
-            BOUND["cuda"],
+            _BOUND["cuda"],
         ),
         Bounded(f"{name}: the allocator's peak", allocated, unit="bytes"),
         Bounded(f"{name}: taken from the GPU", found["reserved"], unit="bytes"),
@@ -91,10 +97,10 @@ def _of_cpu(spec: ModelSpec, folder: Path) -> list[Bounded]:
     name, tracked = short_name(spec), found["peak"] - found["constants"]
     return [
         Bounded.share(
-            f"{name}: tracked, against the allocator", off(tracked, between + allocated), BOUND["cpu"]
+            f"{name}: tracked, against the allocator", off(tracked, between + allocated), _BOUND["cpu"]
         ),
         Bounded.share(
-            f"{name}: predicted, against the allocator", off(predicted, between + allocated), BOUND["cpu"]
+            f"{name}: predicted, against the allocator", off(predicted, between + allocated), _BOUND["cpu"]
         ),
         Bounded(f"{name}: the allocator's peak", between + allocated, unit="bytes"),
     ]

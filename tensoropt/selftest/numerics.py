@@ -10,7 +10,10 @@ from dataclasses import replace
 import torch
 
 from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
-from tensoropt.selftest.models import (
+from tensoropt.selftest.outcome import (
+    Bounded,
+    CheckContext,
+    Outcome,
     device_of_check,
     loss_of,
     module_of,
@@ -18,9 +21,8 @@ from tensoropt.selftest.models import (
     small_models,
     unsplit_engine,
 )
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
+from tensoropt.verify.findings import GRADIENT_TOLERANCE, LOSS_TOLERANCE, NARROW_FACTOR
 from tensoropt.verify.reference import first_step, module_difference
-from tensoropt.verify.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE, NARROW_FACTOR
 
 Gradients = Mapping[str, torch.Tensor]
 
@@ -52,8 +54,8 @@ def _float32(spec: ModelSpec) -> list[Bounded]:
 
 def _bfloat16(spec: ModelSpec, device: torch.device) -> list[Bounded]:
     loaded = open_model(replace(spec, compute_dtype="bfloat16"))
-    exact = module_gradients(loaded, device, autocast=False)
-    autocast = distance(module_gradients(loaded, device, autocast=True), exact)
+    exact = _module_gradients(loaded, device, autocast=False)
+    autocast = distance(_module_gradients(loaded, device, autocast=True), exact)
     graph = distance(first_step(unsplit_engine(loaded), loaded)[1], exact)
     name = short_name(spec)
     return [
@@ -62,7 +64,7 @@ def _bfloat16(spec: ModelSpec, device: torch.device) -> list[Bounded]:
     ]
 
 
-def module_gradients(
+def _module_gradients(
     loaded: CapturedModel, device: torch.device, *, autocast: bool
 ) -> dict[str, torch.Tensor]:
     """Return the module's gradients of a step, by the graph's names of parameters."""

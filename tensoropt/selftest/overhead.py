@@ -8,37 +8,45 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.execute.parallel import parallelize
 from tensoropt.profiling.optimizers import make_optimizer
-from tensoropt.selftest.models import device_of_check, loss_of, module_of, short_name, timed_models
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
+from tensoropt.selftest.outcome import (
+    Bounded,
+    CheckContext,
+    Outcome,
+    device_of_check,
+    loss_of,
+    module_of,
+    short_name,
+    timed_models,
+)
 from tensoropt.selftest.timing import in_turns, over, unless_busy
 
-BOUND = {"cuda": 0.03, "cpu": 0.15}
-COMPILED_BOUND = {"cuda": 0.01, "cpu": 0.15}
+_BOUND = {"cuda": 0.03, "cpu": 0.15}
+_COMPILED_BOUND = {"cuda": 0.01, "cpu": 0.15}
 """The relative bounds: the goal for a GPU; on a core of a machine that others use, what its unsteadiness
 allows."""
 ROUNDS = 12
-WARM_UP = 3
-COMPILED = 1
+_WARM_UP = 3
+_COMPILED = 1
 """How many of the timed models are compiled, the smallest first: each takes a minute or so."""
 
-Step = Callable[[], object]
-Wrap = Callable[[nn.Module], Any]
+_Step = Callable[[], object]
+_Wrap = Callable[[nn.Module], Any]
 
 
 def run(context: CheckContext) -> Outcome:
     """Compare steps of the module and of the parallelized module, in turns."""
-    return unless_busy(lambda at: _of(timed_models(at), at, BOUND[at.device]), context)
+    return unless_busy(lambda at: _of(timed_models(at), at, _BOUND[at.device]), context)
 
 
 def run_compiled(context: CheckContext) -> Outcome:
     """Compare the same steps with both compiled."""
     if reason := why_not_compiled(context):
         return Outcome.skipped(reason)
-    specs, bound = timed_models(context)[:COMPILED], COMPILED_BOUND[context.device]
+    specs, bound = timed_models(context)[:_COMPILED], _COMPILED_BOUND[context.device]
     return unless_busy(lambda at: _of(specs, at, bound, torch.compile), context)
 
 
@@ -62,17 +70,17 @@ def why_not_compiled(context: CheckContext) -> str:
 
 
 def _of(
-    specs: Sequence[ModelSpec], context: CheckContext, bound: float, wrap: Wrap = lambda model: model
+    specs: Sequence[ModelSpec], context: CheckContext, bound: float, wrap: _Wrap = lambda model: model
 ) -> Outcome:
     found = [_compared(spec, context, bound, wrap) for spec in specs]
     return Outcome.of([figure for figures in found for figure in figures], _WORDS)
 
 
-def _compared(spec: ModelSpec, context: CheckContext, bound: float, wrap: Wrap) -> list[Bounded]:
+def _compared(spec: ModelSpec, context: CheckContext, bound: float, wrap: _Wrap) -> list[Bounded]:
     device = device_of_check(context)
-    steps = [step_of_module(spec, device, wrap), step_of_graph(spec, device, wrap)]
+    steps = [_step_of_module(spec, device, wrap), step_of_graph(spec, device, wrap)]
     for step in steps:
-        for _ in range(WARM_UP):
+        for _ in range(_WARM_UP):
             step()
     module, graph = in_turns(steps, device, ROUNDS)
     name = short_name(spec)
@@ -83,12 +91,12 @@ def _compared(spec: ModelSpec, context: CheckContext, bound: float, wrap: Wrap) 
     ]
 
 
-def step_of_module(spec: ModelSpec, device: torch.device, wrap: Wrap) -> Step:
+def _step_of_module(spec: ModelSpec, device: torch.device, wrap: _Wrap) -> _Step:
     """Return a training step of the module as its author wrote it."""
     return _step(*module_of(spec, device), wrap)
 
 
-def step_of_graph(spec: ModelSpec, device: torch.device, wrap: Wrap) -> Step:
+def step_of_graph(spec: ModelSpec, device: torch.device, wrap: _Wrap) -> _Step:
     """Return a training step of the same module, parallelized for one device."""
     model, args, kwargs = spec.build()
     strategy = unsplit_strategy(open_model(spec).graph)
@@ -97,7 +105,7 @@ def step_of_graph(spec: ModelSpec, device: torch.device, wrap: Wrap) -> Step:
     return _step(model, *module_of(spec, device)[1:], wrap)
 
 
-def _step(model: nn.Module, args: Any, kwargs: Any, wrap: Wrap) -> Step:
+def _step(model: nn.Module, args: Any, kwargs: Any, wrap: _Wrap) -> _Step:
     optimizer = make_optimizer("adam", model.parameters())
     called = wrap(model)
 

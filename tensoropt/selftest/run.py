@@ -26,11 +26,11 @@ HUNG_FACTOR, HUNG_S = 4.0, 60.0
 assumptions."""
 _TAIL = 400
 
-Device = Literal["auto", "gpu", "cpu"]
+_Device = Literal["auto", "gpu", "cpu"]
 
 
 def run_selftest(
-    device: Device = "auto",
+    device: _Device = "auto",
     *,
     only: Sequence[str] | None = None,
     minutes: float = MINUTES,
@@ -81,7 +81,7 @@ def run_selftest(
     return report
 
 
-def _device(wanted: Device) -> str:
+def _device(wanted: _Device) -> str:
     if wanted == "cpu":
         return "cpu"
     from tensoropt.ranks.local_hardware import why_no_gpu
@@ -123,7 +123,7 @@ def _in_process(check: Check, device: str, folder: Path, left_s: float) -> Outco
     said = folder / "said.txt"
     with said.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tensoropt.selftest.process", check.function, device, str(folder)],
+            [sys.executable, "-P", "-m", "tensoropt.selftest.outcome", check.function, device, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,

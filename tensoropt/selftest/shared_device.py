@@ -9,7 +9,7 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.verify import verify_random
 
-CLUSTER = "dgx-a100[2]"
+_CLUSTER = "dgx-a100[2]"
 """Two devices priced from data sheets: nothing is timed for them."""
 STRATEGIES = (
     ("zoo:gpt-mini", "float32", False, 2),
@@ -26,7 +26,7 @@ def run(context: CheckContext) -> Outcome:
     with ProfileStore(context.folder / "profiles.sqlite") as store:
         for source, dtype, placed, count in STRATEGIES:
             answer = verify_random(
-                source, CLUSTER, count, dtype=dtype, placed=placed, store=store,
+                source, _CLUSTER, count, dtype=dtype, placed=placed, store=store,
                 where="share-gpu" if context.on_gpu else "ranks",
             )  # fmt: skip
             kind = "placements" if placed else "strategies"

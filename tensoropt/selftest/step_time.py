@@ -7,21 +7,19 @@ import statistics
 from dataclasses import replace
 
 from tensoropt.cluster import load_cluster
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import load_model
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.local_hardware import local_backend, local_notes
 from tensoropt.selftest.facts import off
-from tensoropt.selftest.models import short_name, timed_models
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, short_name, timed_models
 from tensoropt.selftest.timing import unless_busy
 from tensoropt.types import silent
-from tensoropt.verify.places import place_for
-from tensoropt.verify.predict import predicted
+from tensoropt.verify.predict import place_for, predicted
 from tensoropt.verify.run import predict_and_run, ranks_with
 
-BOUND = {"cuda": 0.05, "cpu": 0.25}
+_BOUND = {"cuda": 0.05, "cpu": 0.25}
 """The relative bound for each model: the goal for a GPU. A core of a machine that others use is not as
 steady: its step was seen to change by a tenth from one minute to the next, and by more under load."""
 
@@ -29,10 +27,10 @@ steady: its step was seen to change by a tenth from one minute to the next, and 
 def run(context: CheckContext) -> Outcome:
     """Compare predicted and measured steps; on a machine that others use as well a difference says
     nothing."""
-    return unless_busy(predicted_and_measured, context)
+    return unless_busy(_predicted_and_measured, context)
 
 
-def predicted_and_measured(context: CheckContext) -> Outcome:
+def _predicted_and_measured(context: CheckContext) -> Outcome:
     """Measure anew, into a store that is then discarded, and compare."""
     cluster = load_cluster("local:1" if context.on_gpu else "cpu:1")
     if local_backend(cluster) is None:
@@ -53,7 +51,7 @@ def predicted_and_measured(context: CheckContext) -> Outcome:
                 return Outcome.failed(f"{name}: the step cannot be run: {found['error'] or 'it differs'}")
             errors.append(off(found["time_predicted_s"], found["time_measured_s"]))
             figures += [
-                Bounded.share(f"{name}: predicted against measured", errors[-1], BOUND[context.device]),
+                Bounded.share(f"{name}: predicted against measured", errors[-1], _BOUND[context.device]),
                 Bounded(f"{name}: predicted", found["time_predicted_s"], unit="s"),
                 Bounded(f"{name}: measured", found["time_measured_s"], unit="s"),
             ]

@@ -9,19 +9,25 @@ from collections.abc import Callable
 import torch
 
 from tensoropt.engine.models import load_model
-from tensoropt.selftest.models import device_of_check, short_name, small_models, unsplit_engine
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
+from tensoropt.selftest.outcome import (
+    Bounded,
+    CheckContext,
+    Outcome,
+    device_of_check,
+    short_name,
+    small_models,
+    unsplit_engine,
+)
 from tensoropt.selftest.timing import device_seconds, in_turns
-from tensoropt.verify.differences import named_difference, outputs_difference
-from tensoropt.verify.reference import first_step
-from tensoropt.verify.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from tensoropt.verify.findings import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from tensoropt.verify.reference import first_step, named_difference, outputs_difference
 
-BOUND = 0.3
+_BOUND = 0.3
 """The largest share of the shorter work that may come on top of the longer one when both run in streams of
 their own; 1 if nothing overlaps. An assumption that has not been tried on a GPU."""
 ROUNDS = 7
-SIZE, PRODUCTS = 4096, 8
-COPIED_BYTES = 1 << 28
+_SIZE, _PRODUCTS = 4096, 8
+_COPIED_BYTES = 1 << 28
 
 
 def run(context: CheckContext) -> Outcome:
@@ -53,7 +59,7 @@ def run(context: CheckContext) -> Outcome:
         [
             *figures,
             Bounded.share(
-                "share of a copy that computation does not hide", exposed(alone, moved, both), BOUND
+                "share of a copy that computation does not hide", _exposed(alone, moved, both), _BOUND
             ),
             Bounded("computation alone", alone, unit="s"),
             Bounded("copy from the host alone", moved, unit="s"),
@@ -62,16 +68,16 @@ def run(context: CheckContext) -> Outcome:
     )
 
 
-def exposed(one_s: float, other_s: float, both_s: float) -> float:
+def _exposed(one_s: float, other_s: float, both_s: float) -> float:
     """Return the share of the shorter work that is not hidden behind the longer one."""
     return (both_s - max(one_s, other_s)) / min(one_s, other_s)
 
 
 def _works(device: torch.device) -> tuple[Callable[[], object], Callable[[], object]]:
-    a, b = (torch.randn(SIZE, SIZE, device=device) for _ in range(2))
+    a, b = (torch.randn(_SIZE, _SIZE, device=device) for _ in range(2))
     out = torch.empty_like(a)
-    host = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
+    host = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=device)
 
     def copy() -> None:
         there.copy_(host, non_blocking=True)
@@ -80,7 +86,7 @@ def _works(device: torch.device) -> tuple[Callable[[], object], Callable[[], obj
     wanted_s = device_seconds(copy, device)
     torch.mm(a, b, out=out)
     one_s = device_seconds(lambda: torch.mm(a, b, out=out), device)
-    count = max(PRODUCTS, round(wanted_s / one_s))
+    count = max(_PRODUCTS, round(wanted_s / one_s))
 
     def compute() -> None:
         for _ in range(count):

@@ -11,8 +11,8 @@ import torch
 from tensoropt.profiling.timers import timed, timer_of
 from tensoropt.selftest.outcome import CheckContext, Outcome
 
-LOOK_S = 0.5
-OWN_CORE = 0.9
+_LOOK_S = 0.5
+_OWN_CORE = 0.9
 """The least share of its core that a process gets if nobody else is busy; an assumption."""
 
 
@@ -49,7 +49,7 @@ def over(of: Sequence[float], to: Sequence[float]) -> float:
 def share_of_core() -> float:
     """Return the share of a core that this process gets while it has something to do."""
     began, used = time.perf_counter(), time.process_time()
-    while time.perf_counter() < began + LOOK_S:
+    while time.perf_counter() < began + _LOOK_S:
         pass
     return (time.process_time() - used) / (time.perf_counter() - began)
 
@@ -60,7 +60,7 @@ def unless_busy(check: Callable[[CheckContext], Outcome], context: CheckContext)
     before = share_of_core()
     found = check(context)
     share = min(before, share_of_core())
-    if found.state != "failed" or not found.figures or context.on_gpu or share >= OWN_CORE:
+    if found.state != "failed" or not found.figures or context.on_gpu or share >= _OWN_CORE:
         return found
     reason = (
         f"times say nothing, as others use this machine's cores: a busy process got {share:.0%} of one "

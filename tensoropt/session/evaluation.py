@@ -32,11 +32,11 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
     """Return the exploration: of all strategies found, simulated, those that no other beats."""
     with session.clock.stage("judge"):
         spaces = tuple(space_of(searched.problem, s.mesh, s.tables, s.notes) for s in searched.spaces)
-        points, unbeaten_count = chosen_points(searched, spaces, session.settings)
+        points, unbeaten_count = _chosen_points(searched, spaces, session.settings)
         recorded = record_used(searched, spaces, points)
     simulated = sum(len(of_space.simulated) for of_space in searched.simulations)
     report = run_report(searched, session.clock.seconds, simulated, unbeaten_count)
-    report["notes"] += beaten_by_terms(searched.simulations, unbeaten_count)
+    report["notes"] += _beaten_by_terms(searched.simulations, unbeaten_count)
     session.remaining.expect("simulation", 0.0)
     session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
     return Exploration(
@@ -51,7 +51,7 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
     )
 
 
-def chosen_points(
+def _chosen_points(
     searched: Searched, spaces: Sequence[Space], settings: Settings
 ) -> tuple[tuple[Point, ...], int]:
     """Return the points that are shown, and how many strategies none of the simulated ones beats."""
@@ -68,7 +68,7 @@ def chosen_points(
     return certified(searched.spaces, [points[i] for i in range(len(chosen))]), len(best.memory)
 
 
-def beaten_by_terms(spaces: Sequence[SpaceSimulations], unbeaten_count: int) -> list[str]:
+def _beaten_by_terms(spaces: Sequence[SpaceSimulations], unbeaten_count: int) -> list[str]:
     """Say that strategies are left out because of what processes take beside tensors; empty if none are.
 
     Args:

@@ -27,7 +27,7 @@ import numpy as np
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
-from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
+from tensoropt.graph.ir import graph_from_dict, graph_to_dict
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.exploration_files import DESCRIBED, LISTED, POINTS, RECORDED, STRATEGIES
 from tensoropt.plan.plan import ModelInfo
@@ -35,10 +35,10 @@ from tensoropt.plan.point import check_budget
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.kernel_settings import KernelSettings
-from tensoropt.session.kept_frontiers import KeptFrontiers
+from tensoropt.session.one_space import KeptFrontiers
 from tensoropt.version import __version__
 
-FILES = {DESCRIBED, POINTS, LISTED, STRATEGIES, RECORDED}
+_FILES = {DESCRIBED, POINTS, LISTED, STRATEGIES, RECORDED}
 """The files of an exploration that are kept, and no others are written where one is read."""
 
 
@@ -80,7 +80,7 @@ class KeptExplorations:
             data = self.store.get(key, "explorations")
             try:
                 with TemporaryDirectory() as folder:
-                    for name in FILES & data["files"].keys():
+                    for name in _FILES & data["files"].keys():
                         (Path(folder) / name).write_bytes(data["files"][name])
                     found = load_exploration(folder)
             # Damaged, in whatever way: as if it were not there.

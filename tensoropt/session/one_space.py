@@ -3,23 +3,42 @@
 The search sums memory, while the simulator takes the peak. If much of the sum is what operators need while
 they run, a space is searched once more under caps on that, to find strategies whose sum is larger but whose
 peak is smaller.
+
+Search and simulation in turns: simulated strategies decide what is still worth a search.
+
+The search sums costs, the simulator steps through them, and the two order strategies slightly differently. So
+a space is outlined and its outline simulated before it is searched: its search only has to find what all
+simulated strategies leave room for, given how much the space's own simulated strategies differ from their
+sums. Of what a search finds, representatives are simulated, and then the neighbours of those that won.
+
+Search results of single spaces, kept for explorations that search in the same way.
+
+An interrupted exploration continues where it ended, and published planners are compared without a new search.
+Every step of the search follows from the exploration's question, so its place among the steps identifies it.
+The profile store holds numbers and texts only, from which the objects are made again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.move_effects import working_sets
 from tensoropt.costs.tables import CostTables
-from tensoropt.costs.working_sets import working_sets
+from tensoropt.errors import TensorOptError
+from tensoropt.frontier import representatives
 from tensoropt.frontier.tools import Points
 from tensoropt.plan.settings import Settings
+from tensoropt.processes import as_forks_end
+from tensoropt.profiling.store import ProfileStore
 from tensoropt.search import (
     CostGraph,
     NoStrategyError,
@@ -28,11 +47,119 @@ from tensoropt.search import (
     outline_frontier,
     track_frontier,
 )
+from tensoropt.search.bounds import Highest, Lowest
+from tensoropt.search.hull import Hull
+from tensoropt.search.paper import BandBound
+from tensoropt.search.reduced_graph import Caps
+from tensoropt.search.result import ChosenStrategies
 from tensoropt.session.simulations import Simulated, Simulations
-from tensoropt.session.turns import Found, first_look, unbeaten_by
+from tensoropt.types import Indices
 from tensoropt.units import format_bytes
 
-CLOSE = 0.01
+_OUTLINED = 48
+"""The points of an outline that are simulated. An assumption, as are the numbers below."""
+_REPRESENTATIVES, LOSS = 160, 2e-4
+"""The points of a frontier that are simulated before their neighbours; fewer are enough if the others would
+add at most this share of hypervolume."""
+_LEANEST = 8
+"""How many of the leanest points that no rival beats are simulated: what the simulator adds to the sums
+differs most there."""
+_NEIGHBOURS = 3
+"""The points that are simulated between two simulated ones, one of which won."""
+_REACH = 3
+"""How many simulated points away from a winner neighbours are still tried: the simulator's order is not the
+search's."""
+ROUNDS = 8
+"""The most rounds in which neighbours are simulated."""
+
+
+@dataclass(eq=False)
+class Found:
+    """A frontier of a space, and which of its points were simulated.
+
+    Attributes:
+        space: the number of the space.
+        numbers: (n,) each point's number among the space's simulated strategies; -1 for the others.
+    """
+
+    space: int
+    frontier: TrackedFrontier
+    numbers: Indices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = np.full(len(self.frontier), -1)
+
+    def simulate(self, simulations: Simulations, indices: Indices) -> int:
+        """Simulate those of the points that were not simulated yet; return how many these were."""
+        return _simulate_together([(self, indices)], simulations)
+
+    def neighbours(self, won: Indices) -> Indices:
+        """Return points not simulated yet near those whose numbers ``won``, spread evenly over each gap."""
+        seen = np.flatnonzero(self.numbers >= 0)
+        winners = np.isin(self.numbers[seen], won)
+        found: list[int] = []
+        ends = np.concatenate([[-1], seen, [len(self.numbers)]])
+        # For each gap, whether one of the simulated points up to REACH to either side won.
+        wins = np.concatenate([np.zeros(_REACH, bool), winners, np.zeros(_REACH, bool)])
+        close = np.asarray(np.lib.stride_tricks.sliding_window_view(wins, 2 * _REACH).any(axis=1))
+        for left, right, near in zip(ends, ends[1:], close.tolist(), strict=False):
+            if near and right - left > 1:
+                spread = np.linspace(left, right, min(_NEIGHBOURS, right - left - 1) + 2)[1:-1]
+                found += np.unique(spread.round().astype(int)).tolist()
+        return np.array([i for i in found if self.numbers[i] < 0], np.int64)
+
+
+def _simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simulations) -> int:
+    """Simulate those points of some frontiers that were not simulated yet, each space's together; return how
+    many these were."""
+    of_space: dict[int, list[tuple[Found, Indices]]] = {}
+    for found, indices in asked:
+        new = indices[found.numbers[indices] < 0]
+        if len(new):
+            of_space.setdefault(found.space, []).append((found, new))
+    for space, parts in of_space.items():
+        numbers = simulations.spaces[space].add_all([(found.frontier, new) for found, new in parts])
+        for (found, new), of_part in zip(parts, numbers, strict=True):
+            found.numbers[new] = of_part
+    return sum(len(new) for parts in of_space.values() for _, new in parts)
+
+
+def unbeaten_by(frontier: TrackedFrontier, rivals: Points | None) -> Indices:
+    """Return the points of a frontier that no rival beats."""
+    if rivals is None or not len(rivals.memory):
+        return np.arange(len(frontier))
+    best = np.append(np.inf, rivals.time)[np.searchsorted(rivals.memory, frontier.memory, side="right")]
+    return np.flatnonzero(frontier.time < best)
+
+
+def first_look(found: Found, simulations: Simulations, rivals: Points | None = None) -> int:
+    """Simulate representatives of what no rival beats; return how many."""
+    left = unbeaten_by(found.frontier, rivals)
+    if not len(left):
+        return 0
+    part = Staircase(found.frontier.memory[left], found.frontier.time[left])
+    chosen = np.union1d(representatives(part, _REPRESENTATIVES, LOSS), np.arange(min(_LEANEST, len(left))))
+    return found.simulate(simulations, left[chosen])
+
+
+def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> Iterator[int]:
+    """Simulate, round after round, neighbours of what no other simulated strategy beats, as long as that
+    finds something unbeaten; yield how many were simulated."""
+    for _ in range(ROUNDS):
+        best = simulations.frontier()
+        won = [best.origin[best.origin[:, 0] == space, 1] for space in range(len(simulations.spaces))]
+        count = _simulate_together(
+            [(found, found.neighbours(won[found.space])) for found in every], simulations
+        )
+        if not count:
+            return
+        yield count
+        after = simulations.frontier()
+        if np.array_equal(after.memory, best.memory) and np.array_equal(after.time, best.time):
+            return
+
+
+_CLOSE = 0.01
 """A space is searched under a cap if some strategy under it would be beaten by none if it needed less memory
 and time by this share; an assumption."""
 
@@ -205,7 +332,7 @@ class OneSpace:
             under = self._outline(graph) if self.allows_gap else None
             # What the outline's best strategies are far from is not worth more than the outline.
             best = self.simulations.frontier()
-            if under is not None and not comes_close(self.every[-1], self.simulations, best, CLOSE):
+            if under is not None and not comes_close(self.every[-1], self.simulations, best, _CLOSE):
                 found.append((cap, under))
                 continue
             rivals = self.simulations.rivals(self.number, capped=True) if self.allows_gap else None
@@ -226,3 +353,129 @@ def comes_close(found: Found, simulations: Simulations, best: Points, share: flo
     memory, time_s = (1.0 - share) * own[found.numbers[found.numbers >= 0]].T
     rival = np.append(np.inf, best.time)[np.searchsorted(best.memory, memory, side="right")]
     return bool((time_s < rival).any())
+
+
+KIND = "frontiers"
+BOUNDS = {kind.__name__: kind for kind in (BandBound, Caps, Highest, Hull, Lowest, Staircase)}
+"""What a bound consists of, by name."""
+
+
+class KeptFrontiers:
+    """The kept steps of one search.
+
+    Args:
+        store: None keeps nothing.
+        key: identifies everything that decides what this search finds.
+    """
+
+    def __init__(self, store: ProfileStore | None = None, key: str = ""):
+        self.store, self.key = store, key
+        self._step = 0
+
+    def each(
+        self, work: Callable[[int], SpacePart], numbers: Sequence[int], tables: Callable[[int], CostTables]
+    ) -> list[SpacePart]:
+        """Run ``work`` on each of some spaces, in forks; for kept spaces, return what was found then.
+
+        Args:
+            tables: returns the tables of a space; what was found in tables with other numbers (timed anew) is
+                ignored.
+        """
+        self._step += 1
+        parts = {number: self._read(number, tables(number)) for number in numbers}
+        left = [number for number, part in parts.items() if part is None]
+        # Kept as they come, before the others of this step are there: one of them may be interrupted.
+        for _, part in as_forks_end(work, left):
+            parts[part.number] = part
+            self._write(part, tables(part.number))
+        return [part for part in parts.values() if part is not None]
+
+    def _name(self, number: int, tables: CostTables) -> str:
+        return f"{self.key}-{self._step}-{number}-{tables.digest[:16]}"
+
+    def _read(self, number: int, tables: CostTables) -> SpacePart | None:
+        data = None if self.store is None else self.store.get(self._name(number, tables), KIND)
+        # Missing, or damaged in whatever way: treated as missing.
+        with contextlib.suppress(Exception):
+            return None if data is None else part_from(data, number, tables)
+        return None
+
+    def _write(self, part: SpacePart, tables: CostTables) -> None:
+        if self.store is None:
+            return
+        # What cannot be written is searched once more the next time.
+        with contextlib.suppress(TensorOptError):
+            self.store.put(self._name(part.number, tables), data_of(part, tables), KIND)
+
+
+def data_of(part: SpacePart, tables: CostTables) -> dict[str, Any]:
+    """Return the results for a space as JSON in which arrays stand; each frontier once."""
+    every = (part.frontier, *(found for _, found in part.capped), *(found.frontier for found in part.every))
+    frontiers = list({id(frontier): frontier for frontier in every if frontier is not None}.values())
+    place: dict[int, int | None] = {id(frontier): place for place, frontier in enumerate(frontiers)}
+    place[id(None)] = None
+    columns: dict[str, int] = {variable.key: column for column, variable in enumerate(tables.variables)}
+    return {
+        "frontiers": [_frontier_data(frontier, columns) for frontier in frontiers],
+        "frontier": place[id(part.frontier)],
+        "capped": [(cap, place[id(frontier)]) for cap, frontier in part.capped],
+        "every": [(found.space, place[id(found.frontier)], found.numbers) for found in part.every],
+        "simulated": [getattr(part.simulated, field.name) for field in fields(Simulated)],
+        "refused": part.refused,
+        "took_s": part.took_s,
+    }
+
+
+def part_from(data: dict[str, Any], number: int, tables: CostTables) -> SpacePart:
+    """Return the results for a space with these tables, of :func:`data_of`."""
+    keys = [variable.key for variable in tables.variables]
+    frontiers = [_frontier_from(frontier, keys) for frontier in data["frontiers"]]
+    every = []
+    for space, place, numbers in data["every"]:
+        every.append(Found(space, frontiers[place]))
+        every[-1].numbers = numbers
+    return SpacePart(
+        number,
+        None if data["frontier"] is None else frontiers[data["frontier"]],
+        tuple((cap, None if place is None else frontiers[place]) for cap, place in data["capped"]),
+        every,
+        Simulated(*data["simulated"]),
+        data["refused"],
+        data["took_s"],
+    )
+
+
+def _frontier_data(frontier: TrackedFrontier, columns: dict[str, int]) -> dict[str, Any]:
+    chosen = frontier.strategies()
+    edges = [(columns[source], columns[target], ordinal) for source, target, ordinal in chosen.edges]
+    return {
+        "points": (frontier.memory, frontier.time, frontier.exact, frontier.notes),
+        "edges": np.array(edges, np.int64).reshape(-1, 3),
+        "strategies": (chosen.configurations, chosen.options, chosen.edge_options),
+        "bounds": _bound_data(frontier.bounds.__self__),  # type: ignore[attr-defined]
+    }
+
+
+def _frontier_from(data: dict[str, Any], keys: Sequence[str]) -> TrackedFrontier:
+    memory, time, exact, notes = data["points"]
+    edges = [(keys[source], keys[target], ordinal) for source, target, ordinal in data["edges"].tolist()]
+    chosen = ChosenStrategies(keys, edges, *data["strategies"])
+    return TrackedFrontier(memory, time, exact, tuple(notes), chosen.at, _bound_from(data["bounds"]).bounds)
+
+
+def _bound_data(value: Any) -> Any:
+    """Return a bound, or part of one, as a list that begins with its name in :data:`BOUNDS`."""
+    if isinstance(value, (list, tuple)):
+        return list(map(_bound_data, value))
+    name = type(value).__name__
+    if name in BOUNDS:
+        return [name, *(_bound_data(getattr(value, field.name)) for field in fields(value))]
+    return value
+
+
+def _bound_from(data: Any) -> Any:
+    if not isinstance(data, list):
+        return data
+    if data and isinstance(data[0], str):
+        return BOUNDS[data[0]](*map(_bound_from, data[1:]))
+    return tuple(map(_bound_from, data))

@@ -5,63 +5,193 @@ Find the frontier of each range, for every pipeline degree, mesh and micro-batch
 (:mod:`tensoropt.pipeline.compose`), and simulate each composition with its schedule. If a model has more
 positions to cut at than are all tried, the cuts lie between those that balance computation and those that
 balance storage; the notes say what else is left out.
+
+The places where the stages of pipelines may begin in a search, and how many stages each device part
+has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+
+import numpy as np
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.restrictions import FREE, Restriction, restrict
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
-from tensoropt.pipeline.again import cheaper_again
 from tensoropt.pipeline.compose import compose
 from tensoropt.pipeline.composer import Composer, Crossings
-from tensoropt.pipeline.costs import PipelinePrices
+from tensoropt.pipeline.costs import PipelinePrices, degrees_of, job_meshes, kinds_at, sources_at
 from tensoropt.pipeline.evaluate import TOO_LARGE, PipelineEvaluation, assemble, fits
-from tensoropt.pipeline.meshes import degrees_of, job_meshes, kinds_at
-from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.points import pipelined_point, pipelined_space
-from tensoropt.pipeline.schedules import schedule_named
-from tensoropt.pipeline.stage_frontiers import CROSSINGS, StageSearch, Thoroughness
-from tensoropt.pipeline.stages import Cutter
+from tensoropt.pipeline.stage_frontiers import CROSSINGS, PlaceFrontiers, StageSearch, Thoroughness
+from tensoropt.pipeline.stages import (
+    Cutter,
+    balanced,
+    block_cuts,
+    cheaper_again,
+    dealt_cuts,
+    flops_of,
+    has_ends,
+    narrow_cuts,
+    parameter_bytes_of,
+    speeds_of,
+    stages_to_a_place,
+)
+from tensoropt.pipeline.strategy import schedule_named
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import Point, reduce_points
 from tensoropt.plan.problem import micro_batch_counts
 from tensoropt.plan.settings import Settings
 from tensoropt.session.evaluation import only_used_spaces
-from tensoropt.session.pipeline_cuts import Cutting
 from tensoropt.session.refining import best_counts, combining
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations
 from tensoropt.sharding.constraints import ConstraintError, PipelinePin, match
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.regions import find_regions
+
+_FEW_POSITIONS = 8
+"""The number of positions up to which all cuts are tried; an assumption."""
+MOST_STAGES = 16
+"""The most stages per place; Llama 3's published job has 8."""
+
+
+class _Cutting:
+    """The possible cuts of one problem's pipelines.
+
+    Args:
+        again: activations that stages make themselves.
+        pin: what constraints say about pipelines.
+        costs: the costs by which computation is balanced.
+        note: is called with remarks on what is left out.
+        small: whether the model is small enough to cut it elsewhere than between blocks.
+    """
+
+    def __init__(
+        self,
+        cutter: Cutter,
+        again: frozenset[str],
+        pin: PipelinePin | None,
+        costs: CostSource,
+        note: Callable[[str], None],
+        *,
+        small: bool,
+    ):
+        self.cutter, self.again, self.pin, self.note, self.small = cutter, again, pin, note, small
+        self._costs = costs
+
+    @property
+    def pinned(self) -> bool:
+        """Whether constraints name the cuts."""
+        return self.pin is not None and bool(self.pin.cuts)
+
+    def stages_to_a_place(self, places: int, micro_batches: int) -> int:
+        """Return how many stages per place the bubble calls for."""
+        return stages_to_a_place(self._blocks, places, micro_batches, MOST_STAGES, ends=self._ends)
+
+    def positions(self, composer: Composer, costs: CostSource, *, every: bool) -> list[list[int]]:
+        """Return where each stage of a composition may begin, and then where the last one ends.
+
+        Args:
+            costs: the costs by which the speeds of places are compared.
+            every: whether to try all cuts, if they are few.
+
+        Raises:
+            PlanError, ConstraintError: the model cannot be cut as the pin says.
+        """
+        count, stages = len(self.cutter.graph.groups), composer.stages
+        if self.pin is not None and self.pin.cuts:
+            pinned = tuple(self.cutter.beginning(name) for name in self.pin.cuts)
+            if len(pinned) != stages - 1:
+                raise ConstraintError(
+                    f"{self.pin}: {stages} stages take {stages - 1} cuts, not {len(pinned)}"
+                )
+            self.cutter.stages(pinned, self.again)
+            return [[0], *([cut] for cut in pinned), [count]]
+        if composer.per_place > 1 and not self.small and self._blocks + 2 >= stages:
+            try:
+                dealt = dealt_cuts(self.cutter, stages)
+                self.note("pipelines of several stages to a place: of as many blocks each")
+                return [[0], *([cut] for cut in dealt), [count]]
+            except PlanError as refusal:  # not every block of every model can begin a stage
+                self.note(f"pipelines of {stages} stages are not cut between blocks alone: {refusal}")
+        places = self._cuttable(stages)
+        if len(places) <= _FEW_POSITIONS and every:
+            return [[0], *(places for _ in range(stages - 1)), [count]]
+        self.note("pipelines: cut between where computation and where storage are evened out")
+        even = [
+            cuts
+            for weights, strengths in zip(self._weights, self._strengths(composer, costs), strict=True)
+            if (cuts := balanced(weights, places, stages, strengths))
+        ]
+        windows = []
+        for number in range(stages - 1):
+            own = [cuts[number] for cuts in even]
+            windows.append([cut for cut in places if own and min(own) <= cut <= max(own)])
+        return [[0], *windows, [count]]
+
+    @cached_property
+    def _blocks(self) -> int:
+        """The number of repeated blocks."""
+        return len(find_regions(self.cutter.graph))
+
+    @cached_property
+    def _ends(self) -> bool:
+        """Whether what precedes and what follows the blocks can be stages of their own."""
+        return has_ends(self.cutter)
+
+    @cached_property
+    def _weights(self) -> tuple[np.ndarray, np.ndarray]:
+        """(groups,) FLOP, and bytes of parameters."""
+        return flops_of(self.cutter.graph, self._costs), parameter_bytes_of(self.cutter.graph)
+
+    def _strengths(self, composer: Composer, costs: CostSource) -> tuple[Sequence[float], Sequence[float]]:
+        """Return the speed and the memory of each stage's devices, if places differ in them."""
+        prices, at = composer.frontiers.prices, composer.place_of
+        if not prices.of_places:
+            return (), ()
+        speeds = speeds_of(self.cutter.graph, sources_at(costs, composer.places))
+        return [speeds[place] for place in at], [prices.room(place) for place in at]
+
+    def _cuttable(self, stages: int) -> list[int]:
+        """Return where stages may begin: with repeated blocks if there are enough, otherwise where the fewest
+        bytes cross."""
+        if len(self.cutter.cuts) <= _FEW_POSITIONS:
+            return list(self.cutter.cuts)
+        blocks = block_cuts(self.cutter)
+        if len(blocks) >= stages - 1:
+            self.note("pipelines: stages begin with blocks")
+            return blocks
+        self.note("pipelines: stages begin where least crosses")
+        return narrow_cuts(self.cutter, stages - 1)
+
 
 MOST_PLACES = 16
 """The highest degree that is tried, as in published work."""
-MOST_AXES = 2
+_MOST_AXES = 2
 """The most axes of a place's mesh: each placement of what crosses is searched over these."""
-INTERLEAVED = "interleaved_1f1b"
+_INTERLEAVED = "interleaved_1f1b"
 """The schedule in which places have several stages."""
-APART = "zero_bubble"
+_APART = "zero_bubble"
 """The schedule in which found pipelines are tried as well."""
 MULTIPLES = (8, 4, 2, 1)
 """Micro-batches for each place of the pipeline: with 8 the bubble is a ninth of the step."""
-MOST_COUNTS = 2
+_MOST_COUNTS = 2
 """How many of these are searched for a large model: those with the smallest bubbles that divide the batch."""
 EXACT = Thoroughness(gap=1e-3, candidates=64, in_flight=True)
-CLOSE = Thoroughness(gap=1e-2, candidates=48, in_flight=False)
-QUICK = Thoroughness(gap=None, candidates=24, in_flight=False)
-FEW_GROUPS, SOME_GROUPS = 64, 600
+_CLOSE = Thoroughness(gap=1e-2, candidates=48, in_flight=False)
+_QUICK = Thoroughness(gap=None, candidates=24, in_flight=False)
+FEW_GROUPS, _SOME_GROUPS = 64, 600
 """The numbers of a model's groups up to which ranges are searched to a small gap, each cut with a placement
 of its own; and up to which the meshes and numbers of micro-batches that an outline finds good are searched to
 a larger gap. Assumptions."""
-HEURISTIC = "pipelines: a heuristic, which proves nothing of the points that it adds"
-STEP, COARSE_STEP = 0.01, 0.05
+_HEURISTIC = "pipelines: a heuristic, which proves nothing of the points that it adds"
+STEP, _COARSE_STEP = 0.01, 0.05
 """The share by which the memory of the next pipeline is smaller, if not all are tried; and if places have
 several stages, each of which is one more to compose."""
 
@@ -141,8 +271,8 @@ class _Finder:
         self.costs: CostSource = searched.costs
         self.again = cheaper_again(self.cutter, self.costs)
         self.small = len(self.graph.groups) <= FEW_GROUPS
-        self.cutting = Cutting(self.cutter, self.again, self.pin, self.costs, self._note, small=self.small)
-        self._notes: dict[str, None] = {HEURISTIC: None}
+        self.cutting = _Cutting(self.cutter, self.again, self.pin, self.costs, self._note, small=self.small)
+        self._notes: dict[str, None] = {_HEURISTIC: None}
         self._refusals: dict[str, str] = {}
 
     @property
@@ -194,7 +324,7 @@ class _Finder:
         asked = [
             (mesh, micro_batches)
             for places in self._degrees
-            for mesh in job_meshes(self.session.cluster, places, MOST_AXES)
+            for mesh in job_meshes(self.session.cluster, places, _MOST_AXES)
             for micro_batches in self._counts(places)
         ]
         with self.session.open_store() as store, self.session.open_ranks() as pool:
@@ -233,7 +363,7 @@ class _Finder:
         for number, (mesh, micro_batches) in enumerate(asked):
             label = f"pp{mesh.label}, {micro_batches} micro-batches"
             self.session.report("pipelines", number, len(asked), label)
-            found.append(self._of_mesh(mesh, micro_batches, EXACT if self.small else QUICK))
+            found.append(self._of_mesh(mesh, micro_batches, EXACT if self.small else _QUICK))
         return found
 
     def _leanest(
@@ -254,7 +384,7 @@ class _Finder:
         next dim: the least that a stage can have in flight."""
         self.session.report("pipelines", 0, 1, f"pp{mesh.label}, {rows} micro-batches of one row")
         self._note(f"pipelines of one row in each micro-batch: on pp{mesh.label} alone")
-        return self._of_mesh(mesh, rows, QUICK, outer=CROSSINGS[1:2])
+        return self._of_mesh(mesh, rows, _QUICK, outer=CROSSINGS[1:2])
 
     def _of_several_stages(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
         """Return pipelines of a large model with as many stages per place as the bubble calls for, each with
@@ -264,16 +394,16 @@ class _Finder:
             return []
         label = f"pp{mesh.label}, {micro_batches} micro-batches, {count} stages to a place"
         self.session.report("pipelines", 0, 1, label)
-        return self._of_mesh(mesh, micro_batches, QUICK, INTERLEAVED, per_place=count)
+        return self._of_mesh(mesh, micro_batches, _QUICK, _INTERLEAVED, per_place=count)
 
     def _closer(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
         """Return pipelines on a promising mesh: from tracked frontiers, and for a small model with two stages
         per place."""
         found: list[PipelineEvaluation] = []
-        if not self.small and len(mesh.shape) <= MOST_AXES:
-            found += self._of_mesh(mesh, micro_batches, CLOSE)
+        if not self.small and len(mesh.shape) <= _MOST_AXES:
+            found += self._of_mesh(mesh, micro_batches, _CLOSE)
         if self.small and not self._pinned_schedule and not self.cutting.pinned:
-            found += self._of_mesh(mesh, micro_batches, QUICK, INTERLEAVED)
+            found += self._of_mesh(mesh, micro_batches, _QUICK, _INTERLEAVED)
         return found
 
     def _promising(self, found: Sequence[Sequence[PipelineEvaluation]]) -> list[int]:
@@ -282,7 +412,7 @@ class _Finder:
         if not self.closely:
             self._note("pipelines: a first look; --pipelines always looks closer")
             return []
-        if len(self.graph.groups) > SOME_GROUPS:
+        if len(self.graph.groups) > _SOME_GROUPS:
             self._note("pipelines: from outlines of the stages' frontiers")
             return []
         simulated = self._simulations.frontier()
@@ -298,7 +428,7 @@ class _Finder:
         batch = self._batch
         if self.settings.micro_batches == "auto":
             counts = [places * m for m in MULTIPLES if batch % (places * m) == 0]
-            counts = counts if self.small else counts[:MOST_COUNTS]
+            counts = counts if self.small else counts[:_MOST_COUNTS]
         else:
             given = micro_batch_counts(self.problem, self.settings)
             counts = [m if self.pin is not None else places * m for m in given]
@@ -348,7 +478,7 @@ class _Finder:
             self._note("pipelines: what crosses lies alike at all cuts")
         if per_place is None and schedule_named(schedule).several:
             per_place = self._several(mesh.shape[0], micro_batches, schedule)
-        step = STEP if (per_place or 1) == 1 else COARSE_STEP
+        step = STEP if (per_place or 1) == 1 else _COARSE_STEP
         try:
             composer = Composer(
                 frontiers,
@@ -379,7 +509,7 @@ class _Finder:
         bubble calls for; None for the schedule's own number."""
         if self.pin is not None and self.pin.cuts:
             return max(1, (len(self.pin.cuts) + 1) // places)
-        if schedule != INTERLEAVED or self.small:
+        if schedule != _INTERLEAVED or self.small:
             return None
         return max(2, self.cutting.stages_to_a_place(places, micro_batches))
 
@@ -389,9 +519,9 @@ class _Finder:
         made = []
         for one in found:
             try:
-                apart = replace(one.strategy, schedule=APART)
+                apart = replace(one.strategy, schedule=_APART)
             except PlanError as refusal:
-                self._refused(APART, refusal)
+                self._refused(_APART, refusal)
             else:
                 made.append(assemble(apart, one.stages, prices))
         fitting = [one for one in made if fits(one, prices)]
@@ -412,10 +542,10 @@ class _Finder:
                 self._note(f"no pipelines on pp{mesh.label}: {refusal}")
                 return None
             limit = (spaces or {}).get((inner.label, micro_batches), FREE)
-        if inner.axis_count < MOST_AXES:
+        if inner.axis_count < _MOST_AXES:
             return limit
         self._note(
-            f"pipelines on places of {MOST_AXES} axes: groups combine the ways to split that the best "
+            f"pipelines on places of {_MOST_AXES} axes: groups combine the ways to split that the best "
             "strategies without stages use, not all"
         )
         simulations = self._simulations

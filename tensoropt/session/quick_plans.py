@@ -29,7 +29,7 @@ from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import unbeaten_of
 
-STAGE = "placements"
+_STAGE = "placements"
 """The name of this stage's seconds in a report."""
 
 
@@ -43,7 +43,7 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     constraints = settings.constraints
     if constraints is not None and constraints.pipeline is not None and constraints.pipeline.stages > 1:
         return exploration
-    with session.clock.stage(STAGE), ExitStack() as stack:
+    with session.clock.stage(_STAGE), ExitStack() as stack:
         kinds, refusals = _kinds(session, searched)
         task = planning_task(session, searched, exploration, kinds, stack)
         if "placed" in kinds and (reason := _against_constraints(task)):
@@ -65,7 +65,7 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     report = {
         **exploration.report,
         "notes": [*exploration.report["notes"], *_notes(tried, refusals)],
-        "seconds": {**exploration.report["seconds"], STAGE: round(session.clock.seconds[STAGE], 3)},
+        "seconds": {**exploration.report["seconds"], _STAGE: round(session.clock.seconds[_STAGE], 3)},
         "tried": tried,
     }
     return only_used_spaces(
@@ -113,7 +113,7 @@ def _asked(
     found: dict[object, SimulatedPoint] = {}
     tried: dict[str, dict[str, Any]] = {}
     for number, entry in enumerate(entries):
-        session.report(STAGE, number, len(entries), entry.name)
+        session.report(_STAGE, number, len(entries), entry.name)
         points: list[SimulatedPoint] = []
         reason = ""
         # Never for a memory budget: what is found may not depend on it, as it only says which points fit.
@@ -130,7 +130,7 @@ def _asked(
             "refusal": reason,
         }
         found.update((p.point.identity, p) for p in points)
-    session.report(STAGE, len(entries), len(entries), f"{len(found)} plans of published planners")
+    session.report(_STAGE, len(entries), len(entries), f"{len(found)} plans of published planners")
     return list(found.values()), tried
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tensoropt.costs.math_form import math_form_notes
 from tensoropt.costs.source import CostSource
+from tensoropt.costs.tables import math_form_notes
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.coverage import shares_of_flops, undivided, unsplit
-from tensoropt.plan.model_flops import model_flops
-from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
+from tensoropt.plan.problem import (
+    Problem,
+    micro_batch_counts,
+    model_flops,
+    offered_regions,
+    shares_of_flops,
+    undivided,
+    unsplit,
+)
 from tensoropt.processes import not_searched_for_garbage
 from tensoropt.session.kept import code, kept_frontiers
-from tensoropt.session.kept_frontiers import KeptFrontiers
-from tensoropt.session.meshes import MAX_AXES, left_to_search
-from tensoropt.session.one_space import SearchedSpace
-from tensoropt.session.refining import Offered, SpaceTables, announce, apart, refine
-from tensoropt.session.remaining import simulate_s
-from tensoropt.session.session import Session
+from tensoropt.session.one_space import KeptFrontiers, SearchedSpace
+from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, announce, apart, left_to_search, refine
+from tensoropt.session.session import Session, simulate_s
 from tensoropt.session.simulations import Simulations, SpaceSimulations
 from tensoropt.session.spaces import SpaceSearch
 from tensoropt.sharding.constraints import ConstraintError
@@ -34,7 +37,7 @@ class Searched:
         spaces: one space for each mesh and micro-batch count in which there is a strategy.
         simulations: the simulations of the strategies that were found.
         split_share: the share of the forward FLOPs in groups that can be split in two or more ways.
-        model_flops: the FLOP of a step by number format (:func:`~tensoropt.plan.model_flops.model_flops`).
+        model_flops: the FLOP of a step by number format (:func:`~tensoropt.plan.problem.model_flops`).
         notes: what constraints, refused spaces and undivided sizes left out, and what attention's math form
             costs in addition, in words.
     """

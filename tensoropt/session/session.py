@@ -1,18 +1,69 @@
-"""The state that all stages of one exploration share."""
+"""The state that all stages of one exploration share.
+
+The seconds spent per stage.
+
+The seconds that parts of an exploration are expected to take.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from tensoropt.cluster import Cluster
+from tensoropt.costs.tables import CostTables, search_s
 from tensoropt.plan.settings import Settings
-from tensoropt.profiling.eta import Remaining
+from tensoropt.profiling.measure import Remaining
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.ranks.pool import RankPool
-from tensoropt.session.clock import StageClock
 from tensoropt.types import Progress, silent
+
+
+class _StageClock:
+    """A clock that records how long each stage took.
+
+    Attributes:
+        seconds: the seconds of each stage, in the order in which the stages ended.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block to those recorded under this name."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+LIKE_OUTLINE = 8.0
+"""The least factor by which a search takes longer than its outline."""
+LIKE_WIDEST = 2.0
+"""The factor by which the search of a wide mesh over several levels takes longer than that of the widest
+other mesh."""
+_SIMULATE_S = 0.02
+"""The seconds per variable to simulate neighbours and to make points."""
+
+
+def outlined_s(tables: CostTables, outline_s: float) -> float:
+    """Return the seconds that the search of a space takes, given those of its outline."""
+    return max(search_s(tables), LIKE_OUTLINE * outline_s)
+
+
+def wide_s(levels: int, tables: Sequence[CostTables]) -> float:
+    """Return the seconds that a space of a wide mesh takes, given the tables of the others."""
+    # Inside one level it mostly brings nothing, so that it is outlined only.
+    return (LIKE_WIDEST if levels > 1 else 1.0) * max(map(search_s, tables))
+
+
+def simulate_s(tables: CostTables) -> float:
+    """Return the seconds from the last search to the exploration."""
+    return _SIMULATE_S * len(tables.variables)
 
 
 @dataclass(frozen=True)
@@ -32,7 +83,7 @@ class Session:
     settings: Settings
     store: ProfileStore | None = None
     progress: Progress = silent
-    clock: StageClock = field(default_factory=StageClock)
+    clock: _StageClock = field(default_factory=_StageClock)
     remaining: Remaining = field(default_factory=Remaining)
     keep: bool = False
 

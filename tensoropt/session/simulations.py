@@ -18,17 +18,17 @@ from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 from tensoropt.processes import cores, in_forks
 from tensoropt.search import Staircase, TrackedFrontier
-from tensoropt.simulate.overlap import overlap_of
+from tensoropt.simulate.candidates import overlap_of
 from tensoropt.types import Floats, Indices
 
-MARGIN = 0.05
+_MARGIN = 0.05
 """How much less memory or time a strategy of a space may turn out to need than all simulated ones, as a share
 of the search's sum, before it is missed; an assumption."""
 
-ChosenIndices = NDArray[np.int32]
+_ChosenIndices = NDArray[np.int32]
 """The stored form of strategies' choices: big models have thousands in each of thousands of strategies."""
 
-LEAST_PER_PROCESS = 8
+_LEAST_PER_PROCESS = 8
 """The least number of allocator replays that is worth a process: one replay takes some 10 to 100 ms; an
 assumption."""
 
@@ -44,8 +44,8 @@ class Simulated:
         tensors: (n,) the part of that memory that tensors take, which is what the search sums.
     """
 
-    configurations: ChosenIndices
-    options: ChosenIndices
+    configurations: _ChosenIndices
+    options: _ChosenIndices
     additive: Floats
     costs: Floats
     tensors: Floats
@@ -105,7 +105,7 @@ class SpaceSimulations:
         with np.errstate(divide="ignore", invalid="ignore"):
             told = np.stack([self.done.tensors, self.simulated[:, 1]], axis=1)
             shares = np.where(additive > 0, told / additive, np.inf)
-        return shares.min(axis=0) - MARGIN
+        return shares.min(axis=0) - _MARGIN
 
     def uses(self, numbers: Indices) -> dict[str, Counter[int]]:
         """Return, for each group, how many of the numbered strategies use each of its axis strategies, by
@@ -135,7 +135,7 @@ class SpaceSimulations:
                 )
         return found
 
-    def _evaluated(self, configurations: ChosenIndices, options: ChosenIndices) -> Evaluation:
+    def _evaluated(self, configurations: _ChosenIndices, options: _ChosenIndices) -> Evaluation:
         """Evaluate strategies of the search, a row each, with one array per variable and one per group of
         options."""
         keys = [variable.key for variable in self.tables.variables]
@@ -198,7 +198,7 @@ class Simulations:
 
 def _replayed(evaluation: Evaluation, count: int) -> list[dict[str, float]]:
     """Return the allocator's peaks of all rows, computed on all cores."""
-    parts = max(1, min(cores(), count // LEAST_PER_PROCESS))
+    parts = max(1, min(cores(), count // _LEAST_PER_PROCESS))
 
     def replay(first: int) -> list[dict[str, float]]:
         return [evaluation.allocator(row) for row in range(first, count, parts)]

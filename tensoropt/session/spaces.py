@@ -12,21 +12,29 @@ import numpy as np
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.settings import Settings
 from tensoropt.processes import cores
-from tensoropt.profiling.eta import Remaining
+from tensoropt.profiling.measure import Remaining
 from tensoropt.search import TOO_LARGE, TrackedFrontier
-from tensoropt.session.kept_frontiers import KeptFrontiers
-from tensoropt.session.one_space import Built, OneSpace, SearchedSpace, SpacePart, comes_close
-from tensoropt.session.remaining import outlined_s
+from tensoropt.session.one_space import (
+    Built,
+    Found,
+    KeptFrontiers,
+    OneSpace,
+    SearchedSpace,
+    SpacePart,
+    comes_close,
+    first_look,
+    neighbours_of_winners,
+)
+from tensoropt.session.session import outlined_s
 from tensoropt.session.simulations import Simulations
-from tensoropt.session.turns import Found, first_look, neighbours_of_winners
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Progress
 
-TRIFLE = 1e-3
+_TRIFLE = 1e-3
 """The share by which a strategy must need less memory or time for its space to count as bringing something
 new; an exploration may lose as much anyway."""
 
-TOGETHER = 8
+_TOGETHER = 8
 """The number of spaces that are searched at once, in processes: none of them is pruned by what the others
 find. It is not the number of cores, on which the points of an exploration may not depend; it is enough to
 keep two cores busy although one space takes ten times as long as another."""
@@ -74,7 +82,7 @@ class SpaceSearch:
         self._expect(range(len(self.built)))
         order = self._outlined() if self.allows_gap else range(len(self.built))
         # If no gap is allowed, the search itself keeps all cores busy.
-        together = TOGETHER if self.allows_gap else 1
+        together = _TOGETHER if self.allows_gap else 1
         done = 0
         while done < len(order):
             self._expect(order[done:])
@@ -103,7 +111,7 @@ class SpaceSearch:
             first_look(self.every[-1], self.simulations)
         self._expect([number])
         self._report(number, [number])
-        better = comes_close(self.every[-1], self.simulations, before, -TRIFLE)
+        better = comes_close(self.every[-1], self.simulations, before, -_TRIFLE)
         if better:
             self._search([number])
         else:

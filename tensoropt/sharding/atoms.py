@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tensoropt.graph import OperatorGraph
-from tensoropt.ops.atom_graph import AtomGraph as AtomGraph
+from tensoropt.ops.index_space import AtomGraph as AtomGraph
 from tensoropt.ops.index_space import IndexSpace, LoopDim, Operand
 from tensoropt.ops.layouts import Atoms
 from tensoropt.ops.registry import index_space

@@ -62,10 +62,10 @@ def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tup
         elements = prod(strategy.local_shape(name, stored))
         axes = reduction_axes(stored, strategy.mesh)
         gradients.append((name, axes, strategy.tensor(name).stored_dtype, elements))
-    return fill_buckets(gradients, limit_bytes)
+    return _fill_buckets(gradients, limit_bytes)
 
 
-def fill_buckets(
+def _fill_buckets(
     gradients: Iterable[tuple[str, tuple[int, ...], str, int]], limit_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
     """The buckets of gradients given in their order of arrival, as (parameter, axes, dtype, elements)."""

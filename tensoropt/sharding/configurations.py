@@ -19,8 +19,16 @@ from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph
-from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, batch_inputs, canonical
-from tensoropt.sharding.labels import PARTIAL_GRADIENT, WHOLE, Label
+from tensoropt.sharding.groups import (
+    PARTIAL_GRADIENT,
+    WHOLE,
+    AxisStrategy,
+    Group,
+    GroupGraph,
+    Label,
+    batch_inputs,
+    canonical,
+)
 
 AxisSizes = tuple[int, ...]
 """Number of parts of each axis that a configuration may split: micro-batches first, then the mesh axes."""

@@ -21,8 +21,15 @@ from tensoropt.graph import Operator
 from tensoropt.ops.index_space import NONE
 from tensoropt.ops.layouts import PARTIAL, placement_code
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
-from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
-from tensoropt.sharding.labels import PARTIAL_GRADIENT, PASSED_ON, WHOLE, Label
+from tensoropt.sharding.groups import (
+    PARTIAL_GRADIENT,
+    PASSED_ON,
+    WHOLE,
+    AxisStrategy,
+    Group,
+    GroupGraph,
+    Label,
+)
 
 BATCH = "the batch"
 
@@ -124,7 +131,7 @@ def _shown(axes: Axes) -> str:
 
 # -- reading ------------------------------------------------------------------------------------------
 
-SECTIONS = ("pin", "together", "devices", "pipeline")
+_SECTIONS = ("pin", "together", "devices", "pipeline")
 
 
 def constraints_from_dict(data: object) -> Constraints:
@@ -134,8 +141,8 @@ def constraints_from_dict(data: object) -> Constraints:
         ConstraintError: a field is unknown, missing or malformed; the message names the entry.
     """
     if not isinstance(data, Mapping):
-        raise ConstraintError(f"constraints are a mapping with {_listed(SECTIONS)}, not {_kind(data)}")
-    _fields(data, "constraints", SECTIONS)
+        raise ConstraintError(f"constraints are a mapping with {_listed(_SECTIONS)}, not {_kind(data)}")
+    _fields(data, "constraints", _SECTIONS)
     pins: list[Pin] = []
     stored: list[StoredPin] = []
     for name, entry in _entries(data, "pin"):
@@ -145,7 +152,7 @@ def constraints_from_dict(data: object) -> Constraints:
     devices = [_device_kinds(name, entry) for name, entry in _entries(data, "devices")]
     pipeline = _pipeline(data["pipeline"]) if "pipeline" in data else None
     if not (pins or stored or together or devices or pipeline):
-        raise ConstraintError(f"there are no constraints; give at least one under {_listed(SECTIONS)}")
+        raise ConstraintError(f"there are no constraints; give at least one under {_listed(_SECTIONS)}")
     return Constraints(tuple(pins), tuple(stored), tuple(together), tuple(devices), pipeline, dict(data))
 
 

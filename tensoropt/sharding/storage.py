@@ -4,24 +4,32 @@ A parameter that is stored sharded can be gathered for each use (ZeRO stage 3), 
 optimizer has changed it: then an unsharded copy serves all micro-batches, forward and backward. Its gradient
 is reduced in every micro-batch (reduce-scattered, stage 2), or stays whole with the copy until the last one
 (stage 1). A parameter that is gathered for each use can be gathered ahead, while the block before computes
-(:mod:`tensoropt.sharding.blocks`), and its gradient scattered while the next one computes. Copies that serve
+(:mod:`tensoropt.sharding.regions`), and its gradient scattered while the next one computes. Copies that serve
 the whole step are always gathered in this way, in the first micro-batch, and so are their gradients
 scattered.
 
 S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020,
 section 5; the data that a step sends: section 7.
+
+Uses of one parameter that share a gathering, and those whose gradients are summed and scattered at once.
+
+A tied parameter has uses in several groups. Those of one block that read it in the same way have one gathered
+copy; each other block gathers its own, which would otherwise have to stay alive in between. Gradients of uses
+that read it in the same way are added up, whatever their blocks, and scattered once, behind the block that
+backward reaches last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from tensoropt.graph import Tensor
-from tensoropt.ops.atom_graph import canonical
+from tensoropt.ops.index_space import canonical
 from tensoropt.ops.layouts import (
     GATHERED_AHEAD,
     GATHERED_ONCE,
@@ -34,7 +42,87 @@ from tensoropt.ops.layouts import (
 )
 from tensoropt.sharding.reshard.steps import Step, StepKind, edge_steps, forward_placements
 
-Both = tuple[tuple[Step, ...], tuple[Step, ...]]
+
+class UsePlace(NamedTuple):
+    """One use of a parameter, as the other uses see it.
+
+    Attributes:
+        block: the block that contains it.
+        layout: the layout that the group reads.
+        again: the group is recomputed, with the rest of its region.
+        wanted: backward needs the parameter.
+        ahead: it is gathered ahead.
+        behind: its gradient is scattered behind.
+        learns: it has a gradient.
+    """
+
+    block: int
+    layout: Layout
+    again: bool
+    wanted: bool
+    ahead: bool
+    behind: bool
+    learns: bool = True
+
+
+class Turn(NamedTuple):
+    """The part that falls to one use of what several uses share.
+
+    Attributes:
+        gathers, frees: it is the first, or the last, of its block in forward.
+        frees_again: it is the last in the second forward of a recomputed block, which keeps nothing for
+            backward.
+        gathers_back, frees_back: it is the first, or the last, that needs the parameter in the block's
+            backward.
+        before: the number of gradients in the sum when its own arrives.
+        scatters: its own is the last.
+    """
+
+    gathers: bool = True
+    frees: bool = True
+    frees_again: bool = True
+    gathers_back: bool = True
+    frees_back: bool = True
+    before: int = 0
+    scatters: bool = True
+
+
+def alone(*, wanted: bool) -> Turn:
+    """The turn of a use that is the only one."""
+    return Turn(frees_again=not wanted, gathers_back=wanted, frees_back=wanted)
+
+
+def turns(uses: Sequence[UsePlace]) -> list[Turn]:
+    """Return the part that falls to each of a parameter's uses.
+
+    Args:
+        uses: in execution order; backward reaches them in reverse.
+    """
+    gathered: dict[Hashable, list[int]] = {}
+    summed: dict[Hashable, list[int]] = {}
+    for number, use in enumerate(uses):
+        if use.ahead:
+            gathered.setdefault((use.block, use.layout, use.again, use.learns), []).append(number)
+        if use.behind:
+            summed.setdefault(use.layout, []).append(number)
+    found = [alone(wanted=use.wanted) for use in uses]
+    for members in gathered.values():
+        wanting = [number for number in members if uses[number].wanted]
+        for number in members:
+            found[number] = found[number]._replace(
+                gathers=number == members[0],
+                frees=number == members[-1],
+                frees_again=number == members[-1] and not wanting,
+                gathers_back=number in wanting[-1:],
+                frees_back=number in wanting[:1],
+            )
+    for members in summed.values():
+        for before, number in enumerate(reversed(members)):
+            found[number] = found[number]._replace(before=before, scatters=number == members[0])
+    return found
+
+
+_Both = tuple[tuple[Step, ...], tuple[Step, ...]]
 """(forward, backward) steps."""
 
 
@@ -156,7 +244,7 @@ class Way:
         """Whether the gradient stays with the unsharded copy until the last micro-batch."""
         return self.unsharded and self.back == self.source
 
-    def steps(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
+    def steps(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> _Both:
         """The steps of every use; no backward steps without a gradient."""
         forward = edge_steps(atoms, mesh, self.source, self.use)[0] if self.source != self.use else ()
         # Not the backward of the way forward: with an unsharded copy, the value comes from the copy and the
@@ -192,7 +280,7 @@ class Way:
         backward = self.steps(atoms, mesh, learns=learns)[1]
         return self.ahead and _is_one("reduce_scatter", backward, atoms, mesh)
 
-    def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
+    def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> _Both:
         """The steps of an unsharded copy that run once per step: its gathering, and the reduction of a
         gradient that stayed with it."""
         if not self.unsharded:

@@ -26,25 +26,28 @@ from tensoropt.costs.effects import (
     reader,
 )
 from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.prices import Prices
-from tensoropt.costs.together_effects import Use
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import Storage, whole_layout
-from tensoropt.simulate.candidates import Candidates
-from tensoropt.simulate.effect_tables import MomentPlace
-from tensoropt.simulate.gradient_aliases import GradientAliases
-from tensoropt.simulate.known import Kind, Known
-from tensoropt.simulate.new_buffers import NewBuffers
-from tensoropt.simulate.overlap import BLOCKING, Overlap
-from tensoropt.simulate.readings import Column, Readings, distinct
+from tensoropt.simulate.aliases import GradientAliases, NewBuffers, ViewAlias, ViewAliases
+from tensoropt.simulate.candidates import BLOCKING, Candidates, Overlap
+from tensoropt.simulate.readings import (
+    Column,
+    Kind,
+    Known,
+    MomentPlace,
+    Readings,
+    TiedParameter,
+    distinct,
+    tied_parameter,
+)
 from tensoropt.simulate.step_schedule import Reader, Resolver, StepSchedule, step_schedule
 from tensoropt.simulate.tensor_effects import TensorEffects
-from tensoropt.simulate.tied import TiedParameter, tied_parameter
-from tensoropt.simulate.view_aliases import ViewAlias, ViewAliases
 from tensoropt.types import Indices
 
-Where = tuple[str, str]
+_Where = tuple[str, str]
 """The kind and name of an owner."""
 
 
@@ -70,7 +73,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class _Chosen:
     """One owner as the strategies of a batch choose it.
 
     Attributes:
@@ -80,7 +83,7 @@ class Chosen:
         ends: by number, the positions at which storages of a tensor's gradients are freed.
     """
 
-    where: Where
+    where: _Where
     columns: Sequence[Indices]
     make: Callable[[int], Effects]
     position: Resolver
@@ -98,7 +101,7 @@ class Stack:
     """
 
     kind: Kind
-    owners: Sequence[Chosen]
+    owners: Sequence[_Chosen]
     used: Indices
     which: Indices
     known: dict[When, Indices]
@@ -179,14 +182,14 @@ class Batch:
         # gets its gradient.
         self._views, self._gradients = ViewAliases(*told), GradientAliases(*told)
         self._new_buffers = NewBuffers(*told)
-        by_kind: dict[Hashable, list[Chosen]] = {}
-        self._order: list[Where] = []
+        by_kind: dict[Hashable, list[_Chosen]] = {}
+        self._order: list[_Where] = []
         for kind, chosen in self._chosen():
             by_kind.setdefault(kind, []).append(chosen)
             self._order.append(chosen.where)
         self.stacks = tuple(self._stack(kind, owners) for kind, owners in by_kind.items())
 
-    def _chosen(self) -> Iterator[tuple[Hashable, Chosen]]:
+    def _chosen(self) -> Iterator[tuple[Hashable, _Chosen]]:
         """Yield all owners, each with its kind."""
         for group in self.graph.groups:
             yield self._group(group)
@@ -195,7 +198,7 @@ class Batch:
         for name in self.stored:
             yield self._parameter(name)
 
-    def _stack(self, key: Hashable, owners: Sequence[Chosen]) -> Stack:
+    def _stack(self, key: Hashable, owners: Sequence[_Chosen]) -> Stack:
         """Derive the effects of all owners of a kind, once per distinct choice of any of them."""
         kind = self._known.kind(key, self.mesh)
         columns = [np.concatenate(each) for each in zip(*(one.columns for one in owners), strict=True)]
@@ -221,7 +224,7 @@ class Batch:
         return part
 
     @cached_property
-    def _owner_of(self) -> dict[Where, Owner]:
+    def _owner_of(self) -> dict[_Where, Owner]:
         return {
             one.where: Owner(*one.where, one.position, Column(stack.used[which], stack.kind.effects))
             for stack in self.stacks
@@ -237,7 +240,7 @@ class Batch:
         """The owner with a kind and name."""
         return self._owner_of[kind, name]
 
-    def _group(self, group: Group) -> tuple[Hashable, Chosen]:
+    def _group(self, group: Group) -> tuple[Hashable, _Chosen]:
         names = (*group.parameters, *group.shared)
         # The last user's gradient comes first in backward and waits; those of all earlier users are added to
         # it.
@@ -259,7 +262,7 @@ class Batch:
         neighbours = self.schedule.blocks.neighbours(group.name)
         told = tuple(self.tied[name] is not None for name in group.shared)
         kind = ("group", self.candidates.signature(group), joins, neighbours, told)
-        return kind, Chosen(("group", group.name), columns, make, self.schedule.of_group(group.name))
+        return kind, _Chosen(("group", group.name), columns, make, self.schedule.of_group(group.name))
 
     def _choice(self, group: Group, number: int, stored: Mapping[str, Layout]) -> Choice:
         of = self.candidates
@@ -307,7 +310,7 @@ class Batch:
             name in self._of_tensors.products,
         )
 
-    def _tensor(self, plan: _TensorPlan) -> Chosen:
+    def _tensor(self, plan: _TensorPlan) -> _Chosen:
         """Describe a tensor: its effects depend on how it is written, materialised and read, on who reads
         views of it, on the storage of its gradients, and, for a buffer's new value, on who needs the old
         one."""
@@ -339,9 +342,9 @@ class Batch:
         ]
         columns += [*self._views.columns(plan.views), gradients.which]
         position = self.schedule.of_tensor(group.name, name, plan.places, ends)
-        return Chosen(("tensor", name), columns, make, position, ends)
+        return _Chosen(("tensor", name), columns, make, position, ends)
 
-    def _parameter(self, name: str) -> tuple[Hashable, Chosen]:
+    def _parameter(self, name: str) -> tuple[Hashable, _Chosen]:
         tensor, stored = self.graph.atoms.graph.tensors[name], self.stored[name]
         first, last = self.schedule.users[name]
         shared, complete, tied = name in self.graph.shared, self._complete(name), self.tied.get(name)
@@ -363,7 +366,7 @@ class Batch:
             *(tensor.requires_grad, shared, neighbours),
         )
         columns = [stored.which, complete, joins.astype(np.int64)]
-        return kind, Chosen(("parameter", name), columns, make, self.schedule.of_parameter(name))
+        return kind, _Chosen(("parameter", name), columns, make, self.schedule.of_parameter(name))
 
     def _tied(self, name: str) -> TiedParameter | None:
         groups = [group for group in self.graph.groups if name in group.shared]

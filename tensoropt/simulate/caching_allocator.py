@@ -13,43 +13,60 @@ lowest address, and cuts off the rest if that is worth it. If no block fits:
 
 Freed blocks join their free neighbours. Nothing is returned to the device: PyTorch does that only if the
 device has no more memory.
+
+The requests that a strategy's step makes to an allocator, in order, derived from the simulator's effects.
+
+The simulator counts bytes; an allocator serves blocks. Every effect that takes memory is assumed to request
+one block, and every effect that gives memory back ends blocks of the same owner, of equal size if there is
+one. The workspace of a moment is requested when it runs and freed at its end; it includes the results that
+the moment leaves behind. At every moment the requested bytes equal those that the simulator counts.
+
+Assumptions: the sum in an effect (a group's saved tensors, everything alive at the peak of its kernels) is
+one block, although kernels request its parts at different moments; all requests are on one stream; two
+micro-batches and two steps reserve as much as more of them do.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tensoropt.profiling.optimizers import OPTIMIZERS
+from tensoropt.simulate.batch import Batch
+from tensoropt.simulate.recording import ALLOCATOR
+from tensoropt.simulate.reductions import reductions_of
+
 MIB = 2**20
-LEAST_BYTES = 512
+_LEAST_BYTES = 512
 """``kMinBlockSize``: requests are rounded up to multiples of it."""
-SMALL_BYTES = MIB
+_SMALL_BYTES = MIB
 """``kSmallSize``: the largest request of the small pool."""
-SMALL_SEGMENT_BYTES = 2 * MIB
+_SMALL_SEGMENT_BYTES = 2 * MIB
 """``kSmallBuffer``."""
-LARGE_SEGMENT_BYTES = 20 * MIB
+_LARGE_SEGMENT_BYTES = 20 * MIB
 """``large_segment_size``, formerly ``kLargeBuffer``."""
-LEAST_OWN_SEGMENT_BYTES = 10 * MIB
+_LEAST_OWN_SEGMENT_BYTES = 10 * MIB
 """``kMinLargeAlloc``: from this size on, a request has a segment of its own size."""
-ROUNDED_SEGMENT_BYTES = 2 * MIB
+_ROUNDED_SEGMENT_BYTES = 2 * MIB
 """``kRoundLarge``: such segments are multiples of it."""
 
 
 def rounded_bytes(size: int) -> int:
     """The size that the allocator serves for a request (``round_size``)."""
-    return max(-(-size // LEAST_BYTES), 1) * LEAST_BYTES
+    return max(-(-size // _LEAST_BYTES), 1) * _LEAST_BYTES
 
 
 def segment_bytes(rounded: int) -> int:
     """Bytes allocated on the device for a rounded request that no block serves (``get_allocation_size``)."""
-    if rounded <= SMALL_BYTES:
-        return SMALL_SEGMENT_BYTES
-    if rounded < LEAST_OWN_SEGMENT_BYTES:
-        return LARGE_SEGMENT_BYTES
-    return -(-rounded // ROUNDED_SEGMENT_BYTES) * ROUNDED_SEGMENT_BYTES
+    if rounded <= _SMALL_BYTES:
+        return _SMALL_SEGMENT_BYTES
+    if rounded < _LEAST_OWN_SEGMENT_BYTES:
+        return _LARGE_SEGMENT_BYTES
+    return -(-rounded // _ROUNDED_SEGMENT_BYTES) * _ROUNDED_SEGMENT_BYTES
 
 
-class AllocatorBlock:
+class _AllocatorBlock:
     """A piece of a segment, used or free.
 
     Attributes:
@@ -64,8 +81,8 @@ class AllocatorBlock:
     def __init__(self, pool: _Pool, address: int, size: int, *, mapped: bool = True):
         self.pool, self.address, self.size, self.mapped = pool, address, size, mapped
         self.used, self.requested = False, 0
-        self.before: AllocatorBlock | None = None
-        self.behind: AllocatorBlock | None = None
+        self.before: _AllocatorBlock | None = None
+        self.behind: _AllocatorBlock | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -78,20 +95,20 @@ class _Pool:
 
     def __init__(self, *, small: bool):
         self.small = small
-        self.page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
+        self.page = _SMALL_SEGMENT_BYTES if small else _LARGE_SEGMENT_BYTES
         self.order: list[tuple[int, int]] = []
-        self.blocks: dict[tuple[int, int], AllocatorBlock] = {}
-        self.unmapped: AllocatorBlock | None = None
+        self.blocks: dict[tuple[int, int], _AllocatorBlock] = {}
+        self.unmapped: _AllocatorBlock | None = None
 
-    def add(self, block: AllocatorBlock) -> None:
+    def add(self, block: _AllocatorBlock) -> None:
         insort(self.order, block.key)
         self.blocks[block.key] = block
 
-    def take(self, block: AllocatorBlock) -> None:
+    def take(self, block: _AllocatorBlock) -> None:
         del self.order[bisect_left(self.order, block.key)]
         del self.blocks[block.key]
 
-    def fitting(self, size: int) -> AllocatorBlock | None:
+    def fitting(self, size: int) -> _AllocatorBlock | None:
         """Smallest free block with that many bytes; one that can grow counts with all that it can grow to."""
         at = bisect_left(self.order, (size, -1))
         if at == len(self.order):
@@ -103,13 +120,13 @@ class _Pool:
         return found
 
 
-def _growing(block: AllocatorBlock) -> int:
+def _growing(block: _AllocatorBlock) -> int:
     behind = block.behind
     return block.size + (behind.size if behind is not None and not behind.mapped else 0)
 
 
 @dataclass(frozen=True)
-class AllocatorPeaks:
+class _AllocatorPeaks:
     """The most bytes at any time.
 
     Attributes:
@@ -130,7 +147,7 @@ class CachingAllocator:
         expandable: with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
 
     Attributes:
-        requested, allocated, reserved: current bytes, as in :class:`AllocatorPeaks`.
+        requested, allocated, reserved: current bytes, as in :class:`_AllocatorPeaks`.
     """
 
     ADDRESSES = 2**50
@@ -145,15 +162,15 @@ class CachingAllocator:
         self._next_address = 0
 
     @property
-    def peaks(self) -> AllocatorPeaks:
+    def peaks(self) -> _AllocatorPeaks:
         """The peaks so far."""
-        return AllocatorPeaks(self._most_requested, self._most_allocated, self.reserved)
+        return _AllocatorPeaks(self._most_requested, self._most_allocated, self.reserved)
 
-    def allocate(self, size: int) -> AllocatorBlock:
+    def allocate(self, size: int) -> _AllocatorBlock:
         """Return a block of at least ``size`` bytes, which must be above 0."""
         assert size > 0, "PyTorch asks its allocator for no memory for an empty tensor"
         rounded = rounded_bytes(size)
-        pool = self._small if rounded <= SMALL_BYTES else self._large
+        pool = self._small if rounded <= _SMALL_BYTES else self._large
         block = pool.fitting(rounded)
         if block is not None:
             pool.take(block)
@@ -169,7 +186,7 @@ class CachingAllocator:
         self._most_allocated = max(self._most_allocated, self.allocated)
         return block
 
-    def free(self, block: AllocatorBlock) -> None:
+    def free(self, block: _AllocatorBlock) -> None:
         """Free a block."""
         assert block.used, "a block can be given back only once"
         self.requested, self.allocated = self.requested - block.requested, self.allocated - block.size
@@ -184,29 +201,29 @@ class CachingAllocator:
 
     def _is_worth_cutting(self, pool: _Pool, rest: int) -> bool:
         """``should_split``."""
-        return rest >= LEAST_BYTES if pool.small or self.expandable else rest > SMALL_BYTES
+        return rest >= _LEAST_BYTES if pool.small or self.expandable else rest > _SMALL_BYTES
 
-    def _cut(self, block: AllocatorBlock, size: int) -> None:
+    def _cut(self, block: _AllocatorBlock, size: int) -> None:
         """Return everything after the first ``size`` bytes to the pool."""
-        rest = AllocatorBlock(block.pool, block.address + size, block.size - size)
+        rest = _AllocatorBlock(block.pool, block.address + size, block.size - size)
         rest.before, rest.behind = block, block.behind
         if block.behind is not None:
             block.behind.before = rest
         block.behind, block.size = rest, size
         block.pool.add(rest)
 
-    def _segment(self, pool: _Pool, size: int) -> AllocatorBlock:
+    def _segment(self, pool: _Pool, size: int) -> _AllocatorBlock:
         """A native segment."""
-        block = AllocatorBlock(pool, self._next_address, size)
+        block = _AllocatorBlock(pool, self._next_address, size)
         self._next_address += size
         self.reserved += size
         return block
 
-    def _grown(self, pool: _Pool, size: int) -> AllocatorBlock:
+    def _grown(self, pool: _Pool, size: int) -> _AllocatorBlock:
         """Memory at the end of the pool's pages, joined with the free space before it
         (``try_allocate_expandable_block``)."""
         if pool.unmapped is None:
-            pool.unmapped = AllocatorBlock(pool, self._next_address, self.ADDRESSES, mapped=False)
+            pool.unmapped = _AllocatorBlock(pool, self._next_address, self.ADDRESSES, mapped=False)
             self._next_address += self.ADDRESSES
         end = pool.unmapped
         free = end.before if end.before is not None and not end.before.used else None
@@ -215,7 +232,7 @@ class CachingAllocator:
             pool.take(free)
             there = free.size
         mapped = -(-(size - there) // pool.page) * pool.page
-        block = AllocatorBlock(pool, end.address, mapped)
+        block = _AllocatorBlock(pool, end.address, mapped)
         block.before, block.behind = end.before, end
         if end.before is not None:
             end.before.behind = block
@@ -227,7 +244,7 @@ class CachingAllocator:
         return block
 
 
-def _join(block: AllocatorBlock, neighbour: AllocatorBlock) -> None:
+def _join(block: _AllocatorBlock, neighbour: _AllocatorBlock) -> None:
     """Make a free neighbour part of a block."""
     if block.before is neighbour:
         block.address, block.before = neighbour.address, neighbour.before
@@ -238,3 +255,155 @@ def _join(block: AllocatorBlock, neighbour: AllocatorBlock) -> None:
         if block.behind is not None:
             block.behind.before = block
     block.size += neighbour.size
+
+
+_REPEATS = 2
+"""The number of replayed micro-batches per step, and of replayed steps: the second one reuses gaps of the
+first."""
+
+
+@dataclass
+class MomentRequests:
+    """The requests and frees of one moment, as (owner, bytes).
+
+    Attributes:
+        ended, begun: when it starts.
+        left: results that it leaves behind.
+        ending: when it ends.
+        workspace: of each owner, for the duration of the moment; it includes ``left``.
+    """
+
+    ended: list[tuple[int, int]]
+    begun: list[tuple[int, int]]
+    left: list[tuple[int, int]]
+    ending: list[tuple[int, int]]
+    workspace: list[int]
+
+
+@dataclass(frozen=True)
+class StepRequests:
+    """The requests of one strategy's step on one rank.
+
+    Attributes:
+        lasting: bytes of the blocks that exist before the first step: parameters, gradients.
+        state: bytes of the optimizer's state, which is created at the end of the first step.
+        moments: those of one micro-batch, followed by those of the step's end.
+        last: the number of moments in a micro-batch.
+        micro_batches: the number per step.
+    """
+
+    lasting: Sequence[int]
+    state: Sequence[int]
+    moments: Sequence[MomentRequests]
+    last: int
+    micro_batches: int
+
+    def replay(self, *, expandable: bool = False, beside: Sequence[int] = ()) -> _AllocatorPeaks:
+        """Replay the requests in an allocator and return its peaks.
+
+        Args:
+            beside: bytes of additional blocks that exist all the time.
+        """
+        allocator = CachingAllocator(expandable=expandable)
+        for size in (*beside, *self.lasting):
+            allocator.allocate(size)
+        owned: dict[int, list[_AllocatorBlock]] = {}
+        for step in range(_REPEATS):
+            for _ in range(min(self.micro_batches, _REPEATS)):
+                for moment in self.moments[: self.last]:
+                    _pass(allocator, owned, moment)
+            if step == 0:
+                for size in self.state:
+                    allocator.allocate(size)
+            for moment in self.moments[self.last :]:
+                _pass(allocator, owned, moment)
+        return allocator.peaks
+
+
+def replayed(batch: Batch, row: int) -> dict[str, float]:
+    """The allocator's peaks in strategy ``row`` of a batch, including the process's own blocks.
+
+    The names are those of :data:`~tensoropt.simulate.recording.ALLOCATOR`; empty for strategies whose process
+    memory is not counted.
+    """
+    process = batch.prices.process
+    if not process.of_process:
+        return {}
+    requests = step_requests(batch, row)
+    native, grown = (requests.replay(expandable=way, beside=process.blocks) for way in (False, True))
+    figures = (native.requested, native.allocated, native.reserved, grown.reserved)
+    return dict(zip(ALLOCATOR, map(float, figures), strict=True))
+
+
+def step_requests(batch: Batch, row: int) -> StepRequests:
+    """The requests of strategy ``row`` of a batch."""
+    count = len(batch.schedule.moments)
+    moments = [MomentRequests([], [], [], [], []) for _ in range(count)]
+    lasting: list[int] = []
+    state: list[int] = []
+    for number, owner in enumerate(batch.owners):
+        effects = owner.effects.at(row)
+        lasting += [effects.parameters] if effects.parameters else []
+        # Gradients that are reduced are stored in flat buckets, which are added below.
+        own = effects.gradients - sum(e.share.bytes for e in effects.effects if e.share is not None)
+        lasting += [own] if own else []
+        if effects.optimizer:
+            tensors = OPTIMIZERS[batch.prices.optimizer].state
+            state += [effects.optimizer // tensors] * tensors
+        for effect in effects.effects:
+            position, size = owner.position(effect.when), effect.kept + effect.transient
+            if not 0 <= position < count:
+                continue
+            at = moments[position]
+            if size:
+                late = (at.left if size > 0 else at.ending) if effect.after else None
+                (late if late is not None else at.begun if size > 0 else at.ended).append((number, size))
+            if effect.workspace_bytes:
+                at.workspace.append(effect.workspace_bytes)
+    lasting += [send.bytes for send in reductions_of(batch, row)]
+    return StepRequests(lasting, state, moments, batch.schedule.last, batch.mesh[0])
+
+
+def _pass(
+    allocator: CachingAllocator, owned: dict[int, list[_AllocatorBlock]], moment: MomentRequests
+) -> None:
+    """Make the requests and frees of one moment."""
+    for owner, size in moment.ended:
+        _end(allocator, owned.setdefault(owner, []), -size)
+    for owner, size in moment.begun:
+        owned.setdefault(owner, []).append(allocator.allocate(size))
+    workspace = sorted(moment.workspace, reverse=True)
+    waiting = []
+    for owner, size in moment.left:
+        # A result is created while the moment runs, and is counted there; any other memory only begins when
+        # it ends.
+        if workspace and workspace[0] >= size:
+            workspace[0] -= size
+            workspace.sort(reverse=True)
+            owned.setdefault(owner, []).append(allocator.allocate(size))
+        else:
+            waiting.append((owner, size))
+    used = [allocator.allocate(size) for size in workspace if size]
+    for block in used:
+        allocator.free(block)
+    for owner, size in moment.ending:
+        _end(allocator, owned.setdefault(owner, []), -size)
+    for owner, size in waiting:
+        owned.setdefault(owner, []).append(allocator.allocate(size))
+
+
+def _end(allocator: CachingAllocator, blocks: list[_AllocatorBlock], size: int) -> None:
+    """Free ``size`` bytes of an owner's blocks: one of that size, otherwise the oldest first."""
+    same = next((block for block in blocks if block.requested == size), None)
+    if same is not None:
+        blocks.remove(same)
+        allocator.free(same)
+        return
+    while size > 0:
+        assert blocks, "nothing gives back more than it has taken"
+        block = blocks.pop(0)
+        rest = block.requested - size
+        size -= block.requested
+        allocator.free(block)
+        if rest > 0:  # a single sum is given back in parts
+            blocks.insert(0, allocator.allocate(rest))

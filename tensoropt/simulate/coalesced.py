@@ -13,7 +13,7 @@ _Key = tuple[int, bool, str, str, tuple[int, ...], str]
 
 
 @dataclass(frozen=True)
-class Coalesced:
+class _Coalesced:
     """One collective per strategy at one moment.
 
     Attributes:
@@ -38,7 +38,7 @@ class Coalesced:
     staying: Indices
 
 
-def coalesced(batch: Batch) -> list[Coalesced]:
+def coalesced(batch: Batch) -> list[_Coalesced]:
     """All coalesced collectives of a batch in issue order: at one moment, first those that are waited for at
     once, then gathers before scatters, and those of every micro-batch before those of a single one."""
     found: dict[_Key, tuple[Indices, ...]] = {}
@@ -53,7 +53,7 @@ def coalesced(batch: Batch) -> list[Coalesced]:
                 key = position, place.when.at_once, only, kind, axes, dtype
                 before = found.get(key, (0,) * len(of_owner))
                 found[key] = tuple(a + b for a, b in zip(before, of_owner, strict=True))
-    return [Coalesced(*key, *of_all) for key, of_all in sorted(found.items(), key=_issued)]
+    return [_Coalesced(*key, *of_all) for key, of_all in sorted(found.items(), key=_issued)]
 
 
 def _issued(one: tuple[_Key, object]) -> tuple[object, ...]:

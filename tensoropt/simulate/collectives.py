@@ -1,25 +1,289 @@
 """Collectives of a strategy in a step: kind, axes, bytes and count, derived from the effects simulated.
 
 ``verify`` compares them with what the executor really issues; nothing here queries the executor.
+
+The collectives of one strategy in a step, by sender: a use of a parameter, an operator, a tensor, a copy.
+
+The simulator uses effects by their moments, which belong to whole groups. The order in which collectives are
+issued depends on single operators and parameters, so effects are derived one by one.
+
+The cost of coming from work to collectives and going back, for all collectives of a step at once.
+
+The first collective after some work takes longer; the others that follow it find the ranks in step. The work
+after them takes longer, too: of several in a row, the worst counts. The amount of work between two
+collectives does not depend on when they start, so all of this is known before any time is.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from tensoropt.costs.prices import Send, free_prices
+from tensoropt.costs.effects import Effect, SharedCollective, When
+from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.parameter_effects import Use
+from tensoropt.costs.prices import CommunicationCosts, Send, free_prices
+from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
+from tensoropt.sharding.groups import Group
+from tensoropt.sharding.storage import whole_layout
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates
 from tensoropt.simulate.coalesced import coalesced
 from tensoropt.simulate.reductions import all_reductions
-from tensoropt.types import Indices
+from tensoropt.types import Flags, Floats, Indices
+
+Sends = tuple[Send, ...]
+
+
+class ParameterUse(NamedTuple):
+    """A parameter, and the name of a group that uses it."""
+
+    parameter: str
+    group: str
+
+
+class Ways(NamedTuple):
+    """The collectives of a sender in forward, in the second forward of a recomputed region, and in
+    backward."""
+
+    forward: Sends = ()
+    again: Sends = ()
+    back: Sends = ()
+
+
+class _Moments:
+    """The collectives of one owner's effects, by the moments as the owner names them."""
+
+    def __init__(self, effects: Iterable[Effect] = ()):
+        self._sends: dict[When, list[Send]] = {}
+        self._beside: dict[When, list[SharedCollective]] = {}
+        for effect in effects:
+            self._sends.setdefault(effect.when, []).extend(effect.sends)
+            self._beside.setdefault(effect.when, []).extend(effect.beside)
+
+    def at(self, when: When) -> Sends:
+        """The collectives that the device waits for."""
+        return tuple(self._sends.get(when, ()))
+
+    def ways(self, forward: When, again: When, back: When) -> Ways:
+        """The collectives that the device waits for at three moments."""
+        return Ways(self.at(forward), self.at(again), self.at(back))
+
+    def beside(self, when: When) -> tuple[SharedCollective, ...]:
+        """The parts that are combined with others of the same moment."""
+        return tuple(self._beside.get(when, ()))
+
+
+class StepSends:
+    """The effects of one strategy, as far as they send.
+
+    Args:
+        facts: by group name, the facts of its configuration.
+    """
+
+    def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
+        self.strategy, self.graph = strategy, strategy.graph
+        candidates = StrategyCandidates(strategy, facts)
+        # The optimizer that runs afterwards does not change what is sent.
+        self.prices = free_prices(strategy.graph, strategy.mesh, "sgd")
+        self.batch = Batch(candidates, *candidates.row(), self.prices)
+        self._of_groups = GroupEffects(self.prices)
+        self._choices = {group.name: self._choice(candidates, group) for group in self.graph.groups}
+        self._used: dict[ParameterUse, _Moments] = {}
+        self._tensors: dict[str, _Moments] = {}
+
+    def _choice(self, candidates: StrategyCandidates, group: Group) -> Choice:
+        stored = {name: self.strategy.stored[name] for name in (*group.parameters, *group.shared)}
+        (configuration,), (work,) = candidates.configurations(group), candidates.works(group)
+        (facts,), (again,) = candidates.facts(group), candidates.again(group)
+        tied = {name: one for name in group.shared if (one := self.batch.tied[name])}
+        turns = {name: one.turns[group.name].at(0) for name, one in tied.items()}
+        return Choice(configuration, work, facts, stored, again, turns)
+
+    # -- parameters ---------------------------------------------------------------------------------
+
+    @cached_property
+    def uses(self) -> Mapping[ParameterUse, Use]:
+        """All uses of parameters, in the order of groups."""
+        return {
+            ParameterUse(name, group.name): use
+            for group in self.graph.groups
+            for name, use in self._of_groups.uses(self._choices[group.name]).items()
+        }
+
+    def use(self, one: ParameterUse) -> _Moments:
+        """The collectives of a use."""
+        if one not in self._used:
+            self._used[one] = _Moments(self.effects(one))
+        return self._used[one]
+
+    def effects(self, one: ParameterUse) -> tuple[Effect, ...]:
+        """All effects of a use in a micro-batch."""
+        stored = self.strategy.stored[one.parameter]
+        return self._of_groups.use(one.parameter, stored, self.uses[one]).effects
+
+    def changes(self, one: ParameterUse) -> bool:
+        """Whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
+        name = one.parameter
+        way = self._of_groups.way(name, self.strategy.stored[name], self.uses[one].layout)
+        back = self._of_groups.use_steps(name, way, self.uses[one])[1]
+        moves = self._of_groups.moves_to_use(name, way, self.uses[one])
+        return moves or bool(back) or (way.back != way.source and self.delivers(one))
+
+    def delivers(self, one: ParameterUse) -> bool:
+        """Whether the gradient of a parameter's use comes to a leaf: the one whose gradient the optimizer
+        reads, or a copy that collects gradients until the last micro-batch."""
+        return self._of_groups.gives(one.parameter, self.uses[one])
+
+    def leaves_behind(self, one: ParameterUse) -> bool:
+        """Whether the gradient of a use is scattered with others, one block behind backward."""
+        return self._of_groups.hands_over(one.parameter, self.strategy.stored[one.parameter], self.uses[one])
+
+    @cached_property
+    def last_block(self) -> Mapping[tuple[str, Layout], int]:
+        """The block that backward reaches last, for each parameter and each way of reading it, among the uses
+        whose gradients are scattered together."""
+        found: dict[tuple[str, Layout], int] = {}
+        for one, use in self.uses.items():
+            if self.leaves_behind(one):
+                found.setdefault((one.parameter, use.layout), self.strategy.blocks.of[one.group])
+        return found
+
+    def arrivals(self, name: str) -> int:
+        """The number of parts in which a parameter's gradient comes to its shard: each sum that is scattered
+        together, and one for those that come by themselves."""
+        by_itself = any(
+            one.parameter == name and self.delivers(one) and not self.leaves_behind(one) for one in self.uses
+        )
+        return by_itself + sum(parameter == name for parameter, _ in self.last_block)
+
+    @cached_property
+    def ahead(self) -> Mapping[int, tuple[ParameterUse, ...]]:
+        """The uses that are gathered ahead for each block, in the order of groups."""
+        found: dict[int, list[ParameterUse]] = {}
+        for one, use in self.uses.items():
+            if self._of_groups.goes_ahead(one.parameter, self.strategy.stored[one.parameter], use):
+                found.setdefault(self.strategy.blocks.of[one.group], []).append(one)
+        return {block: tuple(uses) for block, uses in found.items()}
+
+    @cached_property
+    def copies(self) -> Mapping[str, _Moments]:
+        """The collectives for copies that stay gathered over the step, by parameter, in the order of
+        groups."""
+        found = {}
+        for one, use in self.uses.items():
+            name = one.parameter
+            if name in self.graph.shared:
+                first = self.batch.schedule.first_users[name]
+                neighbours = self.strategy.blocks.neighbours(first)
+                whole = whole_layout(self.strategy.tensor(name), self.strategy.mesh)
+                use = Use(whole, 0, neighbours=neighbours)
+            effects = self._of_groups.unsharded(name, self.strategy.stored[name], use).effects
+            if effects:
+                found[name] = _Moments(effects)
+        return found
+
+    @cached_property
+    def copies_of(self) -> Mapping[int, tuple[str, ...]]:
+        """The parameters whose copies are made together for each block, in the order of groups."""
+        found: dict[int, list[str]] = {}
+        for name in self.copies:
+            block = self.strategy.unsharded[name].block
+            if block is not None:
+                found.setdefault(block, []).append(name)
+        return {block: tuple(names) for block, names in found.items()}
+
+    # -- groups -------------------------------------------------------------------------------------
+
+    def inside(self, group: Group) -> tuple[_Moments, Mapping[str, _Moments]]:
+        """The collectives of a group's resolved partial sum, and those of each of its operators."""
+        choice = self._choices[group.name]
+        found = [_Moments(effects.effects) for effects in self._of_groups.inside(choice)]
+        resolved = found.pop(0) if choice.configuration.resolved is not None else _Moments()
+        return resolved, {op.name: of_op for op, of_op in zip(group.operators, found, strict=True)}
+
+    def reads_back(self, group: Group) -> Mapping[str, int]:
+        """The order in which a group's backward first needs each parameter, among all that it needs."""
+        return self._first_runs(group, [run.reads for run in self._choices[group.name].facts.backward_runs])
+
+    def made_back(self, group: Group) -> Mapping[str, int]:
+        """The order in which a group's backward has made each parameter's gradient, among all that it
+        makes."""
+        return self._first_runs(group, [run.made for run in self._choices[group.name].facts.backward_runs])
+
+    def _first_runs(self, group: Group, runs: Iterable[tuple[str, ...]]) -> Mapping[str, int]:
+        # A run begins with each parameter that is needed, and with each gradient that was made: the first run
+        # that has a name gives the order.
+        names = {short: name for name, short in group.short_names.items()}
+        found: dict[str, int] = {}
+        for number, run in enumerate(runs):
+            for short in run:
+                found.setdefault(names[short], number)
+        return found
+
+    # -- tensors ------------------------------------------------------------------------------------
+
+    def tensor(self, name: str) -> _Moments:
+        """The collectives for an activation and for its gradient."""
+        if name not in self._tensors:
+            self._tensors[name] = _Moments(self.batch.owner("tensor", name).effects.at(0).effects)
+        return self._tensors[name]
+
+    def reader(self, name: str, group: str) -> int:
+        """The number under which a tensor's effects refer to a group that reads it."""
+        return [one.name for one in self.batch.schedule.readers[name]].index(group)
+
+
+Axes = tuple[int, ...]
+_RUN = 2**44
+"""More bytes than any collective has."""
+
+
+def turns(
+    communication: CommunicationCosts,
+    axes: Sequence[Axes | None],
+    sending: Flags,
+    work: Floats,
+    size: Floats,
+) -> tuple[Floats, Floats]:
+    """(arriving, leaving), both (k, n): the extra seconds of each collective, and the extra seconds of the
+    preceding work after the collectives before it.
+
+    Args:
+        axes: those of k collectives in the order in which they are issued; None only counts the extra time of
+            the work until then.
+        sending: (k, n) the strategies that issue it.
+        work: (k, n) the seconds of work until then.
+        size: (k, n) bytes.
+    """
+    # Work only grows, so the maximum is what was done by the last collective.
+    at_last = np.maximum.accumulate(np.where(sending, work, 0.0), axis=0)
+    since = work.copy()
+    since[1:] -= at_last[:-1]
+    counts = np.array([one is None for one in axes])
+    worked = (sending | counts[:, None]) & (since > 0)
+    # Collectives without work between them form a run. One that comes from work begins the next run.
+    run = np.cumsum(worked, axis=0, dtype=np.int64)
+    arriving, leaving = np.zeros(work.shape), np.zeros(work.shape)
+    for over in dict.fromkeys(one for one in axes if one is not None):
+        rows = np.array([one == over for one in axes])
+        extra = communication.arriving_s(over, since[rows], size[rows])
+        arriving[rows] = np.where(sending[rows], extra, 0.0)
+        # The largest of a run so far: numbers of runs in the upper digits make each new run begin at 0.
+        largest = run * _RUN
+        largest[rows] += np.where(sending[rows], size[rows], 0.0).astype(np.int64)
+        largest = np.maximum.accumulate(largest, axis=0) - run * _RUN
+        marked = worked[1:] & (largest[:-1] > 0)
+        found = communication.leaving_s(over, since[1:][marked], largest[:-1][marked])
+        leaving[1:][marked] = np.maximum(leaving[1:][marked], found)
+    return arriving, leaving
 
 
 class Collective(NamedTuple):

@@ -10,12 +10,12 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates
-from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.recording import StepRecorder
 from tensoropt.simulate.simulator import StepSimulator
 
 
 @dataclass(frozen=True)
-class MemoryPoint:
+class _MemoryPoint:
     """Bytes alive at one moment, by kind."""
 
     moment: str
@@ -35,10 +35,10 @@ class MemoryPoint:
 class MemoryCurve:
     """The memory of one step on the rank with the largest shards."""
 
-    points: tuple[MemoryPoint, ...]
+    points: tuple[_MemoryPoint, ...]
 
     @property
-    def peak(self) -> MemoryPoint:
+    def peak(self) -> _MemoryPoint:
         """The point with the most bytes; the first of several."""
         return max(self.points, key=lambda p: p.total)
 
@@ -54,14 +54,14 @@ def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str)
     recorder = StepRecorder()
     simulator = StepSimulator(batch, recorder)
     simulator.simulate()
-    found: list[MemoryPoint] = []
+    found: list[_MemoryPoint] = []
     parameters, gradients, state = (int(x) for x in simulator.lasting[0])
     for at in recorder.moments:
         # Moments at which nothing is needed or computed only repeat the last point.
         if not at.workspace and at.moment.kind not in ("compute", "step"):
             continue
         words = at.moment.words
-        point = MemoryPoint(words, parameters, gradients, state, int(at.kept), int(at.transient))
+        point = _MemoryPoint(words, parameters, gradients, state, int(at.kept), int(at.transient))
         if found and found[-1].moment == words:  # parts of one group
             point = max(found.pop(), point, key=lambda p: p.total)
         found.append(point)

@@ -16,10 +16,9 @@ from math import prod
 from tensoropt.costs.effects import Effect
 from tensoropt.simulate.batch import Batch, Owner
 from tensoropt.simulate.coalesced import coalesced
-from tensoropt.simulate.recorder import StepRecorder
-from tensoropt.simulate.recording import OwnerRow
+from tensoropt.simulate.recording import OwnerRow, StepRecorder
 
-PACKED = "gradients that are scattered together"
+_PACKED = "gradients that are scattered together"
 """The owner of packed gradients, which belong to no single operator."""
 
 
@@ -170,7 +169,7 @@ class StepOwners:
             beside = int(one.staying[0])
             arrived = min((begin for begin in beginnings if begin > at), default=at + 1)
             words = self.batch.schedule.moments[at].words
-            block = _Block("", PACKED, "packed copy", "transient", beside, at, arrived, words, words)
+            block = _Block("", _PACKED, "packed copy", "transient", beside, at, arrived, words, words)
             if beside:
                 until = self.batch.schedule.moments[arrived].words if arrived < self.count else words
                 yield replace(block, until=until)

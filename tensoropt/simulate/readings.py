@@ -1,24 +1,233 @@
-"""Views that many strategies have of the tensors: as groups write and read them, and as hubs hold them."""
+"""Views that many strategies have of the tensors: as groups write and read them, and as hubs hold them.
+
+Effects as arrays: for owners that look alike, the effects of each choice at each moment.
+
+The simulator looks up the figures of many strategies in such a table at once, by the numbers of their
+choices.
+
+Results derived once from candidates and kept for all their batches: numbers of equal values, effects.
+
+Parameters that several groups use: the part of their gathering, and of the sum of their gradients, that
+falls to each use, in many strategies at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import cache
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from tensoropt.costs.effects import Reading, WeightProduct
-from tensoropt.costs.variables import Variable
+from tensoropt.costs.effects import Effects, GradientShare, Reading, WeightProduct, When
+from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.tables import Variable
 from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import region_of
+from tensoropt.sharding.storage import Storage, Turn, UsePlace, turns
 from tensoropt.simulate.candidates import Candidates
-from tensoropt.simulate.known import Known
-from tensoropt.types import Indices
+from tensoropt.types import SOURCES, Flags, Floats, Indices
+
+Axes = tuple[int, ...]
+
+
+class MomentPlace(NamedTuple):
+    """A moment of an owner, or the point right after it."""
+
+    when: When
+    after: bool
+
+
+class Cells:
+    """One figure per effect number; 0 for numbers without a figure."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._values: list[float] = []
+        self._table: Floats = np.zeros(0)
+
+    def add(self, number: int, value: float) -> None:
+        """Add to the figure of ``number``, which is the last number that was begun or a later one."""
+        if self._numbers and self._numbers[-1] == number:
+            self._values[-1] += value
+        else:
+            self._numbers.append(number)
+            self._values.append(value)
+
+    def most(self, number: int, value: float) -> None:
+        """Raise the figure of ``number`` to ``value``, with the same condition on ``number``."""
+        if self._numbers and self._numbers[-1] == number:
+            self._values[-1] = max(self._values[-1], value)
+        else:
+            self.add(number, value)
+
+    def of(self, numbers: Indices, count: int) -> Floats:
+        """(k,) the figures of some numbers; ``count`` numbers have been assigned so far."""
+        # Figures are only added for a new number, so a table with that many numbers is up to date.
+        if len(self._table) != count:
+            self._table = np.zeros(count)
+            self._table[self._numbers] = self._values
+        return self._table[numbers]
+
+
+class _EffectTables:
+    """The effects of one kind of owners by number, in the order in which they occur.
+
+    Attributes:
+        kept, transient, workspace: bytes by place.
+        local, host: seconds on the device, and of issuing work to it, by place.
+        sends: by place and axes: (seconds of all collectives, bytes of the largest, seconds of work that
+            begins together with them).
+        beside: by place, kind, axes and dtype: the bytes that are sent together with those of others, the
+            number of parameters, and the bytes that stay where they are.
+        kinds: by axes and kind of collective: 1 if it is sent.
+        lasting: for each number, the bytes that are alive during the whole step: (parameters, gradients,
+            optimizer).
+        seconds: for each number, the seconds of a step by source, as in ``SOURCES``.
+        shares: for each number, the gradient that is reduced with others, or None.
+    """
+
+    def __init__(self, micro: int):
+        self.micro, self.count = micro, 0
+        self.kept: dict[MomentPlace, Cells] = {}
+        self.transient: dict[MomentPlace, Cells] = {}
+        self.workspace: dict[MomentPlace, Cells] = {}
+        self.local: dict[MomentPlace, Cells] = {}
+        self.host: dict[MomentPlace, Cells] = {}
+        self.sends: dict[tuple[MomentPlace, Axes], tuple[Cells, Cells, Cells]] = {}
+        self.beside: dict[tuple[MomentPlace, str, Axes, str], tuple[Cells, Cells, Cells]] = {}
+        self.kinds: dict[tuple[Axes, str], Cells] = {}
+        self.lasting: list[tuple[int, int, int]] = []
+        self.seconds: list[list[float]] = []
+        self.shares: list[GradientShare | None] = []
+
+    def add(self, choice: Effects) -> None:
+        """Add the effects of the next number."""
+        number, seconds, shared = self.count, [0.0] * len(SOURCES), None
+        self.count += 1
+        for e in choice.effects:
+            place = MomentPlace(e.when, e.after)
+            for cells, value in (
+                (self.kept, e.kept),
+                (self.transient, e.transient),
+                (self.workspace, e.workspace_bytes),
+            ):
+                if value:
+                    cells.setdefault(place, Cells()).add(number, value)
+            times = 1 if e.when.once else self.micro
+            if host_s := e.host_s + e.passing.host_s:
+                self.host.setdefault(place, Cells()).add(number, host_s)
+            if local_s := e.local_s + e.passing.device_s:
+                self.local.setdefault(place, Cells()).add(number, local_s)
+                seconds[SOURCES.index(e.source)] += local_s * times
+            for send in e.sends:
+                sends = self.sends.setdefault((place, send.axes), (Cells(), Cells(), Cells()))
+                sends[0].add(number, send.seconds)
+                # The slow-down that a collective causes in the following work grows with its bytes and does
+                # not add up over several in a row.
+                sends[1].most(number, send.bytes)
+                if e.beside_work_s:
+                    sends[2].most(number, e.beside_work_s)
+                self.kinds.setdefault((send.axes, send.kind), Cells()).most(number, 1.0)
+                seconds[SOURCES.index(send.source)] += send.seconds * times
+            for send, dtype, stays in e.beside:
+                key = place, send.kind, send.axes, dtype
+                size, members, staying = self.beside.setdefault(key, (Cells(), Cells(), Cells()))
+                size.add(number, send.bytes)
+                members.add(number, 1.0)
+                staying.add(number, send.bytes * stays)
+                self.kinds.setdefault((send.axes, send.kind), Cells()).most(number, 1.0)
+            if shared is None:
+                shared = e.share
+        self.lasting.append((choice.parameters, choice.gradients, choice.optimizer))
+        self.seconds.append(seconds)
+        self.shares.append(shared)
+
+
+Derived = TypeVar("Derived", bound=Hashable)
+
+
+class _Numbering(Generic[Derived]):
+    """A numbering that gives equal values equal numbers; ``values`` are in the order of first occurrence."""
+
+    def __init__(self) -> None:
+        self.values: list[Derived] = []
+        self._numbers: dict[Derived, int] = {}
+
+    def of(self, value: Derived) -> int:
+        """The number of a value."""
+        number = self._numbers.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+
+class Kind:
+    """Owners that look alike, such as one tensor in every layer: equal choices have equal effects.
+
+    Attributes:
+        effects: the distinct effects so far, by number.
+        tables: the same as arrays.
+    """
+
+    def __init__(self, micro: int):
+        self.effects: list[Effects] = []
+        self.tables = _EffectTables(micro)
+        self._positions: dict[Hashable, dict[When, Indices]] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+
+    def positions(self, owners: Hashable) -> dict[When, Indices]:
+        """The positions of each moment in the step schedule, one per owner; the caller fills the mapping.
+
+        Args:
+            owners: the owners, in order. They are part of the lookup key, because a batch may have other
+                owners of the kind than the previous one: whether a parameter's readers are alike depends on
+                how it is stored in the strategies of that batch.
+        """
+        return self._positions.setdefault(owners, {})
+
+    def number(self, key: tuple[int, ...], make: Callable[[], Effects]) -> int:
+        """The number of a choice's effects.
+
+        Args:
+            key: everything that they depend on besides the kind.
+        """
+        if key not in self._numbers:
+            self._numbers[key] = len(self.effects)
+            self.effects.append(make())
+            self.tables.add(self.effects[-1])
+        return self._numbers[key]
+
+
+class Known:
+    """The results that batches of the same candidates, schedule and prices share; the batches fill it."""
+
+    def __init__(self) -> None:
+        self.readings: _Numbering[Reading] = _Numbering()
+        self.layouts: _Numbering[Layout] = _Numbering()
+        self.turns: _Numbering[Turn] = _Numbering()
+        # GradientStorage, which is defined in a module that imports this one.
+        self.gradients: _Numbering[Any] = _Numbering()
+        self.kinds: dict[Hashable, Kind] = {}
+        self._found: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the result of ``make``, which is called for the first of all batches only."""
+        if key not in self._found:
+            self._found[key] = make()
+        return self._found[key]
+
+    def kind(self, key: Hashable, mesh: Sequence[int]) -> Kind:
+        """The kind of the owners that agree in ``key``."""
+        if key not in self.kinds:
+            self.kinds[key] = Kind(mesh[0])
+        return self.kinds[key]
+
 
 Value = TypeVar("Value")
 _LARGEST_CODE = 2**62
@@ -195,3 +404,64 @@ class Readings:
     def _stored(self, group: Group, choice: int, option: int) -> list[int]:
         """The numbers of the layouts in which a group's own parameters are stored."""
         return [self.known.layouts.of(layout) for layout in self.candidates.stored(group, choice, option)]
+
+
+_Choose = Callable[[Group, int, Mapping[str, Layout]], Choice]
+
+
+@dataclass(frozen=True)
+class TiedParameter:
+    """A parameter that several groups use, some of which gather it ahead or hand its gradient over.
+
+    Attributes:
+        turns: for each group and strategy, what falls to its use.
+        joins: (strategies,) whether gradients of several uses come to the parameter by themselves, and are
+            added up there.
+    """
+
+    turns: Mapping[str, Column[Turn]]
+    joins: Flags
+
+
+def tied_parameter(
+    name: str,
+    stored: Column[Layout],
+    chosen: Mapping[str, Indices],
+    choose: _Choose,
+    effects: GroupEffects,
+    known: Known,
+) -> TiedParameter | None:
+    """The part that falls to each use of a shared parameter; None if each use is independent in all
+    strategies.
+
+    Args:
+        chosen: for each group that uses it, in execution order, the index of its configuration.
+        choose: maps such an index to what is chosen for the group.
+    """
+    if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
+        return None
+    groups = [group for group in effects.graph.groups if group.name in chosen]
+
+    @cache
+    def place(user: int, choice: int, layout: Layout) -> UsePlace:
+        group = groups[user]
+        use = effects.uses(choose(group, choice, {name: layout}))[name]
+        return UsePlace(
+            effects.blocks.of[group.name],
+            use.layout,
+            use.again,
+            use.wanted > 0,
+            effects.goes_ahead(name, layout, use),
+            effects.hands_over(name, layout, use),
+            use.learns,
+        )
+
+    firsts, which = distinct([stored.which, *chosen.values()])
+    numbers, joins = [], []
+    for row in firsts.tolist():
+        uses = [place(user, int(column[row]), stored.at(row)) for user, column in enumerate(chosen.values())]
+        numbers.append([known.turns.of(turn) for turn in turns(uses)])
+        joins.append(sum(use.learns and not use.behind for use in uses) > 1)
+    table = np.array(numbers)[which]
+    columns = {group: Column(table[:, user], known.turns.values) for user, group in enumerate(chosen)}
+    return TiedParameter(columns, np.array(joins)[which])

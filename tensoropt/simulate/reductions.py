@@ -48,7 +48,7 @@ class _Arriving(NamedTuple):
     which: Indices
 
 
-class Issued(NamedTuple):
+class _Issued(NamedTuple):
     """All reductions of a batch; for each strategy, in the order in which they are issued.
 
     Attributes:
@@ -91,12 +91,12 @@ def reductions_of(batch: Batch, row: int) -> list[Send]:
     return [issued.sends[number] for number in issued.which.tolist()]
 
 
-def all_reductions(batch: Batch) -> Issued:
+def all_reductions(batch: Batch) -> _Issued:
     """The reductions of every strategy of a batch."""
     arriving = _arriving(batch)
     if arriving is None:
         none = np.zeros(0, dtype=np.int64)
-        return Issued([], none, none, none)
+        return _Issued([], none, none, none)
     keys: dict[tuple[tuple[int, ...], str], int] = {}
     of_share = np.full(len(arriving.shares), -1)
     elements, complete = np.zeros((2, len(arriving.shares)), dtype=np.int64)
@@ -130,7 +130,7 @@ def all_reductions(batch: Batch) -> Issued:
         send = batch.prices.send("all_reduce", axes, size * DTYPE_BYTES[dtype])
         assert send is not None, "what no rank sends is in no bucket"
         sends.append(send)
-    return Issued(sends, sent.reshape(-1), row_of[order], arrived[order])
+    return _Issued(sends, sent.reshape(-1), row_of[order], arrived[order])
 
 
 def _arriving(batch: Batch) -> _Arriving | None:

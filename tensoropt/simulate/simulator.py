@@ -3,7 +3,7 @@ them.
 
 The overlap is that of the executor. Resharding and gathering block, forward and backward. From the moment its
 last gradient has arrived, a bucket of gradients is reduced during the rest of backward
-(:class:`~tensoropt.simulate.overlap.Overlap`); with several micro-batches, during the last one's. The
+(:class:`~tensoropt.simulate.candidates.Overlap`); with several micro-batches, during the last one's. The
 gradient of a linear operator's input is reduced during the product for its weight's gradient. Two collectives
 on one level of links queue. Before the optimizer everything is waited for. A collective that ranks reach from
 work takes longer than one that follows another, and so does the work after it.
@@ -23,17 +23,17 @@ from operator import itemgetter
 
 import numpy as np
 
-from tensoropt.costs.process_memory import Sending
+from tensoropt.costs.prices import Sending
 from tensoropt.simulate.batch import Batch, Stack
 from tensoropt.simulate.coalesced import coalesced
-from tensoropt.simulate.effect_tables import Axes, Cells, MomentPlace
+from tensoropt.simulate.collectives import turns
 from tensoropt.simulate.kernels import add_all, add_rows, peaks, sum_up
-from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.readings import Axes, Cells, MomentPlace
+from tensoropt.simulate.recording import StepRecorder
 from tensoropt.simulate.reductions import Reductions, reductions
-from tensoropt.simulate.turns import turns
 from tensoropt.types import SOURCES, Flags, Floats
 
-CELLS = 2**22
+_CELLS = 2**22
 """The figures laid out at once, one per moment and strategy: enough for numpy, and few enough for memory (32
 MiB in each of about ten arrays)."""
 
@@ -45,7 +45,7 @@ class StepMetrics:
     Attributes:
         memory: (n, 5) the peak of tensors by kind, as in :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
         terms: (n, 6) what a process uses in addition to tensors, and constants, as in
-            :data:`~tensoropt.costs.process_memory.TERMS`.
+            :data:`~tensoropt.costs.prices.TERMS`.
         time_s: the whole step; the slower of device and host.
         compute_s: device seconds: operators, copies, additions, optimizer.
         communication_s: seconds of all collectives.
@@ -65,7 +65,7 @@ class StepMetrics:
     host_s: Floats
     idle_s: Floats
     sources: Floats
-    parts: StepParts
+    parts: _StepParts
 
     @property
     def memory_bytes(self) -> Floats:
@@ -79,7 +79,7 @@ class StepMetrics:
 
 
 @dataclass(frozen=True)
-class StepParts:
+class _StepParts:
     """The parts of a step, as the stage of a pipeline runs it: forward and backward of single micro-batches.
 
     If a device waits for its host in the step, each part is longer by the same share.
@@ -160,13 +160,13 @@ def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
     Args:
         recorder: for a batch of one strategy, records everything that happens.
     """
-    part = max(CELLS // max(len(batch.schedule.moments), 1), 1)
+    part = max(_CELLS // max(len(batch.schedule.moments), 1), 1)
     if batch.count <= part:
         return StepSimulator(batch, recorder).simulate()
     parts = [batch.part(slice(start, start + part)) for start in range(0, batch.count, part)]
     found = [StepSimulator(one).simulate() for one in parts]
     figures = _joined([{k: v for k, v in vars(one).items() if k != "parts"} for one in found])
-    return StepMetrics(**figures, parts=StepParts(**_joined([vars(one.parts) for one in found])))
+    return StepMetrics(**figures, parts=_StepParts(**_joined([vars(one.parts) for one in found])))
 
 
 def _joined(parts: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
@@ -406,7 +406,7 @@ class StepSimulator:
         """Record the seconds of the micro-batch that is over."""
         self.micro_batches.append((self.turned - self.began, self.time - self.turned, self.scattering))
 
-    def _parts(self, end_s: Floats, reducing_s: Floats, host_bound: Floats) -> StepParts:
+    def _parts(self, end_s: Floats, reducing_s: Floats, host_bound: Floats) -> _StepParts:
         """The parts of the step; (n,) ``host_bound`` is the factor by which everything is longer if the
         device waits for the host."""
         forward, backward, scattering = zip(*self.micro_batches, strict=True)
@@ -417,7 +417,7 @@ class StepSimulator:
         used = alive[:-1] + self.workspace[:-1]
         given = schedule.given_back
         none = np.zeros(self.batch.count)
-        return StepParts(
+        return _StepParts(
             np.stack([forward[i] * host_bound for i in chosen], axis=1),
             np.stack([backward[i] * host_bound for i in chosen], axis=1),
             np.stack([scattering[i] * host_bound for i in chosen], axis=1),

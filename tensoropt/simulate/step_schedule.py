@@ -14,14 +14,13 @@ from functools import cached_property
 from typing import Literal, NamedTuple, cast
 
 from tensoropt.costs.effects import ARRIVED, FORWARD_END, Phase, When
-from tensoropt.costs.group_parts import Parts, parts_of
+from tensoropt.costs.group_effects import Parts, parts_of
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.families.stages import ARRIVE
-from tensoropt.sharding.blocks import Blocks, find_blocks, needs_kept
 from tensoropt.sharding.groups import Group, GroupGraph
-from tensoropt.sharding.regions import Region
+from tensoropt.sharding.regions import Blocks, Region, find_blocks, needs_kept
 
-Kind = Literal[
+_Kind = Literal[
     "begin", "read", "gather", "compute", "inner", "hub", "output", "parameters", "reduce", "step", "unshard"
 ]
 
@@ -40,7 +39,7 @@ class Moment(NamedTuple):
     """
 
     phase: Phase
-    kind: Kind
+    kind: _Kind
     group: str
     tensor: str = ""
     part: int = 0
@@ -126,7 +125,7 @@ class StepSchedule:
         arrivals = (group.name for group in self.graph.groups if group.anchor.target == ARRIVE)
         return min((self.position("backward", "compute", name) for name in arrivals), default=-1)
 
-    def position(self, phase: Phase, kind: Kind, group: str, tensor: str = "", part: int = 0) -> int:
+    def position(self, phase: Phase, kind: _Kind, group: str, tensor: str = "", part: int = 0) -> int:
         """The position of a moment; -1 for one that this step does not have."""
         return self.index.get(Moment(phase, kind, group, tensor, part), -1)
 
@@ -147,7 +146,7 @@ class StepSchedule:
             if when.what in ("before", "begin", "next", "left"):
                 return self._beginning(group, when)
             # A KeyError for a moment that does not exist, because a lost effect would make a figure too low.
-            return self.index[Moment(when.phase, cast(Kind, when.what), group, "", when.number)]
+            return self.index[Moment(when.phase, cast(_Kind, when.what), group, "", when.number)]
 
         return resolve
 
@@ -189,7 +188,7 @@ class StepSchedule:
                 # issued.
                 case "bucket":
                     return self.last
-            return self.position("optimizer", cast(Kind, when.what), copied_for)
+            return self.position("optimizer", cast(_Kind, when.what), copied_for)
 
         return resolve
 
@@ -213,7 +212,7 @@ class StepSchedule:
                     return self._read(when.phase, readers[when.number])
                 case "used":
                     return self._used(when.phase, readers[when.number])
-            return self.position(when.phase, cast(Kind, when.what), producer, name)
+            return self.position(when.phase, cast(_Kind, when.what), producer, name)
 
         return resolve
 
@@ -321,7 +320,7 @@ def _backwards(graph: GroupGraph, regions: Sequence[Region], blocks: Blocks) -> 
     yield Moment("backward", "begin", "")
 
 
-def _made(graph: GroupGraph, group: Group) -> Iterator[tuple[Kind, str]]:
+def _made(graph: GroupGraph, group: Group) -> Iterator[tuple[_Kind, str]]:
     for name in group.writes:
         if name in graph.hubs:
             yield "hub", name

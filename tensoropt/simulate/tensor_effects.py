@@ -44,7 +44,7 @@ from tensoropt.costs.move_effects import Both, MoveEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
-from tensoropt.sharding.beside_weights import is_one_reduction, products_beside, takes_over_hub
+from tensoropt.sharding.groups import is_one_reduction, products_beside, takes_over_hub
 from tensoropt.sharding.reshard.steps import Step
 from tensoropt.sharding.strategy import output_layout
 
@@ -93,7 +93,7 @@ _SECOND = _Pass(True, MADE_AGAIN, HUB_AGAIN, READ_AGAIN, USED_AGAIN)
 
 
 class GradientStorage(NamedTuple):
-    """The storages of a tensor's gradients, and their lifetimes (:mod:`tensoropt.simulate.gradient_aliases`).
+    """The storages of a tensor's gradients, and their lifetimes (:mod:`tensoropt.simulate.aliases`).
 
     Attributes:
         elsewhere: for each reader, whether the gradient that it gives lies in a storage that is counted
@@ -387,7 +387,7 @@ class TensorEffects(MoveEffects):
         self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], inside: Sequence[bool]
     ) -> Effect | None:
         """The reduction of the whole gradient during the product in the first reader's backward; None if it
-        is reduced separately, if at all (:mod:`tensoropt.sharding.beside_weights`)."""
+        is reduced separately, if at all (:mod:`tensoropt.sharding.groups`)."""
         product = reads[0].product if name in self.products else None
         if product is None:
             return None

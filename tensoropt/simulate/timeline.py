@@ -47,7 +47,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class _Event:
     """A task with its time."""
 
     task: Task
@@ -69,7 +69,7 @@ class Timeline:
         initial: the memory that is alive before the first task.
     """
 
-    events: tuple[Event, ...]
+    events: tuple[_Event, ...]
     order: tuple[int, ...]
     initial: tuple[Holding, ...] = field(default=())
 
@@ -78,7 +78,7 @@ class Timeline:
         """Seconds until the last task has ended."""
         return max((e.end_s for e in self.events), default=0.0)
 
-    def on(self, resource: str) -> tuple[Event, ...]:
+    def on(self, resource: str) -> tuple[_Event, ...]:
         """The events on a resource, in time order."""
         found = (self.events[i] for i in self.order)
         return tuple(e for e in found if resource in e.task.resources)
@@ -195,7 +195,7 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
             waiting[j] -= 1
             if not waiting[j]:
                 heapq.heappush(ready, (earliest[j], j))
-    events = tuple(Event(t, s) for t, s in zip(tasks, starts, strict=True) if s is not None)
+    events = tuple(_Event(t, s) for t, s in zip(tasks, starts, strict=True) if s is not None)
     if len(events) < len(tasks):
         stuck = [t.name for t, s in zip(tasks, starts, strict=True) if s is None]
         raise PlanError(

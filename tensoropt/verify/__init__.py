@@ -11,14 +11,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tensoropt.verify.plans import verify_plan, verify_plans
     from tensoropt.verify.random_plans import verify_random
+    from tensoropt.verify.run import verify_plan, verify_plans
     from tensoropt.verify.unsplit import unsplit_plan, verify_unsplit
 
 _MODULE_OF = {
     "unsplit_plan": "unsplit",
-    "verify_plan": "plans",
-    "verify_plans": "plans",
+    "verify_plan": "run",
+    "verify_plans": "run",
     "verify_random": "random_plans",
     "verify_unsplit": "unsplit",
 }

@@ -6,14 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tensoropt.execute.executable import Executable
-from tensoropt.verify.findings import RunFindings
+from tensoropt.verify.findings import Differences, RunFindings, within_tolerance
 from tensoropt.verify.onnx_file import FileFindings
-from tensoropt.verify.order import compare_order, in_order
-from tensoropt.verify.places import Place
-from tensoropt.verify.predict import Prediction
-from tensoropt.verify.recorder import compare_collectives, compare_smaller, shown_axes
+from tensoropt.verify.predict import Place, Prediction
+from tensoropt.verify.recorder import (
+    compare_collectives,
+    compare_order,
+    compare_smaller,
+    in_order,
+    shown_axes,
+)
 from tensoropt.verify.reference import ModuleFindings
-from tensoropt.verify.tolerances import Differences, within_tolerance
 
 
 def answer_of(

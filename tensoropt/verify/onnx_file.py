@@ -14,12 +14,12 @@ import torch
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.plan.model_source import OnnxOptions, is_onnx
-from tensoropt.ranks.timeouts import call_in_fork
+from tensoropt.ranks.worker_process import call_in_fork
 
-ALLOWED_S = 30.0
+_ALLOWED_S = 30.0
 """The seconds that the evaluator, which computes in plain NumPy, may take; files that need more are not
 compared."""
-LARGEST_BYTES = 1 << 28
+_LARGEST_BYTES = 1 << 28
 """The most bytes of a file that is compared; the evaluator holds several copies of it."""
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """The tolerance relative to the largest value, by an output's type; 1e-3 for other types. Assumptions, as for
@@ -47,11 +47,11 @@ def verify_file(spec: ModelSpec) -> FileFindings | None:
     """Compare the imported file with the evaluator on example inputs; None for models from other sources."""
     if not is_onnx(spec.source):
         return None
-    if Path(spec.source).stat().st_size > LARGEST_BYTES:
+    if Path(spec.source).stat().st_size > _LARGEST_BYTES:
         return FileFindings(None, why="it is too large for onnx's evaluator")
     options = spec.onnx or OnnxOptions()
     try:
-        found = call_in_fork(lambda: _compared(spec.source, options, spec.seed), ALLOWED_S)
+        found = call_in_fork(lambda: _compared(spec.source, options, spec.seed), _ALLOWED_S)
     except MeasurementError as error:
         return FileFindings(None, why=f"onnx's evaluator: {error}")
     assert isinstance(found, FileFindings)

@@ -1,36 +1,142 @@
 """The predictions of the cost side for strategies, figure by figure as the search and the simulator would
-make them."""
+make them.
+
+The places where strategies are checked: on CPU ranks, on GPUs, or on fake ranks if neither suffices.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from tensoropt.cluster import Mesh
-from tensoropt.costs.prices import Prices
-from tensoropt.costs.process_memory import CONSTANTS
+from tensoropt.cluster import Mesh, available_cores
+from tensoropt.costs.prices import CONSTANTS, Prices
 from tensoropt.costs.source import CostSource
+from tensoropt.errors import TensorOptError
 from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
-from tensoropt.pipeline.messages import sent_by_rank
 from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.pipeline.timing import sent_by_rank
 from tensoropt.placement import Placement, simulate_placement
-from tensoropt.placement.plans import PlacedStrategy, ValueTransfer, placed_strategy
+from tensoropt.placement.points import PlacedStrategy, ValueTransfer, placed_strategy
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan.evaluate import evaluate_strategy
-from tensoropt.profiling.cuda_recurrent import has_recurrent
+from tensoropt.plan.rates import made_for
+from tensoropt.profiling.cuda_kernels import has_recurrent
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
+from tensoropt.ranks.local_hardware import local_gpus, why_no_gpu
+from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.issue_order import collectives_in_order
-from tensoropt.simulate.overlap import overlap_of
 
-Rows = list[dict[str, Any]]
+Wanted = Literal["auto", "ranks", "share-gpu", "fake"]
+_Kind = Literal["cpu", "cuda", "fake"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place to check strategies, with words on what that means for the result.
+
+    Attributes:
+        shared: whether all ranks are on one GPU, so that the time of a step means nothing.
+    """
+
+    kind: _Kind
+    text: str
+    shared: bool = False
+
+    @property
+    def backend(self) -> str:
+        """The communication backend of ranks."""
+        return "nccl" if self.kind == "cuda" and not self.shared else "gloo"
+
+    def pool(self, ranks: int, timeout_s: float) -> RankPool:
+        """Return ranks of this kind, which is not fake; they are not started yet."""
+        assert self.kind != "fake"
+        return RankPool(ranks, timeout_s=timeout_s, backend=self.backend, share_gpu=self.shared)
+
+    @property
+    def device(self) -> str:
+        """The device on which ranks hold the model; fake ranks need no data."""
+        return "meta" if self.kind == "fake" else self.kind
+
+
+def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto") -> Place:
+    """Return the place to check strategies for ``devices`` of a cluster.
+
+    Args:
+        device_type: the cluster's, ``cpu`` or ``cuda``.
+        name: the cluster's name, for the text.
+        wanted: ``ranks`` for CPU ranks of this machine whatever the cluster is, ``share-gpu`` for ranks that
+            all use its first GPU, ``fake`` for fake ranks.
+
+    Raises:
+        TensorOptError: ``ranks`` with more devices than this machine could pretend to have, or no GPU to
+            share.
+    """
+    if wanted == "fake":
+        return Place("fake", "checked on fake ranks, as asked: nothing was computed, sent or timed")
+    if wanted == "ranks":
+        _check_room(devices)
+        return Place("cpu", f"run on {devices} CPU ranks of this machine")
+    if wanted == "share-gpu":
+        if reason := why_no_gpu():
+            raise TensorOptError(f"ranks have no GPU to share: {reason}, or give --ranks for CPU ranks")
+        _check_room(devices)
+        return Place(
+            "cuda",
+            f"run on {devices} ranks that share the first GPU and talk through the host (gloo): its kernels "
+            "computed the numbers, and steps were not timed, as their times would mean nothing",
+            shared=True,
+        )
+    if device_type == "cuda":
+        found = len(local_gpus())
+        if found >= devices:
+            return Place("cuda", f"run on {devices} GPUs of this machine")
+        missing = f"{devices} GPUs of {name} are not here" + (f" ({found} are)" if found else "")
+    elif devices <= _most_ranks():
+        return Place("cpu", f"run on {devices} CPU ranks of this machine")
+    else:
+        missing = f"{devices} ranks are too many for the {len(available_cores())} cores here"
+    return Place(
+        "fake",
+        f"{missing}, so this was checked on fake ranks: nothing was computed, sent or timed"
+        + ("; --ranks runs it on CPU ranks instead" if devices <= _most_ranks() else ""),
+    )
+
+
+def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:
+    """Return (device type, name) of a plan's cluster; CPU ranks if the plan does not say."""
+    cluster = made_for(data)
+    return ("cpu", "an unknown cluster") if cluster is None else (cluster.device_type, cluster.name)
+
+
+def _most_ranks() -> int:
+    """Return the most processes that this machine may run at once.
+
+    Ranks that share a core are slow but right. Both numbers are assumptions.
+    """
+    return max(16, 2 * len(available_cores()))
+
+
+def _check_room(devices: int) -> None:
+    """Refuse clusters whose ranks this machine could only pretend to run."""
+    if devices > _most_ranks():
+        cores = len(available_cores())
+        raise TensorOptError(
+            f"one process per device: {devices} are too many for {cores} cores; use fake ranks (--fake), "
+            f"or a plan for at most {_most_ranks()} devices, for example --cluster cpu:{cores}"
+        )
+
+
+_Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -44,12 +150,12 @@ class Prediction:
     ``of_places`` the bytes of a rank of each part of the devices.
     """
 
-    collectives: Rows
+    collectives: _Rows
     memory_bytes: float
     time_s: float
     network_s: float | None = None
     order: tuple[Collective, ...] | None = None
-    of_ranks: tuple[Rows, ...] = ()
+    of_ranks: tuple[_Rows, ...] = ()
     of_places: tuple[float, ...] = ()
 
 
@@ -57,7 +163,7 @@ def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
     """Return a plan file's own prediction."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
     if plan.placed is not None:
-        rows += result_rows(placed_strategy(plan, graph))
+        rows += _result_rows(placed_strategy(plan, graph))
     peaks = plan.pipeline.peak_bytes if plan.pipeline is not None else ()
     # A tracker sees tensors and constants, but not what a process takes beside them.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
@@ -110,7 +216,7 @@ def _works_of(strategy: Strategy) -> dict[str, Workload]:
     }
 
 
-def result_rows(strategy: PlacedStrategy) -> Rows:
+def _result_rows(strategy: PlacedStrategy) -> _Rows:
     """Return how ranks of a placed plan all get new values of buffers that they read, and the model's
     results: from where they are made, those of all micro-batches at once. In training with several
     micro-batches the loss is the only result."""
@@ -128,12 +234,12 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
     tensors = simulated.problem.tensors
     transfers = tuple(ValueTransfer(tensors[t].name, i, j, back) for t, i, j, back in simulated.transfers)
     sends = Counter(((i, j), tensors[t].bytes) for t, i, j, _ in simulated.transfers)
-    rows: Rows = [
+    rows: _Rows = [
         {"kind": "send", "axes": list(pair), "bytes": size, "count": n * simulated.micro_batches}
         for (pair, size), n in sends.items()
     ]
     strategy = PlacedStrategy(graph.graph, placement, transfers)
-    rows += result_rows(strategy)
+    rows += _result_rows(strategy)
     constants = graph.graph.groups.atoms.graph.constant_bytes
     return strategy, Prediction(rows, simulated.memory_bytes + constants, simulated.time_s)
 
@@ -169,7 +275,7 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
     return predictions
 
 
-def rows_of(found: Mapping[Collective, int]) -> Rows:
+def rows_of(found: Mapping[Collective, int]) -> _Rows:
     """Return collectives as the rows that are shown for them."""
     return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
 

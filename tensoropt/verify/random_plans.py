@@ -16,21 +16,25 @@ from tensoropt.plan.model_source import OnnxOptions
 from tensoropt.plan.problem import Problem, micro_batch_counts
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.session.meshes import MAX_AXES
+from tensoropt.session.refining import MAX_AXES
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import Progress, silent
-from tensoropt.verify.places import Wanted, place_for
-from tensoropt.verify.predict import predict_pipelines, predict_placed, predicted
-from tensoropt.verify.random_pipelines import draw_pipelines, pipeline_degrees
-from tensoropt.verify.random_placements import random_placement, random_splits
-from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.predict import Wanted, place_for, predict_pipelines, predict_placed, predicted
+from tensoropt.verify.random_strategies import (
+    draw_pipelines,
+    micro_strategies,
+    pipeline_degrees,
+    random_placement,
+    random_splits,
+    random_strategy,
+)
 from tensoropt.verify.run import Predicted, predict_and_run, ranks_with
 
-RECOMPUTE = 0.3
+_RECOMPUTE = 0.3
 """How often a repeated block of a random strategy is recomputed: an assumption, often enough for most
 strategies to recompute something and to leave something."""
-PIPELINED = 3
+_PIPELINED = 3
 """One of so many random strategies is a pipeline, unless pipelines are requested: an assumption."""
 
 
@@ -92,7 +96,7 @@ def verify_random(
         return predict_and_run(spec, drawn, target, place, pool, Settings(dtype=dtype), store, progress)
 
 
-def draw_strategies(
+def _draw_strategies(
     loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int
 ) -> list[tuple[Strategy, Mesh]]:
     """Return random legal strategies on random meshes of a cluster, with random micro-batch counts."""
@@ -103,7 +107,7 @@ def draw_strategies(
     for _ in range(count):
         mesh, micro = rng.choice(meshes), rng.choice(counts)
         per_group = micro_strategies(loaded.graph, micro)
-        strategy = random_strategy(loaded.graph, (micro, *real_shape(mesh)), per_group, rng, RECOMPUTE)
+        strategy = random_strategy(loaded.graph, (micro, *real_shape(mesh)), per_group, rng, _RECOMPUTE)
         drawn.append((strategy, mesh))
     return drawn
 
@@ -128,9 +132,9 @@ def _strategies(
     """Return random strategies and pipelines of a model, with what to expect of them."""
     counts = micro_batch_counts(problem, Settings())
     degrees = pipeline_degrees(loaded.graph, cluster) if pipeline is None else (pipeline,)
-    piped = count if pipeline is not None else (count // PIPELINED if degrees else 0)
-    sharded = draw_strategies(loaded, problem, cluster, count - piped, seed)
-    pipelines = draw_pipelines(loaded, cluster, degrees, counts, piped, seed, RECOMPUTE)
+    piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
+    sharded = _draw_strategies(loaded, problem, cluster, count - piped, seed)
+    pipelines = draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
     found: list[Predicted] = []
     if sharded:
         found += predicted(sharded, costs)

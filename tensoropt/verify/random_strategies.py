@@ -1,12 +1,28 @@
-"""Random legal strategies: the broadest search for mistakes in rules, lowering and prices."""
+"""Random legal strategies: the broadest search for mistakes in rules, lowering and prices.
+
+Random legal pipelines of a model: random cuts, schedules, and a random strategy for every stage.
+
+Random legal placements of a model: random devices, orders and splits.
+
+None of them is meant to be good; they test rules, lowering and the simulator.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.engine.models import CapturedModel
+from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout, chunk
+from tensoropt.pipeline.costs import degrees_of, job_meshes
+from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
+from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy, check_schedule
+from tensoropt.placement import Placement
+from tensoropt.placement.graph import PlacedGraph, split_choices
+from tensoropt.session.refining import MAX_AXES
 from tensoropt.sharding.configurations import (
     AxisSizes,
     Configuration,
@@ -19,15 +35,15 @@ from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import Strategy
 
 # Assumptions: often enough for most strategies to have each of them somewhere, and not everywhere.
-SHARD_CHANCE = 0.4
+_SHARD_CHANCE = 0.4
 """How often a replicated axis of a stored parameter is sharded (ZeRO)."""
-UNSHARDED_CHANCE = 0.4
+_UNSHARDED_CHANCE = 0.4
 """How often a stored parameter is gathered once per step (ZeRO, stages 1 and 2)."""
-UNEVEN_CHANCE = 0.3
+_UNEVEN_CHANCE = 0.3
 """How often a stored parameter may be cut into shards with a smaller last one."""
-AHEAD_CHANCE = 0.5
+_AHEAD_CHANCE = 0.5
 """How often a stored parameter that is gathered for each use is gathered ahead of it."""
-OTHER_REDUCTION_CHANCE = 0.2
+_OTHER_REDUCTION_CHANCE = 0.2
 """How often the gradient of a whole parameter is reduced at the other time."""
 
 
@@ -85,7 +101,7 @@ def random_strategy(
             uses.setdefault(name, []).append(configurations[g.name].layout(name))
     stored = {
         tensor.name: stored_so.get(tensor.name)
-        or random_stored(graph, tensor.name, rng.choice(uses[tensor.name]), mesh, rng)
+        or _random_stored(graph, tensor.name, rng.choice(uses[tensor.name]), mesh, rng)
         for tensor in graph.atoms.graph.parameters
     }
     recomputed = tuple(r for r in find_regions(graph) if rng.random() < recompute)
@@ -107,7 +123,7 @@ def _fitting(
     return even, uneven
 
 
-def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rng: random.Random) -> Layout:
+def _random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rng: random.Random) -> Layout:
     """Return a legal stored placement near a use: axes on which it is whole may shard any atom that divides,
     and one of them an atom that does not.
 
@@ -119,19 +135,239 @@ def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rn
     for axis in range(1, len(mesh)):
         if layout[axis] not in (REPLICATE, PARTIAL_GRAD):
             continue
-        if rng.random() < SHARD_CHANCE:
+        if rng.random() < _SHARD_CHANCE:
             fitting, uneven = _fitting(sizes, mesh, layout, axis)
-            if uneven and rng.random() < UNEVEN_CHANCE:
+            if uneven and rng.random() < _UNEVEN_CHANCE:
                 fitting += uneven
             if fitting:
                 layout[axis] = rng.choice(fitting)
-        elif rng.random() < OTHER_REDUCTION_CHANCE:
+        elif rng.random() < _OTHER_REDUCTION_CHANCE:
             # Whole, with the gradient reduced in backward instead of in the bucket, or the other way round.
             layout[axis] = canonical(tensor, rng.choice((REPLICATE, PARTIAL_GRAD)))
-    if graph.atoms.graph.training and tensor.requires_grad and rng.random() < UNSHARDED_CHANCE:
+    if graph.atoms.graph.training and tensor.requires_grad and rng.random() < _UNSHARDED_CHANCE:
         each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
         return Storage(tuple(layout), Gather.ONCE, rng.choice((each, last))).stored
     sharded = any(code >= 0 for code in layout)
-    if graph.atoms.graph.training and sharded and rng.random() < AHEAD_CHANCE:
+    if graph.atoms.graph.training and sharded and rng.random() < _AHEAD_CHANCE:
         return Storage(tuple(layout), Gather.AHEAD).stored
     return tuple(layout)
+
+
+_AGAIN = 0.6
+"""How often a stage remakes a tensor that it could receive: an assumption."""
+_TRIES = 200
+"""The most pipelines that are drawn until one is legal."""
+
+
+def draw_pipelines(
+    loaded: CapturedModel,
+    cluster: Cluster,
+    degrees: Sequence[int],
+    counts: Sequence[int],
+    count: int,
+    seed: int,
+    recompute: float,
+) -> list[tuple[PipelinedStrategy, Mesh]]:
+    """Return random pipelines of a model on a cluster, each with the mesh of its job.
+
+    Args:
+        degrees: the numbers of places from which one is drawn; the devices of the cluster that each place
+            gets compute a stage together.
+        counts: the micro-batch counts from which one is drawn.
+        recompute: how often a repeated block is recomputed.
+
+    Raises:
+        TensorOptError: the cluster or the model cannot be cut so.
+    """
+    rng, cuts = random.Random(seed), len(Cutter(loaded.graph).cuts)
+    drawn = []
+    for _ in range(count):
+        mesh = rng.choice(job_meshes(cluster, rng.choice(degrees), MAX_AXES))
+        ways = _ways(mesh.shape[0], mesh.shape[1:], counts, cuts)
+        drawn.append((_any_way(loaded.graph, mesh.shape, ways, rng, recompute), mesh))
+    return drawn
+
+
+def _any_way(
+    graph: GroupGraph,
+    axes: Sequence[int],
+    ways: Sequence[tuple[str, list[int]]],
+    rng: random.Random,
+    recompute: float,
+) -> PipelinedStrategy:
+    """Return a random pipeline with one of some schedules that the model can have.
+
+    Raises:
+        TensorOptError: no schedule accepts the model.
+    """
+    left = list(ways)
+    while True:
+        way = rng.choice(left)
+        schedule, taken = way
+        try:
+            return random_pipeline(graph, (rng.choice(taken), *axes), schedule, rng, recompute)
+        except TensorOptError:
+            # For example, a parameter at both ends of the model rules out a schedule that comes back.
+            left.remove(way)
+            if not left:
+                raise
+
+
+def pipeline_degrees(graph: GroupGraph, cluster: Cluster) -> tuple[int, ...]:
+    """Return the numbers of places that pipelines of a model can have on a cluster."""
+    return tuple(p for p in degrees_of(cluster) if p <= len(Cutter(graph).cuts) + 1)
+
+
+def random_pipeline(
+    graph: GroupGraph,
+    mesh: Sequence[int],
+    schedule: str,
+    rng: random.Random,
+    recompute: float = 0.0,
+) -> PipelinedStrategy:
+    """Return any legal pipeline: random cuts, a random strategy for every stage, some crossing tensors made
+    again.
+
+    Args:
+        mesh: micro-batches, places, then the axes of a place.
+        schedule: one of :data:`~tensoropt.pipeline.strategy.SCHEDULES`.
+        recompute: how often a repeated block is recomputed.
+
+    Raises:
+        TensorOptError: the graph has no such pipeline.
+    """
+    micro_batches, places, *axes = mesh
+    cutter, apart = Cutter(graph), SCHEDULES[schedule].apart
+    whole = micro_strategies(graph, micro_batches)
+    stages = places * _per_place(schedule)
+    error: PlanError | None = None
+    for _ in range(_TRIES if len(cutter.cuts) >= stages - 1 else 0):
+        cuts = tuple(sorted(rng.sample(cutter.cuts, stages - 1)))
+        again = frozenset(name for name in sorted(cutter.can_be_made_again) if rng.random() < _AGAIN)
+        try:
+            strategies: list[Strategy] = []
+            stored: dict[str, Layout] = {}
+            for part in cutter.stages(cuts, again):
+                given = _entering(strategies[-1], part) if strategies else {}
+                often = 0.0 if apart else recompute
+                strategies.append(
+                    random_strategy(
+                        part.graph, (micro_batches, *axes), part.micro(whole), rng, often, given, stored
+                    )
+                )
+                stored.update(strategies[-1].stored)
+            return PipelinedStrategy(graph, cuts, again, tuple(strategies), schedule, places)
+        except PlanError as refused:  # a stage that does not learn, copies of a tied parameter at one place
+            error = refused
+    why = error or f"the model can be cut at {len(cutter.cuts)} places"
+    raise TensorOptError(f"no pipeline of {stages} stages was found: {why}")
+
+
+def _per_place(schedule: str) -> int:
+    return 2 if SCHEDULES[schedule].several else 1
+
+
+def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) -> list[tuple[str, list[int]]]:
+    """Return the schedules that a pipeline can have, each with the numbers of micro-batches that it
+    accepts."""
+    found = []
+    for name, schedule in SCHEDULES.items():
+        # A backward that is taken apart must not pass collectives.
+        if (schedule.apart and axes) or places * _per_place(name) > cuts + 1:
+            continue
+        taken = []
+        for micro_batches in counts:
+            try:
+                check_schedule(name, places, _per_place(name), micro_batches)
+            except PlanError:
+                continue
+            taken.append(micro_batches)
+        if taken:
+            found.append((name, taken))
+    if not found:
+        raise TensorOptError(
+            f"the model can be cut at {cuts} places and run in {list(counts)} micro-batches, which no "
+            f"schedule of {places} places takes"
+        )
+    return found
+
+
+def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
+    """Return configurations in which what arrives has the layout in which it departed."""
+    found = {}
+    for name in part.arriving:
+        group = part.graph.group_of[arriving_group(name)]
+        labels = [s.label for s in before.configurations[departing_group(name)].strategies]
+        of = {s.label: s for s in group.strategies}
+        found[group.name] = Configuration(group, tuple(of[label] for label in labels))
+    return found
+
+
+def random_splits(
+    groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3
+) -> Mapping[str, tuple[str, int]]:
+    """Return some groups, each cut in one of the ways in which it can be.
+
+    Args:
+        share: how often a group that can be cut is cut.
+    """
+    found = {}
+    for group in groups.groups:
+        if rng.random() < share and (choices := split_choices(groups, group, devices)):
+            found[group.name] = rng.choice(choices)
+    return found
+
+
+def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Placement:
+    """Return random devices, and random orders in which everything can run, with backward no mirror of
+    forward.
+
+    An operator that changes a buffer runs on its own device, of course; there are no other requirements.
+    """
+    device = [rng.randrange(devices) for _ in graph.operators]
+    after = readers_of_operators(graph)
+    forward = _random_order(after, rng)
+    # Drawn anew rather than forward reversed: the executor has to handle this as well.
+    backward = _random_order(reversed_edges(after), rng)
+    return Placement(
+        tuple(device), _per_device(forward, device, devices), _per_device(backward, device, devices)
+    )
+
+
+def _random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
+    """Return every operator after those it waits for, otherwise in random order."""
+    waiting = [len(row) for row in reversed_edges(after)]
+    ready = [node for node, count in enumerate(waiting) if not count]
+    found = []
+    while ready:
+        node = ready.pop(rng.randrange(len(ready)))
+        found.append(node)
+        for other in after[node]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                ready.append(other)
+    return found
+
+
+def readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
+    """Return, for each operator, the operators that read what it makes, by position."""
+    # By position: orders and devices are lists over the operators.
+    makers = {v: i for i, op in enumerate(graph.operators) for v in op.writes}
+    after: list[set[int]] = [set() for _ in graph.operators]
+    for number, op in enumerate(graph.operators):
+        for value in op.reads:
+            after[makers[value]].add(number)
+    return [sorted(row) for row in after]
+
+
+def reversed_edges(after: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return, for each operator, those that have it in their row of ``after``."""
+    before: list[list[int]] = [[] for _ in after]
+    for node, row in enumerate(after):
+        for other in row:
+            before[other].append(node)
+    return before
+
+
+def _per_device(order: Sequence[int], device: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(o for o in order if device[o] == d) for d in range(count))

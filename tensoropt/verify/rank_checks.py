@@ -13,20 +13,23 @@ import torch
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.executable import executable_from_dict
-from tensoropt.verify.differences import LEAST_SCALE, Worst, difference, outputs_difference, worst
-from tensoropt.verify.order import rows_in_order
-from tensoropt.verify.recorder import outgoing, summarise
+from tensoropt.verify.fake_ranks import RunStep, issued, step_times, tracked_memory
+from tensoropt.verify.findings import Differences, NarrowDistance
+from tensoropt.verify.recorder import outgoing, rows_in_order, summarise
 from tensoropt.verify.reference import (
     GRADIENT_FLOOR,
+    LEAST_SCALE,
     Results,
+    Worst,
     after_steps,
+    difference,
     first_step,
     has_kinks,
+    outputs_difference,
     precision,
     reference,
+    worst,
 )
-from tensoropt.verify.steps import RunStep, issued, step_times, tracked_memory
-from tensoropt.verify.tolerances import Differences, NarrowDistance
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class CheckOptions:
 
 
 @dataclass(frozen=True)
-class RankNumerics:
+class _RankNumerics:
     """The distance of one rank's results from the unsplit model's; picklable.
 
     Attributes:
@@ -80,11 +83,11 @@ class RankFindings:
 
     Attributes:
         collectives: the collectives that it issues in a step, summarised.
-        order: their rows in the order of issue (:func:`tensoropt.verify.order.rows_in_order`).
+        order: their rows in the order of issue (:func:`tensoropt.verify.recorder.rows_in_order`).
         sequence: a digest of their kinds and groups, in order.
         precision: the lowest precision in which the model computes.
         times_s: the seconds of the timed steps.
-        memory: the bytes of a step (:func:`tensoropt.verify.steps.tracked_memory`); None if not requested.
+        memory: the bytes of a step (:func:`~.fake_ranks.tracked_memory`); None if not requested.
         numerics: the numerics; None if not requested.
     """
 
@@ -94,7 +97,7 @@ class RankFindings:
     precision: str
     times_s: list[float]
     memory: dict[str, int] | None
-    numerics: RankNumerics | None
+    numerics: _RankNumerics | None
 
 
 def hold_model(rank: int, world_size: int, spec: ModelSpec) -> None:
@@ -130,7 +133,7 @@ def check_plan(
         collectives=summarise(sent),
         order=rows_in_order(sent),
         # Without sizes, which differ between ranks if shards are uneven. A digest, as the list may be long.
-        sequence=digest([repr((c.kind, c.axes)).encode() for c in sent]),
+        sequence=_digest([repr((c.kind, c.axes)).encode() for c in sent]),
         precision=precision(loaded),
         times_s=step_times(step, options.timed_steps),
         memory=memory,
@@ -172,7 +175,7 @@ def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
     return math.sqrt(apart / size) if size else math.sqrt(apart)
 
 
-def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Results) -> RankNumerics:
+def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Results) -> _RankNumerics:
     shard = engine.shards.shard
     per_gradient = {
         # Shard against shard, but relative to the whole: a shard of small values needs no higher accuracy.
@@ -189,7 +192,7 @@ def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Result
     per_buffer = {
         name: difference(got, ref.buffers[name], floor=GRADIENT_FLOOR) for name, got in buffers.items()
     }
-    return RankNumerics(
+    return _RankNumerics(
         loss=outputs_difference(first.outputs, ref.outputs),
         gradient=worst(per_gradient),
         parameter=worst(per_parameter),
@@ -232,7 +235,7 @@ def replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
     return found
 
 
-def digest(pieces: list[bytes]) -> str:
+def _digest(pieces: list[bytes]) -> str:
     """Return the SHA-256 of all pieces in sequence, in hexadecimal."""
     found = hashlib.sha256()
     for piece in pieces:
@@ -253,4 +256,4 @@ def _checksums(
         gradient = [engine.shards.gradients[name]] if name in engine.shards.gradients else []
         # Bits, not tolerances: replicas are never sent to each other, and what drifts once drifts on.
         values = [leaf, *gradient, *(values[name] for values in after.values())]
-        yield name, (engine.shards.shard_index(name), digest([_bytes_of(v) for v in values]))
+        yield name, (engine.shards.shard_index(name), _digest([_bytes_of(v) for v in values]))

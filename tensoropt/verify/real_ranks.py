@@ -16,22 +16,22 @@ from typing import Any
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import devices_in, is_spmd
-from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.pool import RankPool
+from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Progress, silent
-from tensoropt.verify.findings import RunFindings
-from tensoropt.verify.rank_checks import CheckOptions, RankFindings, check_plan, narrow_distance
-from tensoropt.verify.recorder import all_sent
-from tensoropt.verify.reference import ModuleFindings, module_difference
-from tensoropt.verify.tolerances import (
+from tensoropt.verify.findings import (
     Differences,
     NarrowDistance,
+    RunFindings,
     is_rounding,
     near_enough,
     replicas_agree,
     replicas_near,
     within_tolerance,
 )
+from tensoropt.verify.rank_checks import CheckOptions, RankFindings, check_plan, narrow_distance
+from tensoropt.verify.recorder import all_sent
+from tensoropt.verify.reference import ModuleFindings, module_difference
 
 
 def verify_strategies(
@@ -47,8 +47,8 @@ def verify_strategies(
 
     Args:
         model: the model to build on every rank.
-        strategies: strategies as :func:`tensoropt.sharding.serialise.strategy_to_dict` writes them; a placed
-            one is ``{"placed": ...}`` as :func:`tensoropt.placement.plans.placed_to_dict` writes it.
+        strategies: strategies as :func:`tensoropt.sharding.strategy.strategy_to_dict` writes them; a placed
+            one is ``{"placed": ...}`` as :func:`tensoropt.placement.points.placed_to_dict` writes it.
         pool: ranks to use if their number fits; others are started as needed.
         options: what to check.
         timeout_s: the timeout for one strategy.
@@ -78,14 +78,14 @@ def verify_strategies(
                 assert found is not None
                 # In a second pass over the same ranks, which keep one model loaded: double precision needs
                 # another one.
-                if may_be_rounding(found) and model.dtype is None:
+                if _may_be_rounding(found) and model.dtype is None:
                     results[index] = _decide_in_double(
                         model, strategies[index], ranks, options, timeout_s, found
                     )
     return [result for result in results if result is not None]
 
 
-def may_be_rounding(found: RunFindings) -> bool:
+def _may_be_rounding(found: RunFindings) -> bool:
     """Return whether a result outside the tolerances is worth another check in double precision.
 
     A NaN that the unsplit model does not give in the same precision is not rounding.

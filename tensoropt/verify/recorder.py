@@ -2,6 +2,14 @@
 
 Both are dispatch modes that watch from below, so they know nothing about strategies, edges or prices and can
 contradict them. On the CPU, backward runs in the thread that calls it, where the modes are active too.
+
+Collectives on tensors in the host's memory, run so that nothing keeps the tensors alive afterwards.
+
+Gloo's threads that carry out collectives release their tensors some time after they reported completion, on a
+busy machine after the next operators have run. Then the tensors would count as memory that a plan needs, in
+one run and not in the next. So gloo gets copies here.
+
+The order in which a rank issues its collectives, in a short form, compared with the predicted order.
 """
 
 from __future__ import annotations
@@ -9,15 +17,65 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tensoropt.simulate.collectives import Collective
-from tensoropt.verify.on_copies import is_collective, run_on_copies
+
+_LEFT = frozenset({"send", "recv_", "wait_tensor"})
+"""Messages have no thread, and wait for the other side: run at once, two ranks would wait for each other."""
+
+
+def is_collective(func: Any, args: Any) -> bool:
+    """Return whether an operator is a collective on tensors in the host's memory."""
+    if func.namespace not in ("c10d", "_c10d_functional") or func._schema.name.split("::")[1] in _LEFT:
+        return False
+    tensors = _tensors(args)
+    # Functional collectives that write in place after all are nothing that plans issue.
+    return (
+        bool(tensors)
+        and not func._schema.is_mutable
+        and all(t.device.type == "cpu" and not isinstance(t, FakeTensor) for t in tensors)
+    )
+
+
+def _run_on_copies(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run a collective (:func:`is_collective`) to its end, and return its result."""
+    copies, named = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+    result = func(*copies, **named)
+    if func.namespace == "_c10d_functional":
+        return tree_map_only(torch.Tensor, _arrived, result)
+    written, work = result if isinstance(result, tuple) else (None, result)
+    dist.Work.unbox(work).wait()
+    # The first argument is what collectives write, whatever their kind.
+    for own, copy in zip(_tensors(args[0]), _tensors(copies[0]), strict=True):
+        own.copy_(copy)
+    # Waiting for gloo's own work once more would copy what it reduced once more, into the copies.
+    over = _over()
+    return over if written is None else (args[0], over)
+
+
+def _over() -> torch.ScriptObject:
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result([])
+    return _create_work_from_future(future).boxed()
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def _arrived(value: torch.Tensor) -> torch.Tensor:
+    arrived: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
+    return arrived.clone()
+
 
 # operator -> (kind, position of the argument that is counted)
 _COUNTED = {
@@ -205,8 +263,7 @@ class MemoryTracker(TorchDispatchMode):
     Storages made while it is active are found by themselves; what exists before is told by :meth:`add`
     (counted) or :meth:`exclude` (known, not counted: inputs, constants, buffers; of what takes the place of
     one of them, a buffer's new value, only what it is larger by). Scratch memory inside a kernel and the
-    process group's own buffers are not seen, nor what its threads still hold of collectives that are over
-    (:mod:`tensoropt.verify.on_copies`).
+    process group's own buffers are not seen, nor what its threads still hold of collectives that are over.
     """
 
     def __init__(self) -> None:
@@ -245,7 +302,7 @@ class MemoryTracker(TorchDispatchMode):
         return size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        run = run_on_copies if is_collective(func, args) else _run
+        run = _run_on_copies if is_collective(func, args) else _run
         result = run(func, args, kwargs or {})
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor) and not self._is_foreign(func, value):
@@ -259,3 +316,31 @@ class MemoryTracker(TorchDispatchMode):
         # Gloo's buffers are left out: predictions count what plans keep, not what a process group has of its
         # own.
         return getattr(func, "is_view", False) and (known is None or known() is None)
+
+
+def rows_in_order(collectives: Sequence[Collective]) -> list[int]:
+    """Return, for each collective in the order given, the number of its row in
+    :func:`tensoropt.verify.recorder.summarise`."""
+    # A step issues thousands of collectives, of which few differ.
+    rows = {one: number for number, one in enumerate(sorted(set(collectives)))}
+    return [rows[one] for one in collectives]
+
+
+def in_order(rows: Sequence[Mapping[str, Any]], order: Sequence[int]) -> list[Collective]:
+    """Return the collectives of a summary one by one, axes from 0; inverse of :func:`rows_in_order`."""
+    known = [Collective(row["kind"], tuple(shown_axes(row)), row["bytes"]) for row in rows]
+    return [known[number] for number in order]
+
+
+def compare_order(predicted: Sequence[Collective], issued: Sequence[Collective]) -> list[str]:
+    """Return the first difference between two orders, in one readable line; empty if they are the same."""
+    most = max(len(predicted), len(issued))
+    for position, (one, other) in enumerate(zip_longest(predicted, issued)):
+        if one != other:
+            # Only the first: if one is missing, all that follow it differ.
+            return [f"collective {position} of {most}: predicted {_words(one)}, issued {_words(other)}"]
+    return []
+
+
+def _words(one: Collective | None) -> str:
+    return "none" if one is None else f"{one.kind} of {one.bytes} bytes {between(one)}"

@@ -1,4 +1,12 @@
-"""The references for a plan's results: the same graph unsplit, and the model it was captured from."""
+"""The references for a plan's results: the same graph unsplit, and the model it was captured from.
+
+The comparison of results: how far what was computed is from what it should be.
+
+NaN and infinity count as results. If either side has one, the other must have the same in the same place:
+otherwise the difference is infinite, which is within no tolerance and, unlike NaN, survives ``max``. If both
+have the same, nothing else can be said about those places; :func:`not_finite` reports that the unsplit model
+gives such values.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +14,127 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture import WithLoss
-from tensoropt.capture.double import doubled
 from tensoropt.capture.draws import seeded
+from tensoropt.capture.forward_calls import valid_values
 from tensoropt.capture.modes import in_mode
-from tensoropt.capture.validity import valid_values
-from tensoropt.engine.counts import unsplit_strategy
-from tensoropt.engine.engine import Engine
+from tensoropt.capture.rebuild import doubled
+from tensoropt.engine.engine import Engine, unsplit_strategy
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.localise import draws_numbers
-from tensoropt.verify.differences import (
-    Worst,
-    difference,
-    largest_of,
-    named_difference,
-    not_finite,
-    outputs_difference,
-    worst,
-)
-from tensoropt.verify.tolerances import MODULE_SHRUNK, Differences, within_tolerance
+from tensoropt.verify.findings import MODULE_SHRUNK, Differences, within_tolerance
 
-OPTIMIZER_STEPS = 2
+LEAST_SCALE = 1e-30
+"""The least value that differences are relative to, so that zeros can be compared."""
+_LEAST_OUTPUT = 1e-12
+"""The same for a model's outputs and its loss, whose magnitudes are those that people read."""
+
+
+def difference(
+    got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor | None = None, floor: float = 0.0
+) -> float:
+    """Return the largest difference of any value, relative to the largest finite one of ``whole``, or to
+    ``floor``.
+
+    Args:
+        got: what was computed.
+        want: what it should be, of the same shape.
+        whole: the tensor that ``want`` is a piece of; itself by default.
+
+    Returns:
+        0 for equal and for empty tensors; inf if one is NaN or infinite and the other is not the same, and
+        for tensors of different shapes.
+    """
+    if got.shape != want.shape:
+        return math.inf
+    if not want.numel():
+        return 0.0
+    # The expected value may be on the CPU, where the unsplit model's results are kept.
+    found, wanted = _wide(got), _wide(want.to(got.device))
+    finite = wanted.isfinite()
+    # NaN equals nothing, itself included.
+    alike = (found == wanted) | (found.isnan() & wanted.isnan())
+    if bool(((~finite | ~found.isfinite()) & ~alike).any()):
+        return math.inf
+    # If both have the same infinity, the difference would be NaN, which `max` passes on.
+    apart = torch.where(finite, found - wanted, 0.0).abs().max()
+    return float(apart) / max(largest(want if whole is None else whole), floor, LEAST_SCALE)
+
+
+def outputs_difference(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
+    """Return the largest difference of any output, each relative to its largest value."""
+    assert len(got) == len(want), (len(got), len(want))
+    pairs = zip(got, want, strict=True)
+    return max((difference(one, other, floor=_LEAST_OUTPUT) for one, other in pairs), default=0.0)
+
+
+def named_difference(
+    got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor], floor: float = 0.0
+) -> float:
+    """Return the largest :func:`difference` of any tensor of ``got`` from the one of its name."""
+    return max((difference(value, want[name], floor=floor) for name, value in got.items()), default=0.0)
+
+
+class Worst(NamedTuple):
+    """The largest of several differences, with its name."""
+
+    size: float
+    name: str
+
+
+def worst(differences: Mapping[str, float]) -> Worst:
+    """Return the largest difference; 0 without a name if there are none."""
+    name = max(differences, key=differences.__getitem__, default="")
+    return Worst(differences[name], name) if name else Worst(0.0, "")
+
+
+def largest(value: torch.Tensor) -> float:
+    """Return the largest finite absolute value; 0 if there is none."""
+    if not value.numel():
+        return 0.0
+    wide = _wide(value)
+    return float(torch.where(wide.isfinite(), wide, 0.0).abs().max())
+
+
+def largest_of(values: Iterable[torch.Tensor]) -> float:
+    """Return the largest finite absolute value of several tensors; 0 if there is none."""
+    return max(map(largest, values), default=0.0)
+
+
+def not_finite(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Return, by name, how many values are NaN or infinite; only for tensors that have some."""
+    counts = {name: int((~_wide(value).isfinite()).sum()) for name, value in named.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in double precision, with complex numbers as pairs of real ones."""
+    value = value.detach()
+    # A lazily conjugated tensor has no real view before it is resolved.
+    return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).double()
+
+
+_OPTIMIZER_STEPS = 2
 """The steps after which parameters are compared: the second one starts from moved weights and used state."""
 GRADIENT_FLOOR = 1e-3
 """A parameter's gradients are compared relative to its own largest one, but to no less than this share of the
 model's largest: BERT's key biases have gradients that are zero except for rounding."""
-NARROW_FLOOR = 5e-2
+_NARROW_FLOOR = 5e-2
 """The same under mixed precision, where rounding is 4e-3, and sums of it are more."""
 
 
-def smooth_optimizers(floor: float) -> dict[str, Any]:
+def _smooth_optimizers(floor: float) -> dict[str, Any]:
     """Return optimizers whose result depends smoothly on gradients: Adam's first step is the gradient's
     *sign*, even if the gradient is rounding noise, so its ``eps`` is set at the scale of the gradients that
     count."""
@@ -120,12 +208,12 @@ def after_steps(
     buffers: dict[str, torch.Tensor] = {}
     if not engine.training:
         return after, buffers
-    for name, make in smooth_optimizers(floor).items():
+    for name, make in _smooth_optimizers(floor).items():
         engine.load(loaded.values)
         engine.runtime.step = 0
         leaves = list(engine.shards.leaves.values())
         optimizer = make(leaves) if leaves else None
-        for _ in range(OPTIMIZER_STEPS):
+        for _ in range(_OPTIMIZER_STEPS):
             engine.shards.clear()
             engine(*loaded.inputs)[0].backward()
             if optimizer is not None:
@@ -202,7 +290,7 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
         again = tuple(value.detach() for value in engine(*moved.inputs)[: len(outputs)])
     stepped = {name: value.clone() for name, value in engine.buffers.items()}
     if floor is None:
-        floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
+        floor = (_NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
     after, buffers = after_steps(engine, moved, floor)
     results = (outputs, gradients, after, buffers, again, stepped)
     results = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
@@ -266,7 +354,7 @@ def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) ->
     numbers, and on all ranks but the first."""
     loaded = load_model(spec)
     # The module draws from PyTorch's generator and the graph by counters: their steps cannot be alike.
-    if draws_at_random(loaded):
+    if _draws_at_random(loaded):
         return None
     ref = reference(loaded, seed)
     if rank:
@@ -303,7 +391,7 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
     if precision(loaded) in ("bfloat16", "float16"):
         # The module and its graph round at other places: each may be as far from the exact step as the narrow
         # type takes it.
-        floor = NARROW_FLOOR * largest_of(ref.gradients.values())
+        floor = _NARROW_FLOOR * largest_of(ref.gradients.values())
         rounding = Differences(
             outputs_difference(ref.outputs, wide.outputs),
             named_difference(ref.gradients, wide.gradients, floor),
@@ -410,7 +498,7 @@ def has_kinks(loaded: CapturedModel) -> bool:
     return any(_KINKED.fullmatch(packet) for packet in packets)
 
 
-def draws_at_random(loaded: CapturedModel) -> bool:
+def _draws_at_random(loaded: CapturedModel) -> bool:
     """Return whether a training step depends on random numbers: dropout, dropped paths, sampled masks."""
     if loaded.spec.mode == "inference":
         return False

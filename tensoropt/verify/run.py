@@ -1,4 +1,7 @@
-"""Strategies run at a place where they can be: the one way from predictions to an answer."""
+"""Strategies run at a place where they can be: the one way from predictions to an answer.
+
+Plans of an exploration, run beside the unsplit model and compared with their own predictions.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,42 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
-from tensoropt.cluster import Cluster
+from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.errors import MeasurementError
-from tensoropt.execute.executable import AnyStrategy, executable_of
+from tensoropt.errors import MeasurementError, PlanError
+from tensoropt.execute.executable import AnyStrategy, executable_of, executable_of_plan
+from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.plan import Plan
+from tensoropt.plan.rates import made_for
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.local_hardware import local_backend
 from tensoropt.ranks.pool import RankPool
-from tensoropt.types import Progress
+from tensoropt.ranks.worker_process import RankError
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.types import Progress, silent
 from tensoropt.verify.answer import answer_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.onnx_file import verify_file
-from tensoropt.verify.places import Place
-from tensoropt.verify.predict import Prediction
+from tensoropt.verify.predict import (
+    Place,
+    Prediction,
+    Wanted,
+    cluster_of,
+    of_each_rank,
+    place_for,
+    prediction_of,
+    with_order,
+)
 from tensoropt.verify.rank_checks import CheckOptions, hold_model
 from tensoropt.verify.real_ranks import verify_module, verify_strategies
 from tensoropt.verify.reference import ModuleFindings
 
 Predicted = tuple[AnyStrategy, Prediction]
-TIMEOUT_S = 600.0
+_TIMEOUT_S = 600.0
 """The timeout for one strategy; big models on small machines take minutes."""
 
 
@@ -44,7 +60,7 @@ def ranks_with(spec: ModelSpec, place: Place, devices: int) -> Iterator[RankPool
     if place.kind == "fake":
         yield None
         return
-    with place.pool(devices, TIMEOUT_S) as pool:
+    with place.pool(devices, _TIMEOUT_S) as pool:
 
         def prepare() -> None:
             with suppress(RankError, MeasurementError):
@@ -88,10 +104,10 @@ def predict_and_run(
         alike = not place.shared and place.backend == local_backend(cluster)
         measured_on = pool if alike else None
         predicted = predict_all(CostSource(cluster, own, settings, measured_on, progress))
-        return run_and_answer(spec, predicted, place, pool, settings.optimizer, progress)
+        return _run_and_answer(spec, predicted, place, pool, settings.optimizer, progress)
 
 
-def run_and_answer(
+def _run_and_answer(
     spec: ModelSpec,
     predicted: Sequence[Predicted],
     place: Place,
@@ -150,3 +166,65 @@ def _on_fake_ranks(
         findings.append(check_on_fake_ranks(loaded, strategy, optimizer))
     progress("fake ranks", len(strategies), len(strategies), "")
     return findings
+
+
+def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: Progress = silent) -> dict[str, Any]:
+    """Check whether a plan does what it should; :func:`verify_plans` for one plan."""
+    return verify_plans([plan], where=where, progress=progress)
+
+
+def verify_plans(
+    plans: Sequence[Plan], *, where: Wanted = "auto", progress: Progress = silent
+) -> dict[str, Any]:
+    """Check whether plans of one model, cluster and optimizer do what they should, run beside the unsplit
+    model.
+
+    Args:
+        where: ``auto`` takes the plan's own devices if this machine has them, otherwise fake ranks; ``ranks``
+            takes CPU ranks of this machine whatever the plan is for; ``share-gpu`` takes ranks that all use
+            its first GPU and communicate through the host, whose steps are not timed; ``fake`` takes fake
+            ranks.
+
+    Returns:
+        ``ok``; ``plans`` with an entry for each, whose keys :func:`tensoropt.verify.answer.entry_of`
+        explains; ``checked_on`` in words; and ``module``: the unsplit graph against the model it came from.
+
+    Raises:
+        PlanError: a plan is for another model, or cannot be run on this machine.
+    """
+    first = plans[0]
+    for plan in plans:
+        _check_runnable(plan)
+    place = place_for(first.devices, *cluster_of(first.cluster), where)
+    spec = replace(ModelSpec.of(first), device=place.device)
+    with ranks_with(spec, place, first.devices) as pool:
+        progress("capture", 0, 1, spec.source)
+        graph = load_model(spec).graph
+        predicted = [_predicted(plan, graph, progress) for plan in plans]
+        progress("capture", 1, 1, spec.source)
+        return _run_and_answer(spec, predicted, place, pool, first.optimizer, progress)
+
+
+def _predicted(plan: Plan, graph: GroupGraph, progress: Progress) -> Predicted:
+    """Return a plan's strategy and its own predictions, including the order if that can be determined."""
+    strategy, found = executable_of_plan(plan, graph).strategy, prediction_of(plan, graph)
+    cluster = made_for(plan.cluster)
+    if isinstance(strategy, PipelinedStrategy):
+        where = cluster or load_cluster(f"cpu:{strategy.devices}")
+        settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
+        with ProfileStore() as store:
+            costs = CostSource(where, store, settings, progress=progress)
+            return strategy, of_each_rank(found, strategy, costs)
+    if not isinstance(strategy, Strategy) or cluster is None:
+        return strategy, found
+    settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
+    with ProfileStore() as store:
+        return strategy, with_order(found, strategy, CostSource(cluster, store, settings, progress=progress))
+
+
+def _check_runnable(plan: Plan) -> None:
+    if not plan.model.source:
+        raise PlanError(
+            "the plan does not say where its model comes from, so it cannot be run without a script; explore "
+            "with the command line, or pass source= to tensoropt.explore"
+        )

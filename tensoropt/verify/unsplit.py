@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensoropt.cluster import load_cluster
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.plan import Plan
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Predicted
 from tensoropt.plan.settings import Settings
-from tensoropt.sharding.serialise import strategy_to_dict
+from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.types import Progress
-from tensoropt.verify.places import place_for
-from tensoropt.verify.predict import predicted
+from tensoropt.verify.predict import place_for, predicted
 from tensoropt.verify.run import predict_and_run, ranks_with
 
 

@@ -8,19 +8,14 @@ that needs it is built.
 from __future__ import annotations
 
 from tensoropt.errors import MissingExtraError
-from tensoropt.zoo import (
-    amoeba,
-    convolution,
-    decoder,
-    hugging_face,
-    inception,
-    mixture,
-    perceptron,
-    recurrent,
-    residual,
-    segmentation,
-    translation,
-)
+from tensoropt.zoo import convolution, decoder, hugging_face, recurrent
+from tensoropt.zoo import convolution as amoeba
+from tensoropt.zoo import convolution as inception
+from tensoropt.zoo import convolution as residual
+from tensoropt.zoo import convolution as segmentation
+from tensoropt.zoo import decoder as mixture
+from tensoropt.zoo import recurrent as perceptron
+from tensoropt.zoo import recurrent as translation
 from tensoropt.zoo.registry import (
     ZooEntry,
     ZooError,

@@ -2,22 +2,479 @@
 
 Each takes ``x (batch, channels, size, size)`` and ``labels (batch,)`` and returns the mean cross
 entropy. Written without adaptive pooling: the classifier's input is sized for the given image.
+
+Residual networks: ResNet with bottlenecks, and its wide form.
+
+``x (batch, 3, size, size)``, ``labels (batch,)`` to the mean cross entropy. A wide ResNet is the same
+network with *every* width after the stem multiplied. That is how ToFu's sizes come out (WResNet-152-10:
+65.1 GB of weights, gradients and momentum, three times the 21.7 GiB found here; quoted from memory),
+unlike torchvision's, which widens the middle convolution alone.
+
+Inception-v3 without the auxiliary head.
+
+``x (batch, 3, size, size)``, ``labels (batch,)`` to the mean cross entropy. ``share`` scales all
+channel counts for the laptop's size.
+
+AmoebaNet-D, the evolved network of the pipeline papers.
+
+``x (batch, 3, size, size)``, ``labels (batch,)`` to the mean cross entropy. The evolution paper's
+figure and its released TensorFlow code disagree about which states a normal cell concatenates; the
+code's choice is used, because GPipe's parameter counts are said to come out only with it (comment in
+torchgpipe's benchmark).
+
+Networks that label every pixel: U-Net and DeepLab-V3.
+
+``x (batch, 3, size, size)``, ``labels (batch, size, size)`` to the mean cross entropy over pixels.
 """
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensoropt.zoo.inputs import images, tokens
-from tensoropt.zoo.registry import Recipe, register
+from tensoropt.zoo.registry import Recipe, images, register, tokens
+
+_RESNET = "He et al., Deep Residual Learning, CVPR 2016 (table 1); Identity Mappings, ECCV 2016 (200 layers)"
+_WIDE = "Zagoruyko and Komodakis, Wide Residual Networks, 2016; widths after Wang et al. (ToFu), EuroSys 2019"
+
+_DEPTHS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+
+
+class _ConvNorm(nn.Sequential):
+    """Convolution without bias, then batch norm."""
+
+    def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, dilation: int = 1) -> None:
+        padding = dilation * (kernel // 2)
+        convolution = nn.Conv2d(channels, out, kernel, stride, padding, dilation, bias=False)
+        super().__init__(convolution, nn.BatchNorm2d(out))
+
+
+class _Bottleneck(nn.Module):
+    """1x1 down, 3x3 (with the stride), 1x1 up to four times the middle width, and the shortcut."""
+
+    def __init__(self, channels: int, middle: int, stride: int, dilation: int = 1) -> None:
+        super().__init__()
+        out = 4 * middle
+        self.down = _ConvNorm(channels, middle, 1)
+        self.mix = _ConvNorm(middle, middle, 3, stride, dilation)
+        self.up = _ConvNorm(middle, out, 1)
+        same = stride == 1 and channels == out
+        self.shortcut = nn.Identity() if same else _ConvNorm(channels, out, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.up(F.relu(self.mix(F.relu(self.down(x)))))
+        return F.relu(inner + self.shortcut(x))
+
+
+def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int = 32) -> nn.Sequential:
+    """Stem and stages, ``(b, 3, s, s) -> (b, 32 * stem * width, s / output_stride, ...)``.
+
+    Stages that would go beyond ``output_stride`` keep their resolution and dilate instead (DeepLab).
+    """
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, stem, 7, 2, 3, bias=False), nn.BatchNorm2d(stem), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+    ]  # fmt: skip
+    channels, reached, dilation = stem, 4, 1
+    for stage, repeats in enumerate(blocks):
+        middle = int(stem * width) * 2**stage
+        stride = 1 if stage == 0 else 2
+        if reached * stride > output_stride:
+            stride, dilation = 1, 2 * dilation
+        reached *= stride
+        for index in range(repeats):
+            layers.append(_Bottleneck(channels, middle, stride if index == 0 else 1, dilation))
+            channels = 4 * middle
+    return nn.Sequential(*layers)
+
+
+class _ResidualNetwork(nn.Module):
+    """Trunk, mean over the image, one dense layer, cross entropy."""
+
+    def __init__(self, features: nn.Module, channels: int, classes: int) -> None:
+        super().__init__()
+        self.features = features
+        self.classifier = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.classifier(self.features(x).mean((2, 3))), labels)
+
+
+def _residual(
+    batch: int, blocks: tuple[int, ...], stem: int, width: float, image: int, classes: int
+) -> Recipe:
+    channels = 4 * int(stem * width) * 2 ** (len(blocks) - 1)
+    model = _ResidualNetwork(_trunk(blocks, stem, width), channels, classes)
+    return model, (images(batch, 3, image), tokens(classes, batch)), {}
+
+
+@register("resnet-tiny", paper=_RESNET, size="laptop", batch=8, depth=26, image=64, stem=8, classes=10)
+@register("resnet50", paper=_RESNET, size="paper", batch=256)
+@register("resnet101", paper=_RESNET, size="paper", batch=256, depth=101)
+@register("resnet152", paper=_RESNET, size="paper", batch=256, depth=152)
+@register("resnet200", paper=_RESNET, size="paper", batch=256, depth=200)
+def resnet(batch: int, depth: int = 50, image: int = 224, stem: int = 64, classes: int = 1000) -> Recipe:
+    """ResNet with bottleneck blocks."""
+    return _residual(batch, _DEPTHS[depth], stem, 1, image, classes)
+
+
+@register(
+    "wide-resnet-tiny", paper=_WIDE, size="laptop", batch=8,
+    depth=26, width=2, image=64, stem=8, classes=10,
+)  # fmt: skip
+@register("wide-resnet-101", paper=_WIDE, size="paper", batch=256, depth=101, width=8)
+@register("wide-resnet-152", paper=_WIDE, size="paper", batch=256)
+def _wide_resnet(
+    batch: int, depth: int = 152, width: float = 6, image: int = 224, stem: int = 64, classes: int = 1000
+) -> Recipe:
+    """Wide ResNet, every width after the stem multiplied."""
+    return _residual(batch, _DEPTHS[depth], stem, width, image, classes)
+
+
+_INCEPTION = "Szegedy et al., Rethinking the Inception Architecture, CVPR 2016 (table 1)"
+
+_Kernel = int | tuple[int, int]
+
+
+class _Conv(nn.Sequential):
+    """Convolution without bias, batch norm, ReLU. ``padding`` keeps the size unless it is given."""
+
+    def __init__(
+        self, channels: int, out: int, kernel: _Kernel, stride: int = 1, valid: bool = False
+    ) -> None:
+        sides = (kernel, kernel) if isinstance(kernel, int) else kernel
+        padding = (0, 0) if valid else (sides[0] // 2, sides[1] // 2)
+        convolution = nn.Conv2d(channels, out, sides, stride, padding, bias=False)
+        super().__init__(convolution, nn.BatchNorm2d(out, eps=1e-3), nn.ReLU())
+
+
+class _Branches(nn.Module):
+    """The branches of one input, concatenated over channels."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], dim=1)
+
+
+def _average(channels: int, out: int) -> nn.Sequential:
+    return nn.Sequential(nn.AvgPool2d(3, 1, 1), _Conv(channels, out, 1))
+
+
+def _square(channels: int, c: list[int], pooled: int) -> _Branches:
+    """Figure 5: 5x5 as it is and as two 3x3."""
+    return _Branches(
+        _Conv(channels, c[0], 1),
+        nn.Sequential(_Conv(channels, c[1], 1), _Conv(c[1], c[0], 5)),
+        nn.Sequential(_Conv(channels, c[0], 1), _Conv(c[0], c[2], 3), _Conv(c[2], c[2], 3)),
+        _average(channels, pooled),
+    )
+
+
+def _factored(channels: int, middle: int, out: int) -> _Branches:
+    """Figure 6: 7x7 as 1x7 and 7x1, once and twice."""
+    row, column = (1, 7), (7, 1)
+    return _Branches(
+        _Conv(channels, out, 1),
+        nn.Sequential(
+            _Conv(channels, middle, 1), _Conv(middle, middle, row), _Conv(middle, out, column)
+        ),
+        nn.Sequential(
+            _Conv(channels, middle, 1), _Conv(middle, middle, column), _Conv(middle, middle, row),
+            _Conv(middle, middle, column), _Conv(middle, out, row),
+        ),
+        _average(channels, out),
+    )  # fmt: skip
+
+
+def _wide(channels: int, c: list[int]) -> _Branches:
+    """Figure 7: 3x3 forked into 1x3 and 3x1."""
+
+    def cross() -> _Branches:
+        return _Branches(_Conv(c[1], c[1], (1, 3)), _Conv(c[1], c[1], (3, 1)))
+
+    return _Branches(
+        _Conv(channels, c[0], 1),
+        nn.Sequential(_Conv(channels, c[1], 1), cross()),
+        nn.Sequential(_Conv(channels, c[2], 1), _Conv(c[2], c[1], 3), cross()),
+        _average(channels, c[3]),
+    )
+
+
+class _Inception(nn.Module):
+    """The forks in sequence, mean over the image, one dense layer, cross entropy."""
+
+    def __init__(self, share: float, classes: int) -> None:
+        super().__init__()
+
+        def s(*widths: int) -> list[int]:
+            return [max(1, round(width * share)) for width in widths]
+
+        w32, w48, w64, w80, w96, w128, w160, w192 = s(32, 48, 64, 80, 96, 128, 160, 192)
+        w320, w384, w448 = s(320, 384, 448)
+        square_a, square_b = 2 * w64 + w96 + w32, 3 * w64 + w96
+        factored = 4 * w192
+        reduced = w384 + w96 + square_b
+        final = w320 + w192 + factored
+        wide = w320 + 4 * w384 + w192
+        self.features = nn.Sequential(
+            _Conv(3, w32, 3, 2, valid=True), _Conv(w32, w32, 3, valid=True), _Conv(w32, w64, 3),
+            nn.MaxPool2d(3, 2),
+            _Conv(w64, w80, 1), _Conv(w80, w192, 3, valid=True), nn.MaxPool2d(3, 2),
+            _square(w192, [w64, w48, w96], w32),
+            _square(square_a, [w64, w48, w96], w64),
+            _square(square_b, [w64, w48, w96], w64),
+            _Branches(
+                _Conv(square_b, w384, 3, 2, valid=True),
+                nn.Sequential(_Conv(square_b, w64, 1), _Conv(w64, w96, 3), _Conv(w96, w96, 3, 2, valid=True)),
+                nn.MaxPool2d(3, 2),
+            ),
+            _factored(reduced, w128, w192),
+            _factored(factored, w160, w192),
+            _factored(factored, w160, w192),
+            _factored(factored, w192, w192),
+            _Branches(
+                nn.Sequential(_Conv(factored, w192, 1), _Conv(w192, w320, 3, 2, valid=True)),
+                nn.Sequential(
+                    _Conv(factored, w192, 1), _Conv(w192, w192, (1, 7)), _Conv(w192, w192, (7, 1)),
+                    _Conv(w192, w192, 3, 2, valid=True),
+                ),
+                nn.MaxPool2d(3, 2),
+            ),
+            _wide(final, [w320, w384, w448, w192]),
+            _wide(wide, [w320, w384, w448, w192]),
+        )  # fmt: skip
+        self.classifier = nn.Linear(wide, classes)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.classifier(self.features(x).mean((2, 3))), labels)
+
+
+@register("inception-v3-tiny", paper=_INCEPTION, size="laptop", batch=4, image=107, share=0.125, classes=10)
+@register("inception-v3", paper=_INCEPTION, size="paper", batch=64)
+def _inception_v3(batch: int, image: int = 299, share: float = 1.0, classes: int = 1000) -> Recipe:
+    """Inception-v3 (no auxiliary head)."""
+    return _Inception(share, classes), (images(batch, 3, image), tokens(classes, batch)), {}
+
+
+_AMOEBA = (
+    "Real et al., Regularized Evolution, AAAI 2019; sizes (layers, filters) of Huang et al. (GPipe), 2019"
+)
+
+# A cell adds pairs: state n+2 is the sum of the two operations at 2n and 2n+1, each on an earlier state.
+_NORMAL = (
+    (1, "conv1"), (1, "max3"), (1, "same"), (0, "conv7"), (0, "conv1"),
+    (0, "conv7"), (2, "max3"), (2, "same"), (1, "average"), (5, "conv1"),
+)  # fmt: skip
+_REDUCTION = (
+    (0, "max2"), (0, "max3"), (2, "same"), (1, "conv3"), (2, "conv7"),
+    (2, "max3"), (3, "same"), (1, "max2"), (2, "average"), (3, "conv1"),
+)  # fmt: skip
+_NORMAL_OUT = (0, 3, 4, 6)
+_REDUCTION_OUT = (4, 5, 6)
+
+
+class _Active(nn.Module):
+    """ReLU, convolution without bias, batch norm."""
+
+    def __init__(
+        self, channels: int, out: int, kernel: tuple[int, int] = (1, 1), stride: tuple[int, int] = (1, 1)
+    ) -> None:
+        super().__init__()
+        padding = (kernel[0] // 2, kernel[1] // 2)
+        self.convolution = nn.Conv2d(channels, out, kernel, stride, padding, bias=False)
+        self.norm = nn.BatchNorm2d(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.convolution(F.relu(x)))
+
+
+class _Halve(nn.Module):
+    """Half the resolution by two 1x1 convolutions on the even and the odd pixels."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.even = nn.Conv2d(channels, out // 2, 1, 2, bias=False)
+        self.odd = nn.Conv2d(channels, out - out // 2, 1, 2, bias=False)
+        self.norm = nn.BatchNorm2d(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(x)
+        shifted = F.pad(x[:, :, 1:, 1:], (0, 1, 0, 1))
+        return self.norm(torch.cat([self.even(x), self.odd(shifted)], dim=1))
+
+
+def _operation(kind: str, c: int, stride: int) -> nn.Module:
+    narrow = c // 4
+    match kind:
+        case "same":
+            return nn.Identity() if stride == 1 else _Halve(c, c)
+        case "average":
+            return nn.AvgPool2d(3, stride, 1, count_include_pad=False)
+        case "max3":
+            return nn.MaxPool2d(3, stride, 1)
+        case "max2":
+            return nn.MaxPool2d(2, stride)
+        case "conv1":
+            return _Active(c, c, stride=(stride, stride))
+        case "conv3":
+            return nn.Sequential(
+                _Active(c, narrow), _Active(narrow, narrow, (3, 3), (stride, stride)), _Active(narrow, c)
+            )
+        case _:
+            return nn.Sequential(
+                _Active(c, narrow),
+                _Active(narrow, narrow, (1, 7), (1, stride)),
+                _Active(narrow, narrow, (7, 1), (stride, 1)),
+                _Active(narrow, c),
+            )
+
+
+class _AmoebaCell(nn.Module):
+    """``(previous, before)`` to the new output; ``before`` is the output of the cell before the previous."""
+
+    def __init__(self, before: int, previous: int, channels: int, halves: bool, halved: bool) -> None:
+        super().__init__()
+        self.genes = _REDUCTION if halves else _NORMAL
+        self.out = _REDUCTION_OUT if halves else _NORMAL_OUT
+        self.first = _Active(previous, channels)
+        if halved:
+            self.second: nn.Module = _Halve(before, channels)
+        else:
+            self.second = nn.Identity() if before == channels else _Active(before, channels)
+        self.operations = nn.ModuleList(
+            _operation(kind, channels, 2 if halves and state < 2 else 1) for state, kind in self.genes
+        )
+
+    def forward(self, previous: Tensor, before: Tensor) -> Tensor:
+        states = [self.first(previous), self.second(before)]
+        results = ((op, state) for op, (state, _) in zip(self.operations, self.genes, strict=True))
+        for (one, a), (two, b) in zip(results, results, strict=True):
+            states.append(one(states[a]) + two(states[b]))
+        return torch.cat([states[index] for index in self.out], dim=1)
+
+
+class _AmoebaNet(nn.Module):
+    """Stem, two reductions, three runs of ``layers / 3`` normal cells with reductions between."""
+
+    def __init__(self, layers: int, filters: int, classes: int) -> None:
+        super().__init__()
+        channels = filters // 4
+        self.stem = _ConvNorm(3, channels, 3, 2)
+        run = [False] * (layers // 3)
+        before = previous = channels
+        halved = False
+        self.cells = nn.ModuleList()
+        for halves in [True, True, *run, True, *run, True, *run]:
+            channels = 2 * channels if halves else channels
+            cell = _AmoebaCell(before, previous, channels, halves, halved)
+            before, previous, halved = previous, channels * len(cell.out), halves
+            self.cells.append(cell)
+        self.classifier = nn.Linear(previous, classes)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        before = x = self.stem(F.relu(x))
+        for cell in self.cells:
+            x, before = cell(x, before), x
+        return F.cross_entropy(self.classifier(x.mean((2, 3))), labels)
+
+
+@register(
+    "amoebanet-d-tiny", paper=_AMOEBA, size="laptop", batch=4, layers=3, filters=32, image=64, classes=10
+)
+@register("amoebanet-d", paper=_AMOEBA, size="paper", batch=128)
+def _amoebanet_d(
+    batch: int, layers: int = 18, filters: int = 256, image: int = 224, classes: int = 1000
+) -> Recipe:
+    """AmoebaNet-D, an image classifier found by evolution."""
+    return _AmoebaNet(layers, filters, classes), (images(batch, 3, image), tokens(classes, batch)), {}
+
+
+_UNET = "Ronneberger et al., U-Net, MICCAI 2015"
+_DEEPLAB = "Chen et al., Rethinking Atrous Convolution for Semantic Image Segmentation, 2017"
+
+
+def _double(channels: int, out: int) -> nn.Sequential:
+    return nn.Sequential(_ConvNorm(channels, out, 3), nn.ReLU(), _ConvNorm(out, out, 3), nn.ReLU())
+
+
+class _UNet(nn.Module):
+    """``depth`` halvings and back; each level's features are concatenated on the way up.
+
+    Convolutions are padded (the paper's are not), so that sizes match without cropping.
+    """
+
+    def __init__(self, width: int, depth: int, classes: int) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(depth + 1)]
+        self.encode = nn.ModuleList(_double(a, b) for a, b in zip([3, *widths[:-1]], widths, strict=True))
+        self.grow = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, 2) for w in reversed(widths[:-1]))
+        self.decode = nn.ModuleList(_double(2 * w, w) for w in reversed(widths[:-1]))
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        kept = []
+        for level, block in enumerate(self.encode):
+            x = block(F.max_pool2d(x, 2) if level else x)
+            kept.append(x)
+        kept.pop()
+        for grow, block in zip(self.grow, self.decode, strict=True):
+            x = block(torch.cat([kept.pop(), grow(x)], dim=1))
+        return F.cross_entropy(self.head(x), labels)
+
+
+@register("unet-tiny", paper=_UNET, size="laptop", batch=4, image=32, width=8, depth=2)
+@register("unet", paper=_UNET, size="paper", batch=16)
+def unet(batch: int, image: int = 512, width: int = 64, depth: int = 4, classes: int = 2) -> Recipe:
+    """U-Net with padded convolutions and batch norm."""
+    return _UNet(width, depth, classes), (images(batch, 3, image), tokens(classes, batch, image, image)), {}
+
+
+class _DeepLab(nn.Module):
+    """Dilated residual trunk, atrous spatial pyramid, classifier, bilinear upsampling to the image."""
+
+    def __init__(self, blocks: tuple[int, ...], stem: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.trunk = _trunk(blocks, stem, 1, output_stride=16)
+        channels = 4 * stem * 2 ** (len(blocks) - 1)
+        self.pyramid = nn.ModuleList(
+            [_ConvNorm(channels, width, 1), *(_ConvNorm(channels, width, 3, dilation=d) for d in (6, 12, 18))]
+        )
+        self.pooled = _ConvNorm(channels, width, 1)
+        self.mix = _ConvNorm(5 * width, width, 1)
+        self.refine = _ConvNorm(width, width, 3)
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        image = x.shape[-2:]
+        x = self.trunk(x)
+        whole = F.relu(self.pooled(x.mean((2, 3), keepdim=True))).expand(-1, -1, *x.shape[-2:])
+        branches = [F.relu(branch(x)) for branch in self.pyramid]
+        x = F.relu(self.refine(F.relu(self.mix(torch.cat([*branches, whole], dim=1)))))
+        scores = F.interpolate(self.head(x), size=image, mode="bilinear", align_corners=False)
+        return F.cross_entropy(scores, labels)
+
+
+@register(
+    "deeplab-v3-tiny", paper=_DEEPLAB, size="laptop", batch=4, depth=26, image=64, stem=8, width=16, classes=5
+)
+@register("deeplab-v3", paper=_DEEPLAB, size="paper", batch=16)
+def _deeplab_v3(
+    batch: int, depth: int = 101, image: int = 512, stem: int = 64, width: int = 256, classes: int = 21
+) -> Recipe:
+    """DeepLab-V3 on a dilated ResNet (output stride 16)."""
+    model = _DeepLab(_DEPTHS[depth], stem, width, classes)
+    return model, (images(batch, 3, image), tokens(classes, batch, image, image)), {}
+
 
 _LENET = "LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998"
 _ALEXNET = "Krizhevsky, One Weird Trick for Parallelizing Convolutional Neural Networks, 2014"
 _VGG = "Simonyan and Zisserman, Very Deep Convolutional Networks, ICLR 2015 (table 1)"
 
 
-class Chain(nn.Module):
+class _Chain(nn.Module):
     """Features, flatten, classifier, cross entropy."""
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
@@ -47,7 +504,7 @@ def lenet(batch: int, classes: int = 10) -> Recipe:
     classifier = nn.Sequential(
         nn.Linear(16 * 5 * 5, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, classes)
     )
-    return Chain(features, classifier), (images(batch, 1, 32), tokens(classes, batch)), {}
+    return _Chain(features, classifier), (images(batch, 1, 32), tokens(classes, batch)), {}
 
 
 @register("alexnet", paper=_ALEXNET, size="paper", batch=256)
@@ -61,7 +518,7 @@ def alexnet(batch: int, classes: int = 1000, dropout: float = 0.0) -> Recipe:
         nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2),
     )  # fmt: skip
     classifier = _dense_head(256 * 6 * 6, 4096, classes, dropout)
-    return Chain(features, classifier), (images(batch, 3, 224), tokens(classes, batch)), {}
+    return _Chain(features, classifier), (images(batch, 3, 224), tokens(classes, batch)), {}
 
 
 _VGG_STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
@@ -95,4 +552,4 @@ def vgg(
             channels = out
         layers.append(nn.MaxPool2d(2))
     classifier = _dense_head(channels * (image // 32) ** 2, hidden, classes, dropout)
-    return Chain(nn.Sequential(*layers), classifier), (images(batch, 3, image), tokens(classes, batch)), {}
+    return _Chain(nn.Sequential(*layers), classifier), (images(batch, 3, image), tokens(classes, batch)), {}

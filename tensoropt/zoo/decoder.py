@@ -1,4 +1,10 @@
-"""A small decoder language model of our own: fused qkv, pre-norm, tied head, nothing to install."""
+"""A small decoder language model of our own: fused qkv, pre-norm, tied head, nothing to install.
+
+A mixture-of-experts decoder whose shapes depend on no data.
+
+Tokens are sent to experts by multiplying with a 0/1 matrix of fixed capacity (GShard, algorithm 1), so
+that experts are one more dim of a batched product and can be split like any other.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensoropt.zoo.inputs import tokens
-from tensoropt.zoo.registry import Recipe, register
+from tensoropt.zoo.registry import Recipe, register, tokens
 
 
-class FeedForward(nn.Module):
+class _FeedForward(nn.Module):
     """``(b, s, d) -> (b, s, d)`` through four times the width."""
 
     def __init__(self, hidden: int) -> None:
@@ -22,7 +27,7 @@ class FeedForward(nn.Module):
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
-class DecoderBlock(nn.Module):
+class _DecoderBlock(nn.Module):
     """Attention and ``feed``, each behind a layer norm and a residual sum: ``(b, s, d) -> (b, s, d)``."""
 
     def __init__(self, hidden: int, heads: int, dropout: float, feed: nn.Module) -> None:
@@ -45,7 +50,7 @@ class DecoderBlock(nn.Module):
         return x + self.dropout(self.feed(self.feed_norm(x)))
 
 
-class Decoder(nn.Module):
+class _Decoder(nn.Module):
     """``ids, labels (batch, sequence)`` to the mean cross entropy; labels are already shifted."""
 
     def __init__(
@@ -55,7 +60,7 @@ class Decoder(nn.Module):
         self.token = nn.Embedding(vocabulary, hidden)
         self.position = nn.Embedding(sequence, hidden)
         self.blocks = nn.ModuleList(
-            DecoderBlock(hidden, heads, dropout, FeedForward(hidden)) for _ in range(layers)
+            _DecoderBlock(hidden, heads, dropout, _FeedForward(hidden)) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
@@ -72,7 +77,7 @@ class Decoder(nn.Module):
 
 @register("gpt-mini", paper="", size="laptop", batch=4)
 @register("gpt-mini-dropout", paper="", size="laptop", batch=4, dropout=0.1)
-def gpt_mini(
+def _gpt_mini(
     batch: int,
     layers: int = 2,
     hidden: int = 64,
@@ -82,5 +87,80 @@ def gpt_mini(
     dropout: float = 0.0,
 ) -> Recipe:
     """Decoder language model in plain PyTorch with a fused qkv and a tied head."""
-    model = Decoder(vocabulary, sequence, layers, hidden, heads, dropout)
+    model = _Decoder(vocabulary, sequence, layers, hidden, heads, dropout)
+    return model, (tokens(vocabulary, batch, sequence), tokens(vocabulary, batch, sequence)), {}
+
+
+_GSHARD = "Lepikhin et al., GShard, ICLR 2021; Jiang et al., Mixtral of Experts, 2024"
+
+
+class _Experts(nn.Module):
+    """Top-``chosen`` routing of ``x (b, s, d)`` over gated feed-forward experts; ``(b, s, d)`` back.
+
+    An expert takes at most ``capacity`` tokens of a step; the others pass by on the residual.
+    """
+
+    def __init__(self, hidden: int, inner: int, experts: int, chosen: int, slack: float) -> None:
+        super().__init__()
+        self.experts, self.chosen, self.slack = experts, chosen, slack
+        self.router = nn.Linear(hidden, experts, bias=False)
+        self.gate = nn.Parameter(torch.randn(experts, hidden, inner) * hidden**-0.5)
+        self.up = nn.Parameter(torch.randn(experts, hidden, inner) * hidden**-0.5)
+        self.down = nn.Parameter(torch.randn(experts, inner, hidden) * inner**-0.5)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        x = hidden.flatten(0, 1)
+        capacity = int(self.slack * self.chosen * x.shape[0] / self.experts)
+        weights, picks = torch.softmax(self.router(x), dim=-1).topk(self.chosen, dim=-1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        wanted = F.one_hot(picks, self.experts).to(x.dtype)  # (tokens, chosen, experts)
+        # first choices queue before second ones: the position of a token in its expert's queue
+        queue = wanted.transpose(0, 1).flatten(0, 1)
+        place = (queue.cumsum(0) - queue).unflatten(0, (self.chosen, -1)).transpose(0, 1)
+        place = (place * wanted).sum(-1).long()  # (tokens, chosen)
+        slots = F.one_hot(place.clamp(max=capacity), capacity + 1)[..., :capacity].to(x.dtype)
+        combine = torch.einsum("tk,tke,tkc->tec", weights, wanted, slots)
+        dispatch = torch.einsum("tke,tkc->ect", wanted, slots)
+        inputs = dispatch @ x  # (experts, capacity, d)
+        outputs = (F.silu(inputs @ self.gate) * (inputs @ self.up)) @ self.down
+        return torch.einsum("tec,ecd->td", combine, outputs).view_as(hidden)
+
+
+class _MixtureDecoder(nn.Module):
+    """``ids, labels (batch, sequence)`` to the mean cross entropy."""
+
+    def __init__(self, vocabulary: int, sequence: int, hidden: int, blocks: nn.ModuleList) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, hidden)
+        self.position = nn.Parameter(torch.randn(sequence, hidden) * 0.02)
+        self.blocks = blocks
+        self.norm = nn.LayerNorm(hidden)
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.token(ids) + self.position
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+@register("moe-mini", paper=_GSHARD, size="laptop", batch=4)
+def _moe_mini(
+    batch: int,
+    layers: int = 2,
+    hidden: int = 64,
+    heads: int = 4,
+    inner: int = 96,
+    experts: int = 8,
+    chosen: int = 2,
+    slack: float = 1.25,
+    vocabulary: int = 512,
+    sequence: int = 32,
+) -> Recipe:
+    """Mixture-of-experts decoder in plain PyTorch with fixed expert capacity."""
+    blocks = nn.ModuleList(
+        _DecoderBlock(hidden, heads, 0.0, _Experts(hidden, inner, experts, chosen, slack))
+        for _ in range(layers)
+    )
+    model = _MixtureDecoder(vocabulary, sequence, hidden, blocks)
     return model, (tokens(vocabulary, batch, sequence), tokens(vocabulary, batch, sequence)), {}

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tensoropt.zoo.inputs import tokens
-from tensoropt.zoo.registry import Recipe, register
+from tensoropt.zoo.registry import Recipe, register, tokens
 
 _GPT2 = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019"
 _GPT3 = "Brown et al., Language Models are Few-Shot Learners, 2020 (table 2.1)"
@@ -20,7 +19,7 @@ _LLAMA = "Grattafiori et al., The Llama 3 Herd of Models, 2024 (table 3)"
 _MIXTRAL = "Jiang et al., Mixtral of Experts, 2024 (table 1)"
 
 
-class LanguageModelLoss(nn.Module):
+class _LanguageModelLoss(nn.Module):
     """A ``transformers`` language model reduced to its loss: the logits are dropped, not kept alive."""
 
     def __init__(self, network: nn.Module, **options: Any) -> None:
@@ -35,7 +34,7 @@ class LanguageModelLoss(nn.Module):
 
 def _language_model(network: nn.Module, vocabulary: int, batch: int, sequence: int, **options: Any) -> Recipe:
     kwargs = {"input_ids": tokens(vocabulary, batch, sequence), "labels": tokens(vocabulary, batch, sequence)}
-    return LanguageModelLoss(network, **options), (), kwargs
+    return _LanguageModelLoss(network, **options), (), kwargs
 
 
 @register(

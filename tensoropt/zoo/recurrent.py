@@ -7,23 +7,157 @@ There are two ways to write an LSTM, and both are here because they are differen
   devices, which is what the papers use it for. The price is steps x layers cells that share weights.
 * **whole** (`lstm-lm-tiny`, `gnmt`): ``nn.LSTM``, one operator per layer. Only its batch can be split,
   since every step needs all of the hidden state; fast, and right when the layer fits on one device.
+
+The Transformer as it first appeared: encoder, decoder, translation loss.
+
+Multi-layer perceptrons: the smallest models with something to split.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensoropt.zoo.inputs import tokens
-from tensoropt.zoo.registry import Recipe, register
+from tensoropt.zoo.registry import Recipe, register, tokens
 
+_TRANSFORMER = "Vaswani et al., Attention Is All You Need, NeurIPS 2017 (table 3)"
 _TENSOROPT = "Cai et al., TensorOpt, 2020 (table 1); sizes inferred, see the README of the zoo"
+
+
+class _Attention(nn.Module):
+    """Multi-head attention of ``x (b, s, d)`` over ``memory (b, m, d)``, with separate projections."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, hidden)
+        self.project = nn.Linear(hidden, hidden)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def forward(self, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
+        q, k, v = self._split(self.query(x)), self._split(self.key(memory)), self._split(self.value(memory))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return self.project(mixed.transpose(1, 2).flatten(2))
+
+
+class _Layer(nn.Module):
+    """Self-attention, attention over the encoder (in a decoder), feed-forward; norms after the sums."""
+
+    def __init__(self, hidden: int, heads: int, inner: int, dropout: float, decoder: bool) -> None:
+        super().__init__()
+        self.attention = _Attention(hidden, heads)
+        self.attention_norm = nn.LayerNorm(hidden)
+        self.cross = _Attention(hidden, heads) if decoder else None
+        self.cross_norm = nn.LayerNorm(hidden) if decoder else None
+        self.up = nn.Linear(hidden, inner)
+        self.down = nn.Linear(inner, hidden)
+        self.feed_norm = nn.LayerNorm(hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        x = self.attention_norm(x + self.dropout(self.attention(x, x, memory is not None)))
+        if self.cross is not None and self.cross_norm is not None and memory is not None:
+            x = self.cross_norm(x + self.dropout(self.cross(x, memory, False)))
+        return self.feed_norm(x + self.dropout(self.down(F.relu(self.up(x)))))
+
+
+def _sinusoids(length: int, hidden: int) -> Tensor:
+    """Positions ``(length, hidden)`` of section 3.5."""
+    rate = 10000 ** (-torch.arange(0, hidden, 2) / hidden)
+    angle = torch.arange(length).unsqueeze(1) * rate
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+
+class Transformer(nn.Module):
+    """``source (b, s)``, ``target, labels (b, t)``; one matrix embeds both sides and scores the words."""
+
+    positions: Tensor
+
+    def __init__(
+        self, vocabulary: int, length: int, layers: int, hidden: int, heads: int, inner: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        nn.init.normal_(self.embedding.weight, std=hidden**-0.5)
+        self.encoder = nn.ModuleList(_Layer(hidden, heads, inner, dropout, False) for _ in range(layers))
+        self.decoder = nn.ModuleList(_Layer(hidden, heads, inner, dropout, True) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("positions", _sinusoids(length, hidden))
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        scaled = self.embedding(ids) * self.embedding.embedding_dim**0.5
+        return self.dropout(scaled + self.positions[: ids.shape[1]])
+
+    def forward(self, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        memory = self._embed(source)
+        for layer in self.encoder:
+            memory = layer(memory)
+        x = self._embed(target)
+        for layer in self.decoder:
+            x = layer(x, memory)
+        scores = F.linear(x, self.embedding.weight)
+        return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+@register(
+    "transformer-tiny", paper=_TRANSFORMER, size="laptop", batch=4,
+    layers=2, hidden=64, heads=4, inner=128, vocabulary=512, source=24, target=16,
+)  # fmt: skip
+@register("transformer-base", paper=_TRANSFORMER, size="paper", batch=256)
+@register("transformer-big", paper=_TRANSFORMER, size="paper", batch=256, hidden=1024, heads=16, inner=4096)
+@register(
+    "transformer-2.6b", paper=_TENSOROPT, size="paper", batch=256,
+    hidden=3840, heads=32, inner=15360, vocabulary=32768,
+)  # fmt: skip
+def transformer(
+    batch: int,
+    layers: int = 6,
+    hidden: int = 512,
+    heads: int = 8,
+    inner: int = 2048,
+    vocabulary: int = 37000,
+    source: int = 64,
+    target: int = 64,
+    dropout: float = 0.0,
+) -> Recipe:
+    """Transformer encoder-decoder with a shared vocabulary."""
+    model = Transformer(vocabulary, max(source, target), layers, hidden, heads, inner, dropout)
+    return model, tuple(tokens(vocabulary, batch, n) for n in (source, target, target)), {}
+
+
+class _MLP(nn.Module):
+    """``x (batch, features)`` through ``layers`` linear layers with ReLU between, then cross entropy."""
+
+    def __init__(self, features: int, hidden: int, classes: int, layers: int) -> None:
+        super().__init__()
+        widths = [features, *[hidden] * (layers - 1), classes]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        *inner, last = self.layers
+        for layer in inner:
+            x = F.relu(layer(x))
+        return F.cross_entropy(last(x), labels)
+
+
+@register("mlp", paper="", size="laptop", batch=64)
+def mlp(batch: int, features: int = 256, hidden: int = 1024, classes: int = 16, layers: int = 3) -> Recipe:
+    """Multi-layer perceptron with a classification loss."""
+    return _MLP(features, hidden, classes, layers), (torch.randn(batch, features), tokens(classes, batch)), {}
+
+
 _RNNLM = "Zaremba et al., Recurrent Neural Network Regularization, 2014; sizes of Jia et al. (FlexFlow), 2019"
 _GNMT = "Wu et al., Google's Neural Machine Translation System, 2016"
 
 
-class LSTMCell(nn.Module):
+class _LSTMCell(nn.Module):
     """One LSTM step: ``x (b, in), h (b, hidden), c (b, hidden)`` to the new ``h, c``.
 
     Four pairs of linear layers rather than a fused one: a split of a gate's features is then a split
@@ -41,12 +175,12 @@ class LSTMCell(nn.Module):
         return torch.sigmoid(o) * torch.tanh(c), c
 
 
-class Unrolled(nn.Module):
-    """Layers of :class:`LSTMCell`: ``x (b, steps, hidden)`` to the last layer's outputs, same shape."""
+class _Unrolled(nn.Module):
+    """Layers of :class:`_LSTMCell`: ``x (b, steps, hidden)`` to the last layer's outputs, same shape."""
 
     def __init__(self, hidden: int, layers: int) -> None:
         super().__init__()
-        self.cells = nn.ModuleList(LSTMCell(hidden, hidden) for _ in range(layers))
+        self.cells = nn.ModuleList(_LSTMCell(hidden, hidden) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         zero = x.new_zeros(x.shape[0], x.shape[2])
@@ -60,7 +194,7 @@ class Unrolled(nn.Module):
         return torch.stack(outputs, dim=1)
 
 
-class Whole(nn.Module):
+class _Whole(nn.Module):
     """The same layers as one ``nn.LSTM``."""
 
     def __init__(self, hidden: int, layers: int) -> None:
@@ -71,7 +205,7 @@ class Whole(nn.Module):
         return self.lstm(x)[0]
 
 
-class RecurrentLanguageModel(nn.Module):
+class _RecurrentLanguageModel(nn.Module):
     """``ids, labels (batch, steps)`` to the mean cross entropy."""
 
     def __init__(self, recurrent: nn.Module, vocabulary: int, hidden: int) -> None:
@@ -95,7 +229,7 @@ class RecurrentLanguageModel(nn.Module):
 )  # fmt: skip
 @register("rnn-lm", paper=_TENSOROPT, size="paper", batch=256)
 @register("rnnlm", paper=_RNNLM, size="paper", batch=64, layers=2, hidden=2048, vocabulary=10000, steps=40)
-def recurrent_language_model(
+def _recurrent_language_model(
     batch: int,
     layers: int = 6,
     hidden: int = 24576,
@@ -104,8 +238,8 @@ def recurrent_language_model(
     unrolled: bool = True,
 ) -> Recipe:
     """LSTM language model, from unrolled cells or whole layers."""
-    recurrent = Unrolled(hidden, layers) if unrolled else Whole(hidden, layers)
-    model = RecurrentLanguageModel(recurrent, vocabulary, hidden)
+    recurrent = _Unrolled(hidden, layers) if unrolled else _Whole(hidden, layers)
+    model = _RecurrentLanguageModel(recurrent, vocabulary, hidden)
     return model, (tokens(vocabulary, batch, steps), tokens(vocabulary, batch, steps)), {}
 
 

@@ -3,6 +3,8 @@
 A family file registers *builders*. A builder takes ``batch`` and keyword overrides, and returns the
 module with its example inputs; :func:`build` runs it on the requested device, seeded, so that every process
 of a job that builds the same name holds the same weights.
+
+Example inputs: random, of the right shapes, on the device that is the current default.
 """
 
 from __future__ import annotations
@@ -13,11 +15,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tensoropt.errors import TensorOptError, import_extra, suggest
 
-Size = Literal["laptop", "paper"]
+
+def tokens(vocabulary: int, *shape: int) -> Tensor:
+    """int64 token numbers in ``[0, vocabulary)``."""
+    return torch.randint(0, vocabulary, shape)
+
+
+def images(batch: int, channels: int, size: int) -> Tensor:
+    """float32 ``(batch, channels, size, size)``, unit normal like a normalised photograph."""
+    return torch.randn(batch, channels, size, size)
+
+
+_Size = Literal["laptop", "paper"]
 Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
@@ -35,7 +48,7 @@ class ZooEntry:
     name: str
     description: str
     paper: str
-    size: Size
+    size: _Size
     batch: int
     builder: Callable[..., Recipe]
     requires: str | None = None
@@ -77,7 +90,7 @@ _ENTRIES: dict[str, ZooEntry] = {}
 
 
 def register(
-    name: str, *, paper: str, size: Size, batch: int, requires: str | None = None, **fixed: Any
+    name: str, *, paper: str, size: _Size, batch: int, requires: str | None = None, **fixed: Any
 ) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
     """Register a builder under ``name``; ``fixed`` sets new defaults for the builder's own keywords.
 

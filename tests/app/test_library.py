@@ -12,9 +12,9 @@ import pytest
 from samples_app import exploration, space
 from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.state import View
+from tensoropt_app.views.clusters import devices_by_memory
 from tensoropt_app.views.library import choices, title_of
 from tensoropt_app.views.operators import TOTAL, beside_rows
-from tensoropt_app.views.profile import devices_by_memory
 
 from tensoropt.errors import TensorOptError
 from tensoropt.files import unpacked
@@ -196,7 +196,9 @@ def test_lists_and_tables_open_no_exploration(tmp_path: Path, monkeypatch: pytes
         "tensoropt_app.library.load_exploration", lambda folder: opened.append(folder) or load(folder)
     )
     read: list[Path] = []
-    monkeypatch.setattr("tensoropt_app.index.read_costs", lambda file: read.append(file) or read_costs(file))
+    monkeypatch.setattr(
+        "tensoropt_app.library.read_costs", lambda file: read.append(file) or read_costs(file)
+    )
     library = Library(tmp_path)
     for _ in range(3):
         choices(library)

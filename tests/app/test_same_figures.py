@@ -16,8 +16,7 @@ from tensoropt_app.figures.frontier import frontier_figure
 from tensoropt_app.library import READY_MADE
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
-from tensoropt_app.views.operators import beside_rows, operator_rows
-from tensoropt_app.views.operators_table import table_rows
+from tensoropt_app.views.operators import beside_rows, operator_rows, table_rows
 from tensoropt_app.views.plan import step_bar
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns
@@ -29,10 +28,9 @@ from tensoropt.plan.export import write_frontier_csv
 from tensoropt.plan.figure_rows import FigureRow, points_data
 from tensoropt.plan.plan import load_plan
 from tensoropt.report.detail import detail
-from tensoropt.report.explain import detail_lines
-from tensoropt.report.rows import Detail
+from tensoropt.report.explain import detail_lines, point_lines
 from tensoropt.report.sheet import SheetOptions, decision_sheet
-from tensoropt.report.table import point_lines
+from tensoropt.report.step_parts import Detail
 from tensoropt.units import format_bytes, format_seconds
 
 Found = tuple[Exploration, Path]

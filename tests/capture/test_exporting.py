@@ -1,14 +1,76 @@
-"""What a model does only because it is exported is left out, and a refusal is one message."""
+"""What a model does only because it is exported is left out, and a refusal is one message.
+
+A model's own checkpoints: gradients as in the model, and a note.
+"""
 
 from __future__ import annotations
+
+import functools
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tensoropt.capture import capture
 from tensoropt.capture.exporting import EAGER_NOTE
+from tensoropt.capture.fidelity import trained_parameters
 from tensoropt.errors import CaptureError
+from tensoropt.plan import load_model
+
+SITUATIONS = "tests/situations/gradients.py"
+NOTE = "the model's own checkpointing of "
+
+
+@pytest.mark.parametrize("name", ["build_reentrant", "build_not_reentrant"])
+def test_what_is_checkpointed_is_trained_and_said(name):
+    built = load_model(f"{SITUATIONS}:{name}")
+    graph = capture(built.model, built.args).graph
+    assert trained_parameters(graph) == {name for name, _ in built.model.named_parameters()}
+    assert any(note.startswith(f"{NOTE}blocks.0, blocks.1, blocks.2 (") for note in graph.notes)
+
+
+def test_both_kinds_give_the_graph_of_a_model_without():
+    graphs = [
+        capture(built.model, built.args).graph
+        for built in map(load_model, (f"{SITUATIONS}:build_reentrant", f"{SITUATIONS}:build_not_reentrant"))
+    ]
+    assert graphs[0].fingerprint == graphs[1].fingerprint
+
+
+def test_a_sequence_of_checkpoints():
+    built = load_model(f"{SITUATIONS}:build_checkpointed_sequence")
+    graph = capture(built.model, built.args).graph
+    assert trained_parameters(graph) == {name for name, _ in built.model.named_parameters()}
+
+
+def test_a_reentrant_checkpoint_of_what_has_no_gradient_trains_nothing():
+    built = load_model(f"{SITUATIONS}:build_idle_reentrant")
+    graph = capture(built.model, built.args).graph
+    assert trained_parameters(graph) == {"head.weight", "head.bias"}
+    assert any("gives no gradient, as in the model" in note for note in graph.notes)
+
+
+class Selective(nn.Module):
+    """Keeps products and computes the rest again."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        def policy(ctx, operator, *args, **kwargs):
+            return CheckpointPolicy.MUST_SAVE if "mm" in str(operator) else CheckpointPolicy.PREFER_RECOMPUTE
+
+        context = functools.partial(create_selective_checkpoint_contexts, policy)
+        made = checkpoint(functools.partial(self.layer), x, use_reentrant=False, context_fn=context)
+        return torch.tanh(made).sum()
+
+
+def test_a_selective_checkpoint():
+    graph = capture(Selective(), (torch.randn(4, 8),)).graph
+    assert trained_parameters(graph) == {"layer.weight", "layer.bias"}
+    assert any(note.startswith(f"{NOTE}layer (") for note in graph.notes)
 
 
 class Moved(nn.Module):

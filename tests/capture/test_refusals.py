@@ -1,16 +1,152 @@
-"""Models and inputs that cannot be captured are refused before anything runs, by name."""
+"""Models and inputs that cannot be captured are refused before anything runs, by name.
+
+Hooks on gradients are refused by name; those of forward are traced.
+"""
 
 from __future__ import annotations
 
 import io
 import logging
+import re
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.nn.modules.module import register_module_full_backward_hook
 
 from tensoropt.capture import capture
 from tensoropt.errors import CaptureError
+from tensoropt.plan import load_model
+
+SITUATIONS = "tests/situations/gradients.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        (
+            "build_tensor_hook",
+            r"forward registers, at .*gradients\.py:\d+, the tensor hook _scaled \(.*py:\d+\)",
+        ),
+        (
+            "build_parameter_hook",
+            r"first\.weight has the hook _scaled \(.*gradients\.py:\d+\).*autograd\.Function",
+        ),
+        ("build_after_accumulation", r"head\.bias has the post-accumulate-grad hook"),
+        ("build_module_hook", r"second \(Linear\) has the backward hook"),
+        ("build_module_pre_hook", r"second \(Linear\) has the backward pre-hook"),
+    ],
+)
+def test_a_hook_is_refused_by_name(name, pattern):
+    built = load_model(f"{SITUATIONS}:{name}")
+    with pytest.raises(CaptureError, match=pattern):
+        capture(built.model, built.args)
+    # Without a backward there is nothing to lose.
+    assert capture(built.model, built.args, mode="inference").graph.operators
+
+
+def test_hooks_of_all_modules_are_found():
+    handle = register_module_full_backward_hook(lambda module, inner, outer: None)
+    try:
+        with pytest.raises(CaptureError, match=r"all modules have the backward hook .*test_hooks\.py"):
+            capture(nn.Linear(4, 4), (torch.randn(2, 4),), loss=torch.sum)
+    finally:
+        handle.remove()
+
+
+class Several(nn.Module):
+    """Registers one hook on several tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        one, two = self.layer(x), self.layer(x * 2)
+        torch.autograd.graph.register_multi_grad_hook((one, two), lambda grads: None)
+        return (one * two).sum()
+
+
+class SeveralByName(Several):
+    """The same by a name that was imported before the capture."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x):
+        one, two = self.layer(x), self.layer(x * 2)
+        register_multi_grad_hook((one, two), seen, mode=self.mode)
+        return (one * two).sum()
+
+
+def seen(grads):
+    """What a person's hook does."""
+
+
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_a_hook_that_pytorch_wraps_is_named_as_it_was_written(mode):
+    with pytest.raises(CaptureError, match=r"the tensor hook seen \(.*test_hooks\.py:\d+\)"):
+        capture(SeveralByName(mode), (torch.randn(2, 4),))
+
+
+def test_a_hook_on_several_tensors_is_refused():
+    with pytest.raises(
+        CaptureError, match=r"forward registers, at .*test_hooks\.py:\d+, the multi-grad hook"
+    ):
+        capture(Several(), (torch.randn(2, 4),))
+
+
+def test_hooks_of_forward_and_parametrizations_are_traced():
+    built = load_model(f"{SITUATIONS}:build_forward_hooks")
+    graph = capture(built.model, built.args).graph
+    assert "aten.clamp.default" in {op.target for op in graph.operators}
+    assert not graph.notes
+
+
+def test_registering_works_again_afterwards():
+    built = load_model(f"{SITUATIONS}:build_tensor_hook")
+    with pytest.raises(CaptureError):
+        capture(built.model, built.args)
+    built.model(*built.args).backward()
+    assert built.model.first.weight.grad is not None
+
+
+class _Asks(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.layer, self.how = nn.Linear(4, 4), how
+
+    def forward(self, x):
+        if self.how == "retain":
+            h = self.layer(x)
+            h.retain_grad()
+            return h.square().mean()
+        with torch.autograd.graph.save_on_cpu():
+            return self.layer(x).tanh().square().mean()
+
+
+@pytest.mark.parametrize(("how", "said"), [("retain", "retain_grad"), ("offload", "save_on_cpu")])
+def test_what_forward_asks_of_backward_is_noted_with_its_line(how, said):
+    (note,) = capture(_Asks(how), (torch.randn(2, 4),)).graph.notes
+    assert re.search(rf"test_hooks\.py:\d+ .*{said}", note)
+    assert torch.Tensor.retain_grad.__name__ == "retain_grad"
+
+
+def test_a_models_own_checkpoints_are_not_noted_as_packing():
+    layer = nn.Linear(4, 4)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False).square().mean()
+
+    assert not [n for n in capture(Model(), (torch.randn(2, 4),)).graph.notes if "kept for backward" in n]
 
 
 class Net(nn.Module):

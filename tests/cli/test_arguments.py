@@ -1,13 +1,87 @@
-"""Budgets from ``--memory`` and ``--headroom`` together."""
+"""Budgets from ``--memory`` and ``--headroom`` together.
+
+What ``show`` and ``choose`` say a training takes and costs, and what they refuse.
+"""
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tensoropt.cli.arguments import budget
+from tensoropt.cli.parser import main
+from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.exploration import Exploration
+from tests.plan.test_rates import explored
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One point of 0.5 s on two H100 that reads 8 samples of 128 tokens, at a tenth of their peak."""
+    folder = tmp_path_factory.mktemp("amounts") / "one"
+    found: Exploration = explored(flops={"float32": 0.1 * 2 * 66.9e12 * 0.5})
+    assert found.cluster == load_cluster("dgx-h100[2]").to_dict()
+    found.save(folder)
+    return folder
+
+
+def test_a_training_of_tokens_in_words_and_as_data(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "choose",
+        str(saved),
+        "--knee",
+        "--tokens",
+        "7.3728M",
+        "--price",
+        "H100-80GB=3",
+        "--currency",
+        "EUR",
+    ]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "throughput: 2,050 tokens/s (1,020 per device), 16.0 samples/s (8.00 per device)" in told
+    assert "MFU: 10 %" in told
+    assert "7,372,800 tokens: 1.00 h, 2.00 device-hours; costs 6.00 EUR" in told
+    assert main([*words, "--json"]) == 0
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)["rates"]
+    assert (data["steps"], data["hours"], data["device_hours"], data["cost"]) == (7200, 1.0, 2.0, 6.0)
+    assert (data["samples_per_step"], data["tokens_per_step"], data["currency"]) == (8, 1024, "EUR")
+
+
+def test_without_a_price_money_is_unknown_and_says_why(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["choose", str(saved), "--knee"]) == 0
+    told = capsys.readouterr().out
+    assert "1,000 steps: 8.33 min, 0.278 device-hours; money unknown: no price of a device-hour" in told
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--epochs", "2"], "give the samples of an epoch"),
+        (["--samples-per-epoch", "2"], "give --epochs with it"),
+        (["--tokens", "many"], "--tokens 'many' is no count"),
+        (["--tokens", "0"], "give more than 0"),
+        (["--price", "free"], "'free' is no price"),
+        (["--price", "-1"], "the price of all devices is -1 per hour"),
+        (["--price", "A100-80GB=2"], "there is a price for A100-80GB, but no such device"),
+        (["--price", "1", "--price", "2"], "two prices for all devices"),
+    ],
+)
+def test_nonsense_ends_with_code_2_and_the_rule(
+    saved: Path, capsys: pytest.CaptureFixture[str], more: list[str], why: str
+) -> None:
+    assert main(["choose", str(saved), "--knee", *more]) == 2
+    told = capsys.readouterr()
+    assert why in told.err
+    assert "Traceback" not in told.err
+
 
 DEVICE = 80 * 2**30
 

@@ -14,7 +14,7 @@ from fake_nvml import FakeNvml, dgx_a100, dgx_h100, dgx_v100, table, titan_box
 from tensoropt.cluster import gpu_rank_cores, load_cluster, local
 from tensoropt.cluster.nvml import gpu_cluster, gpu_cores, gpu_notes
 from tensoropt.errors import ClusterError
-from tensoropt.ranks import pinning
+from tensoropt.ranks import local_hardware
 from tensoropt.ranks.pool import RankPool
 
 
@@ -244,13 +244,13 @@ def test_gpus_are_pinned_alike_when_they_are_measured_and_when_they_run(monkeypa
     taken: list[tuple[int, ...]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(tuple(cores)), raising=False)
     for rank in range(4):
-        pinning.pin_gpu_rank(rank, 4)
+        local_hardware.pin_gpu_rank(rank, 4)
     pool = RankPool(4, backend="nccl")
     assert [tuple(pool._setup(rank)["cores"]) for rank in range(4)] == taken
     pool.close()
     monkeypatch.setattr(local, "gpu_cores", lambda: None)
     taken.clear()
-    pinning.pin_gpu_rank(0, 4)()
+    local_hardware.pin_gpu_rank(0, 4)()
     assert taken == []
     pool = RankPool(4, backend="nccl")
     assert pool._setup(0)["cores"] is None

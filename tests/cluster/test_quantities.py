@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tensoropt.cluster import load_cluster
-from tensoropt.cluster.devices import DeviceKind
+from tensoropt.cluster.hardware import DeviceKind
 from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY
 from tensoropt.errors import ClusterError
 

@@ -11,21 +11,19 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.builder import TableBuilder
-from tensoropt.costs.compute import MeasuredCompute, SlowestCompute
+from tensoropt.costs.compute import MeasuredCompute, RooflineCompute, SlowestCompute, weight_gradient_share
 from tensoropt.costs.cost_graph import EdgeTable
 from tensoropt.costs.effects import READ, READ_BACK, Effects, additive
 from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Prices
-from tensoropt.costs.roofline import RooflineCompute, weight_gradient_share
-from tensoropt.costs.tables import CostTables, make_templates
-from tensoropt.costs.variables import Variable
+from tensoropt.costs.tables import CostTables, Variable, make_templates
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.plan.evaluate import evaluate_strategy
 from tensoropt.plan.problem import Problem
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload, workload
-from tensoropt.sharding.beside_weights import is_one_reduction, products_beside
+from tensoropt.sharding.groups import is_one_reduction, products_beside
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.reshard.steps import edge_steps
 from tests.costs.models import ToyCommunication, ToyCompute, facts_of, gates, problem

@@ -1,4 +1,7 @@
-"""Seconds: measured records as they are, and what prices the rest."""
+"""Seconds: measured records as they are, and what prices the rest.
+
+The roofline worked out by hand, and what is fitted to timed work.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,33 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tensoropt.cluster import DeviceKind, load_cluster
-from tensoropt.costs.compute import MeasuredCompute, SlowestCompute, measurement_prefix, processor_name
-from tensoropt.costs.roofline import RooflineCompute
+from tensoropt.cluster import ASSUMED, DeviceKind, host_seconds, load_cluster, reached_by
+from tensoropt.costs.compute import (
+    FEWEST_SAMPLES,
+    MATRIX_EFFICIENCY,
+    MEMORY_EFFICIENCY,
+    Efficiencies,
+    MeasuredCompute,
+    RooflineCompute,
+    Sample,
+    SlowestCompute,
+    class_of,
+    description,
+    fit_efficiencies,
+    fit_errors,
+    measurement_prefix,
+    processor_name,
+    samples_of,
+)
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
-from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.facts import CallWork, Facts
 from tensoropt.profiling.workload import TensorSpec, Workload
+from tensoropt.ranks.kernel_settings import KernelSettings
 
 
 def work(*functions: str, dtype: str = "float32") -> Workload:
@@ -24,6 +45,237 @@ def work(*functions: str, dtype: str = "float32") -> Workload:
 
 def facts(flops: float = 0.0, traffic: int = 0) -> Facts:
     return Facts(0, (), (), {}, flops, 2 * flops, traffic, 0, 0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def device():
+    return load_cluster("dgx-v100").device
+
+
+@pytest.mark.parametrize(
+    ("functions", "expected"),
+    [
+        (("aten.linear.default",), "matrix product"),
+        (("aten.view.default", "aten.addmm.default"), "matrix product"),
+        (("aten.conv2d.default",), "convolution"),
+        (("kernels.cross_entropy",), "loss"),
+        (("aten.add.Tensor", "aten.layer_norm.default"), "norm"),
+        (("aten.add.Tensor",), "element-wise"),
+    ],
+)
+def test_a_workload_has_the_class_of_its_first_heavy_call(functions, expected):
+    assert class_of(work(*functions)) == expected
+
+
+def scaled(factor: float, count: int = 40, cls: str = "matrix product") -> list[Sample]:
+    """Work that reaches 1/factor of the ideal, of sizes over four decades."""
+    ideals = [10 ** (-6 + 4 * i / count) for i in range(count)]
+    return [Sample(str(i), cls, (t, 2 * t), (factor * t, 3 * factor * t)) for i, t in enumerate(ideals)]
+
+
+@given(st.floats(1.0, 50.0))
+def test_a_constant_efficiency_is_found_again(factor):
+    found = fit_efficiencies(scaled(factor))
+    for ideal in (1e-7, 1e-5, 1e-3, 1.0):
+        assert found.seconds("matrix product", "forward", ideal) == pytest.approx(factor * ideal, rel=1e-6)
+        assert found.seconds("matrix product", "backward", ideal) == pytest.approx(
+            1.5 * factor * ideal, rel=1e-6
+        )
+    assert all(error.median < 1e-6 and error.samples == 40 for error in found.errors)
+
+
+def test_small_work_that_costs_a_launch_has_a_low_efficiency():
+    samples = [
+        Sample(str(i), "norm", (t, 0.0), (t + 1e-5, 0.0))
+        for i, t in enumerate(10 ** (-7 + 5 * i / 60) for i in range(60))
+    ]
+    found = fit_efficiencies(samples)
+    assert found.seconds("norm", "forward", 1e-7) == pytest.approx(1e-5, rel=0.5)
+    assert found.seconds("norm", "forward", 1e-2) == pytest.approx(1e-2, rel=0.1)
+    assert ("norm", "backward") not in found.curves
+
+
+def test_few_samples_fit_nothing(device):
+    found = fit_efficiencies(scaled(3.0, FEWEST_SAMPLES - 1))
+    assert found.curves == {}
+    roofline = RooflineCompute(device, "adam", found)
+    assert roofline.source_of(work("aten.linear.default")) == "data sheet"
+
+
+def test_errors_are_those_of_work_left_out():
+    noisy = [
+        Sample(str(i), s.cls, s.ideal, tuple(m * (2.0 if i % 2 else 0.5) for m in s.measured))
+        for i, s in enumerate(scaled(1.0, 60))
+    ]
+    assert all(error.median > 0.3 for error in fit_efficiencies(noisy).errors)
+
+
+def test_what_is_fitted_says_so_and_the_rest_is_of_the_data_sheet(device):
+    roofline = RooflineCompute(device, "adam", fit_efficiencies(scaled(4.0)))
+    product, addition = work("aten.linear.default"), work("aten.add.Tensor")
+    assert roofline.source_of(product) == "fitted"
+    assert roofline.source_of(addition) == "data sheet"
+    assert roofline.seconds(product, facts(1e13))[0] == pytest.approx(4 * 1e13 / device.flops_of("float32"))
+    assert roofline.seconds(product, facts())[0] == 0.0
+
+
+def test_records_are_fitted_by_device_and_mode(device):
+    describe = description(work("aten.linear.default"), facts(1e10, 10), device)
+    records = [
+        (f"{name}/torch/1x1/{mode}/{i}", {"forward_s": 1.0 + i, "backward_s": 2.0, **describe})
+        for name in ("V100",)
+        for mode in ("train", "inference")
+        for i in range(10)
+    ]
+    records.append(("V100/torch/1x1/train/x", {"error": "out of memory", **describe}))
+    records.append(("V100/torch/1x1/train/y", {"forward_s": 1.0, "backward_s": 1.0}))
+    assert len(samples_of(records)) == 20
+    assert set(fit_errors(records)) == {("cuda", "train"), ("cuda", "inference")}
+
+
+KERNEL_S = host_seconds("cuda").kernel_s
+
+
+def test_a_host_issues_what_launches_a_kernel(device):
+    roofline, host = RooflineCompute(device, "adam"), host_seconds("cuda")
+    both = work("aten.add.Tensor", "aten.reshape.default", "aten.gelu.default")
+    assert roofline.host_seconds(both) == (2 * host.forward_call_s, 2 * host.backward_call_s)
+    assert RooflineCompute(load_cluster("cpu:1").device, "adam").host_seconds(both) == (0.0, 0.0)
+    assert host_seconds("cpu") is None
+    assert min(host.forward_call_s, host.backward_call_s) > host.kernel_s > 0
+    for source in (host.kernel_source, host.call_source, host.other_source):
+        assert len(source) > 20
+
+
+def test_without_a_fit_a_large_product_is_bound_by_arithmetic(device):
+    forward, backward = RooflineCompute(device, "adam").seconds(
+        work("aten.linear.default"), facts(1e13, 1000)
+    )
+    peak = device.flops_of("float32") * MATRIX_EFFICIENCY
+    assert forward == pytest.approx(1e13 / peak + KERNEL_S)
+    assert backward == pytest.approx(2e13 / peak + 2 * KERNEL_S)
+
+
+@pytest.mark.parametrize(
+    ("call", "setting"),
+    [
+        ("linear.default", "matmul"),
+        ("scaled_dot_product_attention.default", "matmul"),
+        ("convolution.default", "convolution"),
+    ],
+)
+def test_float32_is_computed_in_tf32_where_pytorch_is_set_to(device, call, setting):
+    h100 = load_cluster("dgx-h100").device
+
+    def seconds(kind: DeviceKind, precision: str, dtype: str = "float32") -> float:
+        kernels = KernelSettings(**{setting: precision})
+        roofline = RooflineCompute(kind, "adam", kernels=kernels)
+        return roofline.seconds(work(f"aten.{call}", dtype=dtype), facts(1e13, 1000))[0] - KERNEL_S
+
+    ratio = seconds(h100, "ieee") / seconds(h100, "tf32")
+    assert ratio == pytest.approx(h100.flops["tf32"] / h100.flops["float32"])
+    assert seconds(h100, "tf32", "bfloat16") == seconds(h100, "ieee", "bfloat16")
+    assert seconds(device, "tf32") == seconds(device, "ieee")  # a V100 has none
+    core = load_cluster("cpu:1").device
+    assert seconds(core, "tf32") == seconds(core, "ieee")
+
+
+def test_without_a_fit_an_addition_is_bound_by_memory(device):
+    forward, _ = RooflineCompute(device, "adam", Efficiencies({})).seconds(
+        work("aten.add.Tensor"), facts(0.0, 10**9)
+    )
+    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY) + KERNEL_S)
+
+
+def test_views_launch_nothing(device):
+    roofline = RooflineCompute(device, "adam")
+    assert roofline.seconds(work("aten.reshape.default"), facts())[0] == 0.0
+    assert roofline.seconds(work("aten.add.Tensor", "aten.reshape.default"), facts())[0] == KERNEL_S
+
+
+def by_call(flops: float, *calls: CallWork) -> Facts:
+    return replace(facts(flops, sum(c.traffic_bytes for c in calls)), work_of_calls=calls)
+
+
+def test_kernels_of_a_gpu_run_one_after_the_other(device):
+    product, activation = CallWork(1e13, 10**6, 10**6), CallWork(0.0, 10**9, 10**9)
+    both = work("aten.linear.default", "aten.gelu.default")
+    forward, backward = RooflineCompute(device, "adam").seconds(both, by_call(1e13, product, activation))
+    arithmetic = 1e13 / (device.flops_of("float32") * MATRIX_EFFICIENCY)
+    memory = 1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY)
+    assert forward == pytest.approx(arithmetic + memory + 2 * KERNEL_S)
+    assert backward == pytest.approx(2 * arithmetic + 2 * memory + 4 * KERNEL_S)
+
+
+def test_a_norm_is_one_kernel_of_a_gpu(device):
+    norm = by_call(0.0, CallWork(0.0, 6 * 10**9, 10**9))
+    forward, _ = RooflineCompute(device, "adam").seconds(work("aten.rms_norm.default"), norm)
+    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY) + KERNEL_S)
+
+
+def test_fused_neighbours_are_one_kernel_of_a_gpu(device):
+    """A chain reads and writes what its largest member does; a product cuts it."""
+    wide, narrow = CallWork(0.0, 3 * 10**9, 3 * 10**9), CallWork(0.0, 2 * 10**9, 2 * 10**9)
+    product = CallWork(0.0, 10**9, 10**9)
+    chain = work("aten.mul.Tensor", "aten.gelu.default", "aten.linear.default", "aten.gelu.default")
+    calls = by_call(0.0, wide, narrow, product, narrow)
+    apart, fused = (RooflineCompute(device, "adam", fused=f).seconds(chain, calls) for f in (False, True))
+    byte_s = 1 / (device.memory_bandwidth * MEMORY_EFFICIENCY)
+    assert apart[0] == pytest.approx(8e9 * byte_s + 4 * KERNEL_S)
+    assert fused == pytest.approx((6e9 * byte_s + 3 * KERNEL_S, 12e9 * byte_s + 6 * KERNEL_S))
+
+
+def test_cpu_ranks_are_priced_as_a_group():
+    core = load_cluster("cpu:1").device
+    product, activation = CallWork(1e10, 10**6, 10**6), CallWork(0.0, 10**8, 10**8)
+    both = work("aten.linear.default", "aten.gelu.default")
+    of_group, of_calls = facts(1e10, 101 * 10**6), by_call(1e10, product, activation)
+    roofline = RooflineCompute(core, "adam")
+    assert roofline.seconds(both, of_calls) == roofline.seconds(both, of_group)
+
+
+def test_classes_reach_shares_of_their_own():
+    device = load_cluster("dgx-a100").device
+    shares = reached_by(device)
+    call = by_call(1e13, CallWork(1e13, 1000, 1000))
+    for name, cls in (("linear", "matrix product"), ("scaled_dot_product_attention", "attention")):
+        forward, _ = RooflineCompute(device, "adam").seconds(work(f"aten.{name}.default"), call)
+        peak = device.flops_of("float32")
+        assert forward == pytest.approx(1e13 / (peak * shares.of(cls)) + KERNEL_S)
+    assert shares.of("attention") < shares.of("matrix product") < 1.0
+    assert shares.of("recurrent") == MATRIX_EFFICIENCY
+    assert reached_by(load_cluster("cpu:1").device) == reached_by(load_cluster("dgx-v100").device) == ASSUMED
+
+
+def test_older_kernels_take_longer():
+    device = load_cluster("dgx-h100").device
+    newest, older = reached_by(device), reached_by(device, "2023-05")
+    assert reached_by(device, "2024-03") == older != newest == reached_by(device, "2024-05-17")
+    product = work("aten.linear.default")
+    call = by_call(1e13, CallWork(1e13, 1000, 1000))
+    new_s, old_s = (
+        RooflineCompute(device, "adam", dated=of).seconds(product, call)[0] for of in ("", "2023-05")
+    )
+    ratio = newest.of("matrix product") / older.of("matrix product")
+    assert (old_s - KERNEL_S) / (new_s - KERNEL_S) == pytest.approx(ratio)
+    assert ratio > 1.0
+
+
+def test_half_precision_is_faster(device):
+    single, half = (
+        RooflineCompute(device, "adam").seconds(work("aten.linear.default", dtype=dtype), facts(1e13))[0]
+        for dtype in ("float32", "float16")
+    )
+    assert half < single
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "values"), [("sgd", 3), ("momentum", 8), ("adam", 18), ("adam_fused", 7)]
+)
+def test_an_optimizer_step_is_bound_by_memory(device, optimizer, values):
+    """Kernel by kernel; the fused one reads parameter, gradient and state and writes parameter and state."""
+    per_element = RooflineCompute(device, optimizer).optimizer_s_per_element
+    assert per_element == pytest.approx(4 * values / (device.memory_bandwidth * MEMORY_EFFICIENCY))
 
 
 def test_measured_records():

@@ -14,7 +14,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
-from tensoropt.ranks.failures import RankError
+from tensoropt.ranks.worker_process import RankError
 from tests.profiling.test_cuda_attention import attention
 from tests.profiling.test_measure import linear
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensoropt.capture import capture
 from tensoropt.engine import beside_weights
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.parameters import shard_of
 from tensoropt.engine.runtime import Runtime
@@ -21,8 +21,7 @@ from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.regions import Region
-from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import Strategy, strategy_from_dict
 from tensoropt.verify.fake_ranks import fake_job
 from tests.engine.loops import Loop, kept_graph, two_calls_and_one_backward, usual
 from tests.engine.threads import ThreadRuntime, on_ranks

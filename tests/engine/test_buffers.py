@@ -10,7 +10,7 @@ import pytest
 
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.executable import executable_of
-from tensoropt.pipeline.schedules import SCHEDULES
+from tensoropt.pipeline.strategy import SCHEDULES
 from tensoropt.profiling.workload import workload
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.configurations import MicroBatchRefused
@@ -18,8 +18,7 @@ from tensoropt.simulate.collectives import predicted_collectives
 from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.predict import rows_of
-from tensoropt.verify.random_pipelines import random_pipeline
-from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tensoropt.verify.recorder import compare_collectives

@@ -1,25 +1,54 @@
-"""Where gradients lie: in buckets that are reduced, else in the tensors that autograd made."""
+"""Where gradients lie: in buckets that are reduced, else in the tensors that autograd made.
+
+A loss whose backward is the engine's: it comes once, with the gradient of the loss.
+"""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.engine import parameters
-from tensoropt.engine.counts import unsplit_strategy
-from tensoropt.engine.gradients import Gradients, Pending, storage_key
+from tensoropt.engine.engine import unsplit_strategy
+from tensoropt.engine.gradients import DeferredStep, Gradients, Pending, defer_backward, storage_key
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import Bucket, gradient_buckets
 from tensoropt.sharding.groups import group_operators
-from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.sharding.strategy import Scattered
+from tensoropt.sharding.strategy import Scattered, strategy_from_dict
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
+
+
+def deferred() -> tuple[torch.Tensor, DeferredStep, list[float]]:
+    given: list[float] = []
+    step = DeferredStep()
+    anchor = torch.zeros((), requires_grad=True)
+    loss = defer_backward(anchor, torch.tensor(3.0), step, lambda _, gradient: given.append(float(gradient)))
+    return loss, step, given
+
+
+def test_backward_finishes_the_step_with_the_gradient_of_the_loss() -> None:
+    loss, step, given = deferred()
+    assert float(loss.detach()) == 3.0
+    assert not step.done
+    (0.5 * loss).backward()
+    assert step.done
+    assert given == [0.5]
+
+
+def test_a_second_backward_is_refused() -> None:
+    loss, _, given = deferred()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="already used for backward"):
+        loss.backward()
+    assert given == [1.0]
+
 
 X = torch.randn(4, 8)
 

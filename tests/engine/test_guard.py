@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
-from tensoropt.engine.agreement import content_hash
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
+from tensoropt.engine.runtime import content_hash
 from tensoropt.errors import PlanError
 from tensoropt.execute import original_shape, parallelize
 from tensoropt.sharding.atoms import refine_graph

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensoropt.ops.context import SingleDevice
 from tensoropt.ops.families.generators import dropout_kernel, keep_mask
+from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ranks.pool import RankPool
 from tests.execute import part_jobs
 

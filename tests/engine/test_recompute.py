@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import CapturedModel, load_model
 from tensoropt.engine.recompute import Recomputed
 from tensoropt.engine.sharded_engine import ShardedEngine

@@ -9,11 +9,10 @@ import pytest
 
 from tensoropt.engine.models import load_model
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
-from tensoropt.verify.findings import RunFindings
+from tensoropt.sharding.strategy import strategy_from_dict, strategy_to_dict
+from tensoropt.verify.findings import RunFindings, replicas_agree, within_tolerance
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
-from tensoropt.verify.tolerances import replicas_agree, within_tolerance
 from tests.execute import jobs
 
 WHOLE: tuple[int, ...] = ()

@@ -12,7 +12,7 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.engine import parameters
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
@@ -31,7 +31,7 @@ from tests.engine.loops import (
     usual,
     with_calls_that_nobody_uses,
 )
-from tests.engine.test_ahead import data_parallel
+from tests.engine.test_gathering import data_parallel
 from tests.engine.threads import ThreadRuntime, on_ranks
 
 WIDTH = 7

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from tensoropt.engine import ahead, gradients, runtime
+from tensoropt.engine import gathering, gradients, runtime
 from tensoropt.engine.parameters import shard_of
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.sharding.reshard import redistribute, reductions
+from tensoropt.sharding.reshard import redistribute
+from tensoropt.sharding.reshard import redistribute as reductions
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.verify.differences import difference, largest_of, outputs_difference, worst
+from tensoropt.verify.reference import difference, largest_of, outputs_difference, worst
 
 WAIT_S = 120.0
 
@@ -134,9 +135,9 @@ def threaded_collectives() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (gradients, redistribute, reductions, runtime):
             patch.setattr(module, "dist", DIST)
-        patch.setattr(ahead, "gather", gather_together)
-        patch.setattr(ahead, "scatter", scatter_together)
-        patch.setattr(ahead, "wait", lambda value: value)
+        patch.setattr(gathering, "gather", gather_together)
+        patch.setattr(gathering, "scatter", scatter_together)
+        patch.setattr(gathering, "wait", lambda value: value)
         yield
 
 

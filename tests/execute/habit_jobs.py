@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
-from tensoropt.engine import together
+from tensoropt.engine import script_values
 from tensoropt.engine.models import load_model
 from tensoropt.engine.parallel_model import original_shape
 from tensoropt.errors import TensorOptError
@@ -449,7 +449,7 @@ def alone(rank: int, world: int, mesh: Mesh, what: str) -> str:
     parameter = next(model.parameters())
     said = ""
     if rank == 0:
-        with mock.patch.multiple(together, LOOKS_AFTER_S=0.1, SURE_AFTER_S=0.2):
+        with mock.patch.multiple(script_values, LOOKS_AFTER_S=0.1, SURE_AFTER_S=0.2):
             if what in ("state", "buffers"):
                 said = refusal(model.state_dict)
             elif what == "norm":

@@ -13,14 +13,13 @@ from torch.distributed.tensor import DTensor
 from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.engine.parallel_model import original_shape
-from tensoropt.engine.strided import is_strided
+from tensoropt.engine.parameters import is_strided
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.executable import AnyStrategy, executable_of
 from tensoropt.execute.parallel import parallelize
 from tensoropt.sharding.reshard import redistribute
-from tensoropt.verify.differences import difference, largest_of, named_difference
-from tensoropt.verify.random_pipelines import random_pipeline
-from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
+from tensoropt.verify.reference import difference, largest_of, named_difference
 from tests.placement.execute.random_placed import random_placed
 
 

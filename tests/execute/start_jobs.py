@@ -21,12 +21,11 @@ from torch.utils._pytree import tree_leaves
 from tensoropt.capture import Mode, capture
 from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.execute import parallelize, save_checkpoint
-from tensoropt.pipeline.schedules import SCHEDULES
 from tensoropt.pipeline.stages import Cutter
+from tensoropt.pipeline.strategy import SCHEDULES
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.verify.random_pipelines import random_pipeline
-from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
 from tests.execute.jobs import whole
 from tests.pipeline.models import split_along_the_batch
 from tests.placement.execute.random_placed import random_placed

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tensoropt.cluster import load_cluster
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import load_model
 from tensoropt.errors import PlanError
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint

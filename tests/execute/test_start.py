@@ -14,13 +14,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tensoropt.capture import Mode
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.errors import MissingExtraError, PlanError
 from tensoropt.execute import parallelize
 from tensoropt.execute.initialise import Initialisation
-from tensoropt.execute.job import rank_device, start_group
-from tensoropt.execute.stored import open_weights
-from tensoropt.execute.weights import WeightSource
+from tensoropt.execute.parallel import rank_device, start_group
+from tensoropt.execute.weights import WeightSource, open_weights
 from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.ranks.pool import RankPool
 from tests.execute import start_jobs as jobs

@@ -22,7 +22,7 @@ from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.execute.train import OtherDevicesError, beside_prediction, device_type, main
 from tensoropt.plan import Plan, load_plan
 from tensoropt.ranks.local_hardware import why_no_gpu
-from tensoropt.sharding.serialise import strategy_to_dict
+from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.execute import models
 from tests.execute.start_jobs import draw

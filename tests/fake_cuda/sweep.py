@@ -116,9 +116,10 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-    from tensoropt.engine import sharded_model
+    from tensoropt.engine import sharded_engine
     from tensoropt.engine.models import ModelSpec
-    from tensoropt.execute import job, parallel
+    from tensoropt.execute import parallel
+    from tensoropt.execute import parallel as job
     from tensoropt.selftest.fake_steps import MadeOnTheCpu
     from tensoropt.verify.fake_ranks import fake_job
     from tensoropt.verify.random_strategies import micro_strategies, random_strategy
@@ -127,7 +128,7 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
     micro = micro_strategies(loaded.graph, 2)
     strategy = random_strategy(loaded.graph, (2, 2, 2), micro, random.Random(case["seed"]), 0.3)
     model, args, kwargs = ModelSpec(case["model"], 0).build()
-    make_mesh, fake = sharded_model.init_device_mesh, FakeTensorMode(allow_non_fake_inputs=True)
+    make_mesh, fake = sharded_engine.init_device_mesh, FakeTensorMode(allow_non_fake_inputs=True)
 
     def real_mesh(*args: Any, **kwargs: Any) -> Any:
         with unset_fake_temporarily():  # a mesh looks at the numbers of its ranks
@@ -140,7 +141,7 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
             (torch.cuda, "device_count", lambda: DEVICES),
             (torch.cuda, "current_device", lambda: 0),
             (torch.cuda, "set_device", lambda _: None),
-            (sharded_model, "init_device_mesh", real_mesh),
+            (sharded_engine, "init_device_mesh", real_mesh),
             # From here on, after the capture, tensors are fake.
             (
                 parallel,
@@ -195,7 +196,7 @@ def from_plan(case: dict[str, Any]) -> dict[str, Any]:
     import tensoropt
     from tensoropt.engine.models import ModelSpec
     from tensoropt.execute import parallel
-    from tensoropt.execute.resolve import ResolvedPlan
+    from tensoropt.execute.executable import ResolvedPlan
     from tests.fake_cuda.devices import put_on_cuda
 
     model, args, kwargs = ModelSpec(case["model"], 0).build()
@@ -227,12 +228,12 @@ def placement(loaded: Any, seed: int, share: float = 0.3) -> tuple[Any, float]:
     """A random placement on three devices, a share of the operators in pieces; bytes of the fullest."""
     from tensoropt.cluster import load_cluster
     from tensoropt.costs.source import CostSource
-    from tensoropt.placement.plans import PlacedStrategy
+    from tensoropt.placement.points import PlacedStrategy
     from tensoropt.placement.prices import PlacedPrices
     from tensoropt.plan.settings import Settings
     from tensoropt.profiling.store import ProfileStore
     from tensoropt.verify.predict import predict_placed
-    from tensoropt.verify.random_placements import random_placement, random_splits
+    from tensoropt.verify.random_strategies import random_placement, random_splits
 
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "profiles.sqlite") as store:

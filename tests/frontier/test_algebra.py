@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.frontier import Frontier, product, reduce, union
-from tensoropt.frontier.algebra import segmented_staircase
+from tensoropt.frontier.tools import segmented_staircase
 from tests import naive
 
 costs = st.one_of(st.integers(0, 8).map(float), st.just(float("inf")))

@@ -7,8 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.graph.ir import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
-from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
+from tensoropt.graph.ir import (
+    Operator,
+    OperatorGraph,
+    Ref,
+    Tensor,
+    TorchLiteral,
+    graph_from_dict,
+    graph_to_dict,
+)
 
 
 def graph(*args, **kwargs) -> OperatorGraph:

@@ -12,8 +12,8 @@ import torch
 
 import tensoropt
 from tensoropt.graph import Operator, Ref
-from tensoropt.ops.calls import LocalCall
-from tensoropt.ops.context import SingleDevice
+from tensoropt.ops.calls import CostClass, LocalCall, Precision
+from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.overloads import packet_of, resolve_overload, returns_one_tensor
 from tensoropt.ops.registry import (
     BY_TARGET,
@@ -31,7 +31,6 @@ from tensoropt.ops.registry import (
     spec_of,
     timed_limits,
 )
-from tensoropt.ops.spec import CostClass, Precision
 
 PACKAGE = Path(tensoropt.__file__).parent
 FAMILY_FOLDER = PACKAGE / "ops" / "families"
@@ -40,7 +39,7 @@ TRANSLATES = PACKAGE / "capture"
 
 ONNX = PACKAGE / "capture" / "onnx"
 """Speaks of ONNX's operators, some of which are called like PyTorch's."""
-PYTHON_CALLS = PACKAGE / "capture" / "validity.py"
+PYTHON_CALLS = PACKAGE / "capture" / "forward_calls.py"
 """Follows calls of Python functions while a model is exported; no operators of a graph."""
 BANDS = PACKAGE / "capture" / "bands.py"
 """Computes calls of constants in a form of its own, before there is a graph: its tables say which of them."""

@@ -19,18 +19,16 @@ from tensoropt.pipeline.evaluate import (
     fits,
     stage_works,
 )
-from tensoropt.pipeline.memory import MemoryLedger, memory_of_actions
+from tensoropt.pipeline.memory import MemoryLedger, Receipt, memory_of_actions, receipts
 from tensoropt.pipeline.points import pipelined_point
-from tensoropt.pipeline.receipts import Receipt, receipts
-from tensoropt.pipeline.schedules import place_actions
-from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions
 from tensoropt.plan.facts import host_words
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.simulate.collectives import Collective
 from tensoropt.units import format_seconds
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.predict import rows_of
-from tensoropt.verify.random_pipelines import random_pipeline
+from tensoropt.verify.random_strategies import random_pipeline
 from tensoropt.verify.recorder import compare_collectives
 from tests.costs.models import facts_of, four, problem
 from tests.costs.test_communication import make_cluster

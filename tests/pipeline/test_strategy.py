@@ -1,25 +1,266 @@
-"""Pipelined strategies: what their stages have to agree in, where they lie, and as plain data."""
+"""Pipelined strategies: what their stages have to agree in, where they lie, and as plain data.
+
+The orders of pipelines: those of PyTorch, and what follows from them.
+
+Which stages may have their backward taken apart, by the ways that gradients take.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.pipelining import schedules as theirs
 
+from tensoropt.capture import capture
 from tensoropt.errors import PlanError, TensorOptError
-from tensoropt.pipeline.schedules import SCHEDULES
-from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict, pipelined_to_dict
+from tensoropt.pipeline.stages import Cutter
+from tensoropt.pipeline.strategy import (
+    SCHEDULES,
+    Action,
+    PipelinedStrategy,
+    Unfit,
+    check_schedule,
+    pipelined_from_dict,
+    pipelined_to_dict,
+    place_actions,
+    stage_place,
+    unfit_parameter,
+)
+from tensoropt.plan.problem import prepare
 from tensoropt.sharding.regions import find_regions
-from tensoropt.verify.random_pipelines import random_pipeline
+from tensoropt.verify.random_strategies import random_pipeline
 from tests.costs.models import four, gpt2, llama, problem
 from tests.pipeline.models import Recipe, skip, sliced, split_along_the_batch, tables, tied
+from tests.situations import readers
 from tests.situations.readers import WIDTH, Twice
+
+CASES = [(2, 2), (2, 4), (2, 8), (3, 6), (4, 4), (4, 8), (4, 12), (4, 3), (3, 10)]
+KINDS = {
+    theirs._ComputationType.FORWARD: "F",
+    theirs._ComputationType.FULL_BACKWARD: "B",
+    theirs._ComputationType.BACKWARD_INPUT: "I",
+    theirs._ComputationType.BACKWARD_WEIGHT: "W",
+}
+
+
+def torch_order(cls: type, place: int, places: int, per_place: int, micro_batches: int) -> list[Action]:
+    """What PyTorch's schedule computes at a place, without a job: the one method that says so, on what it
+    reads."""
+    rounds = max(1, micro_batches // places)
+    known = SimpleNamespace(
+        pp_group_size=places,
+        n_local_stages=per_place,
+        num_stages=places * per_place,
+        _n_microbatches=micro_batches,
+        microbatches_per_round=micro_batches // rounds,
+    )
+    found = cls._calculate_single_rank_operations(known, place)
+    return [
+        Action(KINDS[a.computation_type], a.stage_index, a.microbatch_index) for a in found if a is not None
+    ]
+
+
+@pytest.mark.parametrize(("places", "micro_batches"), CASES)
+@pytest.mark.parametrize(
+    ("name", "cls"),
+    [
+        ("interleaved_1f1b", theirs.ScheduleInterleaved1F1B),
+        ("zero_bubble", theirs.ScheduleInterleavedZeroBubble),
+        ("zbv", theirs.ScheduleZBVZeroBubble),
+    ],
+)
+def test_several_stages_to_a_place_come_in_torchs_order(
+    name: str, cls: type, places: int, micro_batches: int
+) -> None:
+    for per_place in (2,) if name == "zbv" else (1, 2, 3):
+        try:
+            own = place_actions(name, places, per_place, micro_batches)
+        except PlanError:
+            assert micro_batches % max(1, micro_batches // places)
+            continue
+        for place in range(places):
+            assert list(own[place]) == torch_order(cls, place, places, per_place, micro_batches)
+
+
+class Watched:
+    """A stage that computes nothing and notes what it is asked for."""
+
+    def __init__(self, stage: int):
+        self.stage_index = stage
+        self.asked: list[Action] = []
+
+    def forward_one_chunk(self, micro_batch: int, *_: Any, **__: Any) -> None:
+        self.asked.append(Action("F", self.stage_index, micro_batch))
+
+    def backward_one_chunk(self, micro_batch: int, **_: Any) -> None:
+        self.asked.append(Action("B", self.stage_index, micro_batch))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: []  # nothing is received or sent
+
+
+@pytest.mark.parametrize(("places", "micro_batches"), CASES)
+@pytest.mark.parametrize(("name", "cls"), [("gpipe", theirs.ScheduleGPipe), ("1f1b", theirs.Schedule1F1B)])
+def test_one_stage_to_a_place_comes_in_torchs_order(
+    name: str, cls: Any, places: int, micro_batches: int
+) -> None:
+    if name == "1f1b" and micro_batches < places:
+        pytest.skip("PyTorch refuses it, and so do we")
+    for place, own in enumerate(place_actions(name, places, 1, micro_batches)):
+        stage, nothing = Watched(place), lambda *_, **__: None
+        schedule = SimpleNamespace(
+            _stage=stage,
+            _num_stages=places,
+            _n_microbatches=micro_batches,
+            _check_inputs=lambda *_: ([()] * micro_batches, [{}] * micro_batches),
+            **dict.fromkeys(
+                ("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"), nothing
+            ),
+            scale_grads=False,
+        )
+        cls._step_microbatches(schedule)
+        assert stage.asked == list(own)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("places", "micro_batches"), [(2, 4), (4, 8), (3, 6)])
+def test_every_micro_batch_passes_every_stage_once(name: str, places: int, micro_batches: int) -> None:
+    per_place = 2 if SCHEDULES[name].several else 1
+    actions = place_actions(name, places, per_place, micro_batches)
+    counts = Counter(action for own in actions for action in own)
+    kinds = "FIW" if SCHEDULES[name].apart else "FB"
+    wanted = {Action(k, s, m) for k in kinds for s in range(places * per_place) for m in range(micro_batches)}
+    assert set(counts) == wanted
+    assert set(counts.values()) == {1}
+    for place, own in enumerate(actions):
+        assert {stage_place(name, places, action.stage) for action in own} == {place}
+
+
+def in_flight(own: tuple[Action, ...], stage: int) -> int:
+    """The most micro-batches of a stage between forward and backward."""
+    now = most = 0
+    for action in own:
+        if action.stage == stage and action.kind in "FBI":
+            now += 1 if action.kind == "F" else -1
+            most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize(("places", "micro_batches"), [(2, 2), (4, 4), (4, 16), (8, 16)])
+def test_1f1b_keeps_as_many_micro_batches_as_places_are_behind(places: int, micro_batches: int) -> None:
+    for place, own in enumerate(place_actions("1f1b", places, 1, micro_batches)):
+        assert in_flight(own, place) == min(micro_batches, places - place)
+    for place, own in enumerate(place_actions("gpipe", places, 1, micro_batches)):
+        assert in_flight(own, place) == micro_batches
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("1f1b", 4, 1, 2), "more micro-batches"),
+        (("1f1b", 4, 2, 8), "one stage to a place"),
+        (("zbv", 4, 3, 8), "two stages to a place"),
+        (("gpipe", 1, 1, 8), "two places or more"),
+        (("interleaved_1f1b", 2, 2, 5), "multiple of 2"),
+        (("dualpipe", 2, 2, 4), "there are gpipe"),
+    ],
+)
+def test_what_is_not_run_is_refused(given: tuple[str, int, int, int], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        check_schedule(*given)
+
+
+W = readers.WIDTH
+
+
+class Several(nn.Module):
+    """What PyTorch computes as one operator, with parameters that its parts read once or several times."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.first, self.last = how, nn.Linear(W, W), nn.Linear(W, W)
+        self.own = nn.Parameter(torch.randn(1, W))
+        self.recurrent = {"gru": nn.GRU, "lstm": nn.LSTM}.get(how, nn.Identity)(W, W)
+        self.norm = nn.GroupNorm(2, W)
+        self.tower = nn.Linear(W, W)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        if self.how in ("gru", "lstm"):
+            h = self.recurrent(h[None].expand(3, -1, -1))[0][-1]
+        elif self.how == "cosine":
+            h = h * F.cosine_similarity(h, self.own)[:, None]
+        elif self.how == "norm":
+            h = self.norm(h) * self.own
+        elif self.how == "a tower read once":
+            h = h * torch.tanh(self.tower(x))
+        elif self.how == "a tower read twice":
+            side = torch.tanh(self.tower(x))
+            h = torch.tanh(h * side) + side
+        elif self.how == "penalty":
+            return self.last(h).square().mean() + self.last.weight.square().mean()
+        return self.last(h).square().mean()
+
+
+@cache
+def cutter_of(how: str) -> Cutter:
+    torch.manual_seed(0)
+    return Cutter(prepare(capture(Several(how), (torch.randn(8, W),), {})).graph)
+
+
+def behind_the_first(cutter: Cutter) -> Unfit | None:
+    """Of the stage behind the first layer."""
+    return unfit_parameter(cutter.stage(1, len(cutter.graph.groups)).graph)
+
+
+@pytest.mark.parametrize("how", ["norm", "cosine", "lstm", "a tower read once"])
+def test_one_way_from_a_parameter_to_what_arrived_is_found(how):
+    assert behind_the_first(cutter_of(how)) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "parameter"),
+    [
+        ("gru", "recurrent_weight_hh"), ("a tower read twice", "tower_weight"), ("penalty", "last_weight"),
+    ],
+)  # fmt: skip
+def test_several_ways_are_not(how, parameter):
+    unfit = behind_the_first(cutter_of(how))
+    assert unfit is not None
+    assert parameter in unfit.parameter
+
+
+@pytest.mark.parametrize("how", ["early", "split", "merged", "normed"])
+def test_what_is_made_of_parameters_alone_may_not_depart(how):
+    model, args = readers.made_of_parameters(how)
+    cutter = Cutter(prepare(capture(model, args, {})).graph)
+    ends, lost = [0, *cutter.cuts, len(cutter.graph.groups)], 0
+    for start in ends[1:-1]:
+        for stop in (one for one in ends if one > start):
+            stage = cutter.stage(start, stop)
+            fixed = {t.name for t in stage.graph.atoms.graph.parameters}
+            made = set(fixed)
+            for op in stage.graph.atoms.graph.operators:
+                if op.inputs() and made.issuperset(op.inputs()):
+                    made.update(op.outputs)
+            if any(name in made for name in stage.departing):
+                lost += 1
+                unfit = unfit_parameter(stage.graph)
+                assert unfit is not None
+    assert lost
+
 
 FIRST = "p_model_first_weight"
 

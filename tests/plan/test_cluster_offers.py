@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.amounts import Amount, Tariff
 from tensoropt.plan.cluster_offers import (
     ClusterQuestion,
     Offers,
@@ -23,6 +22,7 @@ from tensoropt.plan.cluster_offers import (
     write_offers_csv,
 )
 from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.rates import Amount, Tariff
 from tests.plan.explorations import point
 from tests.plan.test_rates import explored
 

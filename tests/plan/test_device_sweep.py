@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.plan.cluster_offers import ClusterCurve
-from tensoropt.plan.device_sweep import fewest_devices, folders_in, load_sweep, member, profile
+from tensoropt.plan.cluster_offers import (
+    ClusterCurve,
+    fewest_devices,
+    folders_in,
+    load_sweep,
+    member,
+    profile,
+)
 from tensoropt.plan.exploration import Exploration
 from tests.plan.explorations import MIB, point, small_exploration, space
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.amounts import Amount, Tariff
 from tensoropt.plan.facts import LISTED_NAMES, facts, rate_facts
 from tensoropt.plan.facts_table import Fact, Html, described, fact_lines, facts_html, filled, named
 from tensoropt.plan.figure_rows import FigureRow
+from tensoropt.plan.rates import Amount, Tariff
 from tests.plan.explorations import small_exploration
 
 FOUND = small_exploration()

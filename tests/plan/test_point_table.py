@@ -75,7 +75,7 @@ def test_a_large_frontier_is_opened_without_making_its_points(
     points = [point(MIB * (i + 1), 1 / (i + 1), i % 2) for i in range(2000)]
     replace(small_exploration(), points=tuple(points)).save(tmp_path)
     made: list[int] = []
-    monkeypatch.setattr("tensoropt.plan.point_rows.Point", lambda **_: made.append(1))
+    monkeypatch.setattr("tensoropt.plan.point_table.Point", lambda **_: made.append(1))
     loaded = load_exploration(tmp_path)
     assert loaded.all_points.column("time_s").tolist() == [p.time_s for p in points]
     assert not made

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tensoropt.cli.arguments import question_option
 from tensoropt.cli.parser import parser
-from tensoropt.cli.question import question_option
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import settings
@@ -129,7 +129,7 @@ tensoropt.plan.settings = module
 
 import json
 from tensoropt.cli.parser import parser
-from tensoropt.cli.question import question_option
+from tensoropt.cli.arguments import question_option
 from tensoropt.plan.question import Question
 line = ["explore", "zoo:mlp", "--cluster", "dgx-h100", "--patience", "7", "--out", "x"]
 question = question_option(parser().parse_args(line))
@@ -144,7 +144,7 @@ sys.path.insert(0, folder)
 from samples_app import exploration
 from dataclasses import replace
 from tensoropt.plan.facts_table import Fact
-from tensoropt.report.assumptions import settings_facts
+from tensoropt.report.sheet import settings_facts
 found = exploration()
 found = replace(found, settings={**found.settings, "patience": 7})
 assert Fact("patience", "7") in settings_facts(found)

@@ -1,4 +1,7 @@
-"""Throughput, MFU, hours and money of points: by hand, linear where they are, unknown with a reason."""
+"""Throughput, MFU, hours and money of points: by hand, linear where they are, unknown with a reason.
+
+What a plan says of the devices it was made for.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,35 @@ from hypothesis import strategies as st
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.amounts import Amount, Tariff, amount_of, prices_of
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo
-from tensoropt.plan.rates import kinds_of, rates
-from tensoropt.plan.step_work import StepWork
+from tensoropt.plan.rates import (
+    Amount,
+    StepWork,
+    Tariff,
+    amount_of,
+    device_words,
+    for_gpus,
+    kinds_of,
+    made_for,
+    prices_of,
+    rates,
+)
 from tests.plan.explorations import point, small_exploration, space
+
+
+def test_it_is_the_cluster_that_was_saved():
+    for name, gpus in (("dgx-h100[2]", True), ("local:2", False)):
+        cluster = load_cluster(name)
+        assert made_for(cluster.to_dict()) == cluster
+        assert for_gpus(cluster.to_dict()) is gpus
+    assert device_words(load_cluster("dgx-h100[2]")) == "2 x H100-80GB (cuda)"
+
+
+def test_a_plan_may_not_say():
+    assert made_for({}) is None
+    assert not for_gpus({"name": "toy"})
+
 
 TOKENS = {
     "input_ids": {"tensor": [8, 128], "dtype": "int64"},

@@ -12,8 +12,8 @@ import pytest
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.exploration_files import RECORDED as FILE
 from tensoropt.plan.recorded import Recorded, load_recorded
+from tensoropt.profiling.link_fits import Transition
 from tensoropt.profiling.links import LinkFits
-from tensoropt.profiling.transitions import Transition
 
 READY_MADE = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100" / FILE
 LINKS = LinkFits(

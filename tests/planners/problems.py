@@ -6,7 +6,7 @@ from functools import cache
 from math import prod
 
 from tensoropt.cluster import load_cluster
-from tensoropt.cluster.mesh import Mesh
+from tensoropt.cluster.hardware import Mesh
 from tensoropt.costs.source import CostSource
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices

@@ -8,8 +8,8 @@ from math import prod
 import pytest
 
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.pipeline.plans import pipelined_strategy
-from tensoropt.placement.plans import placed_strategy
+from tensoropt.pipeline.points import pipelined_strategy
+from tensoropt.placement.points import placed_strategy
 from tensoropt.plan import load_plan
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import netsplit, netsplit_published, pesto

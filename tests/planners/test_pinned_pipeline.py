@@ -13,8 +13,7 @@ from tensoropt.costs.source import CostSource
 from tensoropt.plan.problem import prepare
 from tensoropt.plan.settings import Settings
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.pinned import PinnedConfiguration
-from tensoropt.planners.pinned_pipeline import PinnedPipelinePoint, simulate_pinned_pipeline
+from tensoropt.planners.pinned import PinnedConfiguration, PinnedPipelinePoint, simulate_pinned_pipeline
 from tensoropt.profiling.store import ProfileStore
 
 BATCH = 16

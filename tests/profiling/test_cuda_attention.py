@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
-from tensoropt.profiling.cuda_attention import attention_kernel, capability_of, has_attention
+from tensoropt.profiling.cuda_kernels import attention_kernel, capability_of, has_attention
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import TensorSpec, Workload
 from tests.profiling.test_facts import linear
@@ -133,7 +133,7 @@ from tensoropt.fake_cuda import load
 load(Path(sys.argv[1]))
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from tensoropt.profiling.cuda_attention import attention_kernel
+from tensoropt.profiling.cuda_kernels import attention_kernel
 from tensoropt.profiling.fact_finding import _Probe, find_facts
 from tensoropt.profiling.workload import random_tensor
 from tests.profiling.test_cuda_attention import A100, CASES, H100, V100, attention

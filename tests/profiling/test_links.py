@@ -23,7 +23,7 @@ from tensoropt.costs.communication import CommunicationModel
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling import links
 from tensoropt.profiling.link_fits import LinkFit, fit_line, fit_segments
-from tensoropt.profiling.link_timing import COLLECTIVES, time_collective
+from tensoropt.profiling.link_timing import COLLECTIVES, Turns, time_collective
 from tensoropt.profiling.links import (
     PAIR_SIZES,
     QUICK_SIZES,
@@ -35,9 +35,8 @@ from tensoropt.profiling.links import (
     repeats_for,
 )
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.transition_timing import Turns
-from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.pool import RankPool
+from tensoropt.ranks.worker_process import RankError
 
 alphas = st.floats(1e-6, 1e-2)
 slopes = st.floats(1e-12, 1e-7)

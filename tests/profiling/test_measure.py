@@ -1,4 +1,7 @@
-"""Measuring on two ranks: failures are records, records are kept."""
+"""Measuring on two ranks: failures are records, records are kept.
+
+How long work still takes, corrected by how long it took so far.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,8 @@ from tensoropt import zoo
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling import workload_timing
-from tensoropt.profiling.measure import measure_workloads
-from tensoropt.profiling.optimizer_timing import measure_optimizer
-from tensoropt.profiling.optimizers import OPTIMIZERS
+from tensoropt.profiling.measure import LEAST_LEFT, START_S, Remaining, measure_workloads, without_eta
+from tensoropt.profiling.optimizers import OPTIMIZERS, measure_optimizer
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, Span, WallTimer
 from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload
@@ -26,9 +28,65 @@ from tensoropt.profiling.workload_timing import (
     time_workload,
     usual,
 )
-from tensoropt.ranks.failures import RankError
+from tensoropt.ranks.worker_process import RankError
 from tensoropt.sharding.configurations import enumerate_configurations
 from tests.costs.models import problem
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_nothing_is_said_before_something_is_announced(clock):
+    assert Remaining(clock).before("mesh 8") == "mesh 8"
+
+
+def test_what_is_announced_adds_up_and_runs_down(clock):
+    left = Remaining(clock)
+    left.expect("tables", 6.0)
+    left.expect("searches", 4.0)
+    assert left.before("mesh 8") == "about 10 s left, mesh 8"
+    clock.now += 3
+    assert left.left_s == pytest.approx(7.0)
+    clock.now += 100
+    assert left.left_s == pytest.approx(LEAST_LEFT * 10)
+
+
+def test_what_is_done_corrects_the_pace(clock):
+    """Four seconds took twelve: of the rest as much more as START_S at the expected pace leaves."""
+    left = Remaining(clock)
+    left.expect("tables", 4.0)
+    left.expect("searches", 10.0)
+    clock.now += 12
+    left.expect("tables", 0.0)
+    assert left.left_s == pytest.approx(10 * (START_S + 12) / (START_S + 4))
+
+
+def test_what_turns_out_to_be_more_is_no_sign_of_a_slow_pace(clock):
+    left = Remaining(clock)
+    left.expect("searches", 2.0)
+    clock.now += 50
+    left.expect("searches", 8.0)
+    assert left.left_s == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("seconds", [0.2, 14.0, 700.0, 90000.0])
+def test_the_remaining_time_is_taken_out_of_a_report(clock, seconds):
+    left = Remaining(clock)
+    left.expect("search", seconds)
+    assert left.before("mesh 8, 1 micro-batches") != "mesh 8, 1 micro-batches"
+    assert without_eta(left.before("mesh 8, 1 micro-batches")) == "mesh 8, 1 micro-batches"
+    assert without_eta(left.before("")) == ""
+    assert without_eta("300 of 8243 points remain") == "300 of 8243 points remain"
+
 
 pytestmark = pytest.mark.distributed
 

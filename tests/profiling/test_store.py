@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.errors import MeasurementError
-from tensoropt.profiling.database import MOST_UNUSED_S, USED_WITHIN_S
-from tensoropt.profiling.store import KINDS, ProfileStore, default_path
+from tensoropt.profiling.store import KINDS, MOST_UNUSED_S, USED_WITHIN_S, ProfileStore, default_path
 
 RECORD = {"forward_s": 1e-3, "backward_s": 2.5e-3, "spread": 0.02, "repeats": 7}
 
@@ -167,7 +166,7 @@ def test_what_was_unused_for_longest_is_removed(path, monkeypatch):
     clock = [1e9]
     monkeypatch.setattr("tensoropt.profiling.store.time.time", lambda: clock[0])
     large = {"array": np.random.default_rng(0).random(10**4)}
-    monkeypatch.setattr("tensoropt.profiling.database.MOST_CACHED_BYTES", 250_000)
+    monkeypatch.setattr("tensoropt.profiling.store.MOST_CACHED_BYTES", 250_000)
     with ProfileStore(path) as store:
         for name in "abcd":
             store.put(name, large, "tables" if name == "c" else "frontiers")

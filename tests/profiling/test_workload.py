@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tensoropt.capture import capture
-from tensoropt.ops.context import SingleDevice
+from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.layouts import local_shape
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import (

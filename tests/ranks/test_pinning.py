@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tensoropt.cluster import available_cores
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import load_model
 from tensoropt.execute.parallel import parallelize, shutdown
-from tensoropt.ranks.pinning import unpin_process
+from tensoropt.ranks.local_hardware import unpin_process
 from tests.execute import jobs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling classes are Linux's")

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from tensoropt.cluster import available_cores
 from tensoropt.errors import MeasurementError
-from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker import tell
+from tensoropt.ranks.worker_process import RankError
 
 pytestmark = pytest.mark.distributed
 

@@ -1,13 +1,70 @@
-"""How a worker gets ready: CPU ranks are pinned and keep what they free, ranks of GPUs get theirs."""
+"""How a worker gets ready: CPU ranks are pinned and keep what they free, ranks of GPUs get theirs.
+
+What a process frees stays its own: checked by page faults, not by time.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 from tensoropt.ranks import worker
+from tensoropt.ranks.worker import keep_freed_memory
+
+SCRIPT = """
+import resource, torch
+from tensoropt.ranks.worker import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    large = torch.ones(9 << 20)  # 36 MiB: more than glibc ever keeps by itself
+    del large
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = max(faults() for _ in range(3))
+kept = keep_freed_memory()
+after = [faults() for _ in range(20)]  # aligned pieces find their place after some rounds
+print(int(kept), before, after[-1])
+"""
+glibc = pytest.mark.skipif("glibc" not in str(os.confstr("CS_GNU_LIBC_VERSION")), reason="a setting of glibc")
+
+
+def run(**changes: str) -> tuple[int, int, int]:
+    environment = {k: v for k, v in os.environ.items() if "MALLOC" not in k} | changes
+    answer = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
+    )
+    kept, before, after = map(int, answer.stdout.split())
+    return kept, before, after
+
+
+@glibc
+def test_a_second_tensor_finds_the_memory_of_the_first() -> None:
+    kept, before, after = run()
+    assert kept
+    assert before >= 18  # 9,216 small pages, or 18 huge ones
+    assert after <= 2
+
+
+@glibc
+def test_what_a_person_has_set_stays() -> None:
+    kept, _, after = run(MALLOC_TRIM_THRESHOLD_="131072")
+    assert not kept
+    assert after >= 18
+
+
+def test_asking_again_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_freed_memory.cache_clear()
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert not keep_freed_memory()
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
+    assert not keep_freed_memory()
+    keep_freed_memory.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tensoropt.plan.point import Point
 from tensoropt.plan.verified import Verified
 from tensoropt.report.beside import PEAK, WHOLE, alignments, beside, thinned
 from tensoropt.report.detail import detail
-from tensoropt.report.rows import Detail
+from tensoropt.report.step_parts import Detail
 from tensoropt.simulate.recording import MemoryAt
 from tests.observed.test_files import SNAPSHOT
 from tests.plan.explorations import small_exploration

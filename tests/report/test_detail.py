@@ -14,8 +14,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan import load_exploration
 from tensoropt.report.detail import detail, recorded_step
 from tensoropt.report.explain import detail_lines
-from tensoropt.report.rows import Detail
-from tensoropt.report.trace import write_trace
+from tensoropt.report.step_parts import Detail, write_trace
 from tensoropt.simulate.recording import COMPUTE
 from tests.costs.models import gates
 from tests.plan.explorations import small_exploration

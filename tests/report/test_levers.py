@@ -15,7 +15,7 @@ from tensoropt.plan.recorded import RecordedWork
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.link_fits import LinkFit, Segment
 from tensoropt.profiling.links import LinkFits
-from tensoropt.report.detail import recorded_of
+from tensoropt.report.detail import rebuilt, recorded_of
 from tensoropt.report.levers import (
     GIB,
     Lever,
@@ -28,7 +28,6 @@ from tensoropt.report.levers import (
     simulated_levers,
     unlimited_memory,
 )
-from tensoropt.report.rebuilt import rebuilt
 from tests.plan.explorations import MIB, point, small_exploration
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tensoropt.plan.exploration import Exploration
-from tensoropt.report.binding import binding
 from tensoropt.report.detail import detail, recorded_step
 from tensoropt.report.explain import parts_table
 from tensoropt.report.step_parts import (
@@ -23,6 +22,7 @@ from tensoropt.report.step_parts import (
     shown_parts,
     summed,
 )
+from tensoropt.report.why import binding
 
 
 def some(found: Exploration) -> list[int]:

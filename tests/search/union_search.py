@@ -13,10 +13,9 @@ import numpy as np
 
 from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.frontier import merge
-from tensoropt.frontier.algebra import IndexArray
-from tensoropt.search.result import OptionKey, TrackedFrontier, budget
+from tensoropt.frontier.tools import IndexArray
+from tensoropt.search.result import OptionKey, TrackedFrontier, budget, least_bounds
 from tensoropt.search.track import check_settings, track
-from tensoropt.search.union import least_bounds
 from tensoropt.types import Floats
 
 

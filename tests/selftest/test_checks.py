@@ -35,8 +35,7 @@ from tensoropt.selftest import (
 )
 from tensoropt.selftest.checks import CHECKS
 from tensoropt.selftest.fake_steps import MadeOnTheCpu
-from tensoropt.selftest.models import small_models, timed_models
-from tensoropt.selftest.outcome import CheckContext, Outcome
+from tensoropt.selftest.outcome import CheckContext, Outcome, small_models, timed_models
 from tensoropt.verify import real_ranks
 from tests.lent_ranks import KeptRanks, lend_ranks
 from tests.selftest.wrong_ranks import wrong_on_the_last_rank

@@ -16,7 +16,7 @@ from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError, PlanError, TensorOptError
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
-from tensoropt.pipeline.plans import pipelined_strategy
+from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.stage_frontiers import CROSSINGS
 from tensoropt.plan import evaluate
 from tensoropt.plan.exploration import Exploration, load_exploration
@@ -24,7 +24,8 @@ from tensoropt.plan.point import Point
 from tensoropt.plan.settings import Settings
 from tensoropt.planners.quick import PIPELINED
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.session import pipeline_cuts, pipelines
+from tensoropt.session import pipelines
+from tensoropt.session import pipelines as pipeline_cuts
 from tensoropt.session.quick_plans import with_quick_plans
 from tests.costs.models import four, problem
 from tests.pipeline.models import Blocks

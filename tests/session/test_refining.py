@@ -17,9 +17,8 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.plan.problem import prepare
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.session import meshes
-from tensoropt.session.meshes import is_wide
-from tensoropt.session.refining import COMBINED, apart, best_counts, combining, refine
+from tensoropt.session import refining
+from tensoropt.session.refining import COMBINED, apart, best_counts, combining, is_wide, refine
 from tensoropt.session.session import Session
 from tensoropt.session.spaces import SpaceSearch
 
@@ -185,7 +184,7 @@ def gpt_problem():
 )
 def test_a_mesh_of_three_axes_inside_one_level_comes_in(store, monkeypatch, name, epsilon):
     if name == "mlp":  # of which no group has many ways to split
-        monkeypatch.setattr(meshes, "MOST_COMBINATIONS", 1)
+        monkeypatch.setattr(refining, "MOST_COMBINATIONS", 1)
     model = ModelSpec(f"zoo:{name}", 0).build()
     asked = {"micro_batches": [1], "measure": "never", "recompute": "never", "store": store}
     found = explore(*model, cluster="dgx-h100", epsilon=epsilon, max_points=50, **asked)
@@ -201,7 +200,7 @@ def test_wide_meshes_are_searched_as_a_whole_where_others_have_no_strategy(store
             raise InfeasibleError("not searched: mesh 8: nothing runs")
         search(self)
 
-    monkeypatch.setattr(meshes, "MOST_COMBINATIONS", 1)
+    monkeypatch.setattr(refining, "MOST_COMBINATIONS", 1)
     monkeypatch.setattr(SpaceSearch, "search", only_wide)
     # What the search alone finds: published planners' plans of other meshes come in beside it.
     monkeypatch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found: found)
@@ -210,6 +209,6 @@ def test_wide_meshes_are_searched_as_a_whole_where_others_have_no_strategy(store
     assert {space.mesh.shape for space in found.spaces} == {(2, 2, 2)}
     assert "not searched: mesh 8: nothing runs" in found.report["notes"]
     assert not [note for note in found.report["notes"] if "groups combine" in note]
-    monkeypatch.setattr(meshes, "MOST_COMBINATIONS", 10**6)
+    monkeypatch.setattr(refining, "MOST_COMBINATIONS", 10**6)
     with pytest.raises(InfeasibleError, match="mesh 8"):
         explore(*model, cluster="dgx-h100", micro_batches=[1], measure="never", store=store)

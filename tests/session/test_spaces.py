@@ -15,8 +15,8 @@ import pytest
 
 from tensoropt.api import explore
 from tensoropt.cluster import Mesh, load_cluster
+from tensoropt.costs.move_effects import WorkingSets
 from tensoropt.costs.source import silent
-from tensoropt.costs.working_sets import WorkingSets
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.export import write_frontier_csv

@@ -10,7 +10,7 @@ from tensoropt.engine.models import ModelSpec
 from tensoropt.frontier import dominated_area, reduce
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.search import Staircase
-from tensoropt.session.turns import Found, unbeaten_by
+from tensoropt.session.one_space import Found, unbeaten_by
 
 ASKED = {"measure": "never", "micro_batches": [1, 2]}
 

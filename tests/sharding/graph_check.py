@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph
-from tensoropt.ops.atom_graph import canonical
 from tensoropt.ops.calls import MICRO_AXIS, OperatorShard
-from tensoropt.ops.index_space import NONE, Operand, operand_placement
+from tensoropt.ops.index_space import NONE, Operand, canonical, operand_placement
 from tensoropt.ops.layouts import PARTIAL, chunk
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import spec_of

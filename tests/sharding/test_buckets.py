@@ -8,7 +8,7 @@ from math import prod
 import pytest
 
 from tensoropt.sharding.buckets import arrival_order, gradient_buckets, reduction_axes
-from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.sharding.strategy import strategy_from_dict
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import gates, gpt2, problem, two_layers
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine

@@ -18,8 +18,7 @@ from tensoropt.sharding.constraints import (
     match,
     stored_as,
 )
-from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.sharding.labels import Label
+from tensoropt.sharding.groups import GroupGraph, Label, group_operators
 
 
 class Block(nn.Module):

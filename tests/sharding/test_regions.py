@@ -1,18 +1,227 @@
-"""Which blocks can be recomputed, and that a strategy counts their forwards."""
+"""Which blocks can be recomputed, and that a strategy counts their forwards.
+
+Which parameters are gathered together, and which blocks lie before and behind.
+
+Recomputed code against PyTorch's checkpoint and against code that keeps everything.
+"""
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tensoropt.capture import capture
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.sharding.regions import find_regions
+from tensoropt.sharding.regions import Neighbours, find_blocks, find_regions, recomputed
+from tests.costs.models import gates, gpt2, problem
+
+
+def test_repeated_blocks_are_blocks_and_between_them_what_has_parameters() -> None:
+    graph = problem(gpt2).graph
+    blocks = find_blocks(graph)
+    modules = {group.name: group.anchor.module for group in graph.groups}
+    of_layer = [
+        {number for name, number in blocks.of.items() if f"h.{layer}." in modules[name]} for layer in (0, 1)
+    ]
+    # The tokens' embedding is first; it is tied to the head, so that no group gathers it ahead.
+    positions = {number for name, number in blocks.of.items() if modules[name].endswith("wpe")}
+    assert (positions, of_layer) == ({1}, [{2}, {3}])
+    assert {number for name, number in blocks.of.items() if "ln_f" in modules[name]} == {4}
+    assert [blocks.first.index(name) for name in blocks.first] == list(range(len(blocks.first)))
+    assert list(blocks.of.values()) == sorted(blocks.of.values())
+
+
+def test_blocks_at_either_end_have_one_neighbour() -> None:
+    graph = problem(gates).graph
+    blocks = find_blocks(graph)
+    assert blocks.behind == {4: 3, 3: 2, 2: 1, 1: 0}
+    neighbours = {blocks.of[group.name]: blocks.neighbours(group.name) for group in graph.groups}
+    assert neighbours == {
+        0: Neighbours(before=False, behind=True),
+        **dict.fromkeys((1, 2, 3), Neighbours(before=True, behind=True)),
+        4: Neighbours(before=True, behind=False),
+    }
+    # The loss, which has no parameters, belongs to the last block, and backward begins with it.
+    last = blocks.last[4]
+    assert last == graph.groups[-1].name
+    assert blocks.of[last] == 4
+
+
+class Passing(nn.Module):
+    """Sums and moves need nothing in backward, which therefore begins behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.second(self.first(x) + x).T + 1.0).sum()
+
+
+def test_backward_begins_a_block_with_what_needs_something_kept() -> None:
+    graph = problem(lambda: (Passing(), (torch.randn(4, 8),), {})).graph
+    blocks = find_blocks(graph)
+    with_parameters = [group.name for group in graph.groups if group.parameters]
+    assert list(blocks.last) == with_parameters
+
+
+class Counting(nn.Module):
+    """A batch norm counts its batches in a group of its own, which autograd never comes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.norm(self.first(x))).square().sum()
+
+
+def test_backward_begins_no_block_with_what_has_no_gradient() -> None:
+    graph = problem(lambda: (Counting(), (torch.randn(4, 8),), {})).graph
+    blocks = find_blocks(graph)
+    tensors = graph.atoms.graph.tensors
+    counters = [g.name for g in graph.groups if not any(tensors[n].requires_grad for n in g.writes)]
+    assert counters
+    assert not {*counters} & {*blocks.last}
+    assert None not in blocks.last
+
+
+def block(x: torch.Tensor, weight: torch.Tensor, unused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden = torch.tanh(x @ weight)
+    unused.sin()
+    return hidden * x, hidden.softmax(-1)
+
+
+def inputs() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    x, weight, unused = torch.randn(4, 8), torch.randn(8, 8), torch.randn(3)
+    return [t.requires_grad_() for t in (x, weight, unused)]
+
+
+def gradients(results: tuple[torch.Tensor, ...], of: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    return list(torch.autograd.grad(sum(r.sum() for r in results), of, allow_unused=True))
+
+
+def test_gradients_are_those_of_code_that_keeps_everything():
+    own = inputs()
+    assert_same(gradients(recomputed(block, *own), own), gradients(block(*own), own))
+
+
+def assert_same(ours: list[torch.Tensor | None], theirs: list[torch.Tensor | None]) -> None:
+    assert [g is None for g in ours] == [g is None for g in theirs] == [False, False, True]
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_it_runs_once_in_forward_and_once_when_backward_asks():
+    runs = []
+
+    def counted(x):
+        runs.append(torch.is_grad_enabled())
+        return torch.tanh(x).exp()
+
+    x = torch.randn(3, requires_grad=True)
+    result = recomputed(counted, x)
+    assert len(runs) == 1
+    result.sum().backward()
+    assert runs == [True, True]
+
+
+def kept_bytes(way) -> int:
+    """What lives between forward and backward beside the inputs and the result."""
+    made: list[weakref.ref] = []
+
+    def chain(x):
+        for _ in range(5):
+            x = torch.tanh(x)
+            made.append(weakref.ref(x))
+        return x.sum()
+
+    x = torch.randn(100, requires_grad=True)
+    result = way(chain, x)
+    alive = sum(ref().numel() * 4 for ref in made if ref() is not None)
+    del result
+    return alive
+
+
+def test_nothing_of_the_inside_is_kept():
+    assert kept_bytes(recomputed) == 0
+
+
+def test_inputs_live_as_long_as_backward_may_come():
+    x = torch.randn(5, requires_grad=True) * 2
+    alive = weakref.ref(x)
+    result = recomputed(lambda x: x.sin(), x)
+    del x
+    assert alive() is not None
+    result.sum().backward()
+    del result
+    assert alive() is None
+
+
+def test_a_kept_graph_can_be_gone_back_twice():
+    own = inputs()
+    total = sum(r.sum() for r in recomputed(block, *own))
+    first = torch.autograd.grad(total, own[:2], retain_graph=True)
+    for one, other in zip(first, torch.autograd.grad(total, own[:2]), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_it_runs_again_in_the_precision_of_forward():
+    own = inputs()
+    found = []
+
+    def noted(x, weight):
+        found.append((x @ weight).dtype)
+        return x @ weight
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = recomputed(noted, *own[:2])
+    result.float().sum().backward()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        theirs = checkpoint(noted, *own[:2], use_reentrant=False, early_stop=False)
+    assert torch.equal(own[1].grad, torch.autograd.grad(theirs.float().sum(), own[1])[0])
+    assert set(found) == {torch.bfloat16}
+
+
+def test_hooks_of_a_users_own_see_what_is_kept():
+    seen = []
+    x = torch.randn(5, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
+        result = recomputed(lambda x: torch.tanh(x).exp(), x)
+    assert seen == [x.shape]
+    result.sum().backward()
+    assert x.grad is not None
+
+
+def test_an_input_that_was_changed_is_refused():
+    x = torch.randn(4, requires_grad=True)
+    scale = torch.ones(4)
+    result = recomputed(lambda x, scale: (x * scale).exp(), x, scale)
+    scale.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_code_that_does_other_things_the_second_time_is_refused():
+    times = []
+
+    def fickle(x):
+        times.append(None)
+        for _ in range(len(times)):
+            x = torch.tanh(x)
+        return x
+
+    with pytest.raises(RuntimeError, match="saved 1 tensors in forward and 2 when it ran again"):
+        recomputed(fickle, torch.randn(4, requires_grad=True)).sum().backward()
 
 
 class Layer(nn.Module):

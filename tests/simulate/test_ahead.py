@@ -9,12 +9,11 @@ import pytest
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import batch_strategies
-from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import Strategy, strategy_from_dict
+from tensoropt.simulate.candidates import BLOCKING
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.memory_curve import memory_curve
-from tensoropt.simulate.overlap import BLOCKING
-from tensoropt.simulate.recorder import AHEAD
+from tensoropt.simulate.recording import AHEAD
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.costs.models import facts_of, four, problem
 from tests.simulate.test_simulator import (

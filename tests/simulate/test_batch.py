@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tensoropt.plan.evaluate import Evaluator
-from tensoropt.simulate.overlap import BLOCKING
+from tensoropt.simulate.candidates import BLOCKING
 from tests.costs.models import problem, tables_of
 from tests.situations.readers import WIDTH, Twice, siamese
 

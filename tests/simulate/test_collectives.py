@@ -15,8 +15,7 @@ from torch import nn
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.buckets import gradient_buckets
-from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import Strategy, strategy_from_dict
 from tensoropt.simulate.collectives import Collective, predicted_collectives, sent_bytes
 from tests.costs.models import facts_of, problem, three, two_layers
 

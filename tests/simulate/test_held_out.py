@@ -14,9 +14,8 @@ from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.memory_curve import memory_curve
-from tensoropt.verify.fake_ranks import step_on
+from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tensoropt.verify.steps import tracked_memory
 
 MODELS = ("dense_net", "cells", "pyramid", "albert", "gpt_neox", "t5", "convnext")
 MESHES = ((1, 8), (2, 2, 4), (1, 8, 8))

@@ -1,6 +1,6 @@
 """The order in which collectives are issued, against orders made by hand on two layers without biases.
 
-Whether ranks issue them in this order is tested in ``tests/verify/test_order.py``.
+Whether ranks issue them in this order is tested in ``tests/verify/test_recorder.py``.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from tensoropt.engine.models import model_values
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions
-from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import Strategy, strategy_from_dict
 from tensoropt.simulate.memory_curve import MemoryCurve, memory_curve
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import MemoryTracker

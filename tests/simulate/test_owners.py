@@ -10,16 +10,14 @@ from tensoropt.costs.prices import free_prices
 from tensoropt.engine.models import load_model
 from tensoropt.profiling.workload import workload
 from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.candidates import StrategyCandidates
-from tensoropt.simulate.overlap import Overlap
+from tensoropt.simulate.candidates import Overlap, StrategyCandidates
 from tensoropt.simulate.owners import StepOwners
-from tensoropt.simulate.recorder import StepRecorder
-from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
+from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow, StepRecorder
 from tensoropt.simulate.simulator import simulate
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import facts_of
 from tests.execute import jobs
-from tests.simulate.test_tied import tied
+from tests.simulate.test_readings import tied
 
 
 def recorded(

@@ -14,13 +14,12 @@ from tensoropt.costs.prices import Prices
 from tensoropt.plan.evaluate import Evaluation, Evaluator, costs_of, evaluate_strategy
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
-from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import Strategy, strategy_from_dict
+from tensoropt.simulate.candidates import BLOCKING, Overlap, link_levels, overlap_of
 from tensoropt.simulate.coalesced import coalesced
 from tensoropt.simulate.collectives import predicted_collectives
 from tensoropt.simulate.memory_curve import memory_curve
-from tensoropt.simulate.overlap import BLOCKING, Overlap, link_levels, overlap_of
-from tensoropt.simulate.recorder import AHEAD, REDUCTION, StepRecorder
+from tensoropt.simulate.recording import AHEAD, REDUCTION, StepRecorder
 from tensoropt.simulate.reductions import reductions_of
 from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.timeline import Task, Timeline, schedule

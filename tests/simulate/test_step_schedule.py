@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensoropt.costs.group_parts import parts_of
+from tensoropt.costs.group_effects import parts_of
 from tensoropt.simulate.step_schedule import Moment
 
 

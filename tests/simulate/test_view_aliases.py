@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from tensoropt.costs.effects import Reading
+from tensoropt.simulate.aliases import ViewAlias, ViewAliases
 from tensoropt.simulate.readings import Column
-from tensoropt.simulate.view_aliases import ViewAlias, ViewAliases
 
 ROWS, WHOLE = (0,), (-1,)
 

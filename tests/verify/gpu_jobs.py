@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tensoropt.engine.models import load_model
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.placement.execute import transport
-from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.sharding.strategy import strategy_from_dict
 from tensoropt.verify.rank_checks import RankFindings, check_plan, replica_spread
 from tensoropt.verify.reference import Results, of_first_rank
 from tests.execute import jobs

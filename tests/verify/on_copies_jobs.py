@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensoropt.engine.coalesced import gather, scatter, wait
+from tensoropt.engine.gathering import gather, scatter, wait
 from tensoropt.verify.recorder import MemoryTracker
 
 PIECE = 4096

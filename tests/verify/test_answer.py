@@ -12,11 +12,9 @@ from tensoropt.engine.models import load_model
 from tensoropt.execute.executable import executable_of
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.answer import answer_of, entry_of
-from tensoropt.verify.findings import RunFindings
-from tensoropt.verify.places import Place
-from tensoropt.verify.predict import Prediction
+from tensoropt.verify.findings import Differences, RunFindings
+from tensoropt.verify.predict import Place, Prediction
 from tensoropt.verify.reference import ModuleFindings
-from tensoropt.verify.tolerances import Differences
 from tests.execute import jobs
 
 KEYS = [

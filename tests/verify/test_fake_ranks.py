@@ -12,12 +12,11 @@ from tensoropt.errors import PlanError
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions
-from tensoropt.sharding.serialise import strategy_to_dict
+from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, compare_ranks, fake_job, looked_at
-from tensoropt.verify.order import compare_order, in_order
-from tensoropt.verify.recorder import compare_collectives
+from tensoropt.verify.recorder import compare_collectives, compare_order, in_order
 from tests.execute import jobs
 from tests.verify.test_verify import predicted, predicted_order
 

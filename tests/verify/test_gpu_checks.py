@@ -14,9 +14,9 @@ from tensoropt.execute.executable import executable_of
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import rank_checks, reference
 from tensoropt.verify.answer import entry_of
+from tensoropt.verify.fake_ranks import RunStep, tracked_memory
+from tensoropt.verify.findings import replicas_near
 from tensoropt.verify.reference import Results
-from tensoropt.verify.steps import RunStep, tracked_memory
-from tensoropt.verify.tolerances import replicas_near
 from tests.engine.test_replicas import on_two_ranks
 from tests.execute import jobs
 from tests.verify import gpu_jobs

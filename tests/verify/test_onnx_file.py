@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tensoropt.capture.onnx import tensors
+from tensoropt.capture.onnx import weights
 from tensoropt.engine.models import ModelSpec
 from tensoropt.plan.model_source import OnnxOptions
 from tensoropt.verify.onnx_file import verify_file
@@ -42,8 +42,8 @@ def test_an_import_that_is_right_differs_by_rounding(tmp_path):
 
 
 def test_an_import_that_is_wrong_is_seen(tmp_path, monkeypatch):
-    read = tensors._narrow
-    monkeypatch.setattr(tensors, "_narrow", lambda *args: read(*args).remainder(16))
+    read = weights._narrow
+    monkeypatch.setattr(weights, "_narrow", lambda *args: read(*args).remainder(16))
     found = verify_file(saved(tmp_path, "Tanh"))
     assert not found.ok
     assert found.difference > 0.1

@@ -1,13 +1,148 @@
-"""The recorders see what happens and nothing else."""
+"""The recorders see what happens and nothing else.
+
+The order in which collectives are issued: kept short, and as it was predicted of random strategies.
+
+Nothing holds what a collective on copies was given, and it did what it does.
+"""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.ranks.pool import RankPool
-from tensoropt.verify.recorder import MemoryTracker, compare_collectives
+from tensoropt.simulate.collectives import Collective, predicted_collectives
+from tensoropt.simulate.issue_order import collectives_in_order
+from tensoropt.verify.fake_ranks import issued, step_on
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.recorder import (
+    MemoryTracker,
+    compare_collectives,
+    compare_order,
+    in_order,
+    is_collective,
+    rows_in_order,
+    summarise,
+)
 from tests.execute import part_jobs
+from tests.verify import on_copies_jobs
+from tests.verify.test_verify import facts_by_group
+
+GATHER, REDUCE = Collective("all_gather", (1,), 64), Collective("all_reduce", (1, 2), 8)
+MESHES = ((1, 2, 2), (2, 4), (2, 2, 2, 2), (4, 2))
+MESHES_OF_SMALL = ((1, 2), (1, 2, 2), (2, 4), (2, 2, 2), (4, 2))
+SITUATIONS = Path(__file__).parents[1] / "situations" / "readers.py"
+
+
+def test_an_order_is_kept_as_rows_of_its_summary() -> None:
+    sent = [REDUCE, GATHER, GATHER, REDUCE, GATHER]
+    order = rows_in_order(sent)
+    assert order == [1, 0, 0, 1, 0]
+    shown = [one._replace(axes=tuple(axis - 1 for axis in one.axes)) for one in sent]
+    assert in_order(summarise(sent), order) == shown
+
+
+def test_the_first_difference_is_named() -> None:
+    assert compare_order([GATHER, REDUCE], [GATHER, REDUCE]) == []
+    assert compare_order([GATHER, REDUCE, GATHER], [GATHER, GATHER, REDUCE]) == [
+        "collective 1 of 3: predicted all_reduce of 8 bytes over axes [1, 2], "
+        "issued all_gather of 64 bytes over axes [1]"
+    ]
+    assert compare_order([GATHER], []) == [
+        "collective 0 of 1: predicted all_gather of 64 bytes over axes [1], issued none"
+    ]
+
+
+ODD = (("batch", 12), ("features", 33), ("hidden", 47))
+
+
+@cache
+def captured(name: str, dtype: str, settings: tuple[tuple[str, int], ...] = ()) -> CapturedModel:
+    return load_model(ModelSpec(f"zoo:{name}", compute_dtype=dtype, settings=settings, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "count", "settings"),
+    [
+        ("mlp", "float32", 8, ()),
+        ("mlp", "bfloat16", 8, ODD),  # shards of which the last is smaller
+        ("lstm-lm-tiny", "float32", 3, ()),  # backward of one operator asks for several parameters
+        ("gpt2-tiny", "float32", 2, ()),  # a shared parameter, biases in front of what they are added to
+        ("gpt-mini", "bfloat16", 1, ()),  # parameters are cast at every use
+        ("lenet", "float32", 2, ()),
+    ],
+)
+def test_ranks_issue_in_the_predicted_order(
+    name: str, dtype: str, count: int, settings: tuple[tuple[str, int], ...]
+) -> None:
+    loaded, rng = captured(name, dtype, settings), random.Random(5)
+    for number in range(count):
+        assert_in_the_predicted_order(loaded, MESHES[number % len(MESHES)], rng)
+
+
+def assert_in_the_predicted_order(loaded: CapturedModel, mesh: tuple[int, ...], rng: random.Random) -> None:
+    """Of a random strategy."""
+    micro = micro_strategies(loaded.graph, mesh[0])
+    strategy = random_strategy(loaded.graph, mesh, micro, rng, recompute=0.5)
+    facts = facts_by_group(strategy)
+    order = collectives_in_order(strategy, facts)
+    assert predicted_collectives(strategy, facts) == Counter(order)
+    # As ``check_on_fake_ranks`` does, without its second step that tracks memory.
+    with step_on(0, loaded, strategy, "sgd") as step:
+        sent = issued(step.engine, step.model)
+    assert compare_order(order, in_order(summarise(sent), rows_in_order(sent))) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "build",
+    [
+        "build_siamese_three", "build_target_without_gradient", "build_gradient_inside_no_grad",
+        "build_weight_read_twice_in_each_block", "build_fused_projections", "build_split_weights",
+    ],
+)  # fmt: skip
+def test_parameters_with_several_readers_and_without_gradient(build: str, dtype: str) -> None:
+    """Also what is gathered of parameters whose parts other groups keep, or of which some uses give no
+    gradient."""
+    loaded = load_model(ModelSpec(f"{SITUATIONS}:{build}", compute_dtype=dtype))
+    for number in range(5):
+        assert_in_the_predicted_order(loaded, MESHES_OF_SMALL[number], random.Random(number))
+
+
+GATHERED = torch.ops.c10d._allgather_base_.default
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", on_copies_jobs.COLLECTIVES)
+def test_results_are_those_of_the_collective(ranks: RankPool, name: str) -> None:
+    for plain, tracked in ranks.run(on_copies_jobs.results, name):
+        assert tracked == plain
+
+
+@pytest.mark.distributed
+def test_threads_of_gloo_hold_nothing_of_a_tracked_step(ranks: RankPool) -> None:
+    # Without copies some of what is freed at once is alive for a while.
+    for peak, after in ranks.run(on_copies_jobs.freed_at_once):
+        assert set(after) == {0}
+        assert set(peak) == {on_copies_jobs.GATHERED_BYTES}
+
+
+def test_messages_and_what_has_no_data_are_left_alone() -> None:
+    value = torch.zeros(4)
+    assert is_collective(GATHERED, (value, value))
+    assert not is_collective(torch.ops.c10d.send.default, ([value],))
+    assert not is_collective(torch.ops._c10d_functional.wait_tensor.default, (value,))
+    assert not is_collective(torch.ops.aten.add.Tensor, (value, value))
+    assert not is_collective(GATHERED, (torch.empty(4, device="meta"), torch.empty(4, device="meta")))
+    with FakeTensorMode():
+        assert not is_collective(GATHERED, (torch.zeros(4), torch.zeros(4)))
 
 
 @pytest.mark.distributed

@@ -13,8 +13,7 @@ from tensoropt.engine.models import load_model
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.simulate.memory_curve import memory_curve
-from tensoropt.verify.fake_ranks import step_on
-from tensoropt.verify.steps import tracked_memory
+from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tests.execute import jobs
 from tests.verify.torch_tracker import torch_peak_bytes
 

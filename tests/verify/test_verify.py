@@ -15,23 +15,15 @@ from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import Strategy, strategy_from_dict, strategy_to_dict
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.issue_order import collectives_in_order
-from tensoropt.verify.order import compare_order, in_order
+from tensoropt.verify.findings import Differences, NarrowDistance, is_rounding, near_enough, within_tolerance
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_module, verify_strategies
-from tensoropt.verify.recorder import compare_collectives
+from tensoropt.verify.recorder import compare_collectives, compare_order, in_order
 from tensoropt.verify.reference import has_kinks
-from tensoropt.verify.tolerances import (
-    Differences,
-    NarrowDistance,
-    is_rounding,
-    near_enough,
-    within_tolerance,
-)
 from tests.execute import jobs
 
 pytestmark = pytest.mark.distributed

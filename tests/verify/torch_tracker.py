@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from tensoropt.verify.steps import RunStep
+from tensoropt.verify.fake_ranks import RunStep
 
 
 class NoModules:

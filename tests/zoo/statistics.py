@@ -20,13 +20,11 @@ from networkx.algorithms.approximation import treewidth_min_fill_in
 
 from tensoropt import zoo
 from tensoropt.capture import capture
-from tensoropt.costs.tables import Template
-from tensoropt.costs.variables import Variable
+from tensoropt.costs.tables import Template, Variable
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.graph.ir import DTYPE_BYTES
 from tensoropt.ops.registry import resolve_function
-from tensoropt.plan.coverage import shares_of_flops, unsplit
-from tensoropt.plan.problem import prepare
+from tensoropt.plan.problem import prepare, shares_of_flops, unsplit
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload

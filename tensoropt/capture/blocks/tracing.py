@@ -24,10 +24,10 @@ from tensoropt.capture.blocks.likeness import (
     same_value,
 )
 
-LIBRARY = torch.library.Library("tensoropt_blocks", "DEF")
-LIBRARY.define("enter(Tensor[] tensors, int call) -> Tensor[]")
-LIBRARY.define("leave(Tensor[] tensors, int call) -> Tensor[]")
-LIBRARY.define("repeat(Tensor[] tensors, int call, int traced) -> Tensor[]")
+_LIBRARY = torch.library.Library("tensoropt_blocks", "DEF")
+_LIBRARY.define("enter(Tensor[] tensors, int call) -> Tensor[]")
+_LIBRARY.define("leave(Tensor[] tensors, int call) -> Tensor[]")
+_LIBRARY.define("repeat(Tensor[] tensors, int call, int traced) -> Tensor[]")
 OPS = torch.ops.tensoropt_blocks
 """``enter`` and ``leave`` pass on the inputs and outputs of a traced block; ``repeat`` stands for a whole
 block whose like was traced in the call ``traced``."""
@@ -126,10 +126,10 @@ class TracedBlocks:
         try:
             with contextlib.ExitStack() as stack:
                 for cls in {type(block.module) for block in self._of_attributes.values()}:
-                    stack.enter_context(attribute_of(cls, "forward", self._called(cls.forward)))
+                    stack.enter_context(_attribute_of(cls, "forward", self._called(cls.forward)))
                 if self._of_attributes:
                     cls = type(self.model)
-                    stack.enter_context(attribute_of(cls, "forward", self._started(cls.forward)))
+                    stack.enter_context(_attribute_of(cls, "forward", self._started(cls.forward)))
                 yield
         finally:
             _active = before
@@ -230,7 +230,7 @@ def _made(tensors: Sequence[torch.Tensor], call: int, traced: int) -> list[torch
 
 
 for _name, _results in (("enter", _fresh), ("leave", _fresh), ("repeat", _made)):
-    torch.library.register_fake(f"tensoropt_blocks::{_name}", _results, lib=LIBRARY)
+    torch.library.register_fake(f"tensoropt_blocks::{_name}", _results, lib=_LIBRARY)
 
 
 def _all_known(leaves: Sequence[Any]) -> bool:
@@ -298,9 +298,9 @@ def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
 
     with contextlib.ExitStack() as stack:
         for cls in {type(parts[path]) for path, _ in places}:
-            stack.enter_context(attribute_of(cls, "__getattribute__", reading(cls.__getattribute__)))
+            stack.enter_context(_attribute_of(cls, "__getattribute__", reading(cls.__getattribute__)))
         for cls in {type(part) for part in parts.values()}:
-            stack.enter_context(attribute_of(cls, "__setattr__", setting(cls.__setattr__)))
+            stack.enter_context(_attribute_of(cls, "__setattr__", setting(cls.__setattr__)))
         yield seen
 
 
@@ -311,7 +311,7 @@ def _called_by_torch() -> bool:
 
 
 @contextlib.contextmanager
-def attribute_of(cls: Any, name: str, value: Any) -> Iterator[None]:
+def _attribute_of(cls: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute of a class while the context is open."""
     own = name in vars(cls)
     before = vars(cls).get(name)

@@ -13,14 +13,11 @@ import torch
 from torch import fx
 
 from tensoropt.capture.onnx import ops as _converters  # noqa: F401 - registers them
-from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.capture.onnx.importer import Importer, first_line
-from tensoropt.capture.onnx.inference import Inferred, infer
-from tensoropt.capture.onnx.losses import with_loss
 from tensoropt.capture.onnx.reader import checked, read_model
-from tensoropt.capture.onnx.signature import Input, bind_inputs
-from tensoropt.capture.onnx.tensors import TensorReader
-from tensoropt.capture.onnx.values import OnnxValue, Traced
+from tensoropt.capture.onnx.signature import Inferred, Input, bind_inputs, infer, with_loss
+from tensoropt.capture.onnx.values import OnnxError, OnnxValue, Traced
+from tensoropt.capture.onnx.weights import TensorReader
 
 
 @dataclass(frozen=True)

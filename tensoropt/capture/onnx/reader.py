@@ -3,6 +3,8 @@ defined once.
 
 Nothing in a file is executed or trusted: sizes, counts and nesting are bounded before anything is built, and
 the first error is raised as an :class:`OnnxError`.
+
+The definitions of operators that the ONNX standard defines in terms of others.
 """
 
 from __future__ import annotations
@@ -14,17 +16,64 @@ import onnx
 import onnx.inliner
 from google.protobuf.message import DecodeError
 
-from tensoropt.capture.onnx.errors import OnnxError
+from tensoropt.capture.onnx.values import OnnxError
 from tensoropt.units import format_bytes
 
-MIN_OPSET, MAX_OPSET = 7, 28
+
+def standard_function(
+    node: onnx.NodeProto, domain: str, opset: int, graph: onnx.GraphProto
+) -> onnx.FunctionProto | None:
+    """The definition of a node's operator with the node's attributes substituted; None if it has none.
+
+    A definition that depends on the operands' types is not used here, because those operators have
+    converters.
+    """
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+    if not schema.has_function:  # type: ignore[attr-defined]
+        return None
+    body = onnx.FunctionProto()
+    body.CopyFrom(schema.function_body)
+    given = {a.name: a for a in node.attribute}
+    defaults = {name: a.default_value for name, a in schema.attributes.items()}
+    for inner in body.node:
+        _bind(inner, given, defaults)
+    return body
+
+
+def _bind(
+    node: onnx.NodeProto, given: dict[str, onnx.AttributeProto], defaults: dict[str, onnx.AttributeProto]
+) -> None:
+    """Replace references to the function's attributes with their values; drop those without a value."""
+    kept = []
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            for inner in attribute.g.node:
+                _bind(inner, given, defaults)
+            kept.append(attribute)
+            continue
+        value = given.get(attribute.ref_attr_name) or defaults.get(attribute.ref_attr_name)
+        if value is None or value.type == onnx.AttributeProto.UNDEFINED:
+            continue
+        bound = onnx.AttributeProto()
+        bound.CopyFrom(value)
+        bound.name = attribute.name
+        kept.append(bound)
+    values = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
+    del node.attribute[:]
+    node.attribute.extend(values)
+
+
+_MIN_OPSET, _MAX_OPSET = 7, 28
 """Below 7, broadcasting was a separate attribute; above the maximum, operators may have meanings that are not
 covered here."""
 MAX_NODES = 500_000
 """The most nodes after inlining. The largest exported language models have some tens of thousands."""
-MAX_FILE_BYTES = 2**31
+_MAX_FILE_BYTES = 2**31
 """Protobuf's own limit; larger models store their weights in files next to the model."""
-MAX_NESTING = 16
+_MAX_NESTING = 16
 """The deepest nesting of subgraphs (If in If) and of function calls."""
 
 
@@ -37,9 +86,9 @@ def read_model(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise OnnxError(f"there is no file {path}; check the path")
     size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
+    if size > _MAX_FILE_BYTES:
         raise OnnxError(
-            f"{path} has {format_bytes(size)}, but an ONNX file has at most {format_bytes(MAX_FILE_BYTES)}; "
+            f"{path} has {format_bytes(size)}, but an ONNX file has at most {format_bytes(_MAX_FILE_BYTES)}; "
             "save it with external data"
         )
     try:
@@ -56,9 +105,9 @@ def read_model(path: Path) -> onnx.ModelProto:
 def checked(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with its own functions inlined, if all counts and names are valid."""
     opsets = opsets_of(model)
-    if not MIN_OPSET <= opsets.get("", MIN_OPSET) <= MAX_OPSET:
+    if not _MIN_OPSET <= opsets.get("", _MIN_OPSET) <= _MAX_OPSET:
         raise OnnxError(
-            f"the file is written in opset {opsets['']}, but {MIN_OPSET} to {MAX_OPSET} are understood; "
+            f"the file is written in opset {opsets['']}, but {_MIN_OPSET} to {_MAX_OPSET} are understood; "
             "convert it with onnx.version_converter.convert_version"
         )
     _count(model)
@@ -91,9 +140,9 @@ def _count(model: onnx.ModelProto) -> None:
     known: dict[tuple[str, str, str], int] = {}
 
     def size(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
-        if depth > MAX_NESTING:
+        if depth > _MAX_NESTING:
             raise OnnxError(
-                f"its subgraphs or functions are nested more than {MAX_NESTING} deep, or call themselves"
+                f"its subgraphs or functions are nested more than {_MAX_NESTING} deep, or call themselves"
             )
         total = 0
         for node in nodes:

@@ -1,19 +1,30 @@
-"""The inputs of a file: sizes that are bound from outside, and example values that the graph accepts."""
+"""The inputs of a file: sizes that are bound from outside, and example values that the graph accepts.
+
+ONNX's own inference for a file's tensors: element types, and shapes with which the import is compared.
+
+The import determines shapes by running, even where inference has to give up (exporters' shape arithmetic,
+data-dependent operators); inference is an independent second opinion. If both know a size and differ, the
+file contradicts itself or a converter is wrong, and the import is refused.
+
+Losses for files that have none: a file says what a model computes, but training needs a target.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import onnx
+import onnx.shape_inference
 import torch
+import torch.nn.functional as F
 
-from tensoropt.capture.onnx.errors import OnnxError
-from tensoropt.capture.onnx.tensors import torch_dtype
+from tensoropt.capture.onnx.values import FxBuilder, OnnxError, Traced
+from tensoropt.capture.onnx.weights import torch_dtype
 from tensoropt.units import format_bytes
 
-MAX_INPUT_BYTES = 2**36
+_MAX_INPUT_BYTES = 2**36
 
 
 @dataclass(frozen=True)
@@ -87,10 +98,10 @@ def bind_inputs(
             shape.append(size if size is not None else (fixed or 1))
         dtype = torch_dtype(tensor.elem_type, f"the input '{value.name}'")
         size_bytes = math.prod(shape) * dtype.itemsize
-        if size_bytes > MAX_INPUT_BYTES:
+        if size_bytes > _MAX_INPUT_BYTES:
             raise OnnxError(
                 f"the input '{value.name}' of shape {shape} has {format_bytes(size_bytes)}, more than the "
-                f"{format_bytes(MAX_INPUT_BYTES)} allowed; its sizes are absurd"
+                f"{format_bytes(_MAX_INPUT_BYTES)} allowed; its sizes are absurd"
             )
         inputs.append(Input(value.name, tuple(shape), dtype))
     _refuse_unbound(unbound, dims, used, names)
@@ -127,3 +138,173 @@ def _likely(name: str) -> int:
     if "height" in lowered or "width" in lowered:
         return 224
     return 8
+
+
+_SMALL_ELEMENTS = 256
+"""The largest constants that inference sees with their values: shapes, axes, paddings."""
+_MAX_BYTES = 2**26
+"""The most bytes of the nodes; a file whose attributes alone are larger is not inferred a second time."""
+Shape = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """The inferred facts about tensors, by name: ONNX element types, and shapes with None for unknown
+    sizes."""
+
+    types: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+
+    def check(self, made: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare the inferred shapes with those of the import.
+
+        Raises:
+            OnnxError: names the first tensor whose shape differs.
+        """
+        for name, shape in made.items():
+            known = self.shapes.get(name)
+            if known is None or _agree(known, shape):
+                continue
+            shown = ["?" if size is None else size for size in known]
+            raise OnnxError(
+                f"'{name}' has the shape {list(shape)}, but by ONNX's shape inference it has {shown}; the "
+                "file contradicts itself, so export it again"
+            )
+
+
+def _agree(known: Shape, shape: Sequence[int]) -> bool:
+    return len(known) == len(shape) and all(k in (None, s) for k, s in zip(known, shape, strict=True))
+
+
+def infer(model: onnx.ModelProto, inputs: Sequence[Input]) -> Inferred:
+    """Run ``onnx.shape_inference`` with the inputs' sizes bound; returns an empty result if it cannot run."""
+    if sum(node.ByteSize() for node in model.graph.node) > _MAX_BYTES:
+        return Inferred()
+    try:
+        # With data propagation, because exporters compute shapes in the graph.
+        done = onnx.shape_inference.infer_shapes(_skeleton(model, inputs), data_prop=True)
+    except Exception:  # only a second opinion: the import itself reports what is wrong with the file
+        return Inferred()
+    values = [*done.graph.input, *done.graph.value_info, *done.graph.output]
+    tensors = {v.name: v.type.tensor_type for v in values if v.type.HasField("tensor_type")}
+    return Inferred(
+        {name: t.elem_type for name, t in tensors.items()},
+        {name: tuple(_sizes(t.shape)) for name, t in tensors.items() if t.HasField("shape")},
+    )
+
+
+def _sizes(shape: onnx.TensorShapeProto) -> Iterator[int | None]:
+    for dim in shape.dim:
+        yield dim.dim_value if dim.HasField("dim_value") else None
+
+
+def _skeleton(model: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
+    """The model without its large constants and without the shapes that the file itself declares."""
+    graph, bound = model.graph, {i.name: i.shape for i in inputs}
+    bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    bare.graph.name = graph.name
+    bare.graph.node.extend(graph.node)
+    for value in graph.input:
+        if value.name in bound:
+            kind = value.type.tensor_type.elem_type
+            bare.graph.input.append(_described(value.name, kind, bound[value.name]))
+    for tensor in graph.initializer:
+        # 16 bytes per element: 8 for its value, and an allowance for name and dims, which is an assumption.
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() < 16 * _SMALL_ELEMENTS:
+            bare.graph.initializer.append(tensor)
+        else:
+            bare.graph.input.append(_described(tensor.name, tensor.data_type, tensor.dims))
+    for value in graph.output:
+        # By name only: the shapes that the file declares are what is to be checked.
+        bare.graph.output.add(name=value.name)
+    return bare
+
+
+def _described(name: str, kind: int, shape: Sequence[int]) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, kind, list(shape))
+
+
+_Made = tuple[Traced, list[Input], str]
+
+
+def _targets(results: Sequence[Traced]) -> list[Traced]:
+    floats = [r for r in results if r.floating and r.node is not None]
+    if not floats:
+        raise OnnxError(
+            "none of its outputs is a floating-point tensor that depends on an input; it cannot be trained"
+        )
+    return floats
+
+
+def _mean(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) -> _Made:
+    floats = _targets(results)
+    total = torch.mean(floats[0])
+    for value in floats[1:]:
+        total = total + torch.mean(value)
+    return total, [], "the mean of all elements of its outputs"
+
+
+def _mse(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) -> _Made:
+    floats = _targets(results)
+    total: Traced = None
+    added: list[Input] = []
+    for index, value in enumerate(floats):
+        target = Input(f"target_{index}" if len(floats) > 1 else "target", value.shape, value.dtype)
+        error = F.mse_loss(value, builder.late_input(target.name, target.shape, target.dtype))
+        total = error if total is None else total + error
+        added.append(target)
+    return total, added, "mean squared error against targets, passed after the file's own inputs"
+
+
+def _cross_entropy(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) -> _Made:
+    """Cross entropy; classes are the last dim of a tensor with 2 or 3 dims, and the second dim of images."""
+    value = _targets(results)[0]
+    if value.ndim < 2:
+        raise OnnxError(f"a cross entropy needs an output of at least 2 dims; it has {list(value.shape)}")
+    # `(batch, classes)` and `(batch, sequence, classes)` end in classes; images have them in front of the
+    # spatial dims.
+    dim = 1 if value.ndim > 3 else value.ndim - 1
+    classes = value.shape[dim]
+    shape = tuple(s for d, s in enumerate(value.shape) if d != dim)
+    labels = Input("labels", shape, torch.int64, below=classes)
+    given = builder.late_input(labels.name, shape, torch.int64)
+    if value.ndim == 3:
+        # PyTorch wants classes second: one row per token needs no transposition.
+        value, given = value.reshape(-1, classes), given.reshape(-1)
+    loss = F.cross_entropy(value, given)
+    return (
+        loss,
+        [labels],
+        f"cross entropy over {classes} classes with labels, passed after the file's own inputs",
+    )
+
+
+LOSSES: dict[str, Callable[[FxBuilder, Sequence[Traced], Sequence[str]], _Made]] = {
+    "cross_entropy": _cross_entropy,
+    "mean": _mean,
+    "mse": _mse,
+}
+"""The losses by the name that ``--loss`` takes."""
+
+
+def with_loss(
+    builder: FxBuilder, name: str, results: Sequence[Traced], outputs: Sequence[str]
+) -> tuple[list[Traced], list[Input], str]:
+    """(the loss alone, the inputs that it needs, a sentence that describes it).
+
+    Args:
+        name: a name in :data:`LOSSES`, or ``auto``: a scalar output called ``loss``; else cross entropy if an
+            output is called ``logits``; else the squared error, which has a gradient for any output.
+    """
+    if name == "auto":
+        for value, output in zip(results, outputs, strict=True):
+            if value.numel == 1 and value.floating and value.node is not None and "loss" in output.lower():
+                return [value], [], f"loss: the file's output '{output}'"
+        named = [i for i, output in enumerate(outputs) if "logit" in output.lower() and results[i].ndim > 1]
+        if named:
+            results = [results[named[0]]]
+        name = "cross_entropy" if named else "mse"
+    if name not in LOSSES:
+        raise OnnxError(f"there is no loss '{name}'; there are auto, {', '.join(LOSSES)}")
+    loss, inputs, what = LOSSES[name](builder, results, outputs)
+    return [loss], inputs, f"loss: {what} (the file has none; --loss {'|'.join(LOSSES)})"

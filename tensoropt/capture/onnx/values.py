@@ -3,6 +3,8 @@
 Converters are plain PyTorch code over :class:`OnnxValue`. A call whose operands are all known is computed at
 once, which folds the shape arithmetic of exported files; any other call becomes an fx node, and is run on the
 meta device to determine its shape.
+
+The errors with which an ONNX file is refused.
 """
 
 from __future__ import annotations
@@ -16,18 +18,27 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture.keys import register
-from tensoropt.capture.onnx.errors import OnnxError
+from tensoropt.capture.rebuild import register
+from tensoropt.errors import CaptureError
 from tensoropt.units import format_bytes
+
+
+class OnnxError(CaptureError):
+    """An ONNX file that cannot be imported; the message names the file or node, the reason and the remedy."""
+
+
+class DataDependentError(OnnxError):
+    """A node whose shapes depend on the values of an input: a graph with such a node has no fixed cost."""
+
 
 FOLDED_BYTES = 2**31
 """The bytes that folding may allocate in total. A file of a few bytes can ask for terabytes (ConstantOfShape,
 Tile)."""
 
 
-WIDE_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
+_WIDE_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 """Types that PyTorch stores and moves, but for which it has little arithmetic."""
-TRIED_ELEMENTS = 2**22
+_TRIED_ELEMENTS = 2**22
 """The most elements of a call on these types that is tried at import."""
 
 
@@ -157,7 +168,7 @@ class FxBuilder:
 
     def input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
         """A placeholder of the module, named after the file's input."""
-        node = self.graph.placeholder(identifier(name))
+        node = self.graph.placeholder(_identifier(name))
         return OnnxValue(self, torch.empty(shape, dtype=dtype, device="meta"), node=node, hint=name)
 
     def late_input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
@@ -242,7 +253,7 @@ class FxBuilder:
             except NotImplementedError:
                 raise _no_kernel(func, operands) from None
             return self._wrap(meta, data, None)
-        if any(v.dtype in WIDE_UNSIGNED for v in operands):
+        if any(v.dtype in _WIDE_UNSIGNED for v in operands):
             self._try_unsigned(func, args, kwargs, meta, operands)
         args, kwargs = pytree.tree_map(
             lambda v: self.node(v) if isinstance(v, OnnxValue) else v, (args, kwargs)
@@ -262,7 +273,7 @@ class FxBuilder:
     ) -> None:
         """Run the call on ones, since shapes alone do not show that PyTorch has no arithmetic for a type."""
         tensors = [v.meta for v in operands] + [m for m in pytree.tree_leaves(meta) if hasattr(m, "numel")]
-        if sum(t.numel() for t in tensors) > TRIED_ELEMENTS:
+        if sum(t.numel() for t in tensors) > _TRIED_ELEMENTS:
             raise _no_kernel(func, operands)
         try:
             self._run(func, args, kwargs, lambda v: torch.ones(v.shape, dtype=v.dtype))
@@ -316,7 +327,7 @@ def _no_kernel(func: Callable[..., Any], operands: list[OnnxValue]) -> OnnxError
     return OnnxError(f"PyTorch cannot compute {name} of {types}; cast to int64 before")
 
 
-def identifier(name: str) -> str:
+def _identifier(name: str) -> str:
     """An ONNX name as a Python identifier."""
     cleaned = re.sub(r"\W", "_", name)
     return cleaned if cleaned[:1].isalpha() or cleaned.startswith("_") else f"v_{cleaned}"

@@ -6,17 +6,278 @@ holds a weight by the operator's meaning (a convolution's kernel, a matrix, an e
 scale), or if it is added to, multiplied with or concatenated with something. Statistics of a batch norm,
 masks, positions, sizes, clipping bounds, and constants that are subtracted or divided by (image
 normalisation) do not train and become buffers.
+
+Read ``TensorProto`` as ``torch.Tensor``; sizes are checked against the available bytes before any are
+read.
+
+External data is read only from files next to the model: a path that leads out of the model's folder, through
+``..`` or a link, is refused.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import torch
 
 from tensoropt.capture.onnx.reader import subgraphs
+from tensoropt.capture.onnx.values import OnnxError
+
+_T = onnx.TensorProto
+_DTYPES: dict[Any, torch.dtype] = {
+    _T.FLOAT: torch.float32,
+    _T.DOUBLE: torch.float64,
+    _T.FLOAT16: torch.float16,
+    _T.BFLOAT16: torch.bfloat16,
+    _T.INT8: torch.int8,
+    _T.INT16: torch.int16,
+    _T.INT32: torch.int32,
+    _T.INT64: torch.int64,
+    _T.UINT8: torch.uint8,
+    _T.UINT16: torch.uint16,
+    _T.UINT32: torch.uint32,
+    _T.UINT64: torch.uint64,
+    _T.BOOL: torch.bool,
+    _T.COMPLEX64: torch.complex64,
+    _T.COMPLEX128: torch.complex128,
+}
+
+
+@dataclass(frozen=True)
+class _Narrow:
+    """An element type for which PyTorch has no arithmetic, and its representation in memory here.
+
+    Attributes:
+        bits: bits per element in the file, if several elements share a byte.
+        dtype: the PyTorch type that can represent all its values.
+        bounds: its range, for whole numbers, if ``dtype`` has another one.
+        rounding: the dtype that rounds in the same way, for floats of eight bits.
+    """
+
+    bits: int
+    dtype: torch.dtype
+    bounds: tuple[int, int] | None = None
+    rounding: torch.dtype | None = None
+
+
+_NARROW = {
+    "INT4": _Narrow(4, torch.int8, (-8, 7)),
+    "UINT4": _Narrow(4, torch.uint8, (0, 15)),
+    "INT2": _Narrow(2, torch.int8, (-2, 1)),
+    "UINT2": _Narrow(2, torch.uint8, (0, 3)),
+    "FLOAT4E2M1": _Narrow(4, torch.float32),
+    "FLOAT8E4M3FN": _Narrow(8, torch.float32, rounding=torch.float8_e4m3fn),
+    "FLOAT8E4M3FNUZ": _Narrow(8, torch.float32, rounding=torch.float8_e4m3fnuz),
+    "FLOAT8E5M2": _Narrow(8, torch.float32, rounding=torch.float8_e5m2),
+    "FLOAT8E5M2FNUZ": _Narrow(8, torch.float32, rounding=torch.float8_e5m2fnuz),
+    "FLOAT8E8M0": _Narrow(8, torch.float32),
+}
+NARROW: dict[int, _Narrow] = {_T.DataType.Value(n): t for n, t in _NARROW.items() if hasattr(_T, n)}
+"""The narrow types by ONNX's number of the type; older packages lack some of them."""
+_TYPED_FIELDS: dict[Any, tuple[str, int]] = {
+    _T.FLOAT: ("float_data", 1),
+    _T.DOUBLE: ("double_data", 1),
+    _T.INT64: ("int64_data", 1),
+    _T.UINT32: ("uint64_data", 1),
+    _T.UINT64: ("uint64_data", 1),
+    _T.COMPLEX64: ("float_data", 2),
+    _T.COMPLEX128: ("double_data", 2),
+}
+
+
+def torch_dtype(code: int, what: str) -> torch.dtype:
+    """The PyTorch dtype that holds an ONNX element type.
+
+    Raises:
+        OnnxError: there is none (strings).
+    """
+    dtype = NARROW[code].dtype if code in NARROW else _DTYPES.get(code)
+    if dtype is None:
+        known = code in _T.DataType.values()
+        name = _T.DataType.Name(code) if known else f"number {code}"  # type: ignore[arg-type]
+        raise OnnxError(f"{what} has the element type {name}, which cannot be imported")
+    return dtype
+
+
+def rounded(x: Any, code: int, saturate: bool) -> Any:
+    """``x``, a real or traced tensor, rounded to floats of a few bits and held in float32.
+
+    Args:
+        saturate: values that are too large become the largest number, instead of infinity or NaN.
+
+    Raises:
+        OnnxError: nothing here rounds in the way of that type.
+    """
+    x, narrow = x.to(torch.float32), NARROW[code]
+    if narrow.rounding is not None:
+        most = torch.finfo(narrow.rounding).max
+        return (torch.clamp(x, -most, most) if saturate else x).to(narrow.rounding).to(torch.float32)
+    if narrow.bits != 4:
+        raise OnnxError(f"conversion to {_T.DataType.Name(code)} cannot be imported")  # type: ignore[arg-type]
+    # Steps of 1/2 below 2, of 1 below 4, of 2 up to 6, the largest; ties go to even.
+    size = torch.nan_to_num(torch.clamp(torch.abs(x), max=6.0), nan=0.0)
+    step = torch.where(torch.lt(size, 2.0), 0.5, torch.where(torch.lt(size, 4.0), 1.0, 2.0))
+    return torch.copysign(torch.round(size / step) * step, x)
+
+
+def _dims_of(tensor: onnx.TensorProto) -> tuple[int, ...]:
+    """A tensor's shape; raises :class:`OnnxError` for negative sizes."""
+    dims = tuple(int(d) for d in tensor.dims)
+    if any(d < 0 for d in dims):
+        raise OnnxError(f"tensor '{tensor.name}' has the shape {list(dims)}; sizes cannot be negative")
+    return dims
+
+
+class TensorReader:
+    """Reads the tensors of one file.
+
+    Args:
+        folder: the model file's folder, the only one that external data is read from. None for models in
+            memory.
+    """
+
+    def __init__(self, folder: Path | None):
+        self.folder = folder
+
+    def shape_and_dtype(self, tensor: onnx.TensorProto) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype of a tensor, checked against the size of its data without reading it."""
+        what = f"tensor '{tensor.name}'"
+        shape, dtype = _dims_of(tensor), torch_dtype(tensor.data_type, what)
+        if len(shape) > 64:
+            raise OnnxError(f"{what} has {len(shape)} dims; at most 64 make sense")
+        elements = math.prod(shape)
+        expected = _stored_bytes(tensor.data_type, dtype, elements)
+        if tensor.data_location == _T.EXTERNAL:
+            path, offset, length = self._external(tensor)
+            if length != expected:
+                raise OnnxError(
+                    f"{what} of shape {list(shape)} needs {expected} bytes, but {path.name} has {length} for "
+                    f"it at offset {offset}; the data file is truncated or belongs to another model"
+                )
+        elif tensor.HasField("raw_data"):
+            if len(tensor.raw_data) != expected:
+                raise OnnxError(
+                    f"{what} of shape {list(shape)} needs {expected} bytes, but the file holds "
+                    f"{len(tensor.raw_data)}; it is corrupt"
+                )
+        else:
+            field, per_element = _TYPED_FIELDS.get(tensor.data_type, ("int32_data", 1))
+            count = len(getattr(tensor, field))
+            # Complex numbers take two entries each; narrow ones share one, just as they share a byte.
+            needed = expected if tensor.data_type in NARROW else elements * per_element
+            if count != needed:
+                raise OnnxError(
+                    f"{what} of shape {list(shape)} needs {needed} numbers, but the file holds {count}; it "
+                    "is corrupt"
+                )
+        return shape, dtype
+
+    def read(self, tensor: onnx.TensorProto) -> torch.Tensor:
+        """Return the tensor's data.
+
+        Raises:
+            OnnxError: it has fewer or more bytes than its shape requires, an unknown type, or its data is
+                elsewhere.
+        """
+        shape, dtype = self.shape_and_dtype(tensor)
+        if tensor.data_location == _T.EXTERNAL:
+            path, offset, length = self._external(tensor)
+            with path.open("rb") as stream:
+                stream.seek(offset)
+                data = stream.read(length)
+            if tensor.data_type in NARROW:
+                inside = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=data)
+                return _narrow(inside, dtype, shape)
+            return _from_bytes(data, dtype, shape)
+        if tensor.data_type in NARROW:
+            return _narrow(tensor, dtype, shape)
+        if tensor.HasField("raw_data"):
+            return _from_bytes(tensor.raw_data, dtype, shape)
+        return _from_bytes(onnx.numpy_helper.to_array(tensor).tobytes(), dtype, shape)
+
+    def _external(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
+        """The (file, offset, bytes) of external data, checked."""
+        what = f"the external data of tensor '{tensor.name}'"
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        if self.folder is None:
+            raise OnnxError(f"{what} lies in a file of its own; give the path of the model")
+        if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
+            raise OnnxError(
+                f"{what} is at '{location}', which is not a file inside the model's folder; it is not read"
+            )
+        folder = self.folder.resolve()
+        try:
+            # Resolved before it is compared with the folder: a link may lead out even if the text of the path
+            # does not.
+            path = (folder / location).resolve(strict=True)
+        except (OSError, RuntimeError):
+            raise OnnxError(
+                f"{what} should be in {folder / location}, but there is no such file; put it beside the model"
+            ) from None
+        if not path.is_relative_to(folder):
+            raise OnnxError(
+                f"{what} is at '{location}', a link that leaves the model's folder; it is not read"
+            )
+        if not path.is_file():
+            raise OnnxError(f"{what} is at '{location}', which is not an ordinary file")
+        size = path.stat().st_size
+        try:
+            offset = int(entries.get("offset", "0") or 0)
+            length = int(entries["length"]) if entries.get("length") else size - offset
+        except ValueError:
+            raise OnnxError(f"{what} has an offset or length that is no number") from None
+        if offset < 0 or length < 0 or offset + length > size:
+            raise OnnxError(
+                f"{what} is bytes {offset} to {offset + length} of {path.name}, which has {size}; the data "
+                "file is truncated or belongs to another model"
+            )
+        return path, offset, length
+
+
+def _stored_bytes(code: int, dtype: torch.dtype, elements: int) -> int:
+    return -(-elements * NARROW[code].bits // 8) if code in NARROW else elements * dtype.itemsize
+
+
+def _narrow(tensor: onnx.TensorProto, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Values that share bytes, or for which NumPy has no type, read by the package itself."""
+    if math.prod(shape) == 0:
+        return torch.empty(shape, dtype=dtype)
+    array = onnx.numpy_helper.to_array(tensor)
+    return torch.from_numpy(array.astype(str(dtype).removeprefix("torch.")).copy()).reshape(shape)
+
+
+def _from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if math.prod(shape) == 0:
+        return torch.empty(shape, dtype=dtype)
+    raw = np.frombuffer(data, dtype=np.uint8)
+    # A copy, because `frombuffer` returns read-only memory of the file's bytes.
+    owned = torch.from_numpy(raw.copy())
+    return owned.view(dtype).reshape(shape) if dtype != torch.bool else owned.bool().reshape(shape)
+
+
+def attribute_value(attribute: onnx.AttributeProto, reader: TensorReader) -> Any:
+    """A node's attribute as plain Python; tensors as ``torch.Tensor``, graphs unchanged."""
+    kind = attribute.type
+    if kind == onnx.AttributeProto.TENSOR:
+        return reader.read(attribute.t)
+    if kind == onnx.AttributeProto.STRING:
+        return attribute.s.decode("utf-8", errors="replace")
+    if kind == onnx.AttributeProto.STRINGS:
+        return [s.decode("utf-8", errors="replace") for s in attribute.strings]
+    if kind in (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS):
+        return list(onnx.helper.get_attribute_value(attribute))
+    if kind in (onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.GRAPH):
+        return onnx.helper.get_attribute_value(attribute)
+    name = onnx.AttributeProto.AttributeType.Name(kind)
+    raise OnnxError(f"its attribute '{attribute.name}' has the type {name}, which cannot be imported")
+
 
 _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2),
@@ -70,7 +331,7 @@ _PASSED_ON = frozenset(
 _GENERATED = "ConstantOfShape"
 INSPECTED_ELEMENTS = 2**22
 """A constant with more elements is a weight whatever its values, so they need not be read."""
-MASK_VALUE = -50.0
+_MASK_VALUE = -50.0
 """A constant whose values are all 0 or below this is an attention mask."""
 
 
@@ -163,7 +424,7 @@ def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
 
 
 def _is_mask(data: torch.Tensor) -> bool:
-    low = data <= MASK_VALUE
+    low = data <= _MASK_VALUE
     return bool(((data == 0) | low).all() and low.any())
 
 

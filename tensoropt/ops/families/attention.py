@@ -10,11 +10,10 @@ import torch
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from tensoropt.graph import Operator
-from tensoropt.ops.builder import Builder, Loops, Opaque
-from tensoropt.ops.calls import LocalCall, OperatorShard
-from tensoropt.ops.context import ShardContext
+from tensoropt.ops.calls import CostClass, FlopCount, LocalCall, OperatorShard, OpSpec, Precision
 from tensoropt.ops.families.generators import dropout_kernel, pieces_of
-from tensoropt.ops.spec import CostClass, FlopCount, OpSpec, Precision
+from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.kernels import ShardContext
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 MATH_FORM = "kernels.attention_with_dropout"
@@ -55,7 +54,7 @@ def attention(b: Builder) -> None:
     b.write([*lead, q_heads, s, None])
 
 
-def local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """The operator's own call, except with dropout: then the math form with a counter-based mask."""
     p = shard.argument(4, "dropout_p", 0.0)
     if p == 0.0:
@@ -75,7 +74,7 @@ def local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
     return LocalCall(MATH_FORM, args, {}, call.name, (weights,))
 
 
-def attention_with_dropout(
+def _attention_with_dropout(
     context: ShardContext,
     name: str,
     pieces: Any,
@@ -105,7 +104,7 @@ def attention_with_dropout(
     return weights @ v
 
 
-def evaluated_attention(op: Operator, call: LocalCall) -> LocalCall:
+def _evaluated_attention(op: Operator, call: LocalCall) -> LocalCall:
     """The call of attention without dropout."""
     mask = op.args[3] if len(op.args) > 3 else op.kwargs.get("attn_mask")
     causal = op.args[5] if len(op.args) > 5 else op.kwargs.get("is_causal", False)
@@ -154,8 +153,8 @@ SPECS = (
     OpSpec(
         targets=(ATTENTION,),
         rule=attention,
-        localiser=local_attention,
-        kernels={MATH_FORM: attention_with_dropout},
+        localiser=_local_attention,
+        kernels={MATH_FORM: _attention_with_dropout},
         cost_class=CostClass.ATTENTION,
         precision=Precision.NARROW,
         # PyTorch counts only the kernels of GPUs, and counts them as if a causal mask hid nothing.
@@ -170,7 +169,7 @@ SPECS = (
             "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _skipping(_backward_flops, 7),
         },
         random=True,
-        evaluated=evaluated_attention,
+        evaluated=_evaluated_attention,
     ),
     OpSpec(without_rule=("attention",), cost_class=CostClass.ATTENTION),
 )

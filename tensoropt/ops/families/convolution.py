@@ -6,9 +6,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tensoropt.ops.builder import Builder, Loops, Opaque
-from tensoropt.ops.calls import LocalCall, OperatorShard
-from tensoropt.ops.spec import CostClass, OpSpec, Precision
+from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision
+from tensoropt.ops.index_space import Builder, Loops, Opaque
 
 
 def convolution(b: Builder) -> None:
@@ -37,7 +36,7 @@ def convolution(b: Builder) -> None:
     b.write([n, (g, o), *window])
 
 
-def transposed_convolution(b: Builder) -> None:
+def _transposed_convolution(b: Builder) -> None:
     """Like :func:`convolution`, with weights ``[in, out / groups, window...]``."""
     x, w, bias, groups = b.arg(0), b.arg(1), b.arg(2, "bias"), b.arg(6, "groups", 1)
     shape, weight = b.tensor(x).shape, b.tensor(w).shape
@@ -61,12 +60,12 @@ def transposed_convolution(b: Builder) -> None:
     b.write([n, (g, o), *window])
 
 
-def local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """The same convolution with this rank's share of the groups."""
     return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "dilation"))
 
 
-def local_transposed_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_transposed_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """The same transposed convolution with this rank's share of the groups."""
     return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "output_padding"))
 
@@ -89,21 +88,21 @@ SPECS = (
         targets=tuple(f"aten.conv{d}d.{overload}" for d in (1, 2, 3) for overload in ("default", "padding")),
         without_rule=("convolution",),
         rule=convolution,
-        localiser=local_convolution,
+        localiser=_local_convolution,
         cost_class=CostClass.CONVOLUTION,
         precision=Precision.NARROW,
     ),
     OpSpec(
         targets=("aten.conv_transpose2d.input",),
-        rule=transposed_convolution,
-        localiser=local_transposed_convolution,
+        rule=_transposed_convolution,
+        localiser=_local_transposed_convolution,
         cost_class=CostClass.CONVOLUTION,
         precision=Precision.NARROW,
     ),
     OpSpec(
         targets=("aten.conv_transpose1d.default", "aten.conv_transpose3d.input"),
-        rule=transposed_convolution,
-        localiser=local_transposed_convolution,
+        rule=_transposed_convolution,
+        localiser=_local_transposed_convolution,
         precision=Precision.NARROW,
     ),
 )

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from tensoropt.graph import Ref
-from tensoropt.ops.builder import Builder, Opaque
-from tensoropt.ops.calls import LocalCall, OperatorShard
-from tensoropt.ops.context import ShardContext
+from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision, Samples, Shape
+from tensoropt.ops.index_space import Builder, Opaque
+from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.layouts import chunk
-from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples, Shape
 
 _MEAN_OF_BAG, _MAXIMUM = 1, 2
 """Modes of ``aten.embedding_bag``; 0 is the sum."""
@@ -69,7 +68,7 @@ def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
     return bool(value.expand(size).tolist() == [i * length for i in range(size)])
 
 
-def local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """If the vocabulary is split, a call of the kernel that knows which rows this rank has."""
     axes = shard.split(shard.loop_named("vocabulary"))
     if not axes:
@@ -79,7 +78,7 @@ def local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
     return LocalCall("kernels.vocabulary_embedding", call.args[:3], {}, call.name, (axes, step))
 
 
-def local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """If bags or the vocabulary are split, a call of the kernel that makes offsets and indices relative to
     the shard."""
     axes, bags = shard.split(shard.loop_named("vocabulary")), shard.split(shard.loop_named("bag"))
@@ -90,7 +89,7 @@ def local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
     return replace(call, function="kernels.embedding_bag", static=(axes, step))
 
 
-def vocabulary_embedding(
+def _vocabulary_embedding(
     context: ShardContext,
     name: str,
     axes: tuple[int, ...],
@@ -118,7 +117,7 @@ def vocabulary_embedding(
     return rows * inside.unsqueeze(-1)
 
 
-def embedding_bag_kernel(
+def _embedding_bag_kernel(
     context: ShardContext,
     name: str,
     axes: tuple[int, ...],
@@ -178,8 +177,8 @@ SPECS = (
     OpSpec(
         targets=("aten.embedding.default",),
         rule=embedding,
-        localiser=local_embedding,
-        kernels={"kernels.vocabulary_embedding": vocabulary_embedding},
+        localiser=_local_embedding,
+        kernels={"kernels.vocabulary_embedding": _vocabulary_embedding},
         samples=Samples(limits=_rows),
         cost_class=CostClass.LOOKUP,
         kernel_class=CostClass.LOOKUP,
@@ -188,8 +187,8 @@ SPECS = (
     OpSpec(
         targets=("aten.embedding_bag.padding_idx",),
         rule=embedding_bag,
-        localiser=local_embedding_bag,
-        kernels={"kernels.embedding_bag": embedding_bag_kernel},
+        localiser=_local_embedding_bag,
+        kernels={"kernels.embedding_bag": _embedding_bag_kernel},
         samples=Samples(limits=_rows_of_one_bag),
         cost_class=CostClass.LOOKUP,
         kernel_class=CostClass.LOOKUP,

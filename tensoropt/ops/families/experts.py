@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import shape_wrapper
 
-from tensoropt.ops.builder import Builder, Opaque
-from tensoropt.ops.calls import LocalCall, OperatorShard
-from tensoropt.ops.context import ShardContext
+from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision, Samples
+from tensoropt.ops.index_space import Builder, Opaque
+from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import resolve_overload
-from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples
 
 
-def grouped_mm(b: Builder) -> None:
+def _grouped_mm(b: Builder) -> None:
     """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows are sorted by expert, ``offs[e]`` is the end of expert
     ``e``.
 
@@ -45,7 +44,7 @@ def histogram(b: Builder) -> None:
     b.write([None])
 
 
-def local_grouped_mm(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_grouped_mm(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A call of the kernel that selects this rank's rows, because offsets count rows of the whole batch and
     all experts."""
     rows, experts = shard.split(shard.loop_named("rows")), shard.split(shard.loop_named("experts"))
@@ -56,7 +55,7 @@ def local_grouped_mm(shard: OperatorShard, call: LocalCall) -> LocalCall:
     return LocalCall("expert_kernels.grouped_mm", (*call.args[:2], offs), {}, call.name, static)
 
 
-def grouped_mm_kernel(
+def _grouped_mm_kernel(
     context: ShardContext,
     name: str,
     target: str,
@@ -110,9 +109,9 @@ _ROW_ENDS = Samples(row_ends=(2, 0))
 SPECS = (
     OpSpec(
         targets=("aten._grouped_mm.default",),
-        rule=grouped_mm,
-        localiser=local_grouped_mm,
-        kernels={"expert_kernels.grouped_mm": grouped_mm_kernel},
+        rule=_grouped_mm,
+        localiser=_local_grouped_mm,
+        kernels={"expert_kernels.grouped_mm": _grouped_mm_kernel},
         samples=_ROW_ENDS,
         cost_class=CostClass.MATRIX,
         precision=Precision.NARROW,
@@ -120,8 +119,8 @@ SPECS = (
     ),
     OpSpec(
         targets=("transformers.grouped_mm_fallback.default",),
-        rule=grouped_mm,
-        localiser=local_grouped_mm,
+        rule=_grouped_mm,
+        localiser=_local_grouped_mm,
         samples=_ROW_ENDS,
         flops={
             "transformers::grouped_mm_fallback": shape_wrapper(_flops),

@@ -14,14 +14,12 @@ from typing import Any
 import torch
 
 from tensoropt.graph import Operator, Ref, TorchLiteral
-from tensoropt.ops.builder import Builder
-from tensoropt.ops.calls import LocalCall, OperatorShard
-from tensoropt.ops.context import ShardContext
+from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec, Samples
 from tensoropt.ops.families.pointwise import broadcast
-from tensoropt.ops.index_space import Operand
+from tensoropt.ops.index_space import Builder, Operand
+from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.layouts import chunk
 from tensoropt.ops.overloads import resolve_overload
-from tensoropt.ops.spec import OpSpec, Samples
 
 # -- index spaces ---------------------------------------------------------------------------------
 
@@ -31,7 +29,7 @@ def random(b: Builder) -> None:
     b.write(b.loops(b.output().shape))
 
 
-def random_like(b: Builder) -> None:
+def _random_like(b: Builder) -> None:
     """The result has the shape of the operand, whose values do not matter."""
     loops = b.loops(b.output().shape)
     b.read(b.arg(0), loops)
@@ -74,14 +72,14 @@ def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ())
     return tuple(pieces)
 
 
-def local_dropout(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_dropout(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A call of dropout with a mask hashed from the global index, on one device as well, so that the runs
     agree."""
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.dropout", call.args[:2], {}, call.name, (pieces,))
 
 
-def local_random(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_random(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A call that draws numbers of the operator's distribution, hashed from the global index."""
     kind, offset, scale = _distribution(shard)
     output = shard.space.writes[0]
@@ -107,7 +105,7 @@ def _distribution(shard: OperatorShard) -> tuple[str, float, float]:
     return ("randn" if "randn" in packet else "rand"), 0.0, 1.0
 
 
-def local_bernoulli(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_bernoulli(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A call that draws zeros and ones, hashed from the global index."""
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.bernoulli", call.args, {}, call.name, (pieces,))
@@ -212,7 +210,7 @@ def random_kernel(
 _SEEDING = threading.Lock()
 
 
-def seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: Any) -> Any:
+def _seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: Any) -> Any:
     """Run an operator that draws random numbers itself, from one seed on all ranks: it is kept whole, and
     every rank must draw what the unsplit model draws."""
     function = resolve_overload(target)
@@ -224,7 +222,7 @@ def seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: 
         return function(*args, **kwargs)
 
 
-def bernoulli_kernel(
+def _bernoulli_kernel(
     context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float | None = None, *_: Any
 ) -> torch.Tensor:
     """1 with probability ``p`` (or ``x`` itself if ``p`` is None), as decided by :func:`keep_mask`; no
@@ -258,7 +256,7 @@ def dropout_kernel(
     return _MaskedScale.apply(x, mask, 1.0 / (1.0 - p))
 
 
-def evaluated_dropout(op: Operator, call: LocalCall) -> LocalCall:
+def _evaluated_dropout(op: Operator, call: LocalCall) -> LocalCall:
     """The call that returns the operand."""
     return LocalCall("aten.alias.default", call.args[:1], {}, call.name)
 
@@ -276,25 +274,25 @@ SPECS = (
     OpSpec(
         targets=_DRAWN,
         rule=random,
-        localiser=local_random,
-        kernels={"kernels.random": random_kernel, "kernels.seeded": seeded},
+        localiser=_local_random,
+        kernels={"kernels.random": random_kernel, "kernels.seeded": _seeded},
         random=True,
     ),
-    OpSpec(targets=_DRAWN_LIKE, rule=random_like, localiser=local_random, random=True),
+    OpSpec(targets=_DRAWN_LIKE, rule=_random_like, localiser=_local_random, random=True),
     OpSpec(
         targets=("aten.bernoulli.p", "aten.bernoulli.default"),
         rule=bernoulli,
-        localiser=local_bernoulli,
-        kernels={"kernels.bernoulli": bernoulli_kernel},
+        localiser=_local_bernoulli,
+        kernels={"kernels.bernoulli": _bernoulli_kernel},
         samples=Samples(positive=True),
         random=True,
     ),
     OpSpec(
         targets=("aten.dropout.default",),
         rule=dropout,
-        localiser=local_dropout,
+        localiser=_local_dropout,
         kernels={"kernels.dropout": dropout_kernel},
         random=True,
-        evaluated=evaluated_dropout,
+        evaluated=_evaluated_dropout,
     ),
 )

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 
 from tensoropt.graph import Ref, Tensor
-from tensoropt.ops.builder import Builder, Loops, Opaque
-from tensoropt.ops.calls import LocalCall, OperatorShard
-from tensoropt.ops.context import ShardContext
-from tensoropt.ops.spec import CostClass, OpSpec, Samples, Shape
+from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Samples, Shape
+from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.kernels import ShardContext
 
 
-def index_positions(b: Builder) -> list[int]:
+def _index_positions(b: Builder) -> list[int]:
     """The dims of the source that ``aten.index.Tensor`` looks up."""
     return [i for i, index in enumerate(b.arg(1)) if isinstance(index, Ref)]
 
 
-def counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
+def _counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
     """The dim along which a constant index counts ``0 .. size - 1``, with no change along any other dim."""
     value = b.graph.constants.get(tensor.name)
     if value is None or value.is_meta or tensor.dtype == "bool" or size == 1:
@@ -36,7 +35,7 @@ def index(b: Builder) -> None:
     An index that counts (``hidden[arange(batch), last]``) ties its row to the result's: a separate loop, for
     which ``local`` makes the shard's positions relative.
     """
-    source, positions = b.tensor(b.arg(0)), index_positions(b)
+    source, positions = b.tensor(b.arg(0)), _index_positions(b)
     indices = {p: b.tensor(b.arg(1)[p]) for p in positions}
     if not positions or any(t.dtype in ("bool", "uint8") for t in indices.values()):
         raise Opaque(b.op.name)
@@ -53,7 +52,7 @@ def index(b: Builder) -> None:
     counting = {
         p: dim + rank - len(t.shape)
         for p, t in indices.items()
-        if (dim := counts_along(b, t, source.shape[p])) is not None
+        if (dim := _counts_along(b, t, source.shape[p])) is not None
     }
     for position, dim in counting.items():
         # Two dims counted by one loop (a diagonal) cannot both be cut by it.
@@ -94,7 +93,7 @@ def index_select(b: Builder) -> None:
     b.write([rows if i == dim else label for i, label in enumerate(labels)])
 
 
-def local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A call that makes indices which count along a split loop relative to the shard."""
     source = shard.space.reads[0]
     refs = {p: value.name for p, value in enumerate(shard.op.args[1]) if isinstance(value, Ref)}
@@ -104,7 +103,7 @@ def local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
     return LocalCall("kernels.index_relative", call.args, {}, call.name, (counting,))
 
 
-def index_relative(
+def _index_relative(
     context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
 ) -> torch.Tensor:
     """``x[indices]``; indices at ``counting`` count along a split dim and become relative to the shard."""
@@ -134,8 +133,8 @@ SPECS = (
     OpSpec(
         targets=("aten.index.Tensor",),
         rule=index,
-        localiser=local_index,
-        kernels={"kernels.index_relative": index_relative},
+        localiser=_local_index,
+        kernels={"kernels.index_relative": _index_relative},
         samples=Samples(limits=along_dims, timed=False),
         cost_class=CostClass.LOOKUP,
     ),

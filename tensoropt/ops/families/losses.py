@@ -11,17 +11,26 @@ import torch
 import torch.nn.functional as F
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, iter_refs
-from tensoropt.ops.builder import Builder, Opaque
-from tensoropt.ops.calls import MICRO_AXIS, InnerCollective, LocalCall, OperatorShard
-from tensoropt.ops.context import ShardContext
+from tensoropt.ops.calls import (
+    MICRO_AXIS,
+    CostClass,
+    InnerCollective,
+    LocalCall,
+    OperatorShard,
+    OpSpec,
+    Precision,
+    Samples,
+    Shape,
+)
+from tensoropt.ops.index_space import Builder, Opaque
+from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.layouts import chunk
 from tensoropt.ops.overloads import resolve_overload
-from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples, Shape
 
 _REDUCTIONS = ("none", "mean", "sum")
 """The names of ``at::Reduction``, by number."""
-MEAN = 1
-REDUCTION = {
+_MEAN = 1
+_REDUCTION = {
     "aten.binary_cross_entropy.default": 3,
     "aten.binary_cross_entropy_with_logits.default": 4,
     "aten.hinge_embedding_loss.default": 3,
@@ -35,7 +44,7 @@ REDUCTION = {
 # -- index spaces ---------------------------------------------------------------------------------
 
 
-def cross_entropy(b: Builder) -> None:
+def _cross_entropy(b: Builder) -> None:
     """Rows are summed (over the true mass for a mean); the classes may be split (the kernel handles it)."""
     logits, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
     reduction = b.arg(3, "reduction", 1)
@@ -55,7 +64,7 @@ def cross_entropy(b: Builder) -> None:
     b.write([] if reduction else rows, synced=[classes])
 
 
-def nll_loss(b: Builder) -> None:
+def _nll_loss(b: Builder) -> None:
     """Rows are summed; a row looks up one of its classes, which stay whole."""
     inputs, target = b.arg(0), b.arg(1)
     shape = b.tensor(inputs).shape
@@ -67,9 +76,9 @@ def nll_loss(b: Builder) -> None:
     b.write([] if b.arg(3, "reduction", 1) else rows)
 
 
-def elementwise_loss(b: Builder) -> None:
+def _elementwise_loss(b: Builder) -> None:
     """Every element of the operands is a loop; weights of elements or classes broadcast to them."""
-    x, position = b.tensor(b.arg(0)).shape, REDUCTION[b.op.target]
+    x, position = b.tensor(b.arg(0)).shape, _REDUCTION[b.op.target]
     if x != b.tensor(b.arg(1)).shape:
         raise Opaque(b.op.name)
     loops = b.loops(x)
@@ -85,9 +94,9 @@ def elementwise_loss(b: Builder) -> None:
 # -- calls of one shard ---------------------------------------------------------------------------
 
 
-def local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A call that divides a mean's part of the sum by the number of all elements."""
-    position = REDUCTION[shard.op.target]
+    position = _REDUCTION[shard.op.target]
     if shard.argument(position, "reduction", 1) != 1 or not shard.split(list(shard.space.reads[0].loops)):
         return call
     count = shard.atoms.graph.tensors[shard.op.inputs()[0]].elements
@@ -119,7 +128,7 @@ def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[Inner
     rank does this beforehand for the whole batch."""
     # If one of the axes is that of micro-batches, the engine has counted everything before the step
     # (engine/counts.py).
-    if shard.argument(3, "reduction", MEAN) != MEAN or not axes or MICRO_AXIS in axes:
+    if shard.argument(3, "reduction", _MEAN) != _MEAN or not axes or MICRO_AXIS in axes:
         return ()
     weight = shard.argument(2, "weight", None)
     # A count is one int64, a weighted sum is one number of the weights' type.
@@ -127,7 +136,7 @@ def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[Inner
     return (InnerCollective("all_reduce", axes, size, count=True),)
 
 
-def local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A call whose rows give a part of the sum over the true count. Split classes need two reductions of one
     value per row (the maximum; the sum of exponentials together with the target's logit)."""
     logits = shard.space.reads[0]
@@ -140,7 +149,7 @@ def local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
     if target.dtype in FLOATING:
         # Targets are probabilities: none is ignored, so the count is known.
         rows = target.elements // target.shape[1]
-        return _summed(call, 3, rows) if shard.argument(3, "reduction", MEAN) == MEAN else call
+        return _summed(call, 3, rows) if shard.argument(3, "reduction", _MEAN) == _MEAN else call
     tensor = shard.atoms.graph.tensors[logits.tensor]
     step = chunk(tensor.shape[1], prod(shard.mesh[a] for a in class_axes), 0)[1]
     collectives: tuple[InnerCollective, ...] = ()
@@ -156,7 +165,7 @@ def local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
     return LocalCall("loss_kernels.cross_entropy", call.args, call.kwargs, call.name, static, collectives)
 
 
-def local_nll_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_nll_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A call that gives a part of the sum over the true count."""
     row_axes = shard.split(list(shard.space.reads[1].loops))
     if not row_axes:
@@ -271,7 +280,7 @@ def cross_entropy_kernel(
     logits: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
-    reduction: int = MEAN,
+    reduction: int = _MEAN,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
@@ -294,25 +303,25 @@ def cross_entropy_kernel(
         summed = F.cross_entropy(
             logits, target, weight, ignore_index=ignore_index, reduction=kind, label_smoothing=label_smoothing
         )
-    if reduction != MEAN:
+    if reduction != _MEAN:
         return summed
     return _over_whole_batch(context, name, row_axes, summed, target, weight, ignore_index)
 
 
-def nll_loss_kernel(
+def _nll_loss_kernel(
     context: ShardContext,
     name: str,
     row_axes: tuple[int, ...],
     inputs: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
-    reduction: int = MEAN,
+    reduction: int = _MEAN,
     ignore_index: int = -100,
 ) -> torch.Tensor:
     """The negative log likelihood of a shard of the rows."""
     kind = "none" if _REDUCTIONS[reduction] == "none" else "sum"
     summed = F.nll_loss(inputs, target, weight, ignore_index=ignore_index, reduction=kind)
-    if reduction != MEAN:
+    if reduction != _MEAN:
         return summed
     return _over_whole_batch(context, name, row_axes, summed, target, weight, ignore_index)
 
@@ -344,14 +353,14 @@ _TARGETS = Samples(limits=_classes, adjust=_ignore_some)
 
 def _elementwise(*names: str, **more: Any) -> OpSpec:
     targets = tuple(f"aten.{name}.default" for name in names)
-    return OpSpec(targets=targets, rule=elementwise_loss, localiser=local_elementwise_loss, **more)
+    return OpSpec(targets=targets, rule=_elementwise_loss, localiser=_local_elementwise_loss, **more)
 
 
 SPECS = (
     OpSpec(
         targets=("aten.cross_entropy_loss.default",),
-        rule=cross_entropy,
-        localiser=local_cross_entropy,
+        rule=_cross_entropy,
+        localiser=_local_cross_entropy,
         kernels={"loss_kernels.cross_entropy": cross_entropy_kernel},
         samples=_TARGETS,
         cost_class=CostClass.LOSS,
@@ -361,9 +370,9 @@ SPECS = (
     ),
     OpSpec(
         targets=("aten.nll_loss_nd.default", "aten.nll_loss.default"),
-        rule=nll_loss,
-        localiser=local_nll_loss,
-        kernels={"loss_kernels.nll_loss": nll_loss_kernel},
+        rule=_nll_loss,
+        localiser=_local_nll_loss,
+        kernels={"loss_kernels.nll_loss": _nll_loss_kernel},
         samples=_TARGETS,
         cost_class=CostClass.LOSS,
         kernel_class=CostClass.LOSS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tensoropt.ops.builder import Builder, Opaque
-from tensoropt.ops.spec import CostClass, LinearOperands, OpSpec, Precision
+from tensoropt.ops.calls import CostClass, LinearOperands, OpSpec, Precision
+from tensoropt.ops.index_space import Builder, Opaque
 
 
 def linear(b: Builder) -> None:
@@ -110,7 +110,7 @@ def dot(b: Builder) -> None:
     b.write([])
 
 
-def mv(b: Builder) -> None:
+def _mv(b: Builder) -> None:
     """``y[m] = sum_k w[m, k] x[k]``."""
     m, k = b.loops(b.tensor(b.arg(0)).shape)
     b.read(b.arg(0), [m, k])
@@ -144,7 +144,7 @@ _LINEAR = {
     "aten.addmm.default": LinearOperands(1, 2, 0, transposed=False),
     "aten.mm.default": LinearOperands(0, 1, 2, transposed=False),
 }
-_RARE = {"aten.dot.default": dot, "aten.mv.default": mv, "aten.bilinear.default": bilinear}
+_RARE = {"aten.dot.default": dot, "aten.mv.default": _mv, "aten.bilinear.default": bilinear}
 
 SPECS = (
     *(

@@ -9,10 +9,18 @@ from typing import Any
 import torch
 
 from tensoropt.graph import DTYPE_BYTES, Operator
-from tensoropt.ops.builder import Builder, Loops, Opaque
-from tensoropt.ops.calls import MICRO_AXIS, InnerCollective, LocalCall, OperatorShard
-from tensoropt.ops.context import ShardContext
-from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples
+from tensoropt.ops.calls import (
+    MICRO_AXIS,
+    CostClass,
+    InnerCollective,
+    LocalCall,
+    OperatorShard,
+    OpSpec,
+    Precision,
+    Samples,
+)
+from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.kernels import ShardContext
 
 # -- index spaces ---------------------------------------------------------------------------------
 
@@ -26,7 +34,7 @@ def layer_norm(b: Builder) -> None:
     b.write(labels)
 
 
-def weight_norm(b: Builder) -> None:
+def _weight_norm(b: Builder) -> None:
     """``w = g v / |v|``, one norm for every index of one dim: that dim splits."""
     shape, dim = b.tensor(b.arg(0)).shape, b.arg(2, "dim", 0) % len(b.tensor(b.arg(0)).shape)
     labels: list[Loops] = [b.loop(f"d{i}", s, splittable=i == dim) for i, s in enumerate(shape)]
@@ -35,7 +43,7 @@ def weight_norm(b: Builder) -> None:
     b.write(labels)
 
 
-def group_norm(b: Builder) -> None:
+def _group_norm(b: Builder) -> None:
     """Batch and groups split; the channels of a group stay together."""
     shape, groups = b.tensor(b.arg(0)).shape, b.arg(1)
     n = b.loop("batch", shape[0])
@@ -62,7 +70,7 @@ def instance_norm(b: Builder) -> None:
     b.write(x)
 
 
-def batch_norm_training(b: Builder) -> None:
+def _batch_norm_training(b: Builder) -> None:
     """Batch (the kernel synchronises its statistics) and channels split."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
@@ -76,7 +84,7 @@ def batch_norm_training(b: Builder) -> None:
         b.write([c] if per_channel else [None] * len(b.output(index).shape), index, synced=[n])
 
 
-def batch_norm_inference(b: Builder) -> None:
+def _batch_norm_inference(b: Builder) -> None:
     """Batch and channels split; statistics are given."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
@@ -90,13 +98,13 @@ def batch_norm_inference(b: Builder) -> None:
 # -- calls of one shard ---------------------------------------------------------------------------
 
 
-def local_group_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_group_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A call of the same norm on this rank's share of the groups."""
     groups = call.args[1] // prod(shard.mesh[a] for a in shard.split(shard.loop_named("groups")))
     return replace(call, args=(call.args[0], groups, *call.args[2:]))
 
 
-def local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A call of a kernel that reduces sums and squares over the batch's ranks, and in backward both gradient
     sums at once. Micro-batches run at different times and are left out."""
     axes = tuple(a for a in shard.split(shard.loop_named("batch")) if a != MICRO_AXIS)
@@ -114,7 +122,7 @@ def local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
     return LocalCall("kernels.sync_batch_norm", call.args, call.kwargs, call.name, (axes, count), collectives)
 
 
-def evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
+def _evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
     """The call of batch norm with its running statistics."""
     return LocalCall(op.target, (*op.args[:5], False, *op.args[6:]), op.kwargs, call.name)
 
@@ -228,26 +236,26 @@ SPECS = (
     ),
     OpSpec(
         targets=("aten.group_norm.default",),
-        rule=group_norm,
-        localiser=local_group_norm,
+        rule=_group_norm,
+        localiser=_local_group_norm,
         cost_class=CostClass.NORM,
         precision=Precision.NARROW,
     ),
     OpSpec(targets=("aten.instance_norm.default",), rule=instance_norm),
     OpSpec(
         targets=("aten._native_batch_norm_legit_functional.default",),
-        rule=batch_norm_training,
-        localiser=local_batch_norm,
+        rule=_batch_norm_training,
+        localiser=_local_batch_norm,
         kernels={"kernels.sync_batch_norm": sync_batch_norm},
         samples=_VARIANCES,
         cost_class=CostClass.NORM,
         precision=Precision.NARROW_INPUT,
         batch_statistics=True,
-        evaluated=evaluated_batch_norm,
+        evaluated=_evaluated_batch_norm,
     ),
     OpSpec(
         targets=("aten.batch_norm.default",),
-        rule=batch_norm_inference,
+        rule=_batch_norm_inference,
         samples=_VARIANCES,
         cost_class=CostClass.NORM,
         precision=Precision.NARROW,
@@ -256,9 +264,9 @@ SPECS = (
     OpSpec(
         # Running statistics are the same in every micro-batch.
         targets=("aten._native_batch_norm_legit_no_training.default",),
-        rule=batch_norm_inference,
+        rule=_batch_norm_inference,
         samples=_VARIANCES,
         precision=Precision.NARROW_INPUT,
     ),
-    OpSpec(targets=("aten._weight_norm.default",), rule=weight_norm),
+    OpSpec(targets=("aten._weight_norm.default",), rule=_weight_norm),
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tensoropt.graph import Ref, iter_refs
-from tensoropt.ops.builder import Builder
-from tensoropt.ops.spec import OpSpec, Precision, Samples
+from tensoropt.ops.calls import OpSpec, Precision, Samples
+from tensoropt.ops.index_space import Builder
 
 _PLAIN = """
     abs.default atan.default bitwise_not.default ceil.default clamp.default clamp.Tensor clamp_max.default
@@ -75,7 +75,7 @@ def broadcast(b: Builder) -> None:
     b.cheap = True
 
 
-def pointwise(b: Builder) -> None:
+def _pointwise(b: Builder) -> None:
     """Element-wise; linear only if it scales by a number."""
     broadcast(b)
     # Multiplying by a number is linear; the product of two activations is not linear in both jointly.
@@ -83,20 +83,20 @@ def pointwise(b: Builder) -> None:
     b.linear = b.op.target in _SCALING and scalar
 
 
-def linear_pointwise(b: Builder) -> None:
+def _linear_pointwise(b: Builder) -> None:
     """Element-wise and linear."""
     broadcast(b)
     b.linear = True
 
 
-def addition(b: Builder) -> None:
+def _addition(b: Builder) -> None:
     """A sum of two operands is linear in both jointly."""
     broadcast(b)
     # x + number is affine: a partial sum plus the number on every rank would count the number several times.
     b.linear = all(isinstance(a, Ref) for a in b.op.args[:2])
 
 
-def cast(b: Builder) -> None:
+def _cast(b: Builder) -> None:
     """A cast is linear if it loses no digits."""
     broadcast(b)
     source = b.tensor(b.arg(0))
@@ -117,17 +117,17 @@ def prelu(b: Builder) -> None:
 
 
 SPECS = (
-    OpSpec(targets=_names(_PLAIN), rule=pointwise),
-    OpSpec(targets=_names(_POSITIVE), rule=pointwise, samples=Samples(positive=True)),
-    OpSpec(targets=_names(_WIDE), rule=pointwise, precision=Precision.WIDE),
+    OpSpec(targets=_names(_PLAIN), rule=_pointwise),
+    OpSpec(targets=_names(_POSITIVE), rule=_pointwise, samples=Samples(positive=True)),
+    OpSpec(targets=_names(_WIDE), rule=_pointwise, precision=Precision.WIDE),
     OpSpec(
         targets=_names(_POSITIVE_AND_WIDE),
-        rule=pointwise,
+        rule=_pointwise,
         samples=Samples(positive=True),
         precision=Precision.WIDE,
     ),
-    OpSpec(targets=("aten.neg.default", "aten.clone.default", "aten.detach.default"), rule=linear_pointwise),
-    OpSpec(targets=("aten.add.Tensor", "aten.sub.Tensor"), rule=addition),
-    OpSpec(targets=("aten._to_copy.default", "aten.to.dtype"), rule=cast),
+    OpSpec(targets=("aten.neg.default", "aten.clone.default", "aten.detach.default"), rule=_linear_pointwise),
+    OpSpec(targets=("aten.add.Tensor", "aten.sub.Tensor"), rule=_addition),
+    OpSpec(targets=("aten._to_copy.default", "aten.to.dtype"), rule=_cast),
     OpSpec(targets=("aten.prelu.default",), rule=prelu, precision=Precision.NARROW),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tensoropt.ops.builder import Builder, Loops, Opaque
-from tensoropt.ops.spec import CostClass, OpSpec
+from tensoropt.ops.calls import CostClass, OpSpec
+from tensoropt.ops.index_space import Builder, Loops, Opaque
 
 
 def pooling(b: Builder) -> None:
@@ -20,7 +20,7 @@ def pooling(b: Builder) -> None:
         b.write(labels, index)
 
 
-def pixel_shuffle(b: Builder) -> None:
+def _pixel_shuffle(b: Builder) -> None:
     """``[..., c * r * r, h, w] <-> [..., c, h * r, w * r]``: the factors are inner atoms on both sides."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
     low, high = (before, after) if "unshuffle" not in b.op.target else (after, before)
@@ -62,5 +62,5 @@ SPECS = (
         ),
         rule=pooling,
     ),
-    OpSpec(targets=("aten.pixel_shuffle.default", "aten.pixel_unshuffle.default"), rule=pixel_shuffle),
+    OpSpec(targets=("aten.pixel_shuffle.default", "aten.pixel_unshuffle.default"), rule=_pixel_shuffle),
 )

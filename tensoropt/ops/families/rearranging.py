@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tensoropt.graph import Ref
-from tensoropt.ops.builder import Builder, Loops, Opaque
-from tensoropt.ops.calls import LocalCall, OperatorShard
-from tensoropt.ops.spec import OpSpec
+from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec
+from tensoropt.ops.index_space import Builder, Loops, Opaque
 
 
 def cat(b: Builder) -> None:
@@ -60,7 +59,7 @@ def repeat(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
-def moved_within_dims(b: Builder) -> None:
+def _moved_within_dims(b: Builder) -> None:
     """Dims in which elements move or whose size changes stay whole; the others pass through."""
     before = b.tensor(b.arg(0)).shape
     amounts = b.arg(1)  # padding starts from the last dim; one dim may lose what it gains
@@ -120,7 +119,7 @@ def gated(b: Builder) -> None:
     b.cheap = True
 
 
-def windows(b: Builder) -> None:
+def _windows(b: Builder) -> None:
     """Overlapping windows of one dim, which stays whole."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % len(shape)
@@ -155,7 +154,7 @@ def triangle(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
-def local_repeat_interleave(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_repeat_interleave(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """The output size follows from the input; a size passed with the call is that of the whole tensor."""
     return replace(call, kwargs={k: v for k, v in call.kwargs.items() if k != "output_size"})
 
@@ -167,7 +166,7 @@ SPECS = (
     OpSpec(
         targets=("aten.repeat_interleave.self_int",),
         rule=repeat_interleave,
-        localiser=local_repeat_interleave,
+        localiser=_local_repeat_interleave,
     ),
     OpSpec(
         targets=(
@@ -177,11 +176,11 @@ SPECS = (
             "aten.roll.default",
             "aten.flip.default",
         ),
-        rule=moved_within_dims,
+        rule=_moved_within_dims,
     ),
     OpSpec(targets=("aten.diff.default",), rule=diff),
     OpSpec(targets=("aten.glu.default",), rule=gated),
-    OpSpec(targets=("aten.unfold.default",), rule=windows),
+    OpSpec(targets=("aten.unfold.default",), rule=_windows),
     OpSpec(targets=("aten.im2col.default", "aten.col2im.default"), rule=columns),
     OpSpec(targets=("aten.tril.default", "aten.triu.default"), rule=triangle),
 )

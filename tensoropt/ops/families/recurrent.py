@@ -8,8 +8,8 @@ from typing import Any
 from torch.utils.flop_counter import shape_wrapper
 
 from tensoropt.graph import Operator, Ref
-from tensoropt.ops.builder import Builder, Loops, Opaque
-from tensoropt.ops.spec import CostClass, OpSpec, Precision
+from tensoropt.ops.calls import CostClass, OpSpec, Precision
+from tensoropt.ops.index_space import Builder, Loops, Opaque
 
 
 def recurrent(b: Builder) -> None:

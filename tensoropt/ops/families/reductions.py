@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tensoropt.ops.builder import Builder, Loops, Opaque
-from tensoropt.ops.calls import LocalCall, OperatorShard
-from tensoropt.ops.spec import OpSpec, Precision, Samples
+from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec, Precision, Samples
+from tensoropt.ops.index_space import Builder, Loops, Opaque
 
 
 def _reduced(b: Builder, dims: int | Sequence[int] | None, keepdim: bool, *, contracted: bool) -> None:
@@ -31,13 +30,13 @@ def _reduced(b: Builder, dims: int | Sequence[int] | None, keepdim: bool, *, con
         b.write(after, index)
 
 
-def full_sum(b: Builder) -> None:
+def _full_sum(b: Builder) -> None:
     """Every dim is contracted."""
     _reduced(b, None, False, contracted=True)
     b.linear = b.cheap = True
 
 
-def dim_sum(b: Builder) -> None:
+def _dim_sum(b: Builder) -> None:
     """The reduced dims are contracted, the others pass through."""
     _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=True)
     b.linear = b.cheap = True
@@ -47,7 +46,7 @@ _ORDERING = {"aten.topk.default": 2, "aten.sort.default": 1, "aten.sort.stable":
 """The position of the dim among the arguments."""
 
 
-def dim_reduction(b: Builder) -> None:
+def _dim_reduction(b: Builder) -> None:
     """The dim that is reduced or ordered stays whole, because results of its parts do not add up."""
     if b.op.target in _ORDERING:
         shape = b.tensor(b.arg(0)).shape
@@ -70,7 +69,7 @@ def variance(b: Builder) -> None:
     _reduced(b, b.arg(1, "dim"), b.arg(3, "keepdim", b.op.kwargs.get("keepdim", False)), contracted=False)
 
 
-def cosine_similarity(b: Builder) -> None:
+def _cosine_similarity(b: Builder) -> None:
     """All dims split except the one that is compared."""
     shape = b.tensor(b.arg(0)).shape
     if b.tensor(b.arg(1)).shape != shape:
@@ -98,7 +97,7 @@ def _reduced_loops(shard: OperatorShard) -> list[int]:
     return [loop for loop in shard.space.reads[0].loops if loop not in written]
 
 
-def local_mean(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_mean(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A call that gives a part of the sum, divided by the number of all elements."""
     if not shard.split(_reduced_loops(shard)):
         return call
@@ -112,23 +111,23 @@ def local_mean(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 SPECS = (
-    OpSpec(targets=("aten.sum.default",), rule=full_sum, precision=Precision.WIDE),
-    OpSpec(targets=("aten.sum.dim_IntList",), rule=dim_sum, precision=Precision.WIDE),
+    OpSpec(targets=("aten.sum.default",), rule=_full_sum, precision=Precision.WIDE),
+    OpSpec(targets=("aten.sum.dim_IntList",), rule=_dim_sum, precision=Precision.WIDE),
     OpSpec(
-        targets=("aten.mean.default",), rule=full_sum, localiser=local_mean, precision=Precision.WIDE
+        targets=("aten.mean.default",), rule=_full_sum, localiser=_local_mean, precision=Precision.WIDE
     ),
-    OpSpec(targets=("aten.mean.dim",), rule=dim_sum, localiser=local_mean, precision=Precision.WIDE),
+    OpSpec(targets=("aten.mean.dim",), rule=_dim_sum, localiser=_local_mean, precision=Precision.WIDE),
     OpSpec(
         targets=(
             "aten.amax.default", "aten.amin.default", "aten.max.dim", "aten.min.dim", "aten.argmax.default",
             "aten.argmin.default", "aten.any.dim", "aten.all.dim", *_ORDERING,
         ),
-        rule=dim_reduction,
+        rule=_dim_reduction,
     ),
-    OpSpec(targets=("aten.logsumexp.default",), rule=dim_reduction, precision=Precision.WIDE),
+    OpSpec(targets=("aten.logsumexp.default",), rule=_dim_reduction, precision=Precision.WIDE),
     OpSpec(
         targets=("aten.prod.dim_int",),
-        rule=dim_reduction,
+        rule=_dim_reduction,
         samples=Samples(positive=True),
         precision=Precision.WIDE,
     ),
@@ -144,5 +143,5 @@ SPECS = (
         precision=Precision.WIDE,
     ),
     OpSpec(targets=("aten.cdist.default",), rule=distances, precision=Precision.WIDE),
-    OpSpec(targets=("aten.cosine_similarity.default",), rule=cosine_similarity),
+    OpSpec(targets=("aten.cosine_similarity.default",), rule=_cosine_similarity),
 )  # fmt: skip

@@ -4,11 +4,11 @@ whole."""
 from __future__ import annotations
 
 from tensoropt.graph import FLOATING
-from tensoropt.ops.builder import Builder, Loops, Opaque
-from tensoropt.ops.spec import CostClass, OpSpec, Precision
+from tensoropt.ops.calls import CostClass, OpSpec, Precision
+from tensoropt.ops.index_space import Builder, Loops, Opaque
 
 
-def along_one_dim(b: Builder) -> None:
+def _along_one_dim(b: Builder) -> None:
     """All dims split except the one along which the operator runs."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % len(shape)
@@ -19,7 +19,7 @@ def along_one_dim(b: Builder) -> None:
     b.linear = b.op.target == "aten.cumsum.default" and b.output().dtype in FLOATING
 
 
-def fourier(b: Builder) -> None:
+def _fourier(b: Builder) -> None:
     """Transformed dims stay whole."""
     shape, dims = b.tensor(b.arg(0)).shape, b.arg(2, "dim")
     if dims is None:
@@ -33,16 +33,16 @@ def fourier(b: Builder) -> None:
 SPECS = (
     OpSpec(
         targets=("aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int"),
-        rule=along_one_dim,
+        rule=_along_one_dim,
         cost_class=CostClass.NORM,
         precision=Precision.WIDE,
     ),
     OpSpec(
         targets=("aten._log_softmax.default", "aten.cumsum.default", "aten.cumprod.default"),
-        rule=along_one_dim,
+        rule=_along_one_dim,
         precision=Precision.WIDE,
     ),
-    OpSpec(targets=("aten.logcumsumexp.default",), rule=along_one_dim),
+    OpSpec(targets=("aten.logcumsumexp.default",), rule=_along_one_dim),
     OpSpec(
         targets=(
             "aten.fft_fftn.default",
@@ -50,6 +50,6 @@ SPECS = (
             "aten.fft_fft.default",
             "aten.fft_rfftn.default",
         ),
-        rule=fourier,
+        rule=_fourier,
     ),
 )

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from tensoropt.ops.builder import Builder
-from tensoropt.ops.calls import LocalCall, OperatorShard
-from tensoropt.ops.context import ShardContext
-from tensoropt.ops.spec import OpSpec
+from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec
+from tensoropt.ops.index_space import Builder
+from tensoropt.ops.kernels import ShardContext
 
 ARRIVE, DEPART = "tensoropt.arrive.default", "tensoropt.depart.default"
 """The targets of a tensor that another stage has made, and of one that the next stage needs."""

@@ -7,9 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
-from tensoropt.ops.builder import Builder, Loops
-from tensoropt.ops.calls import LocalCall, OperatorShard
-from tensoropt.ops.spec import OpSpec
+from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec
+from tensoropt.ops.index_space import Builder, Loops
 
 
 def refine(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...] | None:
@@ -130,7 +129,7 @@ def split(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
-def slice_(b: Builder) -> None:
+def _slice_(b: Builder) -> None:
     """A slice that is one of several equal tiles keeps the inner atom; any other slice keeps the dim
     whole."""
     shape = b.tensor(b.arg(0)).shape
@@ -169,7 +168,7 @@ def select(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
-def unbind(b: Builder) -> None:
+def _unbind(b: Builder) -> None:
     """All indices of a dim, each as a separate result."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", 0) % len(shape)
@@ -188,18 +187,18 @@ def view_as_real(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
-def local_reshape(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_reshape(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A reshape to the local shape; a view of a shard may have to copy, which ``reshape`` does."""
     shape = list(shard.write_shape())
     return LocalCall("aten.reshape.default", (call.args[0], shape), {}, call.name)
 
 
-def local_expand(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_expand(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """An expansion to the local shape."""
     return replace(call, args=(call.args[0], list(shard.write_shape())), kwargs={})
 
 
-def local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A split into the local sizes of the pieces."""
     shape = shard.read_shape(0)
     dim = shard.argument(2, "dim", 0) % len(shape)
@@ -207,7 +206,7 @@ def local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
     return LocalCall("aten.split_with_sizes.default", (call.args[0], sizes, dim), {}, call.name)
 
 
-def local_slice(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_slice(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """A slice with the same share of every tile: start and end shrink with the dim."""
     whole = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape
     dim = shard.argument(1, "dim", 0) % len(whole)
@@ -226,7 +225,7 @@ SPECS = (
     OpSpec(
         targets=("aten.view.default", "aten.reshape.default"),
         rule=reshape,
-        localiser=local_reshape,
+        localiser=_local_reshape,
         launches=False,
     ),
     OpSpec(
@@ -235,19 +234,19 @@ SPECS = (
             "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze.default",
         ),
         rule=reshape,
-        localiser=local_reshape,
+        localiser=_local_reshape,
     ),
     OpSpec(targets=("aten.permute.default", "aten.transpose.int"), rule=permute, launches=False),
     OpSpec(targets=("aten.t.default", "aten.movedim.int", "aten.swapaxes.default"), rule=permute),
-    OpSpec(targets=("aten.expand.default",), rule=expand, localiser=local_expand, launches=False),
+    OpSpec(targets=("aten.expand.default",), rule=expand, localiser=_local_expand, launches=False),
     OpSpec(
-        targets=("aten.split.Tensor", "aten.split.sizes"), rule=split, localiser=local_split, launches=False
+        targets=("aten.split.Tensor", "aten.split.sizes"), rule=split, localiser=_local_split, launches=False
     ),
     OpSpec(
-        targets=("aten.split_with_sizes.default", "aten.chunk.default"), rule=split, localiser=local_split
+        targets=("aten.split_with_sizes.default", "aten.chunk.default"), rule=split, localiser=_local_split
     ),
-    OpSpec(targets=("aten.slice.Tensor",), rule=slice_, localiser=local_slice, launches=False),
+    OpSpec(targets=("aten.slice.Tensor",), rule=_slice_, localiser=_local_slice, launches=False),
     OpSpec(targets=("aten.select.int",), rule=select, launches=False),
-    OpSpec(targets=("aten.unbind.int",), rule=unbind),
+    OpSpec(targets=("aten.unbind.int",), rule=_unbind),
     OpSpec(targets=("aten.view_as_real.default",), rule=view_as_real),
 )  # fmt: skip

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tensoropt.graph import Ref
-from tensoropt.ops.builder import Builder, Loops, Opaque
+from tensoropt.ops.calls import CostClass, OpSpec, Samples
 from tensoropt.ops.families.indexing import along_a_dim, along_dims
-from tensoropt.ops.spec import CostClass, OpSpec, Samples
+from tensoropt.ops.index_space import Builder, Loops, Opaque
 
 
 def scatter(b: Builder) -> None:
@@ -45,7 +45,7 @@ def index_add(b: Builder) -> None:
     b.write(labels)
 
 
-def index_fill(b: Builder) -> None:
+def _index_fill(b: Builder) -> None:
     """All dims split except the one that is written."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % max(len(shape), 1)
@@ -54,7 +54,7 @@ def index_fill(b: Builder) -> None:
     b.write(labels)
 
 
-def index_put(b: Builder) -> None:
+def _index_put(b: Builder) -> None:
     """``y = x; y[i, j, :] = values`` (or ``+=``): written dims stay whole, rows that are added up split."""
     source, indices = b.tensor(b.arg(0)), b.arg(1)
     positions = [i for i, index in enumerate(indices) if isinstance(index, Ref)]
@@ -79,7 +79,7 @@ def index_put(b: Builder) -> None:
     b.write(labels)
 
 
-def scatter_into_slice(b: Builder) -> None:
+def _scatter_into_slice(b: Builder) -> None:
     """The written dim stays whole; base and source are added up, each where it is visible."""
     shape = b.tensor(b.arg(0)).shape
     narrow = b.op.target == "aten.slice_scatter.default"
@@ -108,14 +108,14 @@ SPECS = (
     OpSpec(
         targets=("aten.index_add.default", "aten.index_copy.default"), rule=index_add, samples=_ALONG_A_DIM
     ),
-    OpSpec(targets=("aten.index_fill.int_Scalar",), rule=index_fill, samples=_ALONG_A_DIM),
+    OpSpec(targets=("aten.index_fill.int_Scalar",), rule=_index_fill, samples=_ALONG_A_DIM),
     OpSpec(
         targets=("aten.index_put.default",),
-        rule=index_put,
+        rule=_index_put,
         samples=Samples(limits=along_dims, timed=False),
         cost_class=CostClass.LOOKUP,
     ),
     OpSpec(
-        targets=("aten.slice_scatter.default", "aten.select_scatter.default"), rule=scatter_into_slice
+        targets=("aten.slice_scatter.default", "aten.select_scatter.default"), rule=_scatter_into_slice
     ),
 )  # fmt: skip

@@ -17,20 +17,22 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from tensoropt.engine.counts import TargetCounts
-from tensoropt.engine.engine import Engine, device_of
+from tensoropt.engine.engine import Engine, TargetCounts, device_of
 from tensoropt.engine.gradients import Pending
 from tensoropt.engine.lower import LoweredStrategy
 from tensoropt.engine.runtime import Runtime
-from tensoropt.pipeline.execute.parameters import StagedParameters, TiedParameters
-from tensoropt.pipeline.execute.stage import RunningStage, StageEngine
-from tensoropt.pipeline.execute.trailing import Trailing
-from tensoropt.pipeline.receipts import taken_back
-from tensoropt.pipeline.schedules import place_actions, schedule_named
-from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.pipeline.execute.stage import (
+    RunningStage,
+    StagedParameters,
+    StageEngine,
+    TiedParameters,
+    Trailing,
+)
+from tensoropt.pipeline.memory import taken_back
+from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions, schedule_named
 
-SINGLE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-SEVERAL: dict[str, type[PipelineScheduleMulti]] = {
+_SINGLE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_SEVERAL: dict[str, type[PipelineScheduleMulti]] = {
     "interleaved_1f1b": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
@@ -112,9 +114,9 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
 
         # Means divide by the whole batch's count already.
         settings: dict[str, Any] = {"loss_fn": loss_of, "scale_grads": False}
-        if self.strategy.schedule in SINGLE:
-            return SINGLE[self.strategy.schedule](running[0], micro_batches, **settings)
-        return SEVERAL[self.strategy.schedule](running, micro_batches, **settings)
+        if self.strategy.schedule in _SINGLE:
+            return _SINGLE[self.strategy.schedule](running[0], micro_batches, **settings)
+        return _SEVERAL[self.strategy.schedule](running, micro_batches, **settings)
 
     # -- modules ------------------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         self.tied.add_up(self.shards.gradients)
         for stage in self.stages.values():
             stage.shards.accumulated.hide()
-        return (self._defer(outputs[0], StagedPending(pending)),)
+        return (self._defer(outputs[0], _StagedPending(pending)),)
 
     def _run(self, *, training: bool) -> None:
         """Run all micro-batches through this rank's stages."""
@@ -244,7 +246,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         return [tensor for stage in self.stages.values() for tensor in stage.gradient_tensors()]
 
 
-class StagedPending(Pending):
+class _StagedPending(Pending):
     """A step whose micro-batches have run in all stages of a rank.
 
     Attributes:

@@ -13,11 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from tensoropt.capture import Capture
-from tensoropt.engine.parameters import as_dtensor
-from tensoropt.engine.spread import spread
-from tensoropt.engine.spread_values import spread_value
-from tensoropt.engine.strided import own_placements
-from tensoropt.engine.uncompiled_model import UncompiledModel
+from tensoropt.engine.parallel_model import UncompiledModel
+from tensoropt.engine.parameters import as_dtensor, own_placements
+from tensoropt.engine.script_values import spread, spread_value
 from tensoropt.ops.layouts import REPLICATE
 from tensoropt.pipeline.execute.engine import PipelinedEngine
 from tensoropt.pipeline.execute.stage import StageEngine

@@ -2,12 +2,17 @@
 
 The schedule is PyTorch's: it asks a :class:`~torch.distributed.pipelining.PipelineStage` for the forward and
 backward of single micro-batches, and for the messages sent and received between them.
+
+Gradients on their way to their shards while a place computes something else.
+
+The parameters of all stages on a rank, presented as those of one engine.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,17 +20,154 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
-from tensoropt.engine.ahead import CallAhead
-from tensoropt.engine.counts import TargetCounts
-from tensoropt.engine.gradients import Pending
+from tensoropt.engine.engine import TargetCounts
+from tensoropt.engine.gathering import CallAhead, UnshardedParameters
+from tensoropt.engine.gradients import Gradients, Pending
+from tensoropt.engine.parameters import LocalParameters
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.engine.unsharded import UnshardedParameters
 from tensoropt.ops.layouts import local_shape
-from tensoropt.pipeline.execute.trailing import Trailing
 from tensoropt.pipeline.stages import Stage, arriving_group, departing_group
+from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead
 from tensoropt.sharding.strategy import Strategy
+
+
+class Trailing:
+    """The gradients of a place's last backward on their way to their shards, while the place computes what
+    comes next.
+
+    The place waits for the gradients of one backward as its next backward ends, whichever stage's that is, so
+    that no more than one backward's gradients take memory.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[CallAhead, Gradients, bool]] = []
+
+    def add(self, call: CallAhead, gradients: Gradients, *, last: bool) -> None:
+        """Add the gradients of a backward that is over.
+
+        Args:
+            gradients: the gradients to add them to.
+            last: whether no other micro-batch will add to them.
+        """
+        self._calls.append((call, gradients, last))
+
+    def take_in(self) -> None:
+        """Wait for the gradients under way, and take them in."""
+        while self._calls:
+            call, gradients, last = self._calls.pop(0)
+            with nullcontext() if last else gradients.of_earlier():
+                call.finish()
+
+
+class _StagedGradients:
+    """The gradients of several stages, with the interface of
+    :class:`~tensoropt.engine.gradients.Gradients`."""
+
+    def __init__(self, parts: Sequence[Gradients]):
+        self.parts = tuple(parts)
+
+    @property
+    def views(self) -> dict[str, torch.Tensor]:
+        """The gradient of each trained parameter."""
+        return {name: view for part in self.parts for name, view in part.views.items()}
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that hold the gradients."""
+        return [tensor for part in self.parts for tensor in part.tensors]
+
+    def clear(self) -> None:
+        """Forget all gradients, as ``zero_grad`` does."""
+        for part in self.parts:
+            part.clear()
+
+    def show_as(
+        self, owners: Mapping[str, torch.Tensor], wrap: Callable[[str, torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Show gradients on ``owners`` from now on, each as ``wrap(name, view)``."""
+        for part in self.parts:
+            part.show_as(owners, wrap)
+
+
+class StagedParameters:
+    """A rank's part of a pipelined plan's parameters: those of its stages, as these store them.
+
+    Attributes:
+        leaves: the leaves of all stages on this rank; no two of these stages use the same parameter.
+        accumulated: their gradients.
+    """
+
+    def __init__(self, stages: Sequence[LocalParameters]):
+        self.stages = tuple(stages)
+        self.leaves = {name: leaf for stage in stages for name, leaf in stage.leaves.items()}
+        self.accumulated = _StagedGradients([stage.accumulated for stage in stages])
+        self._stage_of = {name: stage for stage in stages for name in stage.leaves}
+
+    def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return a copy of this rank's part of a whole parameter of one of its stages, in the type in which
+        it is stored."""
+        return self._stage_of[name].shard(name, value)
+
+    def shard_index(self, name: str) -> tuple[int, ...]:
+        """Return the index of this rank's part of a parameter: ranks with equal indices have equal values."""
+        return self._stage_of[name].shard_index(name)
+
+    def replica_axes(self, name: str) -> tuple[int, ...]:
+        """Return the axes of the job's mesh along which ranks of the parameter's stage have the same part of
+        it."""
+        # After the micro-batch axis, the job's mesh has a pipeline axis, which a stage's mesh lacks.
+        return tuple(axis + 1 for axis in self._stage_of[name].replica_axes(name))
+
+    @torch.no_grad()
+    def load(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Set the parameters to whole values."""
+        for stage in self.stages:
+            stage.load(values)
+
+    @property
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        """The gradient of each trained parameter."""
+        return self.accumulated.views
+
+    def clear(self) -> None:
+        """Forget all gradients, as ``zero_grad`` does."""
+        self.accumulated.clear()
+
+
+class TiedParameters:
+    """Parameters that several stages use, with a copy in each stage and one common gradient.
+
+    This is how Megatron-LM treats the embedding that the head shares (Narayanan et al., SC 2021): the sums
+    over each stage's micro-batches are summed over these stages, once per step, so that the copies stay
+    equal.
+    """
+
+    def __init__(self, strategy: PipelinedStrategy, runtime: Runtime):
+        self.groups: dict[str, dist.ProcessGroup] = {}
+        inner = strategy.devices_per_place
+        made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        for name in strategy.tied:
+            if not strategy.graph.atoms.graph.tensors[name].requires_grad:
+                continue
+            places = tuple(sorted(strategy.place_of(stage) for stage in strategy.holders(name)))
+            # All ranks create all process groups, in the same order.
+            for offset in range(inner):
+                ranks = tuple(place * inner + offset for place in places)
+                if ranks not in made:
+                    everyone = len(ranks) == strategy.devices
+                    made[ranks] = dist.group.WORLD if everyone else dist.new_group(list(ranks))
+                if runtime.rank in ranks:
+                    group = made[ranks]
+                    assert group is not None
+                    self.groups[name] = group
+
+    @torch.no_grad()
+    def add_up(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Sum the gradients of tied parameters over their stages."""
+        for name, group in self.groups.items():
+            dist.all_reduce(gradients[name], group=group)
 
 
 class StageEngine(ShardedEngine):

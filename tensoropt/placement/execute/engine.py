@@ -6,18 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from tensoropt.engine.counts import TargetCounts
-from tensoropt.engine.engine import Engine, device_of
+from tensoropt.engine.engine import Engine, TargetCounts, device_of
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
-from tensoropt.placement.execute.cuts import Cut
-from tensoropt.placement.execute.lower import LoweredPart, StepContext, lower_part
-from tensoropt.placement.execute.order import Transfer, schedule_of
-from tensoropt.placement.execute.parameters import LocalDevices, PlacedParameters
-from tensoropt.placement.execute.tape import Place, Tape, TapedStep
-from tensoropt.placement.execute.transport import Alone, Arriving, Job, Transport
+from tensoropt.placement.execute.lower import (
+    LocalDevices,
+    LoweredPart,
+    Place,
+    PlacedParameters,
+    StepContext,
+    Tape,
+    TapedStep,
+    lower_part,
+)
+from tensoropt.placement.execute.operators import Cut
+from tensoropt.placement.execute.transport import Alone, Arriving, Job, Transfer, Transport, schedule_of
 from tensoropt.placement.graph import Value
-from tensoropt.placement.plans import PlacedStrategy
+from tensoropt.placement.points import PlacedStrategy
 
 
 class PlacedEngine(Engine[LoweredPart, TapedStep]):

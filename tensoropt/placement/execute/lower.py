@@ -4,13 +4,23 @@ This follows NetSplit's Algorithm 2. A process gets the part of the devices it r
 plan's order, one node each, and for every value that crosses a border a ``move`` node if it runs both ends,
 otherwise a ``send`` or a ``receive`` node. The wait for a received value comes just before the operator that
 reads it first, not where it is requested.
+
+Backward, one placed operator at a time.
+
+Every operator runs under autograd on its own: what it reads passes through :class:`_Entry`, whose backward
+hands the gradient to the tape instead of to the maker of the value. An operator's backward is then a separate
+call, made when the plan says. In between, only what autograd saved and the gradients that wait on the tape
+are alive.
+
+The parameters of a placed plan: whole, each on the device of the operator it belongs to.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +28,176 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tensoropt.engine.nodes import Lowered, add_constant, add_function
-from tensoropt.engine.regather import RegatheredParameters
+from tensoropt.engine.gradients import DeferredStep
+from tensoropt.engine.lower import Lowered, add_constant, add_function
+from tensoropt.engine.parameters import LocalParameters
+from tensoropt.engine.recompute import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
 from tensoropt.placement.execute.operators import Body, body_of
-from tensoropt.placement.execute.order import PlacedSchedule, Transfer
-from tensoropt.placement.execute.parameters import LocalDevices
-from tensoropt.placement.execute.tape import Place, Tape
-from tensoropt.placement.execute.transport import Arriving, Transport
+from tensoropt.placement.execute.transport import Arriving, PlacedSchedule, Transfer, Transport
 from tensoropt.placement.graph import PlacedOperator, Value
-from tensoropt.placement.plans import PlacedStrategy
+from tensoropt.placement.points import PlacedStrategy
+from tensoropt.sharding.buckets import Bucket
+
+Place = tuple[Value, int]
+"""A value as it is on a device."""
+
+
+class _Entry(torch.autograd.Function):
+    """The function through which a value enters an operator; it keeps nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, tape: Any, place: Place) -> torch.Tensor:
+        ctx.tape, ctx.place = tape, place
+        # A function that returns its input as it is would hand out the input itself. A view costs no memory.
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        tape = ctx.tape()  # a tape holds its operators' graphs, so they must not hold it
+        if tape is not None:
+            tape.add(ctx.place, gradient)
+        return None, None, None, None
+
+
+class _Made(torch.autograd.Function):
+    """The function that joins what an operator made under one root, whose backward takes the gradients off
+    the tape and releases them: autograd then frees each as soon as it is used up."""
+
+    @staticmethod
+    def forward(ctx: Any, tape: Any, places: tuple[Place, ...], *made: torch.Tensor) -> torch.Tensor:
+        ctx.tape, ctx.places = tape, places
+        # An empty root: the gradients come from the tape, not from above.
+        return made[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> Any:  # type: ignore[override]
+        tape = ctx.tape()
+        return None, None, *(tape.take(place) for place in ctx.places)
+
+
+class Tape:
+    """The graphs and gradients of one micro-batch, from forward to backward."""
+
+    def __init__(self, anchor: torch.Tensor):
+        self.anchor = anchor
+        self._roots: dict[int, tuple[tuple[Place, ...], torch.Tensor]] = {}
+        self._gradients: dict[Place, torch.Tensor] = {}
+        self._owned: set[Place] = set()
+
+    def enter(self, place: Place, value: torch.Tensor) -> torch.Tensor:
+        """Return a value as an operator reads it."""
+        # Values come without history, and autograd skips functions without any input that requires a
+        # gradient: the anchor does.
+        return _Entry.apply(self.anchor, value, weakref.ref(self), place)
+
+    def record(self, operator: int, made: Sequence[tuple[Place, torch.Tensor]]) -> None:
+        """Record what an operator has made; called where gradients are enabled."""
+        grown = [(place, value) for place, value in made if value.requires_grad]
+        if grown:
+            places = tuple(place for place, _ in grown)
+            root = _Made.apply(weakref.ref(self), places, *(value for _, value in grown))
+            self._roots[operator] = (places, root)
+
+    def add(self, place: Place, gradient: torch.Tensor) -> None:
+        """Add a reader's share of a gradient. The first share is taken as the sum; it may belong to something
+        else, too, so a second one makes a sum that is the tape's own."""
+        if place not in self._gradients:
+            self._gradients[place] = gradient
+        elif place in self._owned:
+            self._gradients[place].add_(gradient)
+        else:
+            self._gradients[place] = self._gradients[place] + gradient
+            self._owned.add(place)
+
+    def take(self, place: Place) -> torch.Tensor | None:
+        """Return the sum of all shares, and release it; None if no reader had one."""
+        self._owned.discard(place)
+        return self._gradients.pop(place, None)
+
+    def backward(self, operator: int) -> None:
+        """Run an operator's backward with the gradients of what it made, all of which are there."""
+        places, root = self._roots.pop(operator, ((), None))
+        # Without any gradient, nothing that this operator read can have one.
+        if root is not None and any(place in self._gradients for place in places):
+            torch.autograd.backward(root, torch.ones_like(root))
+
+
+class TapedStep(DeferredStep):
+    """A step from forward to backward: a tape for each micro-batch."""
+
+    def __init__(self, tapes: Sequence[Tape]):
+        super().__init__()
+        self.tapes = list(tapes)
+
+
+def _parameter_devices(strategy: PlacedStrategy) -> dict[str, int]:
+    """Return the device of each parameter that an operator reads, by position among the plan's devices."""
+    device = {op.name: strategy.placement.device[i] for i, op in enumerate(strategy.graph.operators)}
+    return {name: device[operator] for name, operator in strategy.graph.holder.items()}
+
+
+@dataclass(frozen=True)
+class LocalDevices:
+    """The devices of the plan that this process runs, and their PyTorch devices.
+
+    Attributes:
+        own: their positions among the plan's devices.
+        devices: for each device of the plan, where its tensors lie; only those in ``own`` matter.
+    """
+
+    own: tuple[int, ...]
+    devices: tuple[torch.device, ...]
+
+    @property
+    def first(self) -> torch.device:
+        """The device for whatever belongs to no operator."""
+        return self.devices[self.own[0]]
+
+
+class PlacedParameters(LocalParameters):
+    """The parameters on this process's devices, whole.
+
+    Attributes:
+        device: the device in the plan of every parameter of the model that an operator reads.
+    """
+
+    def __init__(
+        self,
+        strategy: PlacedStrategy,
+        local: LocalDevices,
+        runtime: Runtime,
+        values: Mapping[str, torch.Tensor],
+    ):
+        self.source = strategy.graph.groups.atoms.graph
+        self.local = local
+        self.device = _parameter_devices(strategy)
+        own = [t for t in self.source.parameters if self._device(t.name) in local.own]
+        super().__init__(runtime, own, values)
+
+    def _device(self, name: str) -> int:
+        """Return the device of a parameter; a parameter that no operator reads is on every process."""
+        return self.device.get(name, self.local.own[0])
+
+    def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a parameter's whole value on its device, in the type in which it is stored."""
+        device = self.local.devices[self._device(name)]
+        dtype = getattr(torch, self.source.tensors[name].stored_dtype)
+        return value.detach().to(device=device, dtype=dtype, copy=True).contiguous()
+
+    def _buckets(self) -> tuple[Bucket, ...]:
+        """Return one bucket per device and type; nothing reduces them, as each parameter is on one device
+        only."""
+        names: dict[tuple[int, str], list[str]] = {}
+        for name, leaf in self.leaves.items():
+            if leaf.requires_grad:
+                # A bucket is one flat tensor, which lies on one device and has one type.
+                key = self._device(name), self.source.tensors[name].stored_dtype
+                names.setdefault(key, []).append(name)
+        return tuple(
+            Bucket((), dtype, tuple(of_bucket), sum(self.leaves[n].numel() for n in of_bucket))
+            for (_, dtype), of_bucket in names.items()
+        )
 
 
 class StepContext:

@@ -11,15 +11,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tensoropt.capture import Capture
-from tensoropt.engine.spread import spread
-from tensoropt.engine.spread_values import spread_value
-from tensoropt.engine.uncompiled_model import UncompiledModel
+from tensoropt.engine.parallel_model import UncompiledModel
+from tensoropt.engine.script_values import spread, spread_value
 from tensoropt.errors import PlanError
 from tensoropt.placement.execute.engine import PlacedEngine
-from tensoropt.placement.plans import PlacedStrategy
+from tensoropt.placement.points import PlacedStrategy
 
 
-def all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.device] | None:
+def _all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.device] | None:
     """Return the devices on which one process runs all devices of a plan; None in a job of several processes.
 
     Raises:
@@ -58,7 +57,7 @@ class PlacedModel(UncompiledModel[PlacedEngine]):
         device: torch.device,
         seed: int,
     ):
-        devices = all_devices(strategy, device)
+        devices = _all_devices(strategy, device)
         engine = PlacedEngine(strategy, values, devices=devices, seed=seed, device=device)
         mesh = None
         if engine.runtime.distributed:

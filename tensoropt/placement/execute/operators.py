@@ -1,29 +1,139 @@
-"""The computation of a placed operator: an fx graph of plain calls on tensors of one device."""
+"""The computation of a placed operator: an fx graph of plain calls on tensors of one device.
+
+Cutting a tensor along an atom, and joining its pieces: the computation of ``split`` and ``join``
+operators.
+
+Pieces are copies: a view would keep the whole tensor alive for as long as any piece of it is.
+"""
 
 from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import torch
 from torch import fx
 
-from tensoropt.engine.nodes import add_call, add_function, add_results
+from tensoropt.engine.lower import add_call, add_function, add_results
 from tensoropt.engine.runtime import Runtime
 from tensoropt.graph import Operator
-from tensoropt.ops.layouts import REPLICATE
+from tensoropt.ops.layouts import PARTIAL, REPLICATE, Atoms, chunk, local_shape
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import evaluated
-from tensoropt.placement.execute.cuts import Cut, join, split
 from tensoropt.placement.graph import PlacedOperator, Value
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, take_shard
 
 
-class Piece:
+@dataclass(frozen=True)
+class Cut:
+    """A way to cut a tensor.
+
+    Attributes:
+        atoms: the atom sizes of each dim.
+        code: the atom, or ``PARTIAL`` for terms of a sum.
+        count: the number of pieces.
+    """
+
+    atoms: Atoms
+    code: int
+    count: int
+
+    @property
+    def flat(self) -> tuple[int, ...]:
+        """The whole tensor's shape by atoms."""
+        return tuple(size for dim in self.atoms for size in dim)
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The whole tensor's shape."""
+        return tuple(prod(dim) for dim in self.atoms)
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """Return the shape of a piece."""
+        return local_shape(self.atoms, (self.code,), (self.count,), (index,))
+
+    def piece(self, whole: torch.Tensor, index: int) -> torch.Tensor:
+        """Return a copy of one piece."""
+        start, length = chunk(self.flat[self.code], self.count, index)
+        # Atoms are factors of dims, so a cut along one is a slice of the tensor reshaped to its atoms.
+        part = whole.reshape(self.flat).narrow(self.code, start, length)
+        return part.clone(memory_format=torch.contiguous_format).view(self.shape(index))
+
+    def put(self, whole: torch.Tensor, index: int, piece: torch.Tensor) -> None:
+        """Overwrite one piece of a contiguous tensor."""
+        start, length = chunk(self.flat[self.code], self.count, index)
+        part = whole.view(self.flat).narrow(self.code, start, length)
+        part.copy_(piece.reshape(part.shape))
+
+    def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the whole of all pieces, or the sum of all terms."""
+        if self.code == PARTIAL:
+            # The first addition makes a tensor of its own; later terms are added in place, and no input is
+            # changed.
+            total = pieces[0] + pieces[1]
+            for piece in pieces[2:]:
+                total.add_(piece)
+            return total
+        sizes = list(self.flat)
+        shaped = []
+        for index, piece in enumerate(pieces):
+            sizes[self.code] = chunk(self.flat[self.code], self.count, index)[1]
+            shaped.append(piece.reshape(sizes))
+        return torch.cat(shaped, self.code).view(self.whole)
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, cut: Cut) -> tuple[torch.Tensor, ...]:
+        ctx.cut, ctx.dtype, ctx.device = cut, whole.dtype, whole.device
+        return tuple(cut.piece(whole, i) for i in range(cut.count))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
+        cut: Cut = ctx.cut
+        given = [
+            # A piece that nobody read has no gradient, but the whole needs one everywhere.
+            torch.zeros(cut.shape(i), dtype=ctx.dtype, device=ctx.device) if g is None else g
+            for i, g in enumerate(gradients)
+        ]
+        return cut.joined(given), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, cut: Cut, *pieces: torch.Tensor) -> torch.Tensor:
+        ctx.cut = cut
+        return cut.joined(pieces)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        cut: Cut = ctx.cut
+        if cut.code == PARTIAL:
+            # Every term of a sum has the gradient of the sum.
+            return None, *(gradient for _ in range(cut.count))
+        return None, *(cut.piece(gradient, i) for i in range(cut.count))
+
+
+def split(cut: Cut, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return all pieces, differentiably."""
+    result = _Split.apply(whole, cut)
+    assert isinstance(result, tuple)
+    return result
+
+
+def join(cut: Cut, *pieces: torch.Tensor) -> torch.Tensor:
+    """Return the whole of all pieces, differentiably."""
+    return _Join.apply(cut, *pieces)
+
+
+class _Piece:
     """Which piece of an operator this is, in the running micro-batch; the
-    :class:`~tensoropt.ops.context.ShardContext` of its kernels. Pieces do not communicate while they run."""
+    :class:`~tensoropt.ops.kernels.ShardContext` of its kernels. Pieces do not communicate while they run."""
 
     def __init__(self, runtime: Runtime, op: PlacedOperator, device: torch.device):
         self.runtime, self.device = runtime, device
@@ -100,7 +210,7 @@ class _Building:
         self.device, self.evaluating = device, evaluating
         self.tensors = groups.atoms.graph.tensors
         self.atoms = groups.atoms.atoms
-        self.context = Piece(runtime, op, device)
+        self.context = _Piece(runtime, op, device)
         self.graph = fx.Graph()
         self.known: dict[str, fx.Node] = {}
         self.counts = False

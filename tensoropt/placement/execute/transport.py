@@ -1,16 +1,189 @@
-"""The ways in which values get from one process to another, and the record of each message."""
+"""The ways in which values get from one process to another, and the record of each message.
+
+One order of everything that a placed plan does, and the part of it that each process does.
+
+Operators wait for what they read, for the gradients of what they made, and for the previous operator on their
+device. Transfers wait for what they send and for the previous transfer in the plan. If any order satisfies
+this, processes that each follow their part of it never wait for each other forever, even if a send ends only
+when it is received.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import queue
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from tensoropt.placement.execute.order import Transfer
+from tensoropt.errors import PlanError
+from tensoropt.placement.graph import Value
+from tensoropt.placement.points import PlacedStrategy, ValueTransfer, needed_routes
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A value, or with ``backward`` its gradient, sent from one device to another.
+
+    Attributes:
+        number: its position among all transfers of a step, the same on every rank; those of the first
+            micro-batch come first.
+    """
+
+    number: int
+    value: Value
+    source: int
+    target: int
+    backward: bool
+
+    def later(self, transfers: int) -> Transfer:
+        """Return the same transfer in a later micro-batch, which so many transfers precede."""
+        return replace(self, number=self.number + transfers) if transfers else self
+
+
+_Instruction = int | Transfer
+"""An operator's position in the graph, or a transfer."""
+
+
+@dataclass(frozen=True)
+class PlacedSchedule:
+    """A step: its instructions in an order that all devices can follow.
+
+    With several micro-batches they follow ``forward`` once for each, then ``backward`` once for each. That,
+    too, is a single order, so that no device waits forever.
+
+    Attributes:
+        transfers: the number of transfers in one micro-batch, forward and backward.
+    """
+
+    forward: tuple[_Instruction, ...]
+    backward: tuple[_Instruction, ...]
+    transfers: int = 0
+
+
+def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
+    """Return the order of a step.
+
+    How far devices are ahead of each other is estimated with operators of equal length and messages of none:
+    a message is expected about when it can arrive, so that its receiver neither waits for it nor allocates
+    its buffer too early.
+
+    Raises:
+        PlanError: the plan's transfers are not those its placement needs, or its orders wait for each other.
+    """
+    routes = tuple(strategy.transfers)
+    _check(strategy, routes)
+    values = {v.name: v for op in strategy.graph.operators for v in op.writes}
+    transfers = [
+        Transfer(i, values[name], source, target, back)
+        for i, (name, source, target, back) in enumerate(routes)
+    ]
+    training = strategy.graph.groups.atoms.graph.training
+    forward = _Ordering(strategy, [t for t in transfers if not t.backward], backward=False).ordered()
+    backward = (
+        _Ordering(strategy, [t for t in transfers if t.backward], backward=True).ordered() if training else ()
+    )
+    return PlacedSchedule(forward, backward, len(transfers))
+
+
+def _check(strategy: PlacedStrategy, given: Sequence[ValueTransfer]) -> None:
+    needed = needed_routes(strategy.graph, strategy.placement)
+    missing, more = set(needed) - set(given), set(given) - set(needed)
+    for routes, words in ((missing, "lacks"), (more, "has a needless")):
+        for name, source, target, back in sorted(routes):
+            what = f"gradient of {name}" if back else name
+            raise PlanError(
+                f"the plan {words} transfer of the {what} from device {source} to device {target}; "
+                "make the plan again"
+            )
+    if len(given) != len(needed):
+        raise PlanError("the plan lists a transfer twice; make the plan again")
+
+
+class _Ordering:
+    """Kahn's algorithm by time: the nodes are operators (by position), followed by transfers."""
+
+    def __init__(self, strategy: PlacedStrategy, transfers: Sequence[Transfer], *, backward: bool):
+        self.strategy, self.transfers = strategy, transfers
+        self.operators = strategy.graph.operators
+        self.device = strategy.placement.device
+        self.first = len(self.operators)
+        self.before: list[set[int]] = [set() for _ in range(self.first + len(transfers))]
+        self.makers = {v: i for i, op in enumerate(self.operators) for v in op.writes}
+        placement = strategy.placement
+        for order in placement.backward_orders if backward else placement.forward:
+            for one, next_one in itertools.pairwise(order):
+                self.before[next_one].add(one)
+        for i in range(1, len(transfers)):
+            # Transfers keep the plan's order on all ranks, so that sends and receives between two of them
+            # pair up.
+            self.before[self.first + i].add(self.first + i - 1)
+        (self._gradients if backward else self._values)()
+
+    def _values(self) -> None:
+        arrival = {(t.value, t.target): self.first + i for i, t in enumerate(self.transfers)}
+        for i, t in enumerate(self.transfers):
+            self.before[self.first + i].add(self.makers[t.value])
+        for i, op in enumerate(self.operators):
+            for value in op.reads:
+                maker = self.makers[value]
+                local = self.device[maker] == self.device[i]
+                self.before[i].add(maker if local else arrival[value, self.device[i]])
+
+    def _gradients(self) -> None:
+        returned = {(t.value, t.source): self.first + i for i, t in enumerate(self.transfers)}
+        tensors = self.strategy.graph.groups.atoms.graph.tensors
+        for i, op in enumerate(self.operators):
+            # Each value once, as its gradient comes back once however often it is read.
+            for value in dict.fromkeys(op.reads):
+                if not tensors[value.tensor].requires_grad:
+                    continue
+                maker = self.makers[value]
+                if self.device[maker] == self.device[i]:
+                    self.before[maker].add(i)
+                else:
+                    message = returned[value, self.device[i]]
+                    self.before[message].add(i)
+                    self.before[maker].add(message)
+
+    def ordered(self) -> tuple[_Instruction, ...]:
+        """Return all nodes, each after those that it waits for.
+
+        Raises:
+            PlanError: some wait for each other.
+        """
+        waiting = [len(before) for before in self.before]
+        after: list[list[int]] = [[] for _ in self.before]
+        for node, before in enumerate(self.before):
+            for other in before:
+                after[other].append(node)
+        start = [0] * len(waiting)
+        # At one time transfers (False) come before operators, so that a message is on its way while its
+        # device computes on.
+        ready = [(0, node < self.first, node) for node, count in enumerate(waiting) if not count]
+        heapq.heapify(ready)
+        found: list[_Instruction] = []
+        while ready:
+            now, is_operator, node = heapq.heappop(ready)
+            found.append(node if is_operator else self.transfers[node - self.first])
+            for other in after[node]:
+                # An operator takes one unit of time, a message none: see schedule_of.
+                start[other] = max(start[other], now + is_operator)
+                waiting[other] -= 1
+                if not waiting[other]:
+                    heapq.heappush(ready, (start[other], other < self.first, other))
+        if len(found) < len(waiting):
+            stuck = [op.name for i, op in enumerate(self.operators) if waiting[i]]
+            names = ", ".join(stuck[:3]) or "transfers"
+            raise PlanError(
+                f"the plan's orders wait for each other for ever, among them {names}; make the plan again"
+            )
+        return tuple(found)
 
 
 class Arriving(Protocol):

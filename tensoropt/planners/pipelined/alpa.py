@@ -16,13 +16,13 @@ import numpy as np
 
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
-from tensoropt.pipeline.balance import balanced
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Crossings, Cut
+from tensoropt.pipeline.stages import balanced
 from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise, flat
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
 
-LAYERS = 16
+_LAYERS = 16
 """The most layers into which operators are clustered, as in the paper's examples (appendix)."""
 
 
@@ -31,7 +31,7 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
     for mesh, micro_batches in task.suiting(flat):
         stages = mesh.shape[0]
         where = task.positions(stages)
-        layers = list(balanced(task.flops, where, max(min(LAYERS, len(where) + 1), stages)))
+        layers = list(balanced(task.flops, where, max(min(_LAYERS, len(where) + 1), stages)))
         positions = [[0], *(layers for _ in range(stages - 1)), [len(task.problem.graph.groups)]]
         crossings = Crossings(everywhere_alike=True)
         found = task.compose(

@@ -18,16 +18,15 @@ import numpy as np
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.ops.layouts import Layout
-from tensoropt.pipeline.balance import balanced
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Crossings, Cut
-from tensoropt.pipeline.stages import is_crossing
+from tensoropt.pipeline.stages import balanced, is_crossing
 from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.tables import Scheme
 
-BINS = 64
+_BINS = 64
 """Bins of the memory budget; an assumption: the paper says that few are enough."""
 
 
@@ -88,7 +87,7 @@ def _binned(
 ) -> Iterator[Composition[Cut]]:
     """Yield compositions for which memory counts in bins, rounded up."""
     most = max((float(one.memory.max()) for of_stage in offers for one in of_stage.values()), default=0.0)
-    size = most / BINS or 1.0
+    size = most / _BINS or 1.0
     binned = [
         {ends: replace(one, memory=np.ceil(one.memory / size) * size) for ends, one in of_stage.items()}
         for of_stage in offers

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tensoropt.pipeline.balance import balanced
+from tensoropt.pipeline.stages import balanced
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pipelined.common.data_parallel import following_the_batch
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask

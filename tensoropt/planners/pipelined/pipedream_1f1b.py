@@ -27,13 +27,13 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
         inner = task.positions(stages)
         positions = [[0], *(inner for _ in range(stages - 1)), [len(task.problem.graph.groups)]]
         found = task.compose(
-            mesh, micro_batches, following_the_batch(), positions, composing=slowest_stage_fastest
+            mesh, micro_batches, following_the_batch(), positions, composing=_slowest_stage_fastest
         )
         for one in found:
             yield PipelinedAnswer(one, mesh)
 
 
-def slowest_stage_fastest(
+def _slowest_stage_fastest(
     offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
 ) -> Iterator[Composition[Cut]]:
     """Yield the compositions whose slowest stage takes the least time, for every amount of memory (SOSP 2019,

@@ -18,12 +18,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensoropt.placement import Placement, PlacementProblem
-from tensoropt.planners.placed.common.answer import PlacedAnswer, orders_by_start
-from tensoropt.planners.placed.common.memory import MemoryBook, NoRoomError
-from tensoropt.planners.placed.common.retry import place_within_memory
+from tensoropt.planners.placed.common.earliest import IdleSlots
 from tensoropt.planners.placed.common.task_ranks import Ranks, ranks_of
-from tensoropt.planners.placed.common.timetable import IdleSlots
-from tensoropt.planners.placed.common.units import Units, units_of
+from tensoropt.planners.placed.common.units import (
+    MemoryBook,
+    NoRoomError,
+    PlacedAnswer,
+    Units,
+    orders_by_start,
+    place_within_memory,
+    units_of,
+)
 from tensoropt.types import Floats
 
 

@@ -6,12 +6,8 @@ B. Jeon et al., *Baechi: Fast Device Placement of Machine Learning Graphs*, SoCC
 from __future__ import annotations
 
 from tensoropt.placement import PlacementProblem
-from tensoropt.planners.placed.common.answer import PlacedAnswer
-from tensoropt.planners.placed.common.earliest import earliest_first
-from tensoropt.planners.placed.common.memory import MemoryBook
-from tensoropt.planners.placed.common.ready_queue import with_backward
-from tensoropt.planners.placed.common.retry import place_within_memory
-from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.common.earliest import earliest_first, with_backward
+from tensoropt.planners.placed.common.units import MemoryBook, PlacedAnswer, place_within_memory, units_of
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:

@@ -21,15 +21,17 @@ from scipy.sparse import coo_array
 
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed.common.answer import PlacedAnswer
-from tensoropt.planners.placed.common.earliest import earliest_first
-from tensoropt.planners.placed.common.memory import MemoryBook
-from tensoropt.planners.placed.common.ready_queue import with_backward
-from tensoropt.planners.placed.common.retry import place_within_memory
-from tensoropt.planners.placed.common.units import Units, units_of
+from tensoropt.planners.placed.common.earliest import earliest_first, with_backward
+from tensoropt.planners.placed.common.units import (
+    MemoryBook,
+    PlacedAnswer,
+    Units,
+    place_within_memory,
+    units_of,
+)
 from tensoropt.types import Floats
 
-THRESHOLD = 0.1
+_THRESHOLD = 0.1
 """The largest share of an edge's message that may be left for its child to be a favourite (Baechi, section
 4)."""
 
@@ -38,7 +40,7 @@ SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Precedence:
+class _Precedence:
     """The graph of the linear program.
 
     Attributes:
@@ -71,7 +73,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     return place_within_memory("m_sct", problem, units, memory_limit_bytes, attempt)
 
 
-def precedence(problem: PlacementProblem, units: Units) -> Precedence:
+def precedence(problem: PlacementProblem, units: Units) -> _Precedence:
     """Return the graph with mean times; nothing is sent between operators that share a device anyway."""
     allowed = units.allowed[list(units.of)]
     seconds = np.where(allowed, problem.forward_s, 0.0).sum(axis=1) / allowed.sum(axis=1)
@@ -89,10 +91,10 @@ def precedence(problem: PlacementProblem, units: Units) -> Precedence:
             edge = (tensor.producer, reader)
             messages[edge] = messages.get(edge, 0.0) + sent
     edges = np.array(sorted(messages), dtype=np.intp).reshape(-1, 2)
-    return Precedence(seconds, edges, np.array([messages[int(i), int(j)] for i, j in edges]))
+    return _Precedence(seconds, edges, np.array([messages[int(i), int(j)] for i, j in edges]))
 
 
-def not_small(graph: Precedence) -> tuple[str, ...]:
+def not_small(graph: _Precedence) -> tuple[str, ...]:
     """Return a note if SCT's assumption fails: max c_ij <= min p_i (Hanen and Munier; Baechi, section
     3.1)."""
     if not len(graph.edges):
@@ -106,7 +108,7 @@ def not_small(graph: Precedence) -> tuple[str, ...]:
     )
 
 
-def favourites(operators: int, graph: Precedence) -> list[int]:
+def favourites(operators: int, graph: _Precedence) -> list[int]:
     """Return the favourite child of each operator, or -1.
 
     min w over 0 <= x_ij <= 1, s_i >= 0, w (Baechi, section 3.1, constraints of the relaxed program):
@@ -152,7 +154,7 @@ def favourites(operators: int, graph: Precedence) -> list[int]:
         )
     for (parent, child), left in zip(graph.edges.tolist(), found.x[:count], strict=True):
         # The program is relaxed: x is seldom 0 or 1, and the threshold rounds it.
-        if left <= THRESHOLD:
+        if left <= _THRESHOLD:
             favourite[parent] = child
     return favourite
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from tensoropt.placement import Placement, PlacementProblem
-from tensoropt.planners.placed.common.answer import PlacedAnswer
-from tensoropt.planners.placed.common.memory import MemoryBook, NoRoomError
-from tensoropt.planners.placed.common.retry import place_within_memory
-from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.common.units import (
+    MemoryBook,
+    NoRoomError,
+    PlacedAnswer,
+    place_within_memory,
+    units_of,
+)
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:

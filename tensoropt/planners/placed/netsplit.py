@@ -11,16 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.placement import PlacementProblem
-from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.placed.exact.place import limited, place_exactly
+from tensoropt.planners.placed.exact.rounds import ExactSettings
 from tensoropt.planners.placed.exact.rules import Rules
-from tensoropt.planners.placed.exact.settings import ExactSettings
 
-MOST_BLOCKS = 40
+_MOST_BLOCKS = 40
 """The most blocks that the program takes: over a few dozen it finds good schedules in a minute, over hundreds
 hardly any.
 """
-TIME_LIMIT_S = 60.0
+_TIME_LIMIT_S = 60.0
 """The solver's seconds; an assumption about how long a person waits."""
 
 
@@ -37,8 +37,8 @@ class NetSplit:
     """
 
     as_published: bool = False
-    most_blocks: int = MOST_BLOCKS
-    seconds: float = TIME_LIMIT_S
+    most_blocks: int = _MOST_BLOCKS
+    seconds: float = _TIME_LIMIT_S
     alpha: float | None = None
 
 

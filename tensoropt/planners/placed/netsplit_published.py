@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.placed import netsplit
-from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.placed.netsplit import NetSplit
 
 PUBLISHED = NetSplit(as_published=True)

@@ -18,11 +18,16 @@ from typing import Generic, Protocol, Self, TypeVar
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem
 from tensoropt.placement.graph import GroupSplit, Splits
-from tensoropt.planners.placed.common.answer import PlacedAnswer
-from tensoropt.planners.placed.common.memory import MemoryBook, NoRoomError, memory_limits
-from tensoropt.planners.placed.common.retry import place_within_memory
 from tensoropt.planners.placed.common.task_ranks import placed_ranks
-from tensoropt.planners.placed.common.units import Units, units_of
+from tensoropt.planners.placed.common.units import (
+    MemoryBook,
+    NoRoomError,
+    PlacedAnswer,
+    Units,
+    memory_limits,
+    place_within_memory,
+    units_of,
+)
 from tensoropt.planners.placed.dpos import DposSchedule, schedule_by_ranks
 
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.placed.exact.place import limited, place_exactly
+from tensoropt.planners.placed.exact.rounds import ExactSettings
 from tensoropt.planners.placed.exact.rules import Rules
-from tensoropt.planners.placed.exact.settings import ExactSettings
 
-DEVICES = 2
-MOST_OPERATORS = 200
+_DEVICES = 2
+_MOST_OPERATORS = 200
 """The most operators that the program takes, and that coarsening must reach."""
 
 
@@ -57,10 +57,10 @@ def place(
         MissingExtraError: OR-tools is not installed.
         InfeasibleError: nothing found fits and is balanced.
     """
-    if problem.devices.count != DEVICES:
+    if problem.devices.count != _DEVICES:
         raise UnsuitableError(
-            f"pesto places on {DEVICES} devices; this cluster has {problem.devices.count}; use netsplit, "
-            f"or give pesto {DEVICES} of them"
+            f"pesto places on {_DEVICES} devices; this cluster has {problem.devices.count}; use netsplit, "
+            f"or give pesto {_DEVICES} of them"
         )
     settings = settings or DEFAULT
     search = ExactSettings(
@@ -68,6 +68,6 @@ def place(
         rules=Rules(balance=settings.balance),
         most_blocks=settings.most_blocks,
         seconds=settings.seconds,
-        most_after_all=MOST_OPERATORS,
+        most_after_all=_MOST_OPERATORS,
     )
     return place_exactly(limited(problem, memory_limit_bytes), seed, search)

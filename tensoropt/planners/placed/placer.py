@@ -17,9 +17,7 @@ from __future__ import annotations
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, simulate_placement
-from tensoropt.planners.placed.common.answer import PlacedAnswer
-from tensoropt.planners.placed.common.memory import memory_limits
-from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.common.units import PlacedAnswer, memory_limits, units_of
 from tensoropt.units import format_bytes
 
 

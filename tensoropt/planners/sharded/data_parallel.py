@@ -7,8 +7,12 @@ batch norm is synchronised, so that the result is that of one device.
 
 from __future__ import annotations
 
-from tensoropt.planners.sharded.common.batch import following_the_batch, whole
-from tensoropt.planners.sharded.common.restricted import restricted_selections, some
+from tensoropt.planners.sharded.common.restricted import (
+    following_the_batch,
+    restricted_selections,
+    some,
+    whole,
+)
 from tensoropt.planners.task import PlanningTask, Selection
 
 

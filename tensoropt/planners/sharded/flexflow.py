@@ -25,10 +25,10 @@ from tensoropt.costs.cost_graph import EdgeTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.plan.evaluate import Evaluator, costs_of
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.sharded.common.batch import batch_labels
+from tensoropt.planners.sharded.common.restricted import batch_labels
 from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
-from tensoropt.simulate.overlap import overlap_of
+from tensoropt.simulate.candidates import overlap_of
 
 PROPOSALS = 600
 """Proposals per chain, of which every space has two; an assumption. FlexFlow's own budget is time (section
@@ -38,7 +38,7 @@ SECONDS = 30.0
 """Seconds per space; an assumption. The notes say if they run out before the proposals: the result then
 depends on the machine."""
 
-SHARPNESS = 20.0
+_SHARPNESS = 20.0
 """``beta`` times the starting cost: a proposal 5 % worse than the start is accepted with e^-1."""
 
 
@@ -153,7 +153,7 @@ def metropolis_hastings(
     current, cost = start, chain.cost(start)
     best, lowest, last = current, cost, 0
     # Relative to the start, so that one sharpness suits models of microseconds and of minutes.
-    beta = SHARPNESS / cost if math.isfinite(cost) else 0.0
+    beta = _SHARPNESS / cost if math.isfinite(cost) else 0.0
     for step in range(proposals):
         if deadline.passed:
             return lowest, best, True

@@ -24,17 +24,17 @@ from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.results import simulated_points
 from tensoropt.planners.task import PlanningTask, Selection
 
-TIME_LIMIT_S = 60.0
+_TIME_LIMIT_S = 60.0
 """Seconds per program; an assumption. The best solution by then is returned with its proven gap."""
 
 ROUNDS = 4
 """How many times a program is solved with a lower limit, if the simulator sees more memory; an assumption."""
-GAP = 1e-6
+_GAP = 1e-6
 """The relative gap at which HiGHS may stop, and below which a solution counts as proven."""
 
 
 @dataclass(frozen=True)
-class Solved:
+class _Solved:
     """A program's answer; ``gap`` is the solver's proven relative gap, 0 when optimal."""
 
     choice: dict[str, int]
@@ -100,7 +100,7 @@ class _Program:
                 if row:
                     self._row(row, 0.0)
 
-    def solve(self, limit: float | None, seconds: float) -> Solved | None:
+    def solve(self, limit: float | None, seconds: float) -> _Solved | None:
         """Solve the program; return None if nothing fits or the solver found nothing in time."""
         memory, time = np.array(self.memory), np.array(self.time)
         # Bytes and seconds differ by many orders of magnitude; the solver's tolerances are for numbers around
@@ -116,7 +116,7 @@ class _Program:
             integrality=np.array(self.binary, dtype=int),
             bounds=Bounds(0, 1),
             constraints=constraints,
-            options={"time_limit": seconds, "mip_rel_gap": GAP},
+            options={"time_limit": seconds, "mip_rel_gap": _GAP},
         )
         if result.x is None:
             return None
@@ -127,10 +127,10 @@ class _Program:
             _, choice[name], options[name] = max(columns, key=lambda entry: result.x[entry[0]])
         memory_bytes, compute, communication = self.tables.breakdown(choice, options)
         gap = 0.0 if result.status == 0 else float(result.mip_gap or 0.0)
-        return Solved(choice, options, compute + communication, memory_bytes, gap)
+        return _Solved(choice, options, compute + communication, memory_bytes, gap)
 
 
-def solve(tables: CostTables, limit: float | None, seconds: float = TIME_LIMIT_S) -> Solved | None:
+def solve(tables: CostTables, limit: float | None, seconds: float = _TIME_LIMIT_S) -> _Solved | None:
     """Return the fastest strategy whose summed memory is at most ``limit`` bytes; None if there is none.
 
     Args:
@@ -149,10 +149,10 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     for number, space in enumerate(task.spaces):
         program, limit = _Program(space.tables), memory_limit_bytes
         for _ in range(ROUNDS):
-            solved = program.solve(limit, TIME_LIMIT_S)
+            solved = program.solve(limit, _TIME_LIMIT_S)
             if solved is None:
                 break
-            notes = (f"not proven: gap {solved.gap:.2%}",) if solved.gap > GAP else ()
+            notes = (f"not proven: gap {solved.gap:.2%}",) if solved.gap > _GAP else ()
             selection = Selection(number, solved.choice, solved.options, notes)
             found.append(selection)
             if memory_limit_bytes is None or limit is None:
@@ -166,6 +166,6 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     if not found:
         raise UnsuitableError(
             "the program has no solution within the limit, or none was found in "
-            f"{TIME_LIMIT_S:.0f} s per mesh; raise the limit, or use the frontier"
+            f"{_TIME_LIMIT_S:.0f} s per mesh; raise the limit, or use the frontier"
         )
     return found

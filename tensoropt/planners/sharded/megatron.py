@@ -14,16 +14,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
-from tensoropt.costs.tables import CostTables
-from tensoropt.costs.variables import Variable
+from tensoropt.costs.tables import CostTables, Variable
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.sharded.common.batch import batch_labels, whole
-from tensoropt.planners.sharded.common.restricted import restricted_selections, some
+from tensoropt.planners.sharded.common.restricted import batch_labels, restricted_selections, some, whole
 from tensoropt.planners.task import PlanningTask, Selection
-from tensoropt.sharding.groups import Group, GroupGraph
-from tensoropt.sharding.labels import Label
+from tensoropt.sharding.groups import Group, GroupGraph, Label
 
-COLUMNS, ROWS, HEADS, VOCABULARY = "out_features", "in_features", "heads", ("vocabulary", "classes")
+_COLUMNS, ROWS, _HEADS, _VOCABULARY = "out_features", "in_features", "heads", ("vocabulary", "classes")
 
 
 def _dims(group: Group) -> set[str]:
@@ -33,7 +30,7 @@ def _dims(group: Group) -> set[str]:
 def _goes_along(group: Group, dims: set[str], batch: str) -> set[str]:
     """Return what a group that follows a split tensor splits: its heads, its classes, or whichever dim is not
     the batch."""
-    for named in (HEADS, *VOCABULARY):
+    for named in (_HEADS, *_VOCABULARY):
         if named in dims:
             return {str(s.label) for s in group.strategies if s.label == Label(named, s.label.atom)}
     labels = {str(s.label) for s in group.strategies if s.label.resolve is None}
@@ -58,8 +55,8 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
             wanted = {str(label) for label in rows if label.resolve is None or label.resolve < 0}
         elif along:
             wanted = _goes_along(group, dims, batch[group.name])
-        elif COLUMNS in dims:
-            wanted = {str(s.label) for s in group.strategies if s.label.loop == COLUMNS}
+        elif _COLUMNS in dims:
+            wanted = {str(s.label) for s in group.strategies if s.label.loop == _COLUMNS}
         elif "vocabulary" in dims and batch[group.name] != "partial_grad":
             wanted = {"vocabulary"}
         else:
@@ -79,7 +76,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         UnsuitableError: the model has no attention, or no inner axis divides its heads.
     """
     graph = task.prepared.graph
-    if not any(HEADS in _dims(group) for group in graph.groups):
+    if not any(_HEADS in _dims(group) for group in graph.groups):
         raise UnsuitableError(
             "megatron splits attention heads and the matrices around them, and this model has no "
             "scaled_dot_product_attention; use data_parallel, zero or optcnn"

@@ -25,7 +25,7 @@ from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 
 WHOLE = frozenset({"none", "partial", "partial_grad"})
-MOST_NAMED = 6
+_MOST_NAMED = 6
 """The most operators left whole that the notes name."""
 
 
@@ -54,8 +54,8 @@ class _Recursion:
             chosen = {name: labels[choice[name]][: axis + 1] for name, labels in self.labels.items()}
         options: dict[str, int] = {v.key: self._leanest(v, choice[v.key]) for v in self.tables.variables}
         left = sorted(name for name, labels in chosen.items() if set(labels) & WHOLE)
-        more = f" and {len(left) - MOST_NAMED} more" if left[MOST_NAMED:] else ""
-        shown = ", ".join(left[:MOST_NAMED]) + more
+        more = f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else ""
+        shown = ", ".join(left[:_MOST_NAMED]) + more
         notes = (f"not split on every axis: {shown}",) if left else ()
         return choice, options, (*self._coarsened(), *notes)
 

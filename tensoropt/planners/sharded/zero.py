@@ -7,7 +7,7 @@ for backward. In stages 1 and 2 the gathered parameters stay unsharded over the 
 What is too small or too odd to shard stays whole in all of them.
 
 With one micro-batch, stage 1 sends what stage 2 sends and keeps more, so it is tried only with two or more
-(:func:`tensoropt.costs.parameters.unsharded_options`).
+(:func:`tensoropt.costs.restrictions.unsharded_options`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import numpy as np
 from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.ops.layouts import Layout
-from tensoropt.planners.sharded.common.batch import following_the_batch
-from tensoropt.planners.sharded.common.restricted import restricted_selections, some
+from tensoropt.planners.sharded.common.restricted import following_the_batch, restricted_selections, some
 from tensoropt.planners.tables import Scheme, TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.storage import Reduce, Storage
@@ -30,20 +29,20 @@ STAGES = {1: Reduce.LAST_MICRO_BATCH, 2: Reduce.EACH_MICRO_BATCH, 3: None}
 """For each stage, how often the gradients of parameters that are gathered once per step are reduced; None:
 gathered for each use."""
 
-StoredLayouts = tuple[Layout, ...]
+_StoredLayouts = tuple[Layout, ...]
 
 
-def _sharded(layouts: StoredLayouts) -> int:
+def _sharded(layouts: _StoredLayouts) -> int:
     return sum(code >= 0 for layout in layouts for code in layout[1:])
 
 
-def _once(layouts: StoredLayouts) -> set[Reduce]:
+def _once(layouts: _StoredLayouts) -> set[Reduce]:
     """Return how often the gradients of parameters that are gathered once per step are reduced."""
     found = map(Storage.of, layouts)
     return {storage.reduce for storage in found if storage.gathered_once}
 
 
-def of_stage(stage: int) -> Scheme:
+def _of_stage(stage: int) -> Scheme:
     """Allow the options that shard the most over the most axes in this stage."""
     reduce = STAGES[stage]
 
@@ -56,7 +55,7 @@ def of_stage(stage: int) -> Scheme:
     return allowed
 
 
-def _mask(options: Sequence[StoredLayouts], reduce: Reduce | None) -> np.ndarray:
+def _mask(options: Sequence[_StoredLayouts], reduce: Reduce | None) -> np.ndarray:
     counts = np.array([_sharded(layouts) for layouts in options])
     # If a parameter cannot be sharded at all, whole is the most there is.
     most = counts == counts.max()
@@ -77,7 +76,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
 
 def _of_all_stages(task: PlanningTask) -> Iterator[Selection]:
     for stage in STAGES:
-        allowed = following_the_batch(task, of_stage(stage))
+        allowed = following_the_batch(task, _of_stage(stage))
         for selection in restricted_selections(task, allowed, _is_flat):
             yield replace(selection, notes=(f"stage {stage}",))
 

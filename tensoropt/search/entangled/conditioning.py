@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tensoropt.frontier import merge
-from tensoropt.search.auto import track_auto
-from tensoropt.search.entangled.fixing import condition, preferred_classes
-from tensoropt.search.entangled.multipliers import tighten
+from tensoropt.search.entangled.fixing import colourings, condition, preferred_classes, tie
 from tensoropt.search.entangled.relaxation import (
     Relaxation,
     affordable_order,
@@ -27,8 +25,8 @@ from tensoropt.search.entangled.relaxation import (
     heuristic,
     possible,
     relax,
+    tighten,
 )
-from tensoropt.search.entangled.tied import colourings, tie
 from tensoropt.search.exact import (
     LINES,
     SearchResult,
@@ -37,11 +35,11 @@ from tensoropt.search.exact import (
     lines_that_fit,
     useful_classes,
 )
-from tensoropt.search.hull import HullSearch
+from tensoropt.search.hull import HullSearch, flatten
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.reduced_graph import ReducedGraph, restrict
-from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import Source
+from tensoropt.search.within import track_auto
 
 log = logging.getLogger(__name__)
 
@@ -49,28 +47,28 @@ log = logging.getLogger(__name__)
 # improving should take seconds. None of them affects what a result claims.
 FINE_TABLE = 2_000
 """Entries of the largest table once the fixed operators are set: such a search takes milliseconds."""
-LARGEST_TIED = 1_000_000
+_LARGEST_TIED = 1_000_000
 """Entries of all tables of a graph whose look-alikes are tied."""
-LARGEST_AROUND = 300_000
+_LARGEST_AROUND = 300_000
 """Entries of all tables of a search in which some fixed operators have been freed."""
 FEW_ASSIGNMENTS = 12
 """Up to this number, all assignments of the fixed operators are searched, which makes the result exact."""
 ASSIGNMENTS = 24
 """The most assignments that are guessed."""
-WORTH_ANOTHER_ROUND = 0.9
+_WORTH_ANOTHER_ROUND = 0.9
 """The graph is searched anew if at most this share of its classes is left."""
-BASES = 6
+_BASES = 6
 """The number of frontier points around which neighbourhoods are searched."""
-NEIGHBOURS = 6
+_NEIGHBOURS = 6
 """The number of operators in a neighbourhood that is a run of operators."""
-SEARCHES = 48
+_SEARCHES = 48
 """The most neighbourhoods that are searched."""
 
-Classes = dict[int, int]
+_Classes = dict[int, int]
 
 
 @dataclass(eq=False)
-class Conditioned:
+class _Conditioned:
     """Strategies for fixed values of some operators; ``tried``: the number of assignments, complete or
     partial."""
 
@@ -80,14 +78,14 @@ class Conditioned:
     sources: list[Source] = field(default_factory=list)
     tried: int = 0
 
-    def search(self, classes: Classes, free: Sequence[int] = ()) -> bool:
+    def search(self, classes: _Classes, free: Sequence[int] = ()) -> bool:
         """Search with the fixed operators except ``free`` at ``classes``; return whether anything new turned
         up."""
         masks = {f: np.arange(self.reduced.domains[f]) == c for f, c in classes.items() if f not in free}
         inner = restrict(self.reduced, masks)
         # The growth of 0.1 per absorbed table is that of all our orders, see affordable_order.
-        order = greedy_order(inner, 0.1, LARGEST_AROUND)
-        if order.fixed or (free and order.total > LARGEST_AROUND):
+        order = greedy_order(inner, 0.1, _LARGEST_AROUND)
+        if order.fixed or (free and order.total > _LARGEST_AROUND):
             return False
         self.tried += 1
         # Strategies that are already known need not turn up, so each search is pruned by all earlier ones.
@@ -128,7 +126,7 @@ class Conditioned:
         if not self.sources:
             return
         groups = _groups(self.reduced, self.fixed)
-        budget = self.tried + SEARCHES
+        budget = self.tried + _SEARCHES
         done: set[tuple[object, ...]] = set()
         again = True
         while again:
@@ -144,10 +142,10 @@ class Conditioned:
                     done.add(key)
                     again |= self.search(base, group)
 
-    def _bases(self) -> Iterator[Classes]:
+    def _bases(self) -> Iterator[_Classes]:
         """Yield the classes of the fixed operators at points spaced evenly along the frontier."""
         frontier = merge(self.sources)
-        picked = np.unique(np.linspace(0, len(frontier) - 1, BASES).round().astype(int))
+        picked = np.unique(np.linspace(0, len(frontier) - 1, _BASES).round().astype(int))
         names = self.reduced.graph.names
         class_of = {f: self._class_of(f) for f in self.fixed}
         for which, point in frontier.origin[picked].tolist():
@@ -190,7 +188,7 @@ def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchRe
             if exact or not sources:
                 return _together(sources, None)
             return heuristic(reduced, order, bounded, sources, total)
-        around = Conditioned(reduced, settings, _cutset(reduced, order), sources)
+        around = _Conditioned(reduced, settings, _cutset(reduced, order), sources)
         around.guess(bounded)
         if around.sources:
             bounded = tighten(bounded, merge(around.sources))
@@ -214,7 +212,7 @@ def _together(sources: list[Source], rest: SearchResult | None) -> SearchResult 
     return SearchResult(everything, merge(everything), rest.bound, rest.exact, rest.notes)
 
 
-def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: Conditioned) -> ReducedGraph | None:
+def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: _Conditioned) -> ReducedGraph | None:
     """The graph without the classes that cannot reach the frontier; itself if they are too few to matter.
 
     None if no class can reach it.
@@ -232,7 +230,7 @@ def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: Conditioned) -
         return None
     left = sum(int(mask.sum()) for mask in masks.values())
     log.debug("%d of %d classes can reach the frontier", left, sum(reduced.domains))
-    return restrict(reduced, masks) if left < WORTH_ANOTHER_ROUND * sum(reduced.domains) else reduced
+    return restrict(reduced, masks) if left < _WORTH_ANOTHER_ROUND * sum(reduced.domains) else reduced
 
 
 def _cutset(reduced: ReducedGraph, order: Order) -> tuple[int, ...]:
@@ -240,13 +238,13 @@ def _cutset(reduced: ReducedGraph, order: Order) -> tuple[int, ...]:
     return tuple(sorted({*greedy_order(reduced, 0.1, FINE_TABLE).fixed, *order.fixed}))
 
 
-def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[Classes]:
+def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[_Classes]:
     """Classes that the hull vertices of the tied graphs choose, starting with the finest affordable graph."""
-    found: list[Classes] = []
+    found: list[_Classes] = []
     for colour in colourings(reduced):
         tied = tie(reduced, colour)
-        order = greedy_order(tied, 0.1, LARGEST_TIED)
-        if order.fixed or order.total > LARGEST_TIED:
+        order = greedy_order(tied, 0.1, _LARGEST_TIED)
+        if order.fixed or order.total > _LARGEST_TIED:
             break
         program = build_program(tied, order)
         hull = HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
@@ -263,6 +261,6 @@ def _groups(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[tuple[int, ..
     for colour in colourings(reduced):
         for c in dict.fromkeys(colour[list(fixed)].tolist()):
             found.setdefault(tuple(f for f in fixed if colour[f] == c))
-    for first in range(0, len(fixed), NEIGHBOURS // 2):
-        found.setdefault(fixed[first : first + NEIGHBOURS])
+    for first in range(0, len(fixed), _NEIGHBOURS // 2):
+        found.setdefault(fixed[first : first + _NEIGHBOURS])
     return list(found)

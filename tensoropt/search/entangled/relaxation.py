@@ -1,4 +1,13 @@
-"""Bounds from splitting the fixed operators: the relaxation's hull, and the least memory of any strategy."""
+"""Bounds from splitting the fixed operators: the relaxation's hull, and the least memory of any strategy.
+
+Lagrange multipliers that make the copies of a split operator agree: a tighter relaxation.
+
+Every copy t of a fixed operator f pays, in addition to its share of f's cost, a multiplier u(t, c) for class
+c. The multipliers of all copies of f sum to zero, so a strategy in which they agree costs the same as before,
+and any multipliers give a bound. Subgradient steps with Polyak's length improve them (Lagrangian
+decomposition: Guignard and Kim 1987; Held, Wolfe and Crowder 1974), for each line of the hull separately, all
+lines in one pass.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +21,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.frontier import merge
+from tensoropt.frontier.tools import Points
 from tensoropt.search.entangled.fixing import SplitGraph, condition, split
 from tensoropt.search.exact import LINES, SearchResult, build_program, lines_that_fit
-from tensoropt.search.hull import Hull, HullSearch
+from tensoropt.search.hull import SLACK, Hull, HullSearch, descend, flatten, leaf_values, pass_up
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.program import Program
 from tensoropt.search.reduced_graph import ReducedGraph
-from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import Source, VertexSource
-from tensoropt.types import Floats
+from tensoropt.types import Floats, Indices
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +37,19 @@ Solver = Callable[[ReducedGraph, Order], SearchResult | None]
 
 # Assumptions, made for a search of seconds to a minute on a few cores; none of them affects what a result
 # claims, only how much is tried before it says "heuristic".
-LARGEST_PROGRAM = 16_000_000
+_LARGEST_PROGRAM = 16_000_000
 """The most table entries of an exact search: 1.5 GB at ``program.BYTES_PER_ENTRY``."""
-LARGEST_RELAXED = 300_000
+_LARGEST_RELAXED = 300_000
 """The most table entries of a relaxation. Its tables only give bounds, for which small ones are nearly as
 good."""
-LARGEST_WORK = 4_000_000_000
+_LARGEST_WORK = 4_000_000_000
 """The most pairs of entries that one pass may visit."""
-FEASIBILITY_CHECKS = 200
+_FEASIBILITY_CHECKS = 200
 """The number of partial assignments examined before the search for any possible strategy gives up."""
-CLOSE = 1e-4
-"""A least memory bounded this closely (relative) is worth only a hundredth of :data:`LEANEST_WORK`."""
+_CLOSE = 1e-4
+"""A least memory bounded this closely (relative) is worth only a hundredth of :data:`_LEANEST_WORK`."""
 LEANEST_CHECKS = 400
-LEANEST_WORK = 200_000_000
+_LEANEST_WORK = 200_000_000
 """The scalar problems, and pairs of entries, spent on proving the least memory of any strategy."""
 
 
@@ -75,34 +84,34 @@ def affordable_order(reduced: ReducedGraph) -> Order:
     # order and thus the work, never what a result claims.
     order = greedy_order(reduced, 0.1)
     while True:
-        most = LARGEST_RELAXED if order.fixed else LARGEST_PROGRAM
+        most = _LARGEST_RELAXED if order.fixed else _LARGEST_PROGRAM
         if order.total <= most:
             return order
         relaxed = split(reduced, order)
         program = build_program(relaxed.shared, relaxed.order)  # equal tables count once
-        if program.entries <= most and program.work <= LARGEST_WORK:
+        if program.entries <= most and program.work <= _LARGEST_WORK:
             return order
         log.info("%d table entries are too many; fixing an operator", program.entries)
         order = greedy_order(reduced, 0.1, max(order.largest // 2, 1))
 
 
-def unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
+def _unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
     """The hull of the unsplit graph, if another order solves its scalar problems without fixing anything;
-    None if no order does so within :data:`LARGEST_PROGRAM`.
+    None if no order does so within :data:`_LARGEST_PROGRAM`.
     """
     order = greedy_order(reduced, 0.1)
-    if order.fixed or order.total > max(LARGEST_PROGRAM, fixed.total):
+    if order.fixed or order.total > max(_LARGEST_PROGRAM, fixed.total):
         return None
     program = build_program(reduced, order)
     return HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
 
 
-def with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -> Hull:
+def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -> Hull:
     """The hull with its first line at the least memory of any strategy, by branch and bound.
 
     It branches on the class of one fixed operator after another; the relaxation gives the bounds. A leaner
     strategy than those of ``sources`` is added to them. After ``LEANEST_CHECKS`` scalar problems, or
-    ``LEANEST_WORK`` pairs of entries (a hundredth if little is left to prove), the least bound that is still
+    ``_LEANEST_WORK`` pairs of entries (a hundredth if little is left to prove), the least bound that is still
     open is used.
     """
     fixed = sorted(relaxed.copies)
@@ -112,7 +121,7 @@ def with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) ->
     root = math.ceil(float(hull.value[0] / hull.weight_m[0]) / unit) * unit
     waiting: list[tuple[float, int, tuple[int, ...]]] = [(root, 0, ())]
     checks = work = 0
-    budget = LEANEST_WORK if root < least * (1.0 - CLOSE) else LEANEST_WORK // 100
+    budget = _LEANEST_WORK if root < least * (1.0 - _CLOSE) else _LEANEST_WORK // 100
     while waiting and waiting[0][0] < least and checks < LEANEST_CHECKS and work < budget:
         bound, _, chosen = heapq.heappop(waiting)
         f = fixed[len(chosen)]
@@ -163,7 +172,7 @@ def possible(relaxed: SplitGraph) -> dict[int, int] | None:
         f = fixed[depth]
         for c in range(relaxed.reduced.domains[f]):
             checks += 1
-            if checks > FEASIBILITY_CHECKS:
+            if checks > _FEASIBILITY_CHECKS:
                 return None
             attempt = {**classes, f: c}
             reduced = condition(relaxed.reduced, relaxed.copies, attempt)
@@ -175,10 +184,10 @@ def possible(relaxed: SplitGraph) -> dict[int, int] | None:
         return None
 
     found = search(0, {})
-    if found is None and checks > FEASIBILITY_CHECKS:
+    if found is None and checks > _FEASIBILITY_CHECKS:
         names = ", ".join(repr(relaxed.reduced.graph.names[f]) for f in fixed[:5])
         raise ValueError(
-            f"no possible strategy was found in {FEASIBILITY_CHECKS} attempts: around {names} the graph "
+            f"no possible strategy was found in {_FEASIBILITY_CHECKS} attempts: around {names} the graph "
             "is too entangled for an exact search and has too many inf entries; give these operators fewer "
             "configurations"
         )
@@ -203,9 +212,85 @@ def heuristic(
     reduced: ReducedGraph, order: Order, bounded: Relaxation, sources: list[Source], tried: int
 ) -> SearchResult:
     """The result after ``tried`` assignments of the operators that ``order`` fixes, with its bounds."""
-    hull = unsplit_hull(reduced, order) or with_least_memory(bounded.split, bounded.hull, sources)
+    hull = _unsplit_hull(reduced, order) or _with_least_memory(bounded.split, bounded.hull, sources)
     names = ", ".join(repr(reduced.graph.names[f]) for f in order.fixed[:5])
     more = f" and {len(order.fixed) - 5} more" if len(order.fixed) > 5 else ""
     total = math.prod(reduced.domains[f] for f in order.fixed)
     note = f"heuristic elimination: tried {tried} of {total:.3g} assignments of {names}{more}"
     return SearchResult(tuple(sources), merge(sources), hull, False, (note,))
+
+
+_STEPS = 120
+"""The number of subgradient steps; an assumption."""
+_STALE_STEPS = 8
+"""After this many steps without a better bound, a line's step length is halved (as in Held, Wolfe and Crowder
+1974; the number is an assumption)."""
+
+
+def tighten(bounded: Relaxation, known: Points) -> Relaxation:
+    """The relaxation with better multipliers; ``known``: strategies, which no bound can exceed."""
+    weight_m, weight_t = bounded.hull.weight_m, bounded.hull.weight_t
+    program, flat = bounded.program, bounded.search.flat
+    index = (flat.meta, flat.left_out, flat.left_k, flat.right_out, flat.right_k)
+    leaf = (flat.leaf_offsets, flat.leaf_memory, flat.leaf_time)
+    root = int(program.base[program.logical[program.root].table])
+    least = (weight_m[:, None] * known.memory + weight_t[:, None] * known.time).min(axis=1)
+    free = leaf_values(*leaf, weight_m, weight_t, flat.entries)
+    where = _Copies(bounded)
+    multiplier = np.zeros((where.entries, len(weight_m)))
+    best, best_multiplier = np.full(len(weight_m), -np.inf), multiplier.copy()
+    pace, stale = np.ones(len(weight_m)), np.zeros(len(weight_m), int)
+    for _ in range(_STEPS):
+        table = free.copy()
+        table[where.rows] += multiplier
+        pass_up(*index, table)
+        better = table[root] > best
+        best_multiplier[:, better] = multiplier[:, better]
+        best = np.maximum(best, table[root])
+        stale = np.where(better, 0, stale + 1)
+        pace = np.where(stale >= _STALE_STEPS, pace / 2, pace)
+        stale[stale >= _STALE_STEPS] = 0
+        entry = descend(*index, *leaf, flat.tree, program.root, table, weight_m, weight_t)[2]
+        # A subgradient of the bound. It sums to zero over the copies of an operator, and so do the
+        # multipliers.
+        slope = where.disagreement(entry)
+        length = (slope**2).sum(axis=0)
+        # Polyak's step: the distance to the best known value over the squared length of the subgradient.
+        room = np.maximum(least - table[root], 0.0)
+        # Every line is tight: its copies agree, or the bound has met a known strategy.
+        if not (length * room).any():
+            break
+        multiplier = multiplier + np.where(length > 0, pace * room / np.maximum(length, 1e-300), 0.0) * slope
+    table = free
+    table[where.rows] += best_multiplier
+    pass_up(*index, table)
+    # Multipliers are not on a grid, so sums with them round; the slack accounts for them as well.
+    value = table[root] - SLACK * (np.abs(table[root]) + np.abs(best_multiplier).sum(axis=0))
+    hull = replace(bounded.hull, value=value)
+    return replace(bounded, search=bounded.search.tightened(hull, table), hull=hull)
+
+
+class _Copies:
+    """The copies of all fixed operators: the positions of their classes among the entries of the leaves."""
+
+    def __init__(self, bounded: Relaxation) -> None:
+        reduced, program = bounded.program.reduced, bounded.program
+        groups = [same for same in bounded.split.copies.values() if len(same) > 1]
+        rows, self.groups, at = [], [], 0
+        for same in groups:
+            size = reduced.domains[same[0]]
+            for t in same:
+                first = int(program.base[reduced.node_leaf[t]])
+                rows.append(np.arange(first, first + size))
+            self.groups.append((np.array(same), at, size))
+            at += size * len(same)
+        self.rows = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+        self.entries = at
+
+    def disagreement(self, entry: Indices) -> Floats:
+        """(rows, W) per copy and class: whether the copy chose it, minus the share of the copies that did."""
+        out = np.zeros((self.entries, entry.shape[1]))
+        for same, at, size in self.groups:
+            chosen = entry[same][:, None, :] == np.arange(size)[None, :, None]  # (copies, classes, W)
+            out[at : at + size * len(same)] = (chosen - chosen.mean(axis=0)).reshape(-1, entry.shape[1])
+        return out

@@ -6,32 +6,273 @@ placements, every rank runs the call that :func:`tensoropt.ops.localise.localise
 gradients are reassembled according to *their* placements, and the result must equal that of the whole
 operator. Kernels that communicate run on one thread per rank, and what they send must be what they declared,
 because that is what is priced.
+
+A tensor's pieces on all ranks of a mesh: they are cut according to placements, and compared with the
+whole.
+
+Random inputs for which an operator is well defined: indices in range, masks that hide no whole row.
+
+Ranks as threads of one process: the contexts in which rule checks run local kernels.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, TypeVar
 
 import torch
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph
-from tensoropt.ops.atom_graph import AtomGraph
 from tensoropt.ops.calls import MICRO_AXIS, InnerCollective, LocalCall, OperatorShard
-from tensoropt.ops.context import SingleDevice
-from tensoropt.ops.index_space import NONE
-from tensoropt.ops.layouts import Layout, layout_names
+from tensoropt.ops.index_space import NONE, AtomGraph
+from tensoropt.ops.kernels import SingleDevice
+from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, layout_names
 from tensoropt.ops.localise import draws_numbers, localise
-from tensoropt.ops.registry import bind, spec_of
-from tensoropt.sharding.discovery.pieces import Coordinate, difference, distribute
-from tensoropt.sharding.discovery.samples import sample_inputs
-from tensoropt.sharding.discovery.thread_ranks import ThreadedRanks
+from tensoropt.ops.registry import bind, samples_of, spec_of
 from tensoropt.sharding.reshard.steps import forward_placements, gradient_placements
 
-Tensors = dict[str, torch.Tensor]
+_Coordinate = tuple[int, ...]
+
+
+def distribute(
+    value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], generator: torch.Generator
+) -> dict[_Coordinate, torch.Tensor]:
+    """Every rank's piece of ``value``: slices where it is sharded, random summands where it is partial."""
+    partial = [axis for axis, code in enumerate(placements) if code == PARTIAL and mesh[axis] > 1]
+    members = list(itertools.product(*(range(mesh[axis]) for axis in partial)))
+    summands = {m: _noise(value, generator) for m in members[1:]}
+    # Noise rather than zeros on the other ranks exposes a kernel that mistakes a partial sum for the whole.
+    summands[members[0]] = value - sum(summands.values()) if summands else value
+    ranks = itertools.product(*(range(size) for size in mesh))
+    return {at: shard(summands[tuple(at[a] for a in partial)], atoms, placements, mesh, at) for at in ranks}
+
+
+def _noise(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if value.is_floating_point() or value.is_complex():
+        return torch.randn(value.shape, generator=generator, dtype=value.dtype)
+    return torch.randint(0, 5, value.shape, generator=generator, dtype=value.dtype)
+
+
+def shard(
+    value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], at: _Coordinate
+) -> torch.Tensor:
+    """The part of ``value`` that the sharding axes leave at coordinate ``at``."""
+    flat = value.reshape([size for dim in atoms for size in dim])
+    for axis, code in enumerate(placements):
+        if code >= 0:
+            start, length = chunk(flat.shape[code], mesh[axis], at[axis])
+            flat = flat.narrow(code, start, length)
+    sizes = iter(flat.shape)
+    return flat.reshape([prod(next(sizes) for _ in dim) for dim in atoms]).contiguous()
+
+
+def difference(
+    whole: torch.Tensor,
+    pieces: Mapping[_Coordinate, torch.Tensor],
+    atoms: Atoms,
+    placements: Layout,
+    mesh: Sequence[int],
+    tolerance: float,
+) -> tuple[str, str] | None:
+    """How the pieces differ from ``whole``: (``shape`` or ``value``, details); None if they do not.
+
+    On every rank the piece, summed over the partial axes, must be its shard of ``whole``.
+    """
+    partial = [axis for axis, code in enumerate(placements) if code == PARTIAL]
+    label = "x".join(layout_names(placements))
+    for at, piece in pieces.items():
+        expected = shard(whole, atoms, placements, mesh, at)
+        if piece.shape != expected.shape:
+            return "shape", f"{tuple(piece.shape)} instead of {tuple(expected.shape)} as {label}"
+        members = itertools.product(*(range(n) if a in partial else (at[a],) for a, n in enumerate(mesh)))
+        total = sum((pieces[m] for m in members), torch.zeros_like(piece)) if partial else piece
+        if not _close(total, expected, tolerance):
+            return "value", f"rank {at} is {_far(total, expected)} off as {label}"
+    return None
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    if expected.is_complex():
+        # Part by part, because complex numbers may have infinities and NaN in either part.
+        return found.is_complex() and _close(_parts(found), _parts(expected), tolerance)
+    if found.is_complex():
+        return False
+    if not expected.is_floating_point():
+        return torch.equal(found, expected)
+    finite = expected.nan_to_num(posinf=0.0, neginf=0.0).abs()
+    # Cancelled sums are as inexact as their largest summand, so the absolute tolerance grows with the tensor.
+    scale = 1.0 + (float(finite.max()) if finite.numel() else 0.0)
+    found = found.to(expected.dtype)
+    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def _parts(value: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(value.resolve_conj())
+
+
+def _far(found: torch.Tensor, expected: torch.Tensor) -> str:
+    wide = torch.complex128 if found.is_complex() or expected.is_complex() else torch.float64
+    found, expected = found.to(wide), expected.to(wide)
+    return f"{100 * float((found - expected).norm() / expected.norm().clamp_min(1e-300)):.3g} %"
+
+
+def sample_inputs(
+    op: Operator, graph: OperatorGraph, generator: torch.Generator, *, exact: bool = True
+) -> dict[str, torch.Tensor]:
+    """A value for every tensor that the operator reads; constants keep theirs.
+
+    Args:
+        exact: use float64 for floating-point values instead of the graph's own precision.
+    """
+    samples = samples_of(op.target)
+    limits: dict[str, tuple[int, int]] = {}
+    if samples.limits is not None:
+        limits = dict(samples.limits(op.args, lambda ref: graph.tensors[ref.name].shape))
+    values: dict[str, torch.Tensor] = {}
+    for name in dict.fromkeys(op.inputs()):
+        tensor = graph.tensors[name]
+        dtype = getattr(torch, tensor.dtype)
+        constant = graph.constants.get(name)
+        if constant is not None and not constant.is_meta:
+            value = constant.expand(tensor.shape).clone()
+        elif tensor.dtype == "bool":
+            # Masks contain both values; that most are True is an assumption based on attention masks.
+            value = torch.rand(tensor.shape, generator=generator) < 0.7
+            if tensor.shape:
+                value[..., 0] = True  # a row that a mask hides completely gives NaN
+        elif tensor.dtype in FLOATING:
+            value = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+            # Away from both ends of (0, 1), where logarithms and quotients are steep.
+            value = value * 0.8 + 0.1 if samples.positive else _normal(tensor.shape, generator)
+        elif tensor.dtype.startswith("complex"):
+            value = torch.complex(_normal(tensor.shape, generator), _normal(tensor.shape, generator))
+        else:
+            value = torch.randint(*limits.get(name, (1, 5)), tensor.shape, generator=generator, dtype=dtype)
+        values[name] = value.to(torch.float64 if exact else dtype) if tensor.dtype in FLOATING else value
+    if samples.adjust is not None:
+        samples.adjust(op, graph, values, generator)
+    if samples.row_ends is not None:
+        ends, rows = (op.inputs()[position] for position in samples.row_ends)
+        values[ends] = _row_ends(values[ends], graph.tensors[rows].shape[0], generator)
+    return values
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _row_ends(like: torch.Tensor, rows: int, generator: torch.Generator) -> torch.Tensor:
+    """The end of each group's rows: unequal groups, one of them empty, with all rows used."""
+    ends = torch.randint(0, rows + 1, like.shape, generator=generator).sort().values
+    ends[-1] = rows  # operators leave rows after the last group undefined
+    if len(ends) > 2:
+        ends[1] = ends[0]
+    return ends.to(like.dtype)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """One collective that a kernel issued."""
+
+    axes: tuple[int, ...]
+    elements: int
+    integer_bytes: int
+    backward: bool
+
+    def described(self, element_bytes: int) -> tuple[str, tuple[int, ...], int, bool]:
+        """The collective as a local call with floating-point values of this width declares it (checks run in
+        float64)."""
+        size = self.integer_bytes or self.elements * element_bytes
+        return "all_reduce", self.axes, size, self.backward
+
+
+class _ThreadedRanks:
+    """All ranks of a mesh. Collectives meet at a barrier; every rank must issue the same sequence."""
+
+    def __init__(self, mesh: Sequence[int]):
+        self.mesh = tuple(mesh)
+        self.places = list(itertools.product(*(range(size) for size in mesh)))
+        self.sent: dict[tuple[int, ...], list[_Sent]] = {at: [] for at in self.places}
+        self._barrier = threading.Barrier(len(self.places))
+        self._board: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def run(self, work: Callable[[Context], T], *, parallel: bool) -> dict[tuple[int, ...], T]:
+        """Call ``work(context)`` on every rank; one after another if nothing can be sent.
+
+        Raises:
+            the first rank's exception; the others are released from their barrier.
+        """
+        contexts = [_ThreadedRanks.Context(self, at) for at in self.places]
+        if not parallel or len(contexts) == 1:
+            return {context.at: work(context) for context in contexts}
+        results: dict[tuple[int, ...], T] = {}
+        errors: list[BaseException] = []
+
+        def guarded(context: _ThreadedRanks.Context) -> None:
+            try:
+                results[context.at] = work(context)
+            except BaseException as error:
+                errors.append(error)
+                # Otherwise the others would wait forever for this rank's next collective.
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=guarded, args=(context,)) for context in contexts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            # A broken barrier only says that some other rank failed.
+            real = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
+            raise (real or errors)[0]
+        return results
+
+    class Context:
+        """One rank's :class:`tensoropt.ops.kernels.ShardContext`."""
+
+        def __init__(self, ranks: _ThreadedRanks, at: tuple[int, ...], seed: int = 0, step: int = 0):
+            self.ranks, self.at, self.seed, self.step = ranks, at, seed, step
+            self.device = torch.get_default_device()
+            self.backward = False
+
+        def coordinate(self, axes: tuple[int, ...]) -> int:
+            """This rank's index within the flattened group of ``axes``, the first axis outermost."""
+            index = 0
+            for axis in axes:
+                index = index * self.ranks.mesh[axis] + self.at[axis]
+            return index
+
+        def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
+            """``value`` reduced over the group of ``axes``; every rank of the mesh has to call it."""
+            ranks = self.ranks
+            bytes_ = 0 if value.is_floating_point() else value.numel() * value.element_size()
+            ranks.sent[self.at].append(_Sent(axes, value.numel(), bytes_, self.backward))
+            ranks._board[self.at] = value.detach()
+            ranks._barrier.wait()
+            # All values are posted now. The second wait keeps a fast rank from posting its next value before
+            # the slow ones have read this one.
+            group = [
+                p for p in ranks.places if all(p[a] == self.at[a] for a in range(len(p)) if a not in axes)
+            ]
+            values = torch.stack([ranks._board[p] for p in group])
+            result = values.amax(0) if op == "max" else values.sum(0)
+            ranks._barrier.wait()
+            return result
+
+        def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+            """``value`` summed over ``axes``."""
+            return self.all_reduce(value, axes)
+
+
+_Tensors = dict[str, torch.Tensor]
 _TOLERANCE = {
     torch.float64: 1e-8,
     torch.complex128: 1e-8,
@@ -79,8 +320,8 @@ class _Wrong(Exception):  # noqa: N818 - carries a finding, never escapes this m
 class _Run:
     """The results of one rank (or of the whole operator): outputs by name, gradients by operand name."""
 
-    outputs: Tensors
-    gradients: Tensors
+    outputs: _Tensors
+    gradients: _Tensors
 
 
 def check_choices(
@@ -122,8 +363,8 @@ def _check(
     writes = {o.tensor: split.layout(o, written=True) for o in split.space.writes}
     ranks = list(itertools.product(*(range(size) for size in mesh)))
 
-    def spread(tensors: Tensors, layouts: dict[str, Layout]) -> dict[Coordinate, Tensors]:
-        spread: dict[Coordinate, Tensors] = {at: {} for at in ranks}
+    def spread(tensors: _Tensors, layouts: dict[str, Layout]) -> dict[_Coordinate, _Tensors]:
+        spread: dict[_Coordinate, _Tensors] = {at: {} for at in ranks}
         for name, value in tensors.items():
             for at, piece in distribute(value, atoms.atoms[name], layouts[name], mesh, generator).items():
                 spread[at][name] = piece
@@ -156,7 +397,7 @@ def _check(
 
 def _whole(
     op: Operator, atoms: AtomGraph, generator: torch.Generator, axes: int, scale: float
-) -> tuple[Tensors, _Run, Tensors]:
+) -> tuple[_Tensors, _Run, _Tensors]:
     """The inputs, the whole operator's run on them, and the gradient given to each of its outputs."""
     graph = atoms.graph
     split = OperatorShard(op, atoms, (NONE,) * axes, (1,) * axes, (0,) * axes)
@@ -165,7 +406,7 @@ def _whole(
     # PyTorch's own call of a random operator would draw other numbers than the pieces, whose kernels draw by
     # position; everything else is compared with PyTorch's own call.
     call = local if random else LocalCall(op.target, op.args, op.kwargs, op.name)
-    values: Tensors = {}
+    values: _Tensors = {}
     error: Exception | None = None
     for exact in (True, False):  # some calls exist only in the graph's own precision
         values = sample_inputs(op, graph, generator, exact=exact)
@@ -202,7 +443,7 @@ def _is_read(graph: OperatorGraph, name: str) -> bool:
     return name in graph.consumers or name in graph.outputs or name in graph.mutations.values()
 
 
-def _outputs(op: Operator, function: Callable[..., Any], call: LocalCall, tensors: Tensors) -> Tensors:
+def _outputs(op: Operator, function: Callable[..., Any], call: LocalCall, tensors: _Tensors) -> _Tensors:
     args, kwargs = call.arguments(tensors.__getitem__)
     result = function(*args, **kwargs)
     parts = (
@@ -212,7 +453,7 @@ def _outputs(op: Operator, function: Callable[..., Any], call: LocalCall, tensor
 
 
 def _execute(
-    op: Operator, graph: OperatorGraph, call: LocalCall, values: Tensors, gradients: Tensors, context: Any
+    op: Operator, graph: OperatorGraph, call: LocalCall, values: _Tensors, gradients: _Tensors, context: Any
 ) -> _Run:
     leaves = {n: v.detach().requires_grad_(graph.tensors[n].requires_grad) for n, v in values.items()}
     outputs = _outputs(op, bind(call, context), call, leaves)
@@ -221,9 +462,9 @@ def _execute(
         raise _Wrong("error", "", f"the call does not give {sorted(missing)}")
     wanted = {n: v for n, v in leaves.items() if v.requires_grad}
     given = [n for n in gradients if outputs[n].requires_grad]
-    found: Tensors = {}
+    found: _Tensors = {}
     if wanted and given:
-        if isinstance(context, ThreadedRanks.Context):
+        if isinstance(context, _ThreadedRanks.Context):
             # Everything that this rank's kernels send from now on belongs to backward.
             context.backward = True
         for name in given:
@@ -252,13 +493,13 @@ def _run_ranks(
     atoms: AtomGraph,
     choices: tuple[int, ...],
     mesh: tuple[int, ...],
-    inputs: dict[Coordinate, Tensors],
-    incoming: dict[Coordinate, Tensors],
-) -> dict[Coordinate, _Run]:
+    inputs: dict[_Coordinate, _Tensors],
+    incoming: dict[_Coordinate, _Tensors],
+) -> dict[_Coordinate, _Run]:
     calls = {at: localise(OperatorShard(op, atoms, choices, mesh, at)) for at in inputs}
-    ranks = ThreadedRanks(mesh)
+    ranks = _ThreadedRanks(mesh)
 
-    def work(context: ThreadedRanks.Context) -> _Run:
+    def work(context: _ThreadedRanks.Context) -> _Run:
         at = context.at
         return _execute(op, atoms.graph, calls[at], inputs[at], incoming[at], context)
 

@@ -11,6 +11,14 @@ before they are used, because the operator's code may have changed since.
 
 A user's own operator may hang or crash: it is tried in a fork of this process, which may be lost. That is
 recorded too, and not tried a second time until the store forgets it.
+
+Probe operators: an operator without a rule on small random tensors, to be run whole and in pieces.
+
+Whether an operator's backward is additive: for a sum of gradients it gives the sum of its results for
+each.
+
+Autograd's own backward always is. A user's own backward may clip or normalise its gradients; gradients of
+micro-batches, or of parts of a batch, then have to be added before it.
 """
 
 from __future__ import annotations
@@ -18,38 +26,186 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from tensoropt.errors import MeasurementError
-from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, map_refs
-from tensoropt.ops.atom_graph import AtomGraph
-from tensoropt.ops.builder import Builder
-from tensoropt.ops.index_space import NONE, IndexSpace, LoopDim, Operand
+from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, map_refs
+from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.index_space import NONE, AtomGraph, Builder, IndexSpace, LoopDim, Operand
+from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.ops.overloads import FUNCTIONS
-from tensoropt.ops.registry import resolve_function
-from tensoropt.ranks.timeouts import call_in_fork
-from tensoropt.sharding.discovery.additive import adds_up
-from tensoropt.sharding.discovery.check import check_choices
-from tensoropt.sharding.discovery.probe_operators import ProbeOperator, probes_of, value_matters
+from tensoropt.ops.registry import bind, resolve_function
+from tensoropt.ranks.worker_process import call_in_fork
+from tensoropt.sharding.discovery.check import check_choices, sample_inputs
 
-VERSION = 2
+_PROBE_SIZES = (6, 8, 10, 12, 14, 18, 20)
+"""The sizes that replace those of an operator, smallest first: all even, so that they can be cut in two, and
+all different, so that a mix-up of dims shows."""
+_LARGEST_PROBE = 1 << 17
+"""The most elements of an operand for which the operator is run at its own sizes, to limit the time; the
+number is an assumption."""
+
+
+@dataclass(frozen=True)
+class _ProbeOperator:
+    """The operator on small tensors: a separate graph with one operator."""
+
+    op: Operator
+    graph: OperatorGraph
+
+    @property
+    def operands(self) -> tuple[Tensor, ...]:
+        """The distinct operands, in order of first use."""
+        return tuple(self.graph.tensors[n] for n in dict.fromkeys(self.op.inputs()))
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """The operator's results."""
+        return tuple(self.graph.tensors[n] for n in self.op.outputs)
+
+    def values(self, seed: int) -> dict[str, torch.Tensor]:
+        """Random operands by name, in their own precision; the same for the same seed."""
+        values = sample_inputs(self.op, self.graph, torch.Generator().manual_seed(seed), exact=False)
+        return {name: value.to(_dtype(self.graph.tensors[name])) for name, value in values.items()}
+
+    def run(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that the operator returns for such operands, without gradients."""
+        return _call(self.op, values)
+
+
+def _dtype(tensor: Tensor) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, tensor.dtype)
+    return dtype
+
+
+def _call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    call = LocalCall(op.target, op.args, op.kwargs, op.name)
+    args, kwargs = call.arguments(values.__getitem__)
+    with torch.no_grad():
+        result = bind(call, None)(*args, **kwargs)  # type: ignore[arg-type]  # no kernel, no context
+    parts = [result] if isinstance(result, torch.Tensor) else list(result)
+    return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+def _probes_of(op: Operator, graph: OperatorGraph) -> Iterator[_ProbeOperator]:
+    """The operator at two sets of small sizes and, if its tensors are small, at its own sizes."""
+    names = tuple(dict.fromkeys(op.inputs()))
+    tensors = [graph.tensors[n] for n in names]
+    if not tensors:
+        return
+    sizes = sorted({size for t in tensors for size in t.shape if size > 1})
+    # Indices and masks fit only the sizes that they were made for.
+    bound = any(_value_matters(t, graph.constants.get(t.name)) for t in tensors)
+    maps: list[dict[int, int]] = []
+    # At least one probe size is left over, because the second set starts one further on. Two sets, so that a
+    # coincidence at one set of sizes is not kept.
+    if not bound and len(sizes) < len(_PROBE_SIZES):
+        maps = [dict(zip(sizes, _PROBE_SIZES[start:], strict=False)) for start in (0, 1)]
+    if all(t.elements <= _LARGEST_PROBE for t in tensors):
+        maps.append({})
+    for sized in maps:
+        with suppress(Exception):  # sizes that depend on each other do not fit any others
+            yield _probe(op, graph, tensors, sized)
+
+
+def _probe(
+    op: Operator, graph: OperatorGraph, tensors: Sequence[Tensor], sized: Mapping[int, int]
+) -> _ProbeOperator:
+    small = {
+        t.name: replace(t, shape=tuple(sized.get(s, s) for s in t.shape), kind="input", key=None)
+        for t in tensors
+    }
+    # A constant's values have its own shape; at other sizes random ones replace them.
+    constants = {n: graph.constants[n] for n in small if n in graph.constants and not sized}
+    draft = OperatorGraph(small, (), tuple(small), (), constants=constants)
+    made = _ProbeOperator(op, draft).run(_ProbeOperator(op, draft).values(0))
+    assert len(made) == len(op.outputs), f"{op.target} gives {len(made)} tensors"
+    results = {
+        name: replace(graph.tensors[name], shape=tuple(value.shape))
+        for name, value in zip(op.outputs, made, strict=True)
+    }
+    if not sized:
+        assert all(results[n].shape == graph.tensors[n].shape for n in op.outputs)
+    alone = replace(draft, tensors={**small, **results}, operators=(op,), outputs=tuple(op.outputs))
+    return _ProbeOperator(op, alone)
+
+
+def _value_matters(tensor: Tensor, value: Any) -> bool:
+    """Whether a constant's values determine what the operator does, as those of indices and masks do."""
+    return value is not None and not value.is_meta and tensor.dtype not in FLOATING
+
+
+_TOLERANCE = 1e-4
+"""Tolerance relative to the largest value; an assumption, as in the search for splits."""
+
+
+def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
+    """Whether the backward is additive for random gradients of several sizes; False if it fails."""
+    values = probe.values(0)
+    generator = torch.Generator().manual_seed(0)
+    made = probe.run(values)
+
+    def drawn(scale: float) -> list[torch.Tensor]:
+        return [
+            (scale * torch.randn(m.shape, generator=generator, dtype=torch.float64)).to(m.dtype) for m in made
+        ]
+
+    try:
+        for scale in scales:
+            one, other = drawn(scale), drawn(scale)
+            total = _backward(probe, values, [a + b for a, b in zip(one, other, strict=True)])
+            parts = zip(total, _backward(probe, values, one), _backward(probe, values, other), strict=True)
+            if not all(_alike(whole, a + b) for whole, a, b in parts):
+                return False
+    except Exception:  # the operator's own
+        return False
+    return True
+
+
+def _backward(
+    probe: _ProbeOperator, values: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The gradients of the operands that have one, given gradients of the results."""
+    tensors = probe.graph.tensors
+    leaves = {n: v.detach().requires_grad_(tensors[n].requires_grad) for n, v in values.items()}
+    call = LocalCall(probe.op.target, probe.op.args, probe.op.kwargs, probe.op.name)
+    args, kwargs = call.arguments(leaves.__getitem__)
+    result = bind(call, SingleDevice())(*args, **kwargs)
+    results = [result] if isinstance(result, torch.Tensor) else result
+    made = [value for value in results if isinstance(value, torch.Tensor)]
+    pairs = [(m, g) for m, g in zip(made, gradients, strict=True) if m.requires_grad]
+    wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
+    if not pairs or not wanted:
+        return []
+    found = torch.autograd.grad([m for m, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
+
+
+def _alike(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    if not wanted.numel():
+        return True
+    return bool((found - wanted).abs().max() <= _TOLERANCE * wanted.abs().max() + 1e-30)
+
+
+_VERSION = 2
 """A part of every key; increased when the search method changes."""
-MOST_TIES = 64
+_MOST_TIES = 64
 """The most ways to cut a dim together with dims of other operands that are tried. The number is an
 assumption: it only keeps operators with many operands of equal dims from taking forever."""
 TRIAL_S = 60.0
 """The seconds that all runs of a user's own operator may take; most finish in a fraction of one."""
-SCALES = (1.0, 1e-3, 1e3)
+_SCALES = (1.0, 1e-3, 1e3)
 """The scales of operands and gradients at which a user's own operator is tried: clipping, rounding or
 normalising shows at one of them, or is assumed absent. The numbers are an assumption."""
-SUM, WHOLE, MEAN = -1, -2, -3
+_SUM, _WHOLE, _MEAN = -1, -2, -3
 """The treatment of an output that the loop does not index: parts add up, are equal, or are averaged."""
-_KINDS = {SUM: "sum", WHOLE: "whole", MEAN: "mean"}
-LOST = "lost"
+_KINDS = {_SUM: "sum", _WHOLE: "whole", _MEAN: "mean"}
+_LOST = "lost"
 """The field of a record with the reason why the operator could not be tried."""
 
 
@@ -99,7 +255,7 @@ class Discovery:
     def to_record(self) -> dict[str, Any]:
         """Return the findings as plain data for a store; refusals other than a lost operator are not kept."""
         if self.lost:
-            return {LOST: self.refused}
+            return {_LOST: self.refused}
         splits = [[list(s.reads), list(s.writes)] for s in self.splits]
         # Recorded only if it is not additive: older records lack the field.
         return {"splits": splits, "linear": self.linear} | ({} if self.additive else {"additive": False})
@@ -107,8 +263,8 @@ class Discovery:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Discovery:
         """Inverse of :meth:`to_record`."""
-        if LOST in record:
-            return cls(refused=record[LOST], lost=True, additive=False)
+        if _LOST in record:
+            return cls(refused=record[_LOST], lost=True, additive=False)
         splits = tuple(Split(tuple(r), tuple(w)) for r, w in record["splits"])
         return cls(splits, bool(record["linear"]), bool(record.get("additive", True)))
 
@@ -142,10 +298,10 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
 
 def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
     """Return the findings ``before`` if they still hold, otherwise new findings."""
-    probes = list(probes_of(op, graph))
+    probes = list(_probes_of(op, graph))
     if not probes:
         return Discovery(refused="it does not run on small random tensors")
-    additive = _is_pytorchs(op) or all(adds_up(probe, SCALES) for probe in probes)
+    additive = _is_pytorchs(op) or all(_adds_up(probe, _SCALES) for probe in probes)
     alike = before is not None and before.additive == additive
     if before is not None and alike and all(_holds(p, before.splits, before.linear) for p in probes):
         return before
@@ -203,9 +359,9 @@ def discovered_space(op: Operator, graph: OperatorGraph, found: Discovery) -> In
         for position, written in enumerate(split.writes):
             if written >= 0:
                 writes[position][written] = loop
-            elif written == WHOLE:
+            elif written == _WHOLE:
                 whole[position].append(loop)
-            elif written == MEAN:
+            elif written == _MEAN:
                 means[position].append(loop)
     for name, labels in zip(names, reads, strict=True):
         builder.read(Ref(name), labels)
@@ -224,12 +380,12 @@ def signature(op: Operator, graph: OperatorGraph) -> str:
         tensor, known = graph.tensors[name], name in number
         index = number.setdefault(name, len(number))
         value = graph.constants.get(name)
-        digest = _digest(value) if value is not None and not known and value_matters(tensor, value) else ""
+        digest = _digest(value) if value is not None and not known and _value_matters(tensor, value) else ""
         return f"<{index} {tensor.shape} {tensor.dtype} {tensor.requires_grad} {digest}>"
 
     call = repr((map_refs(op.args, named), sorted(map_refs(tuple(op.kwargs.items()), named))))
     digest = hashlib.sha256(call.encode()).hexdigest()[:32]
-    return f"{VERSION}/torch-{torch.__version__}/{op.target}/{digest}"
+    return f"{_VERSION}/torch-{torch.__version__}/{op.target}/{digest}"
 
 
 def _digest(value: torch.Tensor) -> str:
@@ -261,7 +417,7 @@ def _refusal(op: Operator) -> str:
     return ""
 
 
-def _unsteady(probe: ProbeOperator) -> str:
+def _unsteady(probe: _ProbeOperator) -> str:
     """Reason why a probe's results are unreliable: they vary, carry no information, or an operand changes."""
     # Seeding must not change the numbers that the user's script draws afterwards.
     with torch.random.fork_rng(devices=[]):
@@ -283,7 +439,7 @@ def _unsteady(probe: ProbeOperator) -> str:
 # -- search ---------------------------------------------------------------------------------------
 
 
-def _search(probes: Sequence[ProbeOperator]) -> Discovery:
+def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
     first = probes[0]
     found: list[Split] = []
     taken: set[tuple[int, int]] = set()
@@ -314,7 +470,9 @@ def _search(probes: Sequence[ProbeOperator]) -> Discovery:
     return Discovery(tuple(found), linear)
 
 
-def _candidates(probe: ProbeOperator, operand: int, dim: int, taken: set[tuple[int, int]]) -> Iterator[Split]:
+def _candidates(
+    probe: _ProbeOperator, operand: int, dim: int, taken: set[tuple[int, int]]
+) -> Iterator[Split]:
     """Yield the ways to cut the dim, together with dims of other operands of equal length, whose outputs
     recombine."""
     size = probe.operands[operand].shape[dim]
@@ -322,7 +480,7 @@ def _candidates(probe: ProbeOperator, operand: int, dim: int, taken: set[tuple[i
     for index, other in enumerate(probe.operands):
         like = [d for d, s in enumerate(other.shape) if s == size and (index, d) not in taken]
         choices.append([dim] if index == operand else [None, *like])
-    ways = itertools.islice(itertools.product(*choices), MOST_TIES)
+    ways = itertools.islice(itertools.product(*choices), _MOST_TIES)
     values = probe.values(0)
     whole = probe.run(values)
     for reads in ways:
@@ -336,7 +494,7 @@ def _candidates(probe: ProbeOperator, operand: int, dim: int, taken: set[tuple[i
 
 
 def _pieces(
-    probe: ProbeOperator, values: Mapping[str, torch.Tensor], reads: Iterable[int | None], size: int
+    probe: _ProbeOperator, values: Mapping[str, torch.Tensor], reads: Iterable[int | None], size: int
 ) -> list[list[torch.Tensor]] | None:
     # Equal pieces only: whether a dim may be cut unevenly is not tested.
     parts = next(p for p in range(2, size + 1) if size % p == 0)
@@ -368,15 +526,15 @@ def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -
     if parts[0].shape != whole.shape:
         return None
     if all(_equal(p, whole) for p in parts):
-        return WHOLE
+        return _WHOLE
     if whole.dtype == torch.bool:
         return None
     # Whole comes before sum: parts that are all zero are both, and equal parts need no collective.
     total = torch.stack(list(parts)).sum(0).to(whole.dtype)
     if _equal(total, whole):
-        return SUM
+        return _SUM
     exact = whole.is_floating_point() or whole.is_complex()
-    return MEAN if exact and _equal(total / len(parts), whole) else None
+    return _MEAN if exact and _equal(total / len(parts), whole) else None
 
 
 def _equal(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -> bool:
@@ -394,7 +552,7 @@ def _equal(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -
 
 
 def _holds(
-    probe: ProbeOperator,
+    probe: _ProbeOperator,
     splits: Sequence[Split],
     linear: bool,
     *,
@@ -420,7 +578,7 @@ def _holds(
             check_choices(probe.op, graph, choices, mesh, seed, scale) is None
             for choices, mesh in tries
             for seed in seeds
-            for scale in ((1.0,) if _is_pytorchs(probe.op) else SCALES)
+            for scale in ((1.0,) if _is_pytorchs(probe.op) else _SCALES)
         )
     except Exception:  # the operator's own, on pieces that it cannot handle
         return False
@@ -430,7 +588,7 @@ def _smallest_factor(size: int) -> int:
     return next(p for p in range(2, size + 1) if size % p == 0)
 
 
-def _separate(space: IndexSpace, probe: ProbeOperator) -> IndexSpace:
+def _separate(space: IndexSpace, probe: _ProbeOperator) -> IndexSpace:
     """The space with an unsplittable loop for every dim that has none, as in refined spaces."""
     dims = list(space.dims)
 

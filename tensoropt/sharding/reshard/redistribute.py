@@ -4,12 +4,20 @@ There is one autograd function per edge: its forward issues the edge's forward s
 backward steps. DTensor's ``redistribute`` gives the same results for the combinations that it can express
 (289 of 400 on a 2x2 mesh); it refuses "anything -> Partial", issues one all-reduce per axis where a flattened
 group needs one, and takes about 100 us per edge, so the steps are issued directly.
+
+Steps of a resharding that sum over ranks, either waited for at once or started and waited for later.
+
+Collectives that several parameters, or their gradients, share: the data that is sent is flat.
+
+A parameter that is cut unevenly has smaller shards at the end of a dim
+(:func:`~tensoropt.ops.layouts.chunk`), which are sent padded to the largest size, because collectives need
+pieces of one size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,13 +25,102 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, local_atoms, local_shape
-from tensoropt.sharding.reshard.reductions import AllReduce, ReduceScatter, resized
-from tensoropt.sharding.reshard.steps import Step, gradient_placements, permuted_atoms, permuted_steps
+from tensoropt.sharding.reshard.steps import (
+    Step,
+    gradient_placements,
+    lies_inside,
+    permuted_atoms,
+    permuted_steps,
+)
 
-Sizes = tuple[int, ...]
+
+@dataclass(frozen=True)
+class _AllReduce:
+    """The sum of a tensor over a group of ranks, returned to each of them."""
+
+    group: dist.ProcessGroup | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        # The reduction is done in place, and the producer of the input may still need it.
+        x = x.clone(memory_format=torch.contiguous_format)
+        if self.group is not None:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start reducing ``x``, which is given up, in place; return a function that waits for it."""
+        sent = x.contiguous()
+        under_way = dist.all_reduce(sent, group=self.group, async_op=True)
+
+        def wait() -> torch.Tensor:
+            under_way.wait()
+            return sent
+
+        return wait
 
 
-Move = Callable[[torch.Tensor], torch.Tensor]
+@dataclass(frozen=True)
+class _ReduceScatter:
+    """The sum of a tensor over a group of ranks, in pieces, one for each of them.
+
+    Attributes:
+        atom: the atom that is cut.
+        parts, position: the number of pieces, and the number of this rank's piece.
+    """
+
+    group: dist.ProcessGroup
+    atom: int
+    parts: int
+    position: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        pieces = self._pieces(x)
+        flat = x.new_empty(pieces[0].numel())
+        dist.reduce_scatter_tensor(flat, pieces.flatten(), group=self.group)
+        return self._own(flat, pieces.shape[1:], x.shape[self.atom])
+
+    def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start computing the shard of ``x``, which is given up; return a function that waits for it."""
+        size = x.shape[self.atom]
+        # Not all of `x`, because it is not needed while the pieces are being sent.
+        pieces = self._pieces(x)
+        flat = pieces.new_empty(pieces[0].numel())
+        under_way = dist.reduce_scatter_tensor(flat, pieces.flatten(), group=self.group, async_op=True)
+
+        def wait() -> torch.Tensor:
+            under_way.wait()
+            return self._own(flat, pieces.shape[1:], size)
+
+        return wait
+
+    def _pieces(self, x: torch.Tensor) -> torch.Tensor:
+        """Each rank's piece, contiguous in memory and in the order of ranks, as the collective needs it."""
+        size, atom, parts = x.shape[self.atom], self.atom, self.parts
+        shard = -(-size // parts)
+        if size == shard * parts:
+            return x.unflatten(atom, (parts, shard)).movedim(atom, 0).contiguous()
+        pieces = x.new_zeros([parts, *_resized(x, atom, shard)])
+        for i in range(parts):
+            start, length = chunk(size, parts, i)
+            pieces[i].narrow(atom, 0, length).copy_(x.narrow(atom, start, length))
+        return pieces
+
+    def _own(self, flat: torch.Tensor, shape: Sequence[int], size: int) -> torch.Tensor:
+        """This rank's piece of a dim of this size, without padding."""
+        result = flat.view(shape)
+        length = chunk(size, self.parts, self.position)[1]
+        return result.narrow(self.atom, 0, length) if length != shape[self.atom] else result
+
+
+def _resized(x: torch.Tensor, atom: int, size: int) -> list[int]:
+    """The shape that a tensor would have if one of its atoms had another size."""
+    return [size if i == atom else n for i, n in enumerate(x.shape)]
+
+
+_Sizes = tuple[int, ...]
+
+
+_Move = Callable[[torch.Tensor], torch.Tensor]
 """A function that applies one step of a resharding to this rank's shard, in the tensor's atom view."""
 
 
@@ -49,7 +146,7 @@ class Ahead(Protocol):
         ...
 
 
-class AtTheUse:
+class _AtTheUse:
     """An implementation of :class:`Ahead` that gathers nothing ahead."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
@@ -66,17 +163,17 @@ class AtTheUse:
         return False
 
 
-AT_THE_USE = AtTheUse()
+AT_THE_USE = _AtTheUse()
 
 
-class Standpoint(Protocol):
+class _Standpoint(Protocol):
     """A coordinate on every axis."""
 
     @property
     def place(self) -> tuple[int, ...]: ...
 
 
-class Rank(Standpoint, Protocol):
+class Rank(_Standpoint, Protocol):
     """The information that an edge needs about the rank on which it runs.
 
     Attributes:
@@ -118,7 +215,7 @@ class EdgeSpec:
         dtype: the type to which the source is cast before it moves (a parameter's master weights), or None;
             its gradient is cast back after it has moved.
         back: the destination of the gradient, if that is not the source: the edge then starts from the
-            unsharded copy of a parameter (:mod:`tensoropt.engine.unsharded`) and its gradient goes to the
+            unsharded copy of a parameter (:mod:`tensoropt.engine.gathering`) and its gradient goes to the
             stored shard.
         order: the tensor's memory order (:func:`tensoropt.profiling.workload.memory_orders`), None for the
         order of its dims. The result has the same order, so that kernels see the layout they were timed with.
@@ -192,11 +289,11 @@ class Route:
         shape: the shape of the resulting shard; None if each of its dims is one atom.
     """
 
-    order: Sizes | None
-    inverse: Sizes | None
-    sizes: Sizes | None
-    moves: tuple[Move, ...]
-    shape: Sizes | None
+    order: _Sizes | None
+    inverse: _Sizes | None
+    sizes: _Sizes | None
+    moves: tuple[_Move, ...]
+    shape: _Sizes | None
 
     def go(self, value: torch.Tensor) -> torch.Tensor:
         """Return a shard moved along the route, with its dims back in their order."""
@@ -214,7 +311,7 @@ class Route:
             A function that waits for the result and returns what :meth:`go` would have returned.
         """
         (move,) = self.moves
-        assert isinstance(move, AllReduce | ReduceScatter)
+        assert isinstance(move, _AllReduce | _ReduceScatter)
         wait = move.begin(self._entered(value))
         return lambda: self._left(wait())
 
@@ -271,7 +368,7 @@ def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
     )
 
 
-def _sharded_size(step: Step, current: list[int], global_sizes: Sizes, mesh: Sizes) -> int:
+def _sharded_size(step: Step, current: list[int], global_sizes: _Sizes, mesh: _Sizes) -> int:
     """The size of the step's atom before its axes cut it: what remains after the outer axes."""
     if step.atom < 0:
         return 0
@@ -283,7 +380,7 @@ def _sharded_size(step: Step, current: list[int], global_sizes: Sizes, mesh: Siz
     return size
 
 
-def _slice(runtime: Rank, step: Step, whole: int) -> Move:
+def _slice(runtime: Rank, step: Step, whole: int) -> _Move:
     atom, parts, position = step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes)
 
     def move(x: torch.Tensor) -> torch.Tensor:
@@ -294,11 +391,11 @@ def _slice(runtime: Rank, step: Step, whole: int) -> Move:
     return move
 
 
-def _all_reduce(runtime: Rank, step: Step, whole: int) -> Move:
-    return AllReduce(runtime.group(step.axes))
+def _all_reduce(runtime: Rank, step: Step, whole: int) -> _Move:
+    return _AllReduce(runtime.group(step.axes))
 
 
-def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
+def _all_gather(runtime: Rank, step: Step, whole: int) -> _Move | None:
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     if group is None:
         return None
@@ -307,14 +404,14 @@ def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     lengths = [chunk(whole, parts, i)[1] for i in range(parts)]
 
     def move(x: torch.Tensor) -> torch.Tensor:
-        shape = resized(x, atom, shard)
+        shape = _resized(x, atom, shard)
         flat = x.new_empty(parts * math.prod(shape))
         # The pieces arrive one after another, whichever atom they belong to, and are reassembled afterwards.
         gathered = flat.view(parts, *shape)
         # `chunk` makes only the last pieces smaller: if the last one is full, all are.
         if lengths[-1] == shard:
             dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
-            return as_asked(gathered.movedim(0, atom).reshape(resized(x, atom, whole)))
+            return _as_asked(gathered.movedim(0, atom).reshape(_resized(x, atom, whole)))
         own = gathered[position]  # sent from its place in the result, which saves a padded copy
         own.narrow(atom, 0, x.shape[atom]).copy_(x)
         own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
@@ -324,20 +421,20 @@ def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     return move
 
 
-def as_asked(x: torch.Tensor) -> torch.Tensor:
+def _as_asked(x: torch.Tensor) -> torch.Tensor:
     """Give pieces the expected memory layout: those of size 1 are joined without a copy, in another
     layout."""
     return x.contiguous()
 
 
-def _reduce_scatter(runtime: Rank, step: Step, whole: int) -> Move | None:
+def _reduce_scatter(runtime: Rank, step: Step, whole: int) -> _Move | None:
     group = runtime.group(step.axes)
     if group is None:
         return None
-    return ReduceScatter(group, step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes))
+    return _ReduceScatter(group, step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes))
 
 
-def _all_to_all(runtime: Rank, step: Step, whole: int) -> Move | None:
+def _all_to_all(runtime: Rank, step: Step, whole: int) -> _Move | None:
     """Make atom ``step.atom`` whole and ``step.target`` sharded; both divide evenly."""
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     target = step.target
@@ -349,17 +446,17 @@ def _all_to_all(runtime: Rank, step: Step, whole: int) -> Move | None:
         received = torch.empty_like(pieces).flatten()
         dist.all_to_all_single(received, pieces.flatten(), group=group)
         joined = received.view(pieces.shape).movedim(0, atom).flatten(atom, atom + 1)
-        return as_asked(joined)
+        return _as_asked(joined)
 
     return move
 
 
-def _mask(runtime: Rank, step: Step, whole: int) -> Move | None:
+def _mask(runtime: Rank, step: Step, whole: int) -> _Move | None:
     # The sum over the axes is then the value itself, whoever computes it.
     return None if runtime.coordinate(step.axes) == 0 else torch.zeros_like
 
 
-def _pad(runtime: Rank, step: Step, whole: int) -> Move:
+def _pad(runtime: Rank, step: Step, whole: int) -> _Move:
     atom, start = step.atom, chunk(whole, runtime.parts(step.axes), runtime.coordinate(step.axes))[0]
 
     def move(x: torch.Tensor) -> torch.Tensor:
@@ -370,7 +467,7 @@ def _pad(runtime: Rank, step: Step, whole: int) -> Move:
     return move
 
 
-_MOVES: dict[str, Callable[[Rank, Step, int], Move | None]] = {
+_MOVES: dict[str, Callable[[Rank, Step, int], _Move | None]] = {
     "slice": _slice,
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
@@ -421,7 +518,7 @@ def redistribute(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor
     return result
 
 
-def take_shard(runtime: Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
+def take_shard(runtime: _Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor every rank has whole (an input or a constant): a view of its shard, and
     zeros on all but the first coordinate of an axis that adds it up."""
     sizes = [size for dim in spec.atoms for size in dim]
@@ -436,3 +533,92 @@ def take_shard(runtime: Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Te
     if any(runtime.place[axis] for axis in summed):
         x = torch.zeros_like(x)
     return x.reshape(local_shape(spec.atoms, spec.target, spec.mesh, runtime.place))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A rank's part in a shared collective; the data that it sends is flat.
+
+    Attributes:
+        group: the ranks that take part.
+        parts: the number of these ranks.
+        pack: converts the shard, or the gradient, into what is sent.
+        unpack: converts what arrives into the result.
+    """
+
+    group: dist.ProcessGroup | None
+    parts: int
+    pack: _Move
+    unpack: _Move
+
+
+def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
+    """The gathering of a parameter in one step; shards smaller than the largest are sent with padding."""
+    (step,) = spec.forward
+    ends = (spec.source, spec.target)
+    own, whole = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)
+    shape = local_shape(spec.atoms, spec.target, spec.mesh, runtime.place)
+    parts, atom = runtime.parts(step.axes), step.atom
+    padded = _with_size(own, atom, -(-whole[atom] // parts))
+    # `chunk` makes only the last pieces smaller: if the last one is full, all are.
+    even = parts * padded[atom] == whole[atom]
+    lengths = [chunk(whole[atom], parts, i)[1] for i in range(parts)]
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        x = x if spec.dtype is None else x.to(spec.dtype)
+        return _padded(x.reshape(own), atom, padded[atom]).contiguous().flatten()
+
+    def unpack(flat: torch.Tensor) -> torch.Tensor:
+        pieces = flat.view(parts, *padded)
+        if even:
+            return _as_asked(pieces.movedim(0, atom).reshape(shape))
+        if not lies_inside(padded, atom):
+            # The padding comes after all the rest.
+            return flat[: math.prod(whole)].view(shape)
+        return torch.cat([pieces[i].narrow(atom, 0, lengths[i]) for i in range(parts)], atom).view(shape)
+
+    return Packed(runtime.group(step.axes), parts, pack, unpack)
+
+
+def packed_scatter(runtime: Rank, spec: EdgeSpec) -> Packed:
+    """The reduction of such a parameter's gradient to the shards, in one step, padded in the same way."""
+    (step,) = spec.backward
+    ends = (spec.target, spec.back or spec.source)
+    whole, own = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)
+    shape = local_shape(spec.atoms, spec.back or spec.source, spec.mesh, runtime.place)
+    parts, atom = runtime.parts(step.axes), step.atom
+    padded = _with_size(own, atom, -(-whole[atom] // parts))
+    pieces = [chunk(whole[atom], parts, i) for i in range(parts)]
+
+    def pack(gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.reshape(whole)
+        if parts * padded[atom] == whole[atom]:
+            return gradient.unflatten(atom, (parts, padded[atom])).movedim(atom, 0).contiguous().flatten()
+        packed = gradient.new_empty((parts, *padded))
+        for place, (start, length) in zip(packed, pieces, strict=True):
+            place.narrow(atom, 0, length).copy_(gradient.narrow(atom, start, length))
+            place.narrow(atom, length, padded[atom] - length).zero_()
+        return packed.flatten()
+
+    def unpack(flat: torch.Tensor) -> torch.Tensor:
+        return flat.view(padded).narrow(atom, 0, own[atom]).reshape(shape)
+
+    return Packed(runtime.group(step.axes), parts, pack, unpack)
+
+
+def _sizes(atoms: Atoms) -> _Sizes:
+    return tuple(size for dim in atoms for size in dim)
+
+
+def _with_size(sizes: _Sizes, atom: int, size: int) -> _Sizes:
+    return (*sizes[:atom], size, *sizes[atom + 1 :])
+
+
+def _padded(x: torch.Tensor, atom: int, size: int) -> torch.Tensor:
+    """A tensor padded with zeros at the end of an atom."""
+    if x.shape[atom] == size:
+        return x
+    result = x.new_empty(_resized(x, atom, size))
+    result.narrow(atom, 0, x.shape[atom]).copy_(x)
+    result.narrow(atom, x.shape[atom], size - x.shape[atom]).zero_()
+    return result

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tensoropt_app.jobs.clusters import MOST_BYTES, cluster_file, read_description
-from tensoropt_app.jobs.uploads import Uploads
+from tensoropt_app.jobs.uploads import MOST_BYTES, Uploads, cluster_file, read_description
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError

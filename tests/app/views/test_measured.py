@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from tensoropt_app.views.measured import MOST_EVENTS, align_options, figure_rows, left_words
+from tensoropt_app.views.plan import MOST_EVENTS, align_options, figure_rows, left_words
 from tensoropt_app.views.units import Unit, Units
 
 from tensoropt.report.beside import Beside, MeasuredFigure

@@ -8,14 +8,19 @@ import numpy as np
 import pytest
 from samples_app import exploration, space
 from tensoropt_app.state import View
-from tensoropt_app.views.axes import Axes, axes_of, axis_sentence
-from tensoropt_app.views.frontier import FrontierData
+from tensoropt_app.views.frontier import (
+    Axes,
+    FrontierData,
+    amount_in,
+    axes_of,
+    axis_sentence,
+    rate_arrays,
+    tariff_of,
+)
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns, table_rows
-from tensoropt_app.views.rates import amount_in, rate_arrays, tariff_of
 
-from tensoropt.plan.rates import rates
-from tensoropt.plan.step_work import StepWork
+from tensoropt.plan.rates import StepWork, rates
 
 CALL = {"args": [], "kwargs": {"input_ids": {"tensor": [16, 64], "dtype": "int64"}}}
 

@@ -7,10 +7,8 @@ from typing import Any
 from samples_app import GIB, exploration
 from tensoropt_app.pages.look import missed
 from tensoropt_app.state import View
-from tensoropt_app.views.assumptions import assumptions
 from tensoropt_app.views.frontier import FrontierData
-from tensoropt_app.views.point import point_card
-from tensoropt_app.views.verified import NOT_YET, verified_lines, verified_words
+from tensoropt_app.views.point import NOT_YET, assumptions, point_card, verified_lines, verified_words
 
 from tensoropt.plan.verified import Verified
 

@@ -15,7 +15,7 @@ from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.why import budget_of, deeper_rows, parts, quick, results_of, rows
 
-from tensoropt.plan.changed import FILE, Changed, fingerprint, save_changed
+from tensoropt.plan.verified import CHANGED, Changed, fingerprint, save_changed
 from tensoropt.report.levers import Lever
 
 KEY = "bandwidth:gpu"
@@ -114,6 +114,6 @@ def test_results_are_found_by_what_they_were_made_from(tmp_path: Path) -> None:
         save_changed(tmp_path / name, Changed(of, key, "words"))
     found.save(tmp_path / "plain")
     found.save(tmp_path / "damaged")
-    (tmp_path / "damaged" / FILE).write_text("{")
+    (tmp_path / "damaged" / CHANGED).write_text("{")
     library = Library(tmp_path, ready_made=tmp_path / "none")
     assert results_of(library, own) == {KEY: "opened-one", "bfloat16": "opened-three"}

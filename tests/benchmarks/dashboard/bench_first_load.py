@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tensoropt_app.delivery import prepare
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import Library
+from tensoropt_app.safety import prepare
 from tensoropt_app.server import create_app, listen
 
 from tests.benchmarks.machine import Taking, dated, described, part_described, write

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensoropt_app.delivery import prepare
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import READY_MADE, Library
+from tensoropt_app.safety import prepare
 from tensoropt_app.server import create_app, listen
 
 from tests.app.support.samples_app import GIB, exploration, point, space

@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 
 import tensoropt
-from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, forget_models, load_model
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.serialise import strategy_to_dict
+from tensoropt.sharding.strategy import strategy_to_dict
 from tests.benchmarks.charts import bars
 from tests.benchmarks.execute import rivals
 from tests.benchmarks.machine import Results, described, rows_described

@@ -25,8 +25,8 @@ from torch.utils import _pytree as pytree
 
 from tensoropt import parallelize
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.storage import Gather
+from tensoropt.sharding.strategy import strategy_from_dict
 from tests.benchmarks.execute.zero3 import IndivisibleError, zero3
 
 Step = Callable[[], Any]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tensoropt.costs.parameters import sharded_layout
+from tensoropt.costs.restrictions import sharded_layout
 from tensoropt.ops.layouts import REPLICATE, Layout
 from tensoropt.sharding.configurations import Configuration, MicroBatchRefused, batch_strategies, fits
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.sharding.storage import Gather, Storage, stored_layout
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import Strategy, strategy_to_dict
 
 
 class IndivisibleError(Exception):

@@ -26,9 +26,8 @@ from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.memory_curve import memory_curve
-from tensoropt.verify.fake_ranks import step_on
+from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tensoropt.verify.steps import tracked_memory
 from tests.benchmarks.machine import Taking, dated, described, write
 from tests.verify.torch_tracker import torch_peak_bytes
 

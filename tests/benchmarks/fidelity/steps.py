@@ -12,8 +12,8 @@ import torch.distributed as dist
 from tensoropt.cluster import stolen_s
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.verify.steps import RunStep, tracked_memory
+from tensoropt.sharding.strategy import strategy_from_dict
+from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 """Those that the executor calls."""

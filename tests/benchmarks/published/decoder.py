@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensoropt.zoo.inputs import tokens
+from tensoropt.zoo.registry import tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,10 @@ from scipy.optimize import least_squares
 
 from tensoropt.cluster import Reached, device_kind, reached_by
 from tensoropt.cluster.catalog import efficiency_figures
-from tensoropt.costs.roofline import call_class
+from tensoropt.costs.compute import call_class
 from tensoropt.errors import TensorOptError
+from tensoropt.ops.calls import CostClass
 from tensoropt.ops.registry import launches
-from tensoropt.ops.spec import CostClass
 from tensoropt.planners.pinned import PinnedPoint
 from tests.benchmarks.published.predict import DEPTHS, open_store, simulate_run
 from tests.benchmarks.published.report import fitted_sources

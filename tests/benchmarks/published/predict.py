@@ -19,8 +19,12 @@ from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.problem import prepare
 from tensoropt.plan.settings import Settings
-from tensoropt.planners.pinned import PinnedPoint, simulate_pinned
-from tensoropt.planners.pinned_pipeline import PinnedPipelinePoint, simulate_pinned_pipeline
+from tensoropt.planners.pinned import (
+    PinnedPipelinePoint,
+    PinnedPoint,
+    simulate_pinned,
+    simulate_pinned_pipeline,
+)
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.published.decoder import Architecture, build
 from tests.benchmarks.published.runs import RefusedRunError, Run, architecture_of, cluster_of, pinned_of

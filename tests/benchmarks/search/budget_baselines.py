@@ -11,10 +11,9 @@ from scipy.sparse import coo_array
 
 from tensoropt.search.exact import build_program
 from tensoropt.search.flat_tables import FlatTables
-from tensoropt.search.hull import HullSearch
+from tensoropt.search.hull import HullSearch, flatten
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph
-from tensoropt.search.scalar import flatten
 
 
 def lambda_bisection(graph, tolerance: float) -> int:

@@ -9,7 +9,7 @@ import pytest
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.execute.executable import executable_of
 from tensoropt.ranks.pool import RankPool
-from tensoropt.verify.random_pipelines import random_pipeline
+from tensoropt.verify.random_strategies import random_pipeline
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tests.pipeline.test_evaluate import evaluated

@@ -12,10 +12,9 @@ import pytest
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import TensorOptError
 from tensoropt.execute.executable import executable_of
-from tensoropt.pipeline.schedules import SCHEDULES
-from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy
 from tensoropt.ranks.pool import RankPool
-from tensoropt.verify.random_pipelines import random_pipeline
+from tensoropt.verify.random_strategies import random_pipeline
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from tensoropt.engine.counts import unsplit_strategy
-from tensoropt.engine.engine import Engine
+from tensoropt.engine.engine import Engine, unsplit_strategy
 from tensoropt.engine.models import CapturedModel, open_model
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.execute.lower import StepContext
-from tensoropt.placement.plans import PlacedStrategy
-from tensoropt.verify.differences import largest_of, named_difference
+from tensoropt.placement.points import PlacedStrategy
+from tensoropt.verify.reference import largest_of, named_difference
 from tests.execute.jobs import spec
 from tests.placement.execute.random_placed import random_placed
 

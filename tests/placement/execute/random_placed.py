@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from tensoropt.placement import Placement
 from tensoropt.placement.graph import PlacedGraph, placed_graph
-from tensoropt.placement.plans import PlacedStrategy, ValueTransfer, needed_routes
+from tensoropt.placement.points import PlacedStrategy, ValueTransfer, needed_routes
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.verify.random_placements import (
+from tensoropt.verify.random_strategies import (
     random_placement,
     random_splits,
     readers_of_operators,

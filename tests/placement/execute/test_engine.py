@@ -12,11 +12,10 @@ import torch
 from tensoropt.errors import PlanError
 from tensoropt.placement import Placement
 from tensoropt.placement.execute.engine import PlacedEngine
-from tensoropt.placement.execute.lower import OperatorCall
-from tensoropt.placement.execute.order import Transfer
-from tensoropt.placement.execute.tape import Tape
+from tensoropt.placement.execute.lower import OperatorCall, Tape
+from tensoropt.placement.execute.transport import Transfer
 from tensoropt.placement.graph import placed_graph, split_choices
-from tensoropt.verify.random_placements import random_placement
+from tensoropt.verify.random_strategies import random_placement
 from tests.placement.execute.cases import (
     difference,
     in_one_process,

@@ -17,18 +17,17 @@ from tensoropt.errors import PlanError
 from tensoropt.execute.executable import executable_from_dict, executable_of
 from tensoropt.placement import Placement
 from tensoropt.placement.execute.engine import PlacedEngine
-from tensoropt.placement.execute.lower import OperatorCall
-from tensoropt.placement.execute.order import Transfer
-from tensoropt.placement.execute.tape import Tape
+from tensoropt.placement.execute.lower import OperatorCall, Tape
+from tensoropt.placement.execute.transport import Transfer
 from tensoropt.placement.graph import placed_graph, split_choices
-from tensoropt.placement.plans import PlacedStrategy, placed_to_dict
+from tensoropt.placement.points import PlacedStrategy, placed_to_dict
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.predict import Prediction, predict_placed
-from tensoropt.verify.random_placements import random_placement
+from tensoropt.verify.random_strategies import random_placement
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tensoropt.verify.recorder import compare_collectives, shown_axes

@@ -11,14 +11,14 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import CapturedModel
-from tensoropt.placement.plans import PlacedStrategy, placed_to_dict
+from tensoropt.placement.points import PlacedStrategy, placed_to_dict
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.predict import Prediction, predict_placed
-from tensoropt.verify.random_placements import random_placement, random_splits
+from tensoropt.verify.random_strategies import random_placement, random_splits
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tensoropt.verify.recorder import compare_collectives, shown_axes

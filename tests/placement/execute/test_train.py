@@ -12,7 +12,7 @@ import tensoropt
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.placement import simulate_placement
-from tensoropt.placement.plans import plan_part
+from tensoropt.placement.points import plan_part
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.plan import CollectiveCount, MeshInfo, ModelInfo, Predicted
@@ -20,7 +20,7 @@ from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.verify import verify_plan
 from tensoropt.verify.predict import predict_placed
-from tensoropt.verify.random_placements import random_placement, random_splits
+from tensoropt.verify.random_strategies import random_placement, random_splits
 from tests.execute import jobs
 from tests.execute.test_train import SOURCE, torchrun
 from tests.placement.execute.cases import opened

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tensoropt.placement.execute.order import Transfer
+from tensoropt.placement.execute.transport import Transfer
 
 WAIT_S = 120.0
 

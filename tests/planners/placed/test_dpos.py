@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem, simulate_placement
-from tensoropt.planners.placed.common.memory import MemoryBook
 from tensoropt.planners.placed.common.task_ranks import placed_ranks, ranks_of
-from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.common.units import MemoryBook, units_of
 from tensoropt.planners.placed.dpos import DposSchedule, place, schedule_by_ranks
 from tensoropt.planners.results import slower_than_expected
 from tests.planners.placed.hand import problem_of

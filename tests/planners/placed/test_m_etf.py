@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem, simulate_placement
-from tensoropt.planners.placed.common.earliest import ForwardSchedule, earliest_first
-from tensoropt.planners.placed.common.memory import MemoryBook
-from tensoropt.planners.placed.common.ready_queue import backward_starts
-from tensoropt.planners.placed.common.timetable import IdleSlots, Links
-from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.common.earliest import (
+    ForwardSchedule,
+    IdleSlots,
+    Links,
+    backward_starts,
+    earliest_first,
+)
+from tensoropt.planners.placed.common.units import MemoryBook, units_of
 from tensoropt.planners.placed.m_etf import place
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import m_etf, m_sct
 from tensoropt.planners.placed.common.earliest import earliest_first
-from tensoropt.planners.placed.common.memory import MemoryBook
-from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.common.units import MemoryBook, units_of
 from tensoropt.planners.placed.m_sct import favourites, not_small, place, precedence
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem

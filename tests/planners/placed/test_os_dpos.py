@@ -9,8 +9,7 @@ import pytest
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import simulate_placement
-from tensoropt.planners.placed.common.memory import MemoryBook
-from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.common.units import MemoryBook, units_of
 from tensoropt.planners.placed.dpos import schedule_by_ranks
 from tensoropt.planners.placed.os_dpos import place_split
 from tests.planners.placed.hand import Chain

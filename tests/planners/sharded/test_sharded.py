@@ -13,7 +13,7 @@ from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.registry import planner
 from tensoropt.planners.results import simulated_points
 from tensoropt.planners.sharded import flexflow, zero
-from tensoropt.planners.sharded.common.batch import batch_labels
+from tensoropt.planners.sharded.common.restricted import batch_labels
 from tensoropt.planners.sharded.flexflow import Deadline
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.sharded.tofu import WHOLE

@@ -9,15 +9,13 @@ from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.frontier import reduce
 from tensoropt.search import track_frontier
 from tensoropt.search.entangled import conditioning, relaxation
-from tensoropt.search.entangled.multipliers import tighten
-from tensoropt.search.entangled.relaxation import relax
-from tensoropt.search.entangled.tied import colourings, tie
+from tensoropt.search.entangled.fixing import colourings, tie
+from tensoropt.search.entangled.relaxation import relax, tighten
 from tensoropt.search.exact import build_program
 from tensoropt.search.flat_tables import FlatTables
-from tensoropt.search.hull import HullSearch
+from tensoropt.search.hull import HullSearch, flatten
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph
-from tensoropt.search.scalar import flatten
 from tests import naive
 from tests.search.graphs import Case, seeds_of
 

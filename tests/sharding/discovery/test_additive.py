@@ -9,8 +9,7 @@ from tensoropt.ops.overloads import FUNCTIONS
 from tensoropt.plan import load_model
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.discovery.discover import Discovery, Split, discover
-from tensoropt.sharding.groups import group_operators
-from tensoropt.sharding.labels import PARTIAL_GRADIENT
+from tensoropt.sharding.groups import PARTIAL_GRADIENT, group_operators
 
 
 def found(name, function):

@@ -18,8 +18,8 @@ from tensoropt.ops import registry
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.discovery import discover as discovery
+from tensoropt.sharding.discovery.check import difference, distribute
 from tensoropt.sharding.discovery.discover import Discovery, Split, discover, signature
-from tensoropt.sharding.discovery.pieces import difference, distribute
 from tests.sharding.calls import CALLS, graph_of_call
 from tests.sharding.graph_check import check_graph
 

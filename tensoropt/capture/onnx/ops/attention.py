@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tensoropt.capture.onnx.errors import OnnxError
-from tensoropt.capture.onnx.registry import Call, converter
-from tensoropt.capture.onnx.values import Traced
+from tensoropt.capture.onnx.importer import Call, converter
+from tensoropt.capture.onnx.values import OnnxError, Traced
 
 _KNOWN = frozenset(
     {
@@ -36,7 +35,7 @@ def from_heads(x: Traced) -> Traced:
     return x.permute(0, 2, 1, 3).reshape(batch, sequence, heads * size)
 
 
-def as_bias(mask: Traced, dtype: torch.dtype) -> Traced:
+def _as_bias(mask: Traced, dtype: torch.dtype) -> Traced:
     """A mask as a term that is added to the scores; True in a boolean mask keeps the score."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
@@ -85,7 +84,7 @@ def attention(call: Call) -> Any:
             mask, causal_bias(call, q.shape[2], k.shape[2], before, q.dtype).method("eq", 0)
         )
         causal = False
-    bias = None if mask is None else as_bias(mask, q.dtype)
+    bias = None if mask is None else _as_bias(mask, q.dtype)
     if causal:
         triangle = causal_bias(call, q.shape[2], k.shape[2], before, q.dtype)
         bias = triangle if bias is None else bias + triangle
@@ -112,7 +111,7 @@ def _written_out(
 
 
 @converter("RotaryEmbedding")
-def rotary_embedding(call: Call) -> Traced:
+def _rotary_embedding(call: Call) -> Traced:
     x, cos, sin, positions = call[0], call[1], call[2], call.optional(3)
     flat = x.ndim == 3
     if flat:

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from tensoropt.capture.onnx.errors import DataDependentError, OnnxError
-from tensoropt.capture.onnx.registry import Call, converter, positive
+from tensoropt.capture.onnx.importer import Call, converter, positive
+from tensoropt.capture.onnx.values import DataDependentError, OnnxError
 
-MAX_ITERATIONS = 4096
+_MAX_ITERATIONS = 4096
 
 
 @converter("If")
-def if_(call: Call) -> Any:
+def _if_(call: Call) -> Any:
     condition = call[0]
     if condition.data is None:
         raise DataDependentError(
@@ -28,14 +28,14 @@ def if_(call: Call) -> Any:
 def loop(call: Call) -> Any:
     assert call.run is not None
     body = call.attribute("body")
-    count = int(call.scalar(0, MAX_ITERATIONS + 1, "trip count"))
+    count = int(call.scalar(0, _MAX_ITERATIONS + 1, "trip count"))
     running = bool(call.scalar(1, True, "condition"))
     state = [call[i] for i in range(2, len(call))]
     collected: list[list[Any]] = [[] for _ in range(len(body.output) - 1 - len(state))]
     step = 0
     while running and step < count:
-        if step >= MAX_ITERATIONS:
-            raise OnnxError(f"it runs more than {MAX_ITERATIONS} times")
+        if step >= _MAX_ITERATIONS:
+            raise OnnxError(f"it runs more than {_MAX_ITERATIONS} times")
         results = call.run(
             body, [call.builder.constant(step, torch.int64), call.builder.constant(True), *state]
         )
@@ -62,8 +62,8 @@ def scan(call: Call) -> Any:
     in_axes = [positive(a, x.ndim) for a, x in zip(in_axes, inputs, strict=True)]
     backwards = call.attribute("scan_input_directions") or [0] * scanned
     length = inputs[0].shape[in_axes[0]]
-    if length > MAX_ITERATIONS:
-        raise OnnxError(f"it runs {length} times; at most {MAX_ITERATIONS} are unrolled")
+    if length > _MAX_ITERATIONS:
+        raise OnnxError(f"it runs {length} times; at most {_MAX_ITERATIONS} are unrolled")
     collected: list[list[Any]] = [[] for _ in range(outs)]
     for step in range(length):
         rows = [
@@ -84,10 +84,10 @@ def scan(call: Call) -> Any:
 
 
 @converter("OptionalHasElement")
-def optional_has_element(call: Call) -> Any:
+def _optional_has_element(call: Call) -> Any:
     return call.builder.constant(call.optional(0) is not None)
 
 
 @converter("Optional", "OptionalGetElement")
-def optional_element(call: Call) -> Any:
+def _optional_element(call: Call) -> Any:
     return (call[0],)

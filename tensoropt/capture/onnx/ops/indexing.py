@@ -9,9 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tensoropt.capture.onnx.errors import DataDependentError, OnnxError
-from tensoropt.capture.onnx.registry import Call, converter, positive
-from tensoropt.capture.onnx.values import Traced
+from tensoropt.capture.onnx.importer import Call, converter, positive
+from tensoropt.capture.onnx.values import DataDependentError, OnnxError, Traced
 
 
 def _counted_from_front(index: Traced, size: int) -> Traced:
@@ -44,13 +43,13 @@ def gather(call: Call) -> Traced:
 
 
 @converter("GatherElements")
-def gather_elements(call: Call) -> Traced:
+def _gather_elements(call: Call) -> Traced:
     axis = call.dim()
     return torch.gather(call[0], axis, _counted_from_front(call[1], call[0].shape[axis]))
 
 
 @converter("GatherND")
-def gather_nd(call: Call) -> Traced:
+def _gather_nd(call: Call) -> Traced:
     x, index, batch = call[0], call[1], call.attribute("batch_dims", 0)
     depth = index.shape[-1]
     flat, sizes = _flat_index(call, index, x.shape, batch)
@@ -84,7 +83,7 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 @converter("ScatterND")
-def scatter_nd(call: Call) -> Traced:
+def _scatter_nd(call: Call) -> Traced:
     x, index, updates = call[0], call[1], call[2]
     depth = index.shape[-1]
     flat, _ = _flat_index(call, index, x.shape, 0)
@@ -104,13 +103,13 @@ def _scattered(call: Call, x: Traced, axis: int, index: Traced, updates: Traced)
 
 
 @converter("ScatterElements", "Scatter")
-def scatter_elements(call: Call) -> Traced:
+def _scatter_elements(call: Call) -> Traced:
     axis = call.dim()
     return _scattered(call, call[0], axis, _counted_from_front(call[1], call[0].shape[axis]), call[2])
 
 
 @converter("TensorScatter")
-def tensor_scatter(call: Call) -> Traced:
+def _tensor_scatter(call: Call) -> Traced:
     past, update = call[0], call[1]
     axis = positive(call.attribute("axis", -2), past.ndim)
     steps = torch.arange(update.shape[axis]).reshape(-1, *(1,) * (past.ndim - axis - 1))
@@ -142,13 +141,13 @@ def one_hot(call: Call) -> Traced:
 
 
 @converter("Trilu")
-def trilu(call: Call) -> Traced:
+def _trilu(call: Call) -> Traced:
     keep = torch.triu if call.attribute("upper", 1) else torch.tril
     return keep(call[0], int(call.scalar(1, 0, "diagonal")))
 
 
 @converter("ReverseSequence")
-def reverse_sequence(call: Call) -> Traced:
+def _reverse_sequence(call: Call) -> Traced:
     x, lengths = call[0], call.ints(1, "lengths")
     time, batch = call.attribute("time_axis", 0), call.attribute("batch_axis", 1)
     size = x.shape[time]
@@ -161,7 +160,7 @@ def reverse_sequence(call: Call) -> Traced:
 
 
 @converter("Compress")
-def compress(call: Call) -> Traced:
+def _compress(call: Call) -> Traced:
     chosen = call.known(1, "condition").reshape(-1).nonzero().reshape(-1)
     x, axis = call[0], call.attribute("axis")
     if axis is None:
@@ -170,7 +169,7 @@ def compress(call: Call) -> Traced:
 
 
 @converter("NonZero")
-def non_zero(call: Call) -> Traced:
+def _non_zero(call: Call) -> Traced:
     value = call[0]
     if value.data is None:
         raise DataDependentError(
@@ -182,7 +181,7 @@ def non_zero(call: Call) -> Traced:
 
 
 @converter("NonMaxSuppression")
-def non_max_suppression(call: Call) -> Traced:
+def _non_max_suppression(call: Call) -> Traced:
     raise DataDependentError(
         "how many boxes it keeps depends on the values of an input, so the shapes of what "
         "follows are not fixed"

@@ -1,4 +1,8 @@
-"""Arithmetic, comparisons, activations, matrix products."""
+"""Arithmetic, comparisons, activations, matrix products.
+
+Quantised operators in floating point: they give the values that a quantised file computes, not its
+speed.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,133 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tensoropt.capture.onnx.errors import OnnxError
-from tensoropt.capture.onnx.registry import Call, converter, positive
-from tensoropt.capture.onnx.tensors import NARROW, rounded, torch_dtype
-from tensoropt.capture.onnx.values import Traced
+from tensoropt.capture.onnx.importer import Call, converter, positive
+from tensoropt.capture.onnx.ops.windows import convolve
+from tensoropt.capture.onnx.values import OnnxError, Traced
+from tensoropt.capture.onnx.weights import NARROW, rounded, torch_dtype
+
+_RANGE = {
+    torch.int8: (-128, 127),
+    torch.uint8: (0, 255),
+    torch.int16: (-32768, 32767),
+    torch.uint16: (0, 65535),
+}
+
+
+def _along(value: Traced, x: Traced, call: Call) -> Traced:
+    """A scale or zero point with the rank of the tensor that it scales: whole, per axis, or per block."""
+    if value is None or value.numel == 1:
+        return value if value is None else value.reshape()
+    axis = positive(call.attribute("axis", 1), x.ndim)
+    block = call.attribute("block_size", 0)
+    if block:
+        repeated = torch.repeat_interleave(value, block, dim=axis)
+        return torch.narrow(repeated, axis, 0, x.shape[axis])
+    return value.reshape(*(-1 if d == axis else 1 for d in range(x.ndim)))
+
+
+def _dequantised(x: Traced, scale: Traced, zero: Traced) -> Traced:
+    # Before the zero point is subtracted; otherwise differences would wrap around in eight bits.
+    wide = x.to(torch.float32)
+    return (wide if zero is None else wide - zero.to(torch.float32)) * scale.to(torch.float32)
+
+
+def _quantised(
+    x: Traced, scale: Traced, zero: Traced, dtype: torch.dtype, code: int = 0, saturate: bool = True
+) -> Traced:
+    """Quantise ``x``; ``code`` is the ONNX element type, which may have fewer bits than ``dtype``."""
+    if code in NARROW and NARROW[code].bounds is None:
+        # Floats of a few bits have their own zero: their zero point determines the type.
+        return rounded(x.to(torch.float32) / scale.to(torch.float32), code, saturate)
+    if dtype not in _RANGE:
+        raise OnnxError(f"quantisation to {str(dtype).removeprefix('torch.')} cannot be imported")
+    low, high = (code in NARROW and NARROW[code].bounds) or _RANGE[dtype]
+    steps = torch.round(x.to(torch.float32) / scale.to(torch.float32))
+    steps = steps if zero is None else steps + zero.to(torch.float32)
+    return torch.clamp(steps, low, high).to(dtype)
+
+
+@converter("DequantizeLinear")
+def _dequantize(call: Call) -> Traced:
+    x, scale = call[0], call[1]
+    out = _dequantised(x, _along(scale, x, call), _along(call.optional(2), x, call))
+    code = call.attribute("output_dtype", 0)
+    return out.to(torch_dtype(code, "its result") if code else scale.dtype)
+
+
+@converter("QuantizeLinear")
+def _quantize(call: Call) -> Traced:
+    x, zero, code = call[0], call.optional(2), call.attribute("output_dtype", 0)
+    dtype = torch.uint8
+    if zero is not None:
+        dtype, code = zero.dtype, call.type_of(2)
+    elif code:
+        dtype = torch_dtype(code, "its result")
+    saturate = bool(call.attribute("saturate", 1))
+    return _quantised(x, _along(call[1], x, call), _along(zero, x, call), dtype, code, saturate)
+
+
+@converter("DynamicQuantizeLinear")
+def _dynamic_quantize(call: Call) -> Any:
+    x = call[0]
+    dims = list(range(x.ndim))
+    # The range always contains zero, which has to be one of the steps.
+    low, high = torch.clamp(torch.amin(x, dims), max=0.0), torch.clamp(torch.amax(x, dims), min=0.0)
+    scale = (high - low) / 255.0
+    zero = torch.clamp(torch.round((low * -1.0) / scale), 0, 255).to(torch.uint8)
+    return _quantised(x, scale, zero, torch.uint8), scale, zero
+
+
+def _row(value: Traced, dims: int) -> Traced:
+    """A per-row scale or zero point of a matrix (the first of its two dims)."""
+    return (
+        value.reshape(-1, 1)
+        if value is not None and value.ndim == 1 and value.numel > 1 and dims > 1
+        else value
+    )
+
+
+@converter("QLinearMatMul")
+def _qlinear_matmul(call: Call) -> Traced:
+    a = _dequantised(call[0], _row(call[1], call[0].ndim), _row(call[2], call[0].ndim))
+    b = _dequantised(call[3], call[4], call[5])
+    return _quantised(torch.matmul(a, b), call[6], call[7], call[7].dtype)
+
+
+@converter("QLinearConv")
+def _qlinear_conv(call: Call) -> Traced:
+    x = _dequantised(call[0], call[1], call[2])
+    channels = [v.reshape(-1, *(1,) * (call[3].ndim - 1)) if v.numel > 1 else v for v in (call[4], call[5])]
+    weight = _dequantised(call[3], *channels)
+    bias = call.optional(8)
+    if bias is not None:
+        bias = bias.to(torch.float32) * (call[1] * call[4])
+    out = convolve(call, x, weight, bias)
+    return _quantised(out, call[6], call[7], call[7].dtype)
+
+
+@converter("MatMulInteger")
+def _matmul_integer(call: Call) -> Traced:
+    a, b = call[0].to(torch.int32), call[1].to(torch.int32)
+    if call.optional(2) is not None:
+        a = a - _row(call[2], a.ndim).to(torch.int32)
+    if call.optional(3) is not None:
+        b = b - call[3].to(torch.int32)
+    return torch.matmul(a, b)
+
+
+@converter("ConvInteger")
+def _conv_integer(call: Call) -> Traced:
+    """An integer convolution in float64, whose whole numbers are exact far beyond what int32 sums reach."""
+    x, weight = call[0].to(torch.float64), call[1].to(torch.float64)
+    if call.optional(2) is not None:
+        x = x - call[2].to(torch.float64)
+    if call.optional(3) is not None:
+        zero = call[3]
+        zero = zero.reshape(-1, *(1,) * (weight.ndim - 1)) if zero.numel > 1 else zero
+        weight = weight - zero.to(torch.float64)
+    return convolve(call, x, weight, None).to(torch.int32)
+
 
 _UNARY: dict[str, Callable[..., Any]] = {
     "Abs": torch.abs,
@@ -53,7 +180,7 @@ _UNARY: dict[str, Callable[..., Any]] = {
 
 
 @converter(*_UNARY)
-def unary(call: Call) -> Traced:
+def _unary(call: Call) -> Traced:
     return _UNARY[call.op](call[0])
 
 
@@ -76,7 +203,7 @@ _BINARY: dict[str, Callable[..., Any]] = {
 
 
 @converter(*_BINARY)
-def binary(call: Call) -> Traced:
+def _binary(call: Call) -> Traced:
     a, b = call[0], call[1]
     if call.op == "Sub" and isinstance(plain(a, b), (int, float)):
         return torch.rsub(b, plain(a, b))
@@ -103,7 +230,7 @@ def div(call: Call) -> Traced:
 
 
 @converter("Mod")
-def mod(call: Call) -> Traced:
+def _mod(call: Call) -> Traced:
     function = torch.fmod if call.attribute("fmod", 0) else torch.remainder
     return function(call[0], plain(call[1], call[0]))
 
@@ -120,7 +247,7 @@ def power(call: Call) -> Traced:
 
 
 @converter("BitShift")
-def bit_shift(call: Call) -> Traced:
+def _bit_shift(call: Call) -> Traced:
     left = call.attribute("direction") == "LEFT"
     a, b = call[0].to(torch.int64), call[1].to(torch.int64)
     function = torch.bitwise_left_shift if left else torch.bitwise_right_shift
@@ -128,7 +255,7 @@ def bit_shift(call: Call) -> Traced:
 
 
 @converter("Sum", "Max", "Min", "Mean")
-def variadic(call: Call) -> Traced:
+def _variadic(call: Call) -> Traced:
     by_name: dict[str, Any] = {
         "Sum": torch.add,
         "Mean": torch.add,
@@ -142,7 +269,7 @@ def variadic(call: Call) -> Traced:
 
 
 @converter("IsInf")
-def is_inf(call: Call) -> Traced:
+def _is_inf(call: Call) -> Traced:
     positive_too, negative_too = call.attribute("detect_positive", 1), call.attribute("detect_negative", 1)
     if positive_too and negative_too:
         return torch.isinf(call[0])
@@ -154,17 +281,17 @@ def is_inf(call: Call) -> Traced:
 
 
 @converter("BitCast")
-def bit_cast(call: Call) -> Traced:
+def _bit_cast(call: Call) -> Traced:
     return call[0].method("view", torch_dtype(call.attribute("to"), "its result"))
 
 
 @converter("Cast")
-def cast(call: Call) -> Traced:
+def _cast(call: Call) -> Traced:
     return _converted(call[0], call.attribute("to"), bool(call.attribute("saturate", 1)))
 
 
 @converter("CastLike")
-def cast_like(call: Call) -> Traced:
+def _cast_like(call: Call) -> Traced:
     code = call.type_of(1)
     if code not in NARROW:
         return call[0].to(call[1].dtype)
@@ -187,7 +314,7 @@ def _converted(x: Traced, code: int, saturate: bool) -> Traced:
 
 
 @converter("LeakyRelu")
-def leaky_relu(call: Call) -> Traced:
+def _leaky_relu(call: Call) -> Traced:
     return F.leaky_relu(call[0], call.attribute("alpha", 0.01))
 
 
@@ -202,29 +329,29 @@ def prelu(call: Call) -> Traced:
 
 
 @converter("Elu")
-def elu(call: Call) -> Traced:
+def _elu(call: Call) -> Traced:
     return F.elu(call[0], call.attribute("alpha", 1.0))
 
 
 @converter("Celu")
-def celu(call: Call) -> Traced:
+def _celu(call: Call) -> Traced:
     return F.celu(call[0], call.attribute("alpha", 1.0))
 
 
 @converter("Selu")
-def selu(call: Call) -> Traced:
+def _selu(call: Call) -> Traced:
     alpha = call.attribute("alpha", 1.6732631921768188)
     gamma = call.attribute("gamma", 1.0507010221481323)
     return F.elu(call[0], alpha) * gamma
 
 
 @converter("ThresholdedRelu")
-def thresholded_relu(call: Call) -> Traced:
+def _thresholded_relu(call: Call) -> Traced:
     return F.threshold(call[0], call.attribute("alpha", 1.0), 0.0)
 
 
 @converter("Shrink")
-def shrink(call: Call) -> Traced:
+def _shrink(call: Call) -> Traced:
     x, bias, threshold = call[0], call.attribute("bias", 0.0), call.attribute("lambd", 0.5)
     zero = torch.zeros_like(x)
     low = torch.where(x.method("lt", -threshold), x + bias, zero)
@@ -232,7 +359,7 @@ def shrink(call: Call) -> Traced:
 
 
 @converter("HardSigmoid")
-def hard_sigmoid(call: Call) -> Traced:
+def _hard_sigmoid(call: Call) -> Traced:
     alpha, beta = call.attribute("alpha", 0.2), call.attribute("beta", 0.5)
     if math.isclose(alpha, 1 / 6, rel_tol=1e-6) and beta == 0.5:
         return F.hardsigmoid(call[0])
@@ -240,12 +367,12 @@ def hard_sigmoid(call: Call) -> Traced:
 
 
 @converter("Gelu")
-def gelu(call: Call) -> Traced:
+def _gelu(call: Call) -> Traced:
     return F.gelu(call[0], approximate=call.attribute("approximate", "none"))
 
 
 @converter("Swish")
-def swish(call: Call) -> Traced:
+def _swish(call: Call) -> Traced:
     alpha = call.attribute("alpha", 1.0)
     if alpha == 1.0:
         return F.silu(call[0])
@@ -253,7 +380,7 @@ def swish(call: Call) -> Traced:
 
 
 @converter("Clip")
-def clip_attributes(call: Call) -> Traced:
+def _clip_attributes(call: Call) -> Traced:
     return _clamp(call[0], call.attribute("min"), call.attribute("max"))
 
 
@@ -295,7 +422,7 @@ _SOFTMAX: dict[str, Callable[..., Any]] = {"Softmax": torch.softmax, "LogSoftmax
 
 
 @converter("Softmax", "LogSoftmax")
-def softmax_flattened(call: Call) -> Traced:
+def _softmax_flattened(call: Call) -> Traced:
     return _flattened(call, _SOFTMAX[call.op])
 
 
@@ -311,12 +438,12 @@ def _one_hot_of_largest(x: Traced, axis: int) -> Traced:
 
 
 @converter("Hardmax")
-def hardmax_flattened(call: Call) -> Traced:
+def _hardmax_flattened(call: Call) -> Traced:
     return _flattened(call, _one_hot_of_largest)
 
 
 @converter("Hardmax", since=13)
-def hardmax(call: Call) -> Traced:
+def _hardmax(call: Call) -> Traced:
     return _one_hot_of_largest(call[0], call.dim("axis", -1))
 
 
@@ -365,7 +492,7 @@ def einsum(call: Call) -> Traced:
 
 
 @converter("CumSum", "CumProd")
-def cumulative(call: Call) -> Traced:
+def _cumulative(call: Call) -> Traced:
     x, axis = call[0], positive(int(call.scalar(1, what="axis")), call[0].ndim)
     running, empty = (torch.cumsum, 0) if call.op == "CumSum" else (torch.cumprod, 1)
     if call.attribute("reverse", 0):

@@ -8,21 +8,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tensoropt.capture.onnx.errors import OnnxError
+from tensoropt.capture.onnx.importer import MICROSOFT, Call, converter
 from tensoropt.capture.onnx.ops.attention import causal_bias, from_heads, rotate, to_heads
 from tensoropt.capture.onnx.ops.math import gemm, product
 from tensoropt.capture.onnx.ops.normalisation import layer, rms
-from tensoropt.capture.onnx.registry import MICROSOFT, Call, converter
-from tensoropt.capture.onnx.values import Traced
+from tensoropt.capture.onnx.values import OnnxError, Traced
 
 
 @converter("Gelu", "BiasGelu", domain=MICROSOFT)
-def gelu(call: Call) -> Traced:
+def _gelu(call: Call) -> Traced:
     return F.gelu(_with_bias(call))
 
 
 @converter("FastGelu", domain=MICROSOFT)
-def fast_gelu(call: Call) -> Traced:
+def _fast_gelu(call: Call) -> Traced:
     return F.gelu(_with_bias(call), approximate="tanh")
 
 
@@ -31,12 +30,12 @@ def _with_bias(call: Call) -> Traced:
 
 
 @converter("QuickGelu", domain=MICROSOFT)
-def quick_gelu(call: Call) -> Traced:
+def _quick_gelu(call: Call) -> Traced:
     return call[0] * torch.sigmoid(call[0] * call.attribute("alpha", 1.702))
 
 
 @converter("FusedMatMul", domain=MICROSOFT)
-def fused_matmul(call: Call) -> Traced:
+def _fused_matmul(call: Call) -> Traced:
     a, b = call[0], call[1]
     if call.attribute("transBatchA", 0) or call.attribute("transBatchB", 0):
         raise OnnxError("transposed batch dims cannot be imported")
@@ -47,7 +46,7 @@ def fused_matmul(call: Call) -> Traced:
 
 
 @converter("FusedGemm", domain=MICROSOFT)
-def fused_gemm(call: Call) -> Traced:
+def _fused_gemm(call: Call) -> Traced:
     out, name = gemm(call), call.attribute("activation", "")
     functions: Any = {"": lambda v: v, "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh}
     if name not in functions:
@@ -56,7 +55,7 @@ def fused_gemm(call: Call) -> Traced:
 
 
 @converter("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
-def skip_layer_norm(call: Call) -> Any:
+def _skip_layer_norm(call: Call) -> Any:
     """norm(input + skip + bias); the fourth output is the sum."""
     simplified = "Simplified" in call.op
     total = call[0] + call[1]
@@ -73,7 +72,7 @@ def skip_layer_norm(call: Call) -> Any:
 
 
 @converter("EmbedLayerNormalization", domain=MICROSOFT)
-def embed_layer_norm(call: Call) -> Any:
+def _embed_layer_norm(call: Call) -> Any:
     ids, segments, words, positions, kinds = call[0], call.optional(1), call[2], call[3], call.optional(4)
     batch, sequence = ids.shape
     total = F.embedding(ids, words)
@@ -148,7 +147,7 @@ def attention(call: Call) -> Any:
 
 
 @converter("MultiHeadAttention", domain=MICROSOFT)
-def multi_head_attention(call: Call) -> Any:
+def _multi_head_attention(call: Call) -> Any:
     q, k, v, bias = call[0], call.optional(1), call.optional(2), call.optional(3)
     heads = call.attribute("num_heads")
     if q.ndim != 3 or k is None or v is None or k.ndim != 3:
@@ -168,7 +167,7 @@ def multi_head_attention(call: Call) -> Any:
 
 
 @converter("RotaryEmbedding", domain=MICROSOFT)
-def rotary_embedding(call: Call) -> Traced:
+def _rotary_embedding(call: Call) -> Traced:
     x, positions, cos, sin = call[0], call[1], call[2], call[3]
     flat = x.ndim == 3
     size = call.attribute("rotary_embedding_dim", 0) or 2 * cos.shape[-1]

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tensoropt.capture.onnx.errors import OnnxError
+from tensoropt.capture.onnx.importer import Call, converter, positive
 from tensoropt.capture.onnx.ops.shape import pad_constant
-from tensoropt.capture.onnx.registry import Call, converter, positive
-from tensoropt.capture.onnx.values import Traced
+from tensoropt.capture.onnx.values import OnnxError, Traced
 
 
 def _per_channel(value: Traced, x: Traced) -> Traced:
@@ -18,7 +17,7 @@ def _per_channel(value: Traced, x: Traced) -> Traced:
 
 
 @converter("BatchNormalization")
-def batch_norm(call: Call) -> Any:
+def _batch_norm(call: Call) -> Any:
     x, scale, bias, mean, var = (call[i] for i in range(5))
     if not call.attribute("spatial", 1):
         raise OnnxError("spatial=0 (statistics per position) cannot be imported")
@@ -53,7 +52,7 @@ def instance_norm(call: Call) -> Traced:
 
 
 @converter("GroupNormalization")
-def group_norm(call: Call) -> Traced:
+def _group_norm(call: Call) -> Traced:
     """Group norm; scale and bias are per group before opset 21, per channel from then on."""
     x, scale, bias, groups = call[0], call[1], call[2], call.attribute("num_groups")
     if scale.numel == groups != x.shape[1]:
@@ -89,7 +88,7 @@ def layer(x: Traced, scale: Traced, bias: Traced, axis: int, epsilon: float) -> 
 
 
 @converter("RMSNormalization")
-def rms_norm(call: Call) -> Traced:
+def _rms_norm(call: Call) -> Traced:
     return rms(
         call[0], call[1], positive(call.attribute("axis", -1), call[0].ndim), call.attribute("epsilon", 1e-5)
     )
@@ -103,7 +102,7 @@ def rms(x: Traced, scale: Traced, axis: int, epsilon: float) -> Traced:
 
 
 @converter("MeanVarianceNormalization")
-def mean_variance_norm(call: Call) -> Traced:
+def _mean_variance_norm(call: Call) -> Traced:
     x, dims = call[0], call.attribute("axes") or [0, 2, 3]
     centred = x - torch.mean(x, dims, keepdim=True)
     deviation = torch.sqrt(torch.mean(centred * centred, dims, keepdim=True))
@@ -112,7 +111,7 @@ def mean_variance_norm(call: Call) -> Traced:
 
 
 @converter("LpNormalization")
-def lp_norm(call: Call) -> Traced:
+def _lp_norm(call: Call) -> Traced:
     x, axis, p = call[0], call.dim("axis", -1), call.attribute("p", 2)
     size = torch.linalg.vector_norm(x, p, [axis], keepdim=True)
     zero = size.method("eq", 0)
@@ -120,7 +119,7 @@ def lp_norm(call: Call) -> Traced:
 
 
 @converter("LRN")
-def local_response_norm(call: Call) -> Traced:
+def _local_response_norm(call: Call) -> Traced:
     """Local response norm; the window over channels is a sum of a few shifted copies, so every other dim can
     be split."""
     x, size = call[0], call.attribute("size")
@@ -141,7 +140,7 @@ def local_response_norm(call: Call) -> Traced:
 
 
 @converter("Dropout")
-def dropout_attribute(call: Call) -> Any:
+def _dropout_attribute(call: Call) -> Any:
     """Dropout in inference: the input unchanged, and a mask of ones if it is requested."""
     mask = torch.ones_like(call[0], dtype=torch.bool) if call.wants(1) else None
     return call[0], mask
@@ -151,7 +150,7 @@ def dropout_attribute(call: Call) -> Any:
 def dropout(call: Call) -> Any:
     ratio = call.scalar(1, 0.5, "ratio")
     if not call.scalar(2, False, "training_mode") or ratio == 0.0:
-        return dropout_attribute(call)
+        return _dropout_attribute(call)
     if call.wants(1):
         raise OnnxError("the mask of a dropout in training cannot be imported")
     return F.dropout(call[0], ratio, True)

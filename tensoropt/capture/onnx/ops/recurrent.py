@@ -12,11 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tensoropt.capture.onnx.errors import OnnxError
-from tensoropt.capture.onnx.registry import Call, converter
-from tensoropt.capture.onnx.values import Traced
+from tensoropt.capture.onnx.importer import Call, converter
+from tensoropt.capture.onnx.values import OnnxError, Traced
 
-MAX_STEPS = 2048
+_MAX_STEPS = 2048
 """The most steps of an unrolled sequence."""
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _TORCH_ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
@@ -169,8 +168,8 @@ def _activation(layer: _Layer, index: int) -> Callable[[Traced], Traced]:
 
 def _unrolled(layer: _Layer) -> tuple[Traced, Traced, Traced]:
     steps = layer.x.shape[0]
-    if steps > MAX_STEPS:
-        raise OnnxError(f"its form has to be unrolled, over {steps} steps; at most {MAX_STEPS} are")
+    if steps > _MAX_STEPS:
+        raise OnnxError(f"its form has to be unrolled, over {steps} steps; at most {_MAX_STEPS} are")
     outs, hiddens, cells = [], [], []
     for d in range(layer.directions):
         backward = d == 1 or layer.call.attribute("direction", "forward") == "reverse"

@@ -13,16 +13,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tensoropt.capture.onnx.errors import OnnxError
-from tensoropt.capture.onnx.registry import Call, converter, positive
-from tensoropt.capture.onnx.values import Traced
+from tensoropt.capture.onnx.importer import Call, converter, positive
+from tensoropt.capture.onnx.values import OnnxError, Traced
 
-MAX_SIZE = 2**16
+_MAX_SIZE = 2**16
 """The largest size of a resized dim; an image with more pixels per side is not realistic."""
 
 
 @converter("Upsample")
-def upsample(call: Call) -> Traced:
+def _upsample(call: Call) -> Traced:
     scales = call.attribute("scales")
     scales = [float(v) for v in call.known(1, "scales").tolist()] if scales is None else scales
     sizes = [int(s * f) for s, f in zip(call[0].shape, scales, strict=True)]
@@ -32,12 +31,12 @@ def upsample(call: Call) -> Traced:
 
 
 @converter("Resize")
-def resize_10(call: Call) -> Traced:
-    return upsample(call)
+def _resize_10(call: Call) -> Traced:
+    return _upsample(call)
 
 
 @converter("Resize", since=11)
-def resize(call: Call) -> Traced:
+def _resize(call: Call) -> Traced:
     x = call[0]
     dims = [positive(a, x.ndim) for a in call.attribute("axes") or range(x.ndim)]
     mode = call.attribute("mode", "nearest")
@@ -75,8 +74,8 @@ def _resized(
     options: Any,
     roi: list[float],
 ) -> Traced:
-    if any(not 1 <= s <= MAX_SIZE for s in sizes):
-        raise OnnxError(f"it resizes to {sizes}; each size must be 1 to {MAX_SIZE}")
+    if any(not 1 <= s <= _MAX_SIZE for s in sizes):
+        raise OnnxError(f"it resizes to {sizes}; each size must be 1 to {_MAX_SIZE}")
     changed = [
         i
         for i, (d, s) in enumerate(zip(dims, sizes, strict=True))
@@ -232,7 +231,7 @@ def _cubic(distance: float, a: float) -> float:
 
 
 @converter("GridSample")
-def grid_sample(call: Call) -> Traced:
+def _grid_sample(call: Call) -> Traced:
     mode = call.attribute("mode", "linear")
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     return F.grid_sample(
@@ -245,6 +244,6 @@ def grid_sample(call: Call) -> Traced:
 
 
 @converter("AffineGrid")
-def affine_grid(call: Call) -> Traced:
+def _affine_grid(call: Call) -> Traced:
     size = call.ints(1, "size")
     return F.affine_grid(call[0], size, align_corners=bool(call.attribute("align_corners", 0)))

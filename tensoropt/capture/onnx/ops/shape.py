@@ -10,10 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tensoropt.capture.onnx.errors import DataDependentError, OnnxError
-from tensoropt.capture.onnx.registry import Call, converter, positive
-from tensoropt.capture.onnx.tensors import torch_dtype
-from tensoropt.capture.onnx.values import Traced
+from tensoropt.capture.onnx.importer import Call, converter, positive
+from tensoropt.capture.onnx.values import DataDependentError, OnnxError, Traced
+from tensoropt.capture.onnx.weights import torch_dtype
 
 _CONSTANTS = ("value_float", "value_floats", "value_int", "value_ints")
 
@@ -48,7 +47,7 @@ def size(call: Call) -> Traced:
 
 
 @converter("ConstantOfShape")
-def constant_of_shape(call: Call) -> Traced:
+def _constant_of_shape(call: Call) -> Traced:
     sizes = call.ints(0, "shape")
     value = call.attribute("value")
     value = torch.zeros(1) if value is None else value
@@ -61,7 +60,7 @@ def constant_of_shape(call: Call) -> Traced:
 
 
 @converter("EyeLike")
-def eye_like(call: Call) -> Traced:
+def _eye_like(call: Call) -> Traced:
     rows, columns = call[0].shape
     code = call.attribute("dtype")
     dtype = call[0].dtype if code is None else torch_dtype(code, "its result")
@@ -70,7 +69,7 @@ def eye_like(call: Call) -> Traced:
 
 
 @converter("Range")
-def range_(call: Call) -> Traced:
+def _range_(call: Call) -> Traced:
     start, limit, delta = (call.scalar(i, what=w) for i, w in enumerate(("start", "limit", "delta")))
     if delta == 0:
         raise OnnxError("its delta is 0")
@@ -121,7 +120,7 @@ def flatten(call: Call) -> Traced:
 
 
 @converter("Transpose")
-def transpose(call: Call) -> Traced:
+def _transpose(call: Call) -> Traced:
     x = call[0]
     dims = call.attribute("perm") or list(range(x.ndim))[::-1]
     if x.ndim == 2 and dims == [1, 0]:
@@ -130,12 +129,12 @@ def transpose(call: Call) -> Traced:
 
 
 @converter("Squeeze", "Unsqueeze")
-def squeeze_attribute(call: Call) -> Traced:
+def _squeeze_attribute(call: Call) -> Traced:
     return _squeezed(call, call.attribute("axes"))
 
 
 @converter("Squeeze", "Unsqueeze", since=13)
-def squeeze(call: Call) -> Traced:
+def _squeeze(call: Call) -> Traced:
     return _squeezed(call, call.ints_or(1, None, "axes"))
 
 
@@ -165,13 +164,13 @@ def expand(call: Call) -> Traced:
 
 
 @converter("Tile")
-def tile(call: Call) -> Traced:
+def _tile(call: Call) -> Traced:
     repeats = call.ints(1, "repeats")
     return call[0] if all(r == 1 for r in repeats) else call[0].method("repeat", repeats)
 
 
 @converter("DepthToSpace")
-def depth_to_space(call: Call) -> Traced:
+def _depth_to_space(call: Call) -> Traced:
     x, block = call[0], call.attribute("blocksize")
     n, c, h, w = x.shape
     if call.attribute("mode", "DCR") == "CRD":
@@ -182,7 +181,7 @@ def depth_to_space(call: Call) -> Traced:
 
 
 @converter("SpaceToDepth")
-def space_to_depth(call: Call) -> Traced:
+def _space_to_depth(call: Call) -> Traced:
     x, block = call[0], call.attribute("blocksize")
     n, c, h, w = x.shape
     order = (0, 1, 3, 5, 2, 4) if call.attribute("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
@@ -200,7 +199,7 @@ def concat(call: Call) -> Traced:
 
 
 @converter("Split")
-def split_attribute(call: Call) -> Any:
+def _split_attribute(call: Call) -> Any:
     return _split(call, call.attribute("split"), None)
 
 
@@ -220,14 +219,14 @@ def _split(call: Call, sizes: list[int] | None, parts: int | None) -> Any:
 
 
 @converter("Slice")
-def slice_attributes(call: Call) -> Traced:
+def _slice_attributes(call: Call) -> Traced:
     starts, ends = call.attribute("starts"), call.attribute("ends")
     axes = call.attribute("axes") or list(range(len(starts)))
     return _sliced(call[0], starts, ends, axes, [1] * len(starts))
 
 
 @converter("Slice", since=10)
-def slice_(call: Call) -> Traced:
+def _slice_(call: Call) -> Traced:
     starts, ends = call.ints(1, "starts"), call.ints(2, "ends")
     axes = call.ints_or(3, list(range(len(starts))), "axes")
     steps = call.ints_or(4, [1] * len(starts), "steps")
@@ -265,7 +264,7 @@ def _stepped(x: Traced, dim: int, first: int, count: int, step: int) -> Traced:
 
 
 @converter("Pad")
-def pad_attributes(call: Call) -> Traced:
+def _pad_attributes(call: Call) -> Traced:
     return _padded(call, call.attribute("pads"), call.attribute("value", 0.0), None)
 
 
@@ -321,7 +320,7 @@ def _pad_by_copies(x: Traced, dim: int, before: int, after: int, mode: str) -> T
 
 
 @converter("CenterCropPad")
-def center_crop_pad(call: Call) -> Traced:
+def _center_crop_pad(call: Call) -> Traced:
     x, sizes = call[0], call.ints(1, "shape")
     axes = [positive(a, x.ndim) for a in call.attribute("axes") or range(x.ndim)]
     for dim, wanted in zip(axes, sizes, strict=True):
@@ -340,27 +339,27 @@ def center_crop_pad(call: Call) -> Traced:
 
 
 @converter("SequenceConstruct")
-def sequence_construct(call: Call) -> Any:
+def _sequence_construct(call: Call) -> Any:
     return ([call[i] for i in range(len(call))],)
 
 
 @converter("SequenceEmpty")
-def sequence_empty(call: Call) -> Any:
+def _sequence_empty(call: Call) -> Any:
     return ([],)
 
 
 @converter("SequenceAt")
-def sequence_at(call: Call) -> Traced:
+def _sequence_at(call: Call) -> Traced:
     return call[0][int(call.scalar(1, what="position"))]
 
 
 @converter("SequenceLength")
-def sequence_length(call: Call) -> Traced:
+def _sequence_length(call: Call) -> Traced:
     return call.builder.constant(len(call[0]), torch.int64)
 
 
 @converter("SequenceInsert")
-def sequence_insert(call: Call) -> Any:
+def _sequence_insert(call: Call) -> Any:
     items = list(call[0])
     position = int(call.scalar(2, len(items), "position"))
     items.insert(position + len(items) if position < 0 else position, call[1])
@@ -368,14 +367,14 @@ def sequence_insert(call: Call) -> Any:
 
 
 @converter("SequenceErase")
-def sequence_erase(call: Call) -> Any:
+def _sequence_erase(call: Call) -> Any:
     items = list(call[0])
     del items[int(call.scalar(1, -1, "position"))]
     return (items,)
 
 
 @converter("SplitToSequence")
-def split_to_sequence(call: Call) -> Any:
+def _split_to_sequence(call: Call) -> Any:
     x, axis = call[0], call.dim()
     if call.optional(1) is None:
         parts = list(torch.split(x, 1, axis))
@@ -387,7 +386,7 @@ def split_to_sequence(call: Call) -> Any:
 
 
 @converter("ConcatFromSequence")
-def concat_from_sequence(call: Call) -> Traced:
+def _concat_from_sequence(call: Call) -> Traced:
     axis, new = call.attribute("axis"), call.attribute("new_axis", 0)
     if not call[0]:
         raise DataDependentError("it joins an empty sequence")

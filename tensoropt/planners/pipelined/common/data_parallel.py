@@ -7,11 +7,11 @@ import numpy as np
 from tensoropt.cluster import Mesh
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
-from tensoropt.planners.sharded.common.batch import whole
+from tensoropt.planners.sharded.common.restricted import whole
 from tensoropt.planners.tables import Scheme
 from tensoropt.sharding.regions import region_of
 
-Recomputing = bool | None
+_Recomputing = bool | None
 """Whether blocks are recomputed in backward; None if that is left open."""
 
 
@@ -20,7 +20,7 @@ def flat(mesh: Mesh) -> bool:
     return len(mesh.shape) <= 2
 
 
-def following_the_batch(*, recomputing: Recomputing = False) -> Scheme:
+def following_the_batch(*, recomputing: _Recomputing = False) -> Scheme:
     """Allow every group of a stage to be split along its batch dim only, with whole parameters."""
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
@@ -39,7 +39,7 @@ def following_the_batch(*, recomputing: Recomputing = False) -> Scheme:
 
 
 def computed_otherwise(
-    tables: CostTables, variable: VariableTable, index: int, recomputing: Recomputing
+    tables: CostTables, variable: VariableTable, index: int, recomputing: _Recomputing
 ) -> bool:
     """Return whether a configuration recomputes although it should not, or the other way round."""
     if recomputing is None or not variable.again:

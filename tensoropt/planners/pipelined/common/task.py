@@ -14,33 +14,30 @@ from tensoropt.costs.restrictions import FREE
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError
-from tensoropt.pipeline.again import cheaper_again
-from tensoropt.pipeline.balance import block_cuts, flops_of, narrow_cuts
 from tensoropt.pipeline.compose import compose
 from tensoropt.pipeline.composer import Composer, Composing, Crossings
+from tensoropt.pipeline.costs import degrees_of, job_meshes
 from tensoropt.pipeline.evaluate import PipelineEvaluation
-from tensoropt.pipeline.meshes import degrees_of, job_meshes
-from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.points import pipelined_space
-from tensoropt.pipeline.stage_frontiers import StageSearch, Thoroughness
-from tensoropt.pipeline.stages import Cutter
+from tensoropt.pipeline.stage_frontiers import PlaceFrontiers, StageSearch, Thoroughness
+from tensoropt.pipeline.stages import Cutter, block_cuts, cheaper_again, flops_of, narrow_cuts
 from tensoropt.plan.problem import Problem
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.tables import Scheme
 
-MOST_PLACES, MOST_AXES = 16, 2
+MOST_PLACES, _MOST_AXES = 16, 2
 """The highest degree that methods try, and the most axes of a place."""
 MULTIPLES = (8, 4, 2, 1)
 """Micro-batches for each place; the first number that suits is used. GPipe calls its bubble "negligible" from
 4 on (Huang et al., NeurIPS 2019, section 2.3)."""
-FEW = 8
+_FEW = 8
 """The number of positions up to which a model may be cut at any of them; with more it is cut before blocks.
 All of these are assumptions."""
 STEP = 0.01
 """The share by which each pipeline of a method is leaner than the previous one."""
-EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
+_EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
 
 
 class PipelinedAnswer(NamedTuple):
@@ -89,7 +86,7 @@ class PipelineTask:
         found = []
         for places in degrees_of(self.cluster):
             if places <= most and (count := self._micro_batches(places)):
-                found += [(mesh, count) for mesh in job_meshes(self.cluster, places, MOST_AXES)]
+                found += [(mesh, count) for mesh in job_meshes(self.cluster, places, _MOST_AXES)]
         return tuple(found)
 
     def _micro_batches(self, places: int) -> int | None:
@@ -115,7 +112,7 @@ class PipelineTask:
     def positions(self, stages: int) -> list[int]:
         """Return where stages may begin: anywhere in small models, otherwise before blocks, otherwise where
         the fewest bytes cross."""
-        if len(self.cutter.cuts) <= FEW:
+        if len(self.cutter.cuts) <= _FEW:
             return list(self.cutter.cuts)
         blocks = block_cuts(self.cutter)
         return blocks if len(blocks) >= stages - 1 else narrow_cuts(self.cutter, stages - 1)
@@ -166,7 +163,7 @@ class PipelineTask:
             mesh,
             micro_batches,
             FREE,
-            EFFORT,
+            _EFFORT,
             restricted,
         )
         frontiers = PlaceFrontiers(search, self.costs)

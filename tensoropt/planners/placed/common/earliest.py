@@ -4,21 +4,133 @@ J.-J. Hwang et al., *Scheduling precedence graphs in systems with interprocessor
 J. Comput. 18(2), 1989 (ETF), under Baechi's memory caps (B. Jeon et al., SoCC 2020, section 3.1, m-ETF): a
 pair whose device lacks room for the operator is not considered. As in Baechi, only forward operators choose
 devices and backward stays with its forward; a tensor is sent to a device once; messages queue on their links.
+
+Devices and links as timetables, for schedules made operator by operator.
+
+:class:`IdleSlots` is one device into whose gaps operators are inserted; :class:`Links` is all links, whose
+messages queue. Both only estimate: the simulator has the last word.
+
+Backward on given devices: whatever is ready first runs first, as in a framework's ready queue.
 """
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensoropt.placement import PlacementProblem
-from tensoropt.planners.placed.common.memory import MemoryBook, NoRoomError
-from tensoropt.planners.placed.common.timetable import Links
-from tensoropt.planners.placed.common.units import Units
+from tensoropt.placement import DeviceSet, Placement, PlacementProblem
+from tensoropt.planners.placed.common.units import MemoryBook, NoRoomError, Units, orders_by_start
 from tensoropt.types import Floats
+
+
+class IdleSlots:
+    """The times when a device is idle: disjoint gaps, the last one open."""
+
+    def __init__(self, free_from: float = 0.0):
+        self._starts = [free_from]
+        self._ends = [float("inf")]
+
+    @property
+    def tail_s(self) -> float:
+        """The time when its last work ends."""
+        return self._starts[-1]
+
+    def earliest(self, ready: float, duration: float) -> float:
+        """Return the earliest start at which a task of this duration is not interrupted."""
+        # A gap that ends before the task is ready is of no use, and gaps are in order of time.
+        for gap in range(bisect_left(self._ends, ready), len(self._ends)):
+            start = max(ready, self._starts[gap])
+            if start + duration <= self._ends[gap]:
+                return start
+        raise AssertionError("the last gap is open")
+
+    def book(self, start: float, duration: float) -> None:
+        """Occupy a time that :meth:`earliest` gave."""
+        # There is nothing to occupy, and an empty interval would cut a gap in two.
+        if duration <= 0:
+            return
+        end = start + duration
+        gap = bisect_right(self._starts, start) - 1
+        before, after = self._starts[gap], self._ends[gap]
+        starts = ([before] if before < start else []) + ([end] if end < after else [])
+        ends = ([start] if before < start else []) + ([after] if end < after else [])
+        self._starts[gap : gap + 1] = starts
+        self._ends[gap : gap + 1] = ends
+
+
+class Links:
+    """The times when messages can be sent: each occupies its lanes, and messages that share a lane queue."""
+
+    def __init__(self, devices: DeviceSet):
+        self.devices = devices
+        count = devices.count
+        pairs = {(i, j): devices.lanes_of(i, j) for i in range(count) for j in range(count) if i != j}
+        number = {
+            lane: i for i, lane in enumerate(dict.fromkeys(x for lanes in pairs.values() for x in lanes))
+        }
+        most = max((len(lanes) for lanes in pairs.values()), default=0)
+        self._never = len(number)
+        """A lane that is always free, for pairs with fewer lanes than others."""
+        self._lanes = np.full((count, count, max(most, 1)), self._never)
+        for (i, j), lanes in pairs.items():
+            self._lanes[i, j, : len(lanes)] = [number[lane] for lane in lanes]
+        self._free = np.zeros(len(number) + 1)
+        self.version = 0
+        """Grows with every message."""
+
+    @cached_property
+    def _shared(self) -> NDArray[np.bool_]:
+        """(source, other source, target): whether messages from two devices to a third share a lane."""
+        lanes = self._lanes
+        found = np.zeros((len(lanes),) * 3, bool)
+        for a in range(lanes.shape[2]):
+            for b in range(lanes.shape[2]):
+                found |= (lanes[:, None, :, a] == lanes[None, :, :, b]) & (
+                    lanes[:, None, :, a] != self._never
+                )
+        return found
+
+    def send(self, num_bytes: float, source: int, target: int, ready: float) -> float:
+        """Book a message at the end of its queues; return when it arrives."""
+        lanes = self._lanes[source, target]
+        start = max(ready, float(self._free[lanes].max()))
+        end = start + self.devices.transfer_s(num_bytes, source, target)
+        self._free[lanes] = end
+        self._free[self._never] = 0.0  # pairs with fewer lanes than others name it too
+        self.version += 1
+        return end
+
+    def arrivals(self, messages: Sequence[tuple[float, int, float]], known: Sequence[Floats]) -> Floats:
+        """Return (devices,) when the last of some tensors would arrive if they were sent now, in this order.
+
+        Args:
+            messages: (when the tensor is made, where, bytes) of each.
+            known: for each message, (devices,) its arrival where it was already sent, otherwise NaN.
+        """
+        latest = np.zeros(self.devices.count)
+        free: Floats | None = None
+        for (made, source, num_bytes), there in zip(messages, known, strict=True):
+            # The lanes of a pair are free when the last of them is.
+            if free is None:
+                free = self._free[self._lanes].max(axis=2)
+            start = np.maximum(made, free[source])
+            end = start + (self.devices.latency_s[source] + num_bytes * self.devices.seconds_per_byte[source])
+            # On its own device it is there as soon as it is made.
+            end[source] = made
+            sent = np.isnan(there)
+            latest = np.maximum(latest, np.where(sent, end, there))
+            # Messages to one device queue behind each other too, where they share a lane.
+            if len(messages) > 1:
+                free = np.where(self._shared[source] & sent, np.maximum(free, end), free)
+        return latest
 
 
 @dataclass(frozen=True)
@@ -235,3 +347,107 @@ class _EarliestFirst:
             for member in self.units.members[unit]:
                 if member in self.rows:
                     self._restrict(self.rows[member])
+
+
+def backward_starts(
+    problem: PlacementProblem, device: Sequence[int], ready_s: Sequence[float]
+) -> list[float]:
+    """Return the starts of backward on given devices: whatever is ready first runs first; of several, the
+    last made.
+
+    A framework's ready queue does this, and so does earliest task first when devices are given.
+
+    Args:
+        ready_s: when the forward of each device is done; its backward starts then.
+    """
+    return _ReadyQueue(problem, device, ready_s).schedule()
+
+
+class _Event(IntEnum):
+    """The kinds of events; of events at the same moment, the kind listed first happens first."""
+
+    OPERATOR_ENDS = 0
+    OPERATOR_READY = 1
+    DEVICE_FREE = 2
+
+
+class _ReadyQueue:
+    """Events over time: an operator ends and sends, a device looks for something to do."""
+
+    def __init__(self, problem: PlacementProblem, device: Sequence[int], ready_s: Sequence[float]):
+        self.problem = problem
+        self.device = device
+        self.links = Links(problem.devices)
+        self.free = list(ready_s)
+        self.starts = [0.0] * problem.size
+        self.ready = [0.0] * problem.size
+        self.waiting = [0] * problem.size
+        """How many readers and messages each operator waits for."""
+        self.unread: dict[tuple[int, int], int] = defaultdict(int)
+        """(tensor, device) -> how many readers there still have to add to its gradient."""
+        self.found: list[list[int]] = [[] for _ in ready_s]
+        """What could run on each device, the last made first."""
+        self.events: list[tuple[float, _Event, int, int]] = []
+        """A heap of (time, what happens, priority among equals, which operator or device)."""
+
+    def schedule(self) -> list[float]:
+        problem, device = self.problem, self.device
+        for number, tensor in enumerate(problem.tensors):
+            if tensor.gradient:
+                for reader in tensor.readers:
+                    self.unread[number, device[reader]] += 1
+                self.waiting[tensor.producer] += len({device[r] for r in tensor.readers})
+        for operator in range(problem.size):
+            if not self.waiting[operator]:
+                heapq.heappush(
+                    self.events, (self.free[device[operator]], _Event.OPERATOR_READY, -operator, operator)
+                )
+        while self.events:
+            now, event, _, which = heapq.heappop(self.events)
+            if event == _Event.OPERATOR_ENDS:
+                self._end(which, now)
+            elif event == _Event.OPERATOR_READY:
+                where = device[which]
+                # Not started at once: others may become ready at the same moment, and the last made of them
+                # goes first.
+                heapq.heappush(self.found[where], -which)
+                heapq.heappush(self.events, (max(now, self.free[where]), _Event.DEVICE_FREE, where, where))
+            # A device is called free once for every operator that may run on it; calls while it is busy are
+            # void.
+            elif self.found[which] and self.free[which] <= now:
+                operator = -heapq.heappop(self.found[which])
+                self.starts[operator] = now
+                end = now + float(problem.backward_s[operator, which])
+                self.free[which] = end
+                heapq.heappush(self.events, (end, _Event.OPERATOR_ENDS, -operator, operator))
+                heapq.heappush(self.events, (end, _Event.DEVICE_FREE, which, which))
+        return self.starts
+
+    def _end(self, operator: int, now: float) -> None:
+        device = self.device[operator]
+        for number in self.problem.read[operator]:
+            tensor = self.problem.tensors[number]
+            if not tensor.gradient:
+                continue
+            # Gradients of all readers on one device add up there and are sent once, as in the simulator.
+            self.unread[number, device] -= 1
+            if self.unread[number, device]:
+                continue
+            producer, source = tensor.producer, self.device[tensor.producer]
+            there = now if source == device else self.links.send(tensor.bytes, device, source, now)
+            self.ready[producer] = max(self.ready[producer], there)
+            self.waiting[producer] -= 1
+            if not self.waiting[producer]:
+                at = max(self.ready[producer], self.free[source])
+                heapq.heappush(self.events, (at, _Event.OPERATOR_READY, -producer, producer))
+
+
+def with_backward(problem: PlacementProblem, forward: ForwardSchedule) -> Placement:
+    """Return the placement of a forward schedule, with backward on the devices of its forward, run as it
+    becomes ready."""
+    device, count = forward.device, problem.devices.count
+    backward = None
+    if problem.training:
+        starts = backward_starts(problem, device, forward.free_s)
+        backward = orders_by_start(device, starts, count, backward=True)
+    return Placement(device, orders_by_start(device, forward.starts, count), backward)

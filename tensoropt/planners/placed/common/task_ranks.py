@@ -32,7 +32,7 @@ class Ranks:
     path: tuple[int, ...]
 
 
-def longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
+def _longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
     """Return (tensors,) the seconds of sending each tensor between those two of its possible devices between
     which that takes longest."""
     devices = problem.devices
@@ -61,7 +61,7 @@ def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
     between operators that share a device anyway.
     """
     allowed = units.allowed[list(units.of)]
-    sends = longest_transfers(problem, units).tolist()
+    sends = _longest_transfers(problem, units).tolist()
     of = units.of
     weights = [
         np.where(allowed, seconds, 0.0).max(axis=1).tolist()

@@ -1,17 +1,32 @@
-"""Units: operators that must share a device, treated as one."""
+"""Units: operators that must share a device, treated as one.
+
+The memory of devices while a method places operators: the additive count of the papers.
+
+Baechi (Jeon et al., SoCC 2020, section 4) sums what lasts for a step, and counts the largest of what is
+transient. The simulator follows every tensor instead; :mod:`.retry` reconciles the two.
+
+The answer of a placing method: a placement, and notes about it.
+
+A method run repeatedly with less room, until its placement fits when simulated.
+
+While a method works, it counts memory as the papers do, by summing what each operator holds for a whole step.
+The simulator follows every tensor, so it sees what sums do not: received copies, gradients on their way, what
+an operator needs while it runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import PlacementProblem
+from tensoropt.placement import Placement, PlacementProblem, simulate_placement
 from tensoropt.types import Floats
+from tensoropt.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -113,3 +128,187 @@ def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDA
 
 def _devices(numbers: Sequence[int] | NDArray[np.intp]) -> str:
     return "device " + ", ".join(map(str, numbers)) if len(numbers) else "no device"
+
+
+@dataclass
+class MemoryBook:
+    """The memory booked on devices while a method places operators.
+
+    Attributes:
+        caps: (devices,) the bytes that may be booked.
+        used: (devices,) the bytes booked for the whole step.
+        transient: (devices,) the most bytes that an operator needs on top. This is how Baechi counts (SoCC
+            2020, section 4): lasting memory adds up; of transient memory, the largest counts.
+        counts_transients: False leaves transient memory to the simulator.
+    """
+
+    caps: Floats
+    used: Floats
+    transient: Floats
+    counts_transients: bool = True
+
+    @classmethod
+    def empty(cls, caps: Floats, counts_transients: bool = True) -> MemoryBook:
+        """Return the book of devices on which nothing lies."""
+        return cls(caps, np.zeros(len(caps)), np.zeros(len(caps)), counts_transients)
+
+    def copy(self) -> MemoryBook:
+        """Return a separate book with the same entries, for trying."""
+        # Caps are never written to while a method places.
+        return MemoryBook(self.caps, self.used.copy(), self.transient.copy(), self.counts_transients)
+
+    @property
+    def unlimited(self) -> bool:
+        """Return whether everything fits everywhere."""
+        return bool(np.isinf(self.caps).all())
+
+    def room(self, units: Units, unit: int) -> NDArray[np.bool_]:
+        """Return (devices,) where a unit fits."""
+        return self.rooms(units.bytes[unit], units.transient_bytes[unit])
+
+    def rooms(self, lasting: Floats, transient: Floats) -> NDArray[np.bool_]:
+        """Return (..., devices) where so much fits.
+
+        Args:
+            lasting, transient: (..., 1), or scalars; bytes for the whole step, and while it runs.
+        """
+        # The second attempt of retry.py, in which transient memory is left to the simulator.
+        if not self.counts_transients:
+            return self.used + lasting <= self.caps
+        return self.used + lasting + np.maximum(self.transient, transient) <= self.caps
+
+    def book(self, units: Units, unit: int, device: int) -> None:
+        """Record that a unit lies on a device."""
+        self.used[device] += units.bytes[unit]
+        self.transient[device] = max(self.transient[device], units.transient_bytes[unit])
+
+
+class NoRoomError(Exception):
+    """A method found no device with room for a unit; :func:`place_within_memory` reports it to people."""
+
+    def __init__(self, unit: int):
+        super().__init__(unit)
+        self.unit = unit
+
+
+def memory_limits(problem: PlacementProblem, limit: float | None) -> Floats:
+    """Return (devices,) the bytes of tensors that each may hold, by its capacity and the limit."""
+    return problem.devices.within(limit)
+
+
+@dataclass(frozen=True)
+class PlacedAnswer:
+    """The answer of a placing method.
+
+    Attributes:
+        placement: the placement, within the capacity and the limit when simulated.
+        notes: the method's remarks: what was approximated, tightened, or left unproven.
+        expected_s: the method's own estimate of the step in seconds; None if it makes none.
+    """
+
+    placement: Placement
+    notes: tuple[str, ...] = ()
+    expected_s: float | None = None
+
+
+def orders_by_start(
+    device: Sequence[int], starts: Sequence[float], count: int, *, backward: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """Return the operators of each device, ordered by their start; ties in the order of dependence."""
+    orders: list[list[int]] = [[] for _ in range(count)]
+    for operator in sorted(range(len(device)), key=lambda o: (starts[o], -o if backward else o)):
+        orders[device[operator]].append(operator)
+    return tuple(map(tuple, orders))
+
+
+_ATTEMPTS = 12
+"""How many times a method is run with less room before it is refused; an assumption."""
+
+
+_Attempt = Callable[[MemoryBook], PlacedAnswer]
+"""A method under given caps: returns its answer, or raises :class:`NoRoomError`."""
+
+
+def place_within_memory(
+    name: str, problem: PlacementProblem, units: Units, limit: float | None, attempt: _Attempt
+) -> PlacedAnswer:
+    """Return a method's placement that fits when simulated.
+
+    If counting what is in flight leaves no room, that is left to the simulator alone.
+
+    Raises:
+        InfeasibleError: no such placement was found.
+    """
+    # The bytes booked for tensors in flight can exceed what is there at once, so that a method finds no room
+    # though its placement would fit.
+    try:
+        return _retry(name, problem, units, limit, attempt, True)
+    except InfeasibleError:
+        return _retry(name, problem, units, limit, attempt, False)
+
+
+def _retry(
+    name: str,
+    problem: PlacementProblem,
+    units: Units,
+    limit: float | None,
+    attempt: _Attempt,
+    counts_transients: bool,
+) -> PlacedAnswer:
+    """Return the placement of the first attempt that fits. If the simulator sees ``peak - booked`` more
+    bytes than were booked on a device, and too many, the next attempt books that much less than the device's
+    limit."""
+    most = memory_limits(problem, limit)
+    caps = most.copy()
+    for number in range(_ATTEMPTS):
+        memory = MemoryBook.empty(caps.copy(), counts_transients)
+        try:
+            answer = attempt(memory)
+        except NoRoomError as full:
+            raise InfeasibleError(_refusal(name, problem, units, most, caps, full.unit)) from None
+        if np.isinf(most).all():
+            return answer
+        peaks = np.array(simulate_placement(problem, answer.placement).peak_bytes)
+        if (peaks <= most).all():
+            return replace(answer, notes=(*answer.notes, *_tightened(most, caps, number)))
+        # What the simulator sees beyond what was booked is taken off the cap, and never given back, so that
+        # attempts do not go in circles.
+        booked = memory.used + (memory.transient if counts_transients else 0.0)
+        caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
+    worst, in_all = int((peaks - most).argmax()), problem.devices.in_all
+    raise InfeasibleError(
+        f"{name} finds no plan within {format_bytes(in_all(most[worst]))}; after {_ATTEMPTS} attempts, each "
+        f"with less room to book, device {worst} still reaches {format_bytes(in_all(peaks[worst]))}"
+    )
+
+
+def _tightened(most: Floats, caps: Floats, attempts: int) -> tuple[str, ...]:
+    if not attempts:
+        return ()
+    worst = int((most - caps).argmax())
+    return (
+        f"what is in flight does not add up: booked at most {format_bytes(max(0.0, caps[worst]))} of "
+        f"{format_bytes(most[worst])} on device {worst}, attempt {attempts + 1}",
+    )
+
+
+def _refusal(
+    name: str, problem: PlacementProblem, units: Units, most: Floats, caps: Floats, unit: int
+) -> str:
+    within = (
+        "the devices' capacities"
+        if len(set(most)) > 1
+        else format_bytes(problem.devices.in_all(float(most[0])))
+    )
+    who = problem.names[units.members[unit][0]]
+    others = len(units.members[unit]) - 1
+    beside = f" and the {others} that belong to it" if others else ""
+    reserved = float((most - caps).max())
+    kept_free = (
+        f", {format_bytes(reserved)} of which the simulator needs for what is in flight" if reserved else ""
+    )
+    return (
+        f"{name} finds no plan within {within}{kept_free}: no device has room for the "
+        f"{format_bytes(units.bytes[unit])} of {who}{beside}; the whole model holds "
+        f"{format_bytes(float(units.bytes.sum()))}, use more devices or a higher limit"
+    )

@@ -9,6 +9,8 @@
 
 The answer is the fastest placement that was simulated, that fits and that obeys the planner's rules; it is
 never a program's own opinion. A placement that breaks a rule is neither an answer nor a bound for one.
+
+The notes on an exact planner's answer: who found it, what is proven about it, or why there is none.
 """
 
 from __future__ import annotations
@@ -16,20 +18,195 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem
+from tensoropt.planners.compare import cp_sat
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed.common.answer import PlacedAnswer
-from tensoropt.planners.placed.common.contraction import Contraction, contract
-from tensoropt.planners.placed.common.coplacement import GroupLimits, co_place
-from tensoropt.planners.placed.exact.known_placements import KnownPlacements
-from tensoropt.planners.placed.exact.notes import Notes, refusal
-from tensoropt.planners.placed.exact.rounds import Rounds
-from tensoropt.planners.placed.exact.settings import ExactSettings
-from tensoropt.planners.placed.exact.warm_start import starts
-from tensoropt.planners.solvers import cp_sat
+from tensoropt.planners.placed.common.contraction import Contraction, GroupLimits, co_place, contract
+from tensoropt.planners.placed.common.units import PlacedAnswer, units_of
+from tensoropt.planners.placed.exact.rounds import (
+    EFFORT_PER_SECOND,
+    ExactSettings,
+    KnownPlacement,
+    KnownPlacements,
+    Proof,
+    Rounds,
+    starts,
+)
+from tensoropt.planners.placed.exact.rules import (
+    Rules,
+    all_once_bytes,
+    fullest_share,
+    lasting_bytes,
+    rule_words,
+)
+from tensoropt.planners.placed.exact.variables import ROUNDING, lower_bound_s
+from tensoropt.units import format_bytes, format_seconds
 
-SHARE = 0.25
+
+class _Notes:
+    """The notes on an answer."""
+
+    def __init__(
+        self,
+        settings: ExactSettings,
+        contraction: Contraction,
+        known: KnownPlacements,
+        best: KnownPlacement,
+        warm: KnownPlacement | None,
+        proof: Proof,
+    ):
+        self.settings, self.contraction, self.proof = settings, contraction, proof
+        self.broken = known.broken
+        self.best, self.warm = best, warm
+
+    def lines(self) -> list[str]:
+        """Return the notes, a sentence each, without those that do not apply."""
+        return [
+            line
+            for line in (
+                self._origin(),
+                self._broken(),
+                self._blocks(),
+                self._gap(),
+                self._effort(),
+                self._fill(),
+                self._own(),
+            )
+            if line
+        ]
+
+    def _origin(self) -> str:
+        took = format_seconds(self.best.simulated.time_s)
+        if self.warm is None:
+            ruled = " and keeps to the rules" if rule_words(self.settings.rules) else ""
+            return f"no heuristic found a placement that fits{ruled}; {self.best.source} did, {took}"
+        before = format_seconds(self.warm.simulated.time_s)
+        if self.best is self.warm:
+            return f"the warm start stands: nothing simulated is faster than {self.best.source}, {took}"
+        return f"found by {self.best.source}: {took}; warm start {self.warm.source}: {before}"
+
+    def _broken(self) -> str:
+        """Name a placement that is faster but may not be the answer."""
+        if self.broken is None or self.broken.simulated.time_s >= self.best.simulated.time_s:
+            return ""
+        took = format_seconds(self.broken.simulated.time_s)
+        return f"{self.broken.source}, {took}, is no answer: {_breach(self.settings.rules, self.broken)}"
+
+    def _blocks(self) -> str:
+        whole, blocks = self.contraction.whole.size, len(self.contraction.groups)
+        return f"{whole} operators contracted to {blocks} blocks by co-placement" if blocks < whole else ""
+
+    def _gap(self) -> str:
+        """Say what is proven: about all placements if the program knew them all, otherwise about a bound that
+        holds for any."""
+        took, whole, outcome = self.best.simulated.time_s, self.contraction.whole, self.proof.last
+        floor_s, rules = lower_bound_s(whole), rule_words(self.settings.rules)
+        # Over blocks the program does not know all placements, so that its bound is not one of the whole
+        # graph.
+        if len(self.contraction.groups) == whole.size:
+            text = _proven(took, max(self.proof.bound_s, floor_s), " with " + rules if rules else "")
+            return text if rules or outcome is not None else f"{text}; no program was needed for that"
+        text = _proven(took, floor_s, "")
+        if outcome is None:
+            return f"{text}; no schedule of the blocks in one go each is faster, so no program was solved"
+        within = "over its blocks and rules"
+        if self.proof.bound_s >= took * (1 - ROUNDING):
+            return f"{text}; the program proves that nothing is faster {within}"
+        if not math.isfinite(outcome.time_s):
+            return text
+        own = max(0.0, 1 - self.proof.bound_s / outcome.time_s)
+        return f"{text}; the program's own gap, {within}, is {0.0 if own <= ROUNDING else own:.2%}"
+
+    def _effort(self) -> str:
+        outcome = self.proof.last
+        if outcome is None:
+            return ""
+        if outcome.proven:
+            return f"times rounded down by less than {ROUNDING:.1%}"
+        ended = (
+            f"ended by the clock after {self.settings.seconds:g} s: another machine may answer differently"
+            if outcome.clock
+            else f"ended by its limit of effort, {self.settings.seconds * EFFORT_PER_SECOND:g} units"
+        )
+        return f"solver {ended}; times rounded down by less than {ROUNDING:.1%}"
+
+    def _fill(self) -> str:
+        """Say what the program does not know of a step with several micro-batches."""
+        if (count := self.best.simulated.micro_batches) == 1 or self.proof.last is None:
+            return ""
+        return (
+            f"the program knows the work of {count} micro-batches and the schedule of one: how they fill and "
+            "drain the devices is simulated only"
+        )
+
+    def _own(self) -> str:
+        """Say where the simulator and the program disagree about the program's own answer."""
+        outcome, own = self.proof.last, self.proof.own
+        if outcome is None or own is None or outcome.placement is None:
+            return ""
+        if own.micro_batches > 1:  # of which the program schedules one, see _fill
+            return ""
+        says, simulated_s = outcome.time_s, own.time_s
+        fits = "" if own.fits() else ", and it does not fit there"
+        if not fits and abs(simulated_s - says) <= ROUNDING * simulated_s:
+            return ""
+        why = "" if self.settings.rules.exclusive else ", as it lets operators share a device"
+        return (
+            f"the program says {format_seconds(says)} of its own answer, the simulator "
+            f"{format_seconds(simulated_s)}{why}{fits}"
+        )
+
+
+def _proven(took_s: float, bound_s: float, within: str) -> str:
+    gap = max(0.0, 1 - bound_s / took_s)
+    if gap <= ROUNDING:  # the program's times are rounded down by as much
+        return f"gap 0.00% proven, up to rounding: nothing{within} is faster than {format_seconds(bound_s)}"
+    return f"gap {gap:.2%} proven: nothing{within} is faster than {format_seconds(bound_s)}"
+
+
+def _breach(rules: Rules, broken: KnownPlacement) -> str:
+    """Say how a placement breaks the rules."""
+    if rules.balance is None or rules.balance >= 1:
+        return f"it does not fit with {rule_words(rules)}"
+    share = fullest_share(broken.simulated.problem, broken.simulated.placement.device, rules)
+    return f"{share:.1%} of what is stored and kept is on one device, and the rule allows {rules.balance:.0%}"
+
+
+def refusal(settings: ExactSettings, known: KnownPlacements, contraction: Contraction, proof: Proof) -> str:
+    problem = contraction.whole
+    none = ", and none exists" if math.isinf(proof.bound_s) and contraction.problem is problem else ""
+    if known.broken is not None:
+        text = f"{settings.name} finds no plan with {rule_words(settings.rules)}{none}"
+        text += _indivisible(settings.rules, contraction)
+        broken = known.broken
+        text += f"; of the fastest that fits, {broken.source}, {_breach(settings.rules, broken)}"
+        return f"{text}; use netsplit or dpos, which have no such rule"
+    capacity = format_bytes(problem.devices.in_all(float(problem.devices.capacity_bytes.max())))
+    text = f"{settings.name} finds no plan within {capacity} on {problem.devices.count} devices{none}"
+    if known.nearest is not None:
+        text += f"; the nearest needs {format_bytes(known.nearest.excess_bytes)} more on one of them"
+    return f"{text}; raise the limit, use more devices or a smaller batch"
+
+
+def _indivisible(rules: Rules, contraction: Contraction) -> str:
+    """Name what must lie on one device and breaks the balance by itself; empty if nothing does."""
+    if rules.balance is None:
+        return ""
+    problem = contraction.problem
+    own, units = lasting_bytes(problem, rules.alpha), units_of(problem)
+    lasting = [float(own[list(unit)].sum()) for unit in units.members]
+    whole, largest = all_once_bytes(problem, rules), int(np.argmax(lasting))
+    if lasting[largest] <= rules.balance * whole:
+        return ""
+    first, *others = units.members[largest]
+    name = problem.names[first] + (f" and {len(others)} more that belong together" if others else "")
+    return f": {name} cannot be divided and holds {lasting[largest] / whole:.1%}"
+
+
+_SHARE = 0.25
 """The share of a planner's seconds for a step of several micro-batches: usually several counts are tried, and
 together they should not take several times as long. An assumption."""
 
@@ -83,7 +260,7 @@ def place_exactly(problem: PlacementProblem, seed: int, settings: ExactSettings)
     # Refused before the heuristics have run.
     cp_sat(settings.name)
     if problem.micro_batches > 1:
-        settings = replace(settings, seconds=SHARE * settings.seconds)
+        settings = replace(settings, seconds=_SHARE * settings.seconds)
     contraction = contracted(problem, settings.most_blocks)
     if settings.most_after_all is not None and len(contraction.groups) > settings.most_after_all:
         raise UnsuitableError(
@@ -97,5 +274,5 @@ def place_exactly(problem: PlacementProblem, seed: int, settings: ExactSettings)
     proof = Rounds(settings, contraction, known, seed).solve()
     if known.best is None:
         raise InfeasibleError(refusal(settings, known, contraction, proof))
-    notes = Notes(settings, contraction, known, known.best, warm, proof).lines()
+    notes = _Notes(settings, contraction, known, known.best, warm, proof).lines()
     return PlacedAnswer(known.best.simulated.placement, tuple(notes))

@@ -28,8 +28,6 @@ from numpy.typing import NDArray
 
 from tensoropt.placement import Placement, PlacementProblem
 from tensoropt.planners.placed.common.units import units_of
-from tensoropt.planners.placed.exact.grid import Grid
-from tensoropt.planners.placed.exact.lifetimes import limit_lifetimes
 from tensoropt.planners.placed.exact.rules import (
     UNIT_BYTES,
     Rules,
@@ -38,7 +36,15 @@ from tensoropt.planners.placed.exact.rules import (
     most_units,
     unit_bytes,
 )
-from tensoropt.planners.placed.exact.variables import MessageKey, OrderKey, Recipe, SendKey, Variables
+from tensoropt.planners.placed.exact.variables import (
+    Grid,
+    MessageKey,
+    OrderKey,
+    Recipe,
+    SendKey,
+    Variables,
+    limit_lifetimes,
+)
 
 
 class PlacementProgram(Variables):

@@ -3,27 +3,363 @@
 The program starts from the best known schedule, and the better placements it finds are simulated. If the
 simulator disagrees with a proven optimum, that placement is forbidden (few operators) or the device that
 overflowed gets less room, and the program is solved once more while there is effort left.
+
+All placements of one problem that were simulated, and the best of them.
+
+Solving a :class:`~tensoropt.planners.placed.exact.program.PlacementProgram`: hints in, placements out.
+
+The solver's strategies take turns in a fixed rhythm and are limited in effort instead of seconds, so an
+answer depends on the seed alone, whatever the machine; the limit in seconds is a safeguard, and an answer
+that it cut short says so.
+
+Settings of an exact planner: its rules, its blocks, its seconds.
+
+The starting points of exact planners: the heuristics' placements of a problem.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
+import threading
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
+from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed.common.contraction import Contraction
-from tensoropt.planners.placed.exact.grid import ROUNDING, Grid, lower_bound_s
-from tensoropt.planners.placed.exact.known_placements import KnownPlacements
+from tensoropt.planners.placed.common.units import units_of
 from tensoropt.planners.placed.exact.program import PlacementProgram
-from tensoropt.planners.placed.exact.rules import obeys
-from tensoropt.planners.placed.exact.settings import ExactSettings
-from tensoropt.planners.placed.exact.solver import EFFORT_PER_SECOND, SolverOutcome, solve
-from tensoropt.planners.placed.exact.warm_start import ordered, starts
+from tensoropt.planners.placed.exact.rules import Rules, lasting_units, obeys
+from tensoropt.planners.placed.exact.variables import ROUNDING, Grid, MessageKey, lower_bound_s
 
-CUT_BLOCKS = 12
+
+@dataclass(frozen=True)
+class KnownPlacement:
+    """A simulated placement; ``source`` says who found it."""
+
+    source: str
+    simulated: SimulatedPlacement
+
+    @property
+    def excess_bytes(self) -> float:
+        """Return by how many bytes the most overflowing device exceeds its capacity."""
+        over = np.array(self.simulated.peak_bytes) - self.simulated.problem.devices.capacity_bytes
+        return float(over.max())
+
+
+@dataclass
+class KnownPlacements:
+    """All placements of one problem that were simulated.
+
+    Attributes:
+        rules: the rules that an answer must obey, beside fitting.
+        best: the fastest placement that fits and obeys the rules.
+        broken: the fastest placement that fits but breaks the rules.
+        nearest: of the placements that do not fit, the one that exceeds a device least.
+    """
+
+    problem: PlacementProblem
+    rules: Rules = field(default_factory=Rules)
+    best: KnownPlacement | None = None
+    broken: KnownPlacement | None = None
+    nearest: KnownPlacement | None = None
+
+    def consider(self, placement: Placement, source: str) -> SimulatedPlacement:
+        """Return the simulated step of a placement, which is remembered if it is the best."""
+        candidate = KnownPlacement(source, simulate_placement(self.problem, placement))
+        simulated = candidate.simulated
+        if not simulated.fits():
+            if self.nearest is None or candidate.excess_bytes < self.nearest.excess_bytes:
+                self.nearest = candidate
+        # What breaks a rule must be neither the answer nor a bound on the program, however fast it is.
+        elif obeys(self.problem, placement.device, self.rules):
+            if simulated.time_s < self.best_s:
+                self.best = candidate
+        elif self.broken is None or simulated.time_s < self.broken.simulated.time_s:
+            self.broken = candidate
+        return simulated
+
+    @property
+    def best_s(self) -> float:
+        """The seconds of the best placement; inf while there is none."""
+        return self.best.simulated.time_s if self.best is not None else float("inf")
+
+
+EFFORT_PER_SECOND = 0.3
+"""Effort granted per second of the time limit. One otherwise idle core spends a little more than that, so
+that the limit on effort is usually reached first."""
+
+STRATEGIES = 8
+"""The solver's strategies, run in parallel if there are cores for them. A single one often ends without a
+proof: with tight memory it spent more effort on five operators than all eight strategies need together."""
+
+_WATCH_S = 0.2
+"""The seconds between checks for an interrupt while the solver runs."""
+
+_CLOCK = 0.95
+"""A run that used this share of its seconds counts as ended by the clock, as the solver stops a little
+early."""
+
+
+@dataclass(frozen=True)
+class _SolverOutcome:
+    """The result of a solver run.
+
+    Attributes:
+        bound_s: the proven bound in seconds: no solution of the program is shorter; inf if there is none at
+            all.
+        placement: the best placement found; None if there was none.
+        time_s: the program's own time for it; inf without one.
+        proven: whether nothing better exists.
+        effort: the effort spent, in the solver's reproducible unit.
+        clock: whether the limit in seconds ended the run, rather than the limit on effort.
+    """
+
+    bound_s: float
+    placement: Placement | None
+    time_s: float
+    proven: bool
+    effort: float
+    clock: bool
+
+
+def solve(
+    program: PlacementProgram,
+    *,
+    seed: int,
+    effort: float,
+    seconds: float,
+    hint: SimulatedPlacement | None = None,
+    found: Callable[[Placement], None] = lambda placement: None,
+) -> _SolverOutcome:
+    """Solve a program within its limits.
+
+    Args:
+        hint: a schedule to start from.
+        found: called with every placement that is better than the previous ones, from the solver's thread.
+    """
+    cp = program.cp
+    program.model.clear_hints()
+    if hint is not None:
+        for variable, value in _schedule_of(program, hint):
+            program.model.add_hint(variable, value)
+    solver = cp.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers = STRATEGIES
+    # Without taking turns, workers share what they find whenever they find it, and one seed gives several
+    # answers.
+    parameters.interleave_search = True
+    parameters.random_seed = seed % 2**31
+    parameters.max_deterministic_time = effort
+    parameters.max_time_in_seconds = seconds
+    parameters.catch_sigint_signal = False  # an interrupt is ours to handle, see _stoppable
+
+    class Watcher(cp.CpSolverSolutionCallback):  # type: ignore[name-defined, misc, unused-ignore]
+        def on_solution_callback(self) -> None:
+            found(program.decode(self.value))
+
+    status = _stoppable(solver, program.model, Watcher())
+    solved = status in (cp.OPTIMAL, cp.FEASIBLE)
+    response = solver.response_proto
+    bound = float("inf") if status == cp.INFEASIBLE else solver.best_objective_bound * program.grid.tick_s
+    return _SolverOutcome(
+        bound_s=bound,
+        placement=program.decode(solver.value) if solved else None,
+        time_s=solver.objective_value * program.grid.tick_s if solved else float("inf"),
+        proven=status in (cp.OPTIMAL, cp.INFEASIBLE),
+        effort=float(response.deterministic_time),
+        clock=status in (cp.FEASIBLE, cp.UNKNOWN) and solver.wall_time >= _CLOCK * seconds,
+    )
+
+
+def _stoppable(solver: Any, model: Any, watcher: Any) -> Any:
+    """Run ``solver.solve`` in a thread, so that an interrupt stops the search and leaves nothing behind."""
+    result: list[Any] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            result.append(solver.solve(model, watcher))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work, name="solver", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_WATCH_S)
+    except BaseException:
+        while thread.is_alive():
+            # Repeatedly, as OR-tools ignores a stop that comes before its search has begun.
+            solver.stop_search()
+            thread.join(_WATCH_S)
+        raise
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def _schedule_of(program: PlacementProgram, simulated: SimulatedPlacement) -> list[tuple[Any, int]]:
+    """Return a simulated schedule as values of all the program's variables, rounded down as its durations
+    are."""
+    known: dict[int, tuple[Any, int]] = {}
+
+    def put(variable: Any, value: int) -> None:
+        known[variable.index] = (variable, int(value))
+
+    def lookup(variable: Any) -> int:
+        """Return a variable's value, also for a literal's negation, whose index is negative."""
+        index = variable.index
+        return known[index][1] if index >= 0 else 1 - known[-index - 1][1]
+
+    for literals, device in zip(program.on, simulated.placement.device, strict=True):
+        for d, literal in enumerate(literals):
+            put(literal, d == device)
+    for start, end, begins, ticks in (*_operators(program, simulated), *_messages(program, simulated)):
+        put(start, begins)
+        put(end, begins + ticks)
+    put(program.zero, 0)
+    put(program.horizon, program.most)
+    # Recipes read only what was derived before them, so that one pass in their order completes the hint.
+    for variable, recipe in program.recipes:
+        if variable.index not in known:
+            put(variable, recipe(lookup))
+    return list(known.values())
+
+
+class _TimedTask(NamedTuple):
+    """A task of a known schedule: the program's variables of its start and end, and their values in ticks."""
+
+    start: Any
+    end: Any
+    begins: int
+    ticks: int
+
+
+def _operators(program: PlacementProgram, simulated: SimulatedPlacement) -> Iterator[_TimedTask]:
+    problem, place = program.problem, simulated.placement
+    phases = [(False, "forward", place.forward, problem.forward_s)]
+    if problem.training:
+        phases.append((True, "backward", place.backward_orders, problem.backward_s))
+    for back, phase, orders, seconds in phases:
+        events = [e for e in simulated.timeline.events if e.task.phase == phase]
+        operators = [o for order in orders for o in order]
+        for o, event in zip(operators, events, strict=True):
+            took = program.grid.ticks(seconds[o, place.device[o]])
+            begins = program.grid.ticks(event.start_s)
+            yield _TimedTask(program.start[back][o], program.end[back][o], begins, took)
+
+
+def _messages(program: PlacementProgram, simulated: SimulatedPlacement) -> Iterator[_TimedTask]:
+    timeline, problem = simulated.timeline, program.problem
+    events = (timeline.events[i] for i in timeline.order)
+    sends = [event for event in events if event.task.phase.startswith("send")]
+    for (number, source, target, back), event in zip(simulated.transfers, sends, strict=True):
+        start, end = program.message[MessageKey(number, source if back else target, back)]
+        took = problem.devices.transfer_s(problem.tensors[number].bytes, source, target)
+        yield _TimedTask(start, end, program.grid.ticks(event.start_s), program.grid.ticks(took))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactSettings:
+    """Settings of an exact planner.
+
+    Attributes:
+        name: the planner's name.
+        rules: the rules of its program.
+        most_blocks: a graph with more operators is contracted to so many blocks.
+        seconds: the solver's time, to which the limit on its effort is proportional.
+        most_after_all: refuse if more blocks remain because nothing more can be joined; None to refuse never.
+    """
+
+    name: str
+    rules: Rules
+    most_blocks: int
+    seconds: float
+    most_after_all: int | None = None
+
+
+_WARM_STARTS = ("m_topo", "m_etf", "m_sct", "dpos")
+"""Heuristics whose placements are tried; the others place by rules alone, or change the graph."""
+
+
+_SCHEDULERS = ("m_etf", "dpos")
+"""Heuristics that order operators well once their devices are fixed."""
+
+
+_MOST_CUTS = 3
+"""How many ways to cut a problem in two are tried, the most even ones; an assumption."""
+
+
+def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+    """Yield the heuristics' placements of a problem, and each device alone; heuristics that refuse are left
+    out."""
+    count = problem.devices.count
+    for device in range(count):
+        placement = Placement.in_order([device] * problem.size, count)
+        # in_order asks neither for pins nor for what a device can run.
+        if _possible(problem, placement):
+            yield f"device {device} alone", placement
+    for name in _WARM_STARTS:
+        yield from _method(name, problem, seed)
+
+
+def starts(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple[str, Placement]]:
+    """Yield the starting points of an exact planner: the heuristics' placements, and some made to obey a
+    balance."""
+    yield from heuristics(problem, seed)
+    if rules.balance is not None and problem.devices.count == 2:
+        yield from _halves(problem, rules, seed)
+
+
+def _ordered(
+    problem: PlacementProblem, device: tuple[int, ...], seed: int
+) -> Iterator[tuple[str, Placement]]:
+    """Yield orders of execution for operators whose devices are fixed."""
+    # Pinning every operator leaves a heuristic nothing to choose but the order.
+    fixed = replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device)))
+    for name in _SCHEDULERS:
+        yield from _method(name, fixed, seed)
+
+
+def _halves(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple[str, Placement]]:
+    """Yield placements with the first operators on device 0 and the others on device 1, in the most even ways
+    that obey the rules.
+
+    The heuristics know nothing of a balance, so possibly none of their placements obeys it.
+    """
+    units = units_of(problem)
+    cuts = []
+    for first in range(1, len(units.members)):
+        device = tuple(int(unit >= first) for unit in units.of)
+        if _possible(problem, Placement.in_order(device, 2)) and obeys(problem, device, rules):
+            cuts.append((int(lasting_units(problem, device, rules).max()), device))
+    for _, device in sorted(cuts)[:_MOST_CUTS]:
+        for source, placement in _ordered(problem, device, seed):
+            yield f"two halves, ordered by {source}", placement
+
+
+def _method(name: str, problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+    try:
+        answer = importlib.import_module(f"tensoropt.planners.placed.{name}").place(problem, None, seed)
+    except (InfeasibleError, UnsuitableError):  # anything else is a fault, which a warm start must not hide
+        return
+    yield name, answer.placement
+
+
+def _possible(problem: PlacementProblem, placement: Placement) -> bool:
+    seconds = problem.forward_s + problem.backward_s + problem.update_s
+    everywhere = np.isfinite([seconds[o, d] for o, d in enumerate(placement.device)]).all()
+    return bool(everywhere) and all(placement.device[o] in allowed for o, allowed in problem.pinned)
+
+
+_CUT_BLOCKS = 12
 """The number of blocks up to which a placement that is slower when simulated than in the program is forbidden
 as a whole. An assumption: with more blocks there are so many placements that forbidding one gains little.
 """
@@ -31,7 +367,7 @@ as a whole. An assumption: with more blocks there are so many placements that fo
 ROUNDS = 200
 """The most rounds, each with a run of the solver; an assumption. Effort or time usually end them first."""
 
-SIMULATED_PER_RUN = 8
+_SIMULATED_PER_RUN = 8
 """How many of the placements that one run of the solver found are simulated, the last and best first; an
 assumption, as simulating takes time too.
 """
@@ -48,7 +384,7 @@ class Proof:
     """
 
     bound_s: float
-    last: SolverOutcome | None = None
+    last: _SolverOutcome | None = None
     own: SimulatedPlacement | None = None
 
 
@@ -151,9 +487,9 @@ class Rounds:
     @property
     def cuts(self) -> bool:
         """Whether a placement that is slower than the program takes it to be may be forbidden."""
-        return self.settings.rules.exclusive and self.blocks.size <= CUT_BLOCKS
+        return self.settings.rules.exclusive and self.blocks.size <= _CUT_BLOCKS
 
-    def _bound(self, proof: Proof, outcome: SolverOutcome) -> float:
+    def _bound(self, proof: Proof, outcome: _SolverOutcome) -> float:
         """Return the bound after a round: forbidden placements have been simulated, so the best of them
         bounds as well; less room does not."""
         # With less room than there is the program may exclude placements that fit, so that its bounds prove
@@ -177,7 +513,7 @@ class Rounds:
             # The best placement may cut through blocks: each goes where most of its work lay.
             device = self.contraction.majority(best.simulated.placement.device)
             simulated_ones += [
-                simulate_placement(self.blocks, p) for _, p in ordered(self.blocks, device, self.seed)
+                simulate_placement(self.blocks, p) for _, p in _ordered(self.blocks, device, self.seed)
             ]
         allowed = (
             simulated
@@ -197,7 +533,7 @@ class Rounds:
         as well."""
         own: SimulatedPlacement | None = None
         for number, placement in enumerate(reversed(found)):
-            if number >= SIMULATED_PER_RUN and self.known.best is not None:
+            if number >= _SIMULATED_PER_RUN and self.known.best is not None:
                 break
             simulated = self.known.consider(self.contraction.expand(placement), "the program")
             own = own or simulated
@@ -207,7 +543,7 @@ class Rounds:
         """Reorder the single operators, instead of blocks, on the program's devices."""
         if proof.own is not None and not self.whole:
             whole = self.contraction.whole
-            for source, placement in ordered(whole, proof.own.placement.device, self.seed):
+            for source, placement in _ordered(whole, proof.own.placement.device, self.seed):
                 self.known.consider(placement, f"the program, ordered by {source}")
 
 

@@ -19,7 +19,7 @@ from tensoropt.placement import PlacedTensor, PlacementProblem
 UNIT_BYTES = 1024
 """The unit of memory in bytes, so that the solver's integers stay small; an assumption."""
 
-FINENESS = 2**20
+_FINENESS = 2**20
 """A unit is at most this part of all that is stored and kept, so that small models are counted as well."""
 
 
@@ -69,7 +69,7 @@ def all_once_bytes(problem: PlacementProblem, rules: Rules) -> float:
 def unit_bytes(problem: PlacementProblem, rules: Rules) -> int:
     """Return the unit in which the memory rule counts bytes: so small that rounding costs an operator at most
     a millionth of all."""
-    return min(UNIT_BYTES, max(1, int(all_once_bytes(problem, rules) // FINENESS)))
+    return min(UNIT_BYTES, max(1, int(all_once_bytes(problem, rules) // _FINENESS)))
 
 
 def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence[float]) -> list[int]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tensoropt.types import Floats
 
-MOST_NEIGHBOURS = 2
+_MOST_NEIGHBOURS = 2
 """The most neighbours of a node that node elimination removes."""
 MOST_ENTRIES = 2**23
 """The most entries of one table of the final graph: 64 MiB."""
@@ -88,7 +88,7 @@ def cheapest(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats
     waiting = sorted(graph.nodes)
     while waiting:
         name = waiting.pop()
-        if name not in graph or graph.degree(name) > MOST_NEIGHBOURS:
+        if name not in graph or graph.degree(name) > _MOST_NEIGHBOURS:
             continue
         neighbours = sorted(graph.neighbors(name))
         removed.append(_eliminate(graph, weights, name, neighbours))

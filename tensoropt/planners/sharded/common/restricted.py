@@ -2,19 +2,65 @@
 
 A published scheme fixes what operators split; where tensors are materialised and kept is left to the frontier
 of what remains, so that no scheme looks worse than it is.
+
+Strategies in which everything follows the batch: the base of data parallelism, ZeRO and Megatron.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
+import numpy as np
+
+from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
+from tensoropt.costs.tables import CostTables
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.tables import Scheme, TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.search import NoStrategyError, TrackedFrontier, track_frontier
+from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 
-MOST_POINTS = 64
+
+def batch_labels(task: PlanningTask) -> Mapping[str, str]:
+    """Return what each group splits when the batch is split.
+
+    Raises:
+        UnsuitableError: an operator mixes samples.
+    """
+    try:
+        found = batch_strategies(task.prepared.graph)
+    except MicroBatchRefused as refusal:
+        raise UnsuitableError(f"the batch of this model cannot be split: {refusal}") from None
+    return {name: str(strategy.label) for name, strategy in found.items()}
+
+
+def following_the_batch(task: PlanningTask, stored: Scheme) -> Scheme:
+    """Allow every axis of every group on its batch dim, with nothing recomputed; ``stored`` decides about
+    options."""
+    labels = batch_labels(task)
+
+    def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
+        if variable.again and variable.again[index]:
+            return NO_OPTION
+        if variable.key.kind != "group":
+            return stored(tables, variable, index) if variable.key.kind == "parameter" else None
+        if any(label != labels[variable.key] for label in tables.labels(variable.key, index)):
+            return NO_OPTION
+        return stored(tables, variable, index)
+
+    return allowed
+
+
+def whole(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray:
+    """Return the options that shard no parameter: the first is as the parameters are used."""
+    # Codes from the second on: the first is the micro-batch axis, on which nothing is sharded.
+    if variable.key.kind == "parameter":
+        return np.array([all(code < 0 for code in variable.layouts[index][1:])])
+    return np.arange(len(variable.memory[index])) == 0
+
+
+_MOST_POINTS = 64
 """Points kept per space; an assumption: a scheme leaves little open, so more would hardly differ."""
 
 
@@ -29,7 +75,7 @@ def restricted_selections(
         graph = space.tables.restricted(partial(allowed, space.tables))
         try:
             # A gap of a thousandth is allowed: what a scheme leaves open does not deserve an exact search.
-            frontier = track_frontier(graph, epsilon=1e-3, max_points=MOST_POINTS)
+            frontier = track_frontier(graph, epsilon=1e-3, max_points=_MOST_POINTS)
         except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
             continue
         yield from selections_of(number, frontier)

@@ -21,7 +21,7 @@ from tensoropt.planners.tables import TableSpace
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.types import Floats
 
-Edges = Sequence[tuple[str, str, Floats]]
+_Edges = Sequence[tuple[str, str, Floats]]
 
 
 def repeated(space: TableSpace) -> dict[str, str]:
@@ -44,8 +44,8 @@ def repeated(space: TableSpace) -> dict[str, str]:
 
 
 def coalesced(
-    nodes: Mapping[str, Floats], edges: Edges, first: Mapping[str, str]
-) -> tuple[dict[str, Floats], Edges]:
+    nodes: Mapping[str, Floats], edges: _Edges, first: Mapping[str, str]
+) -> tuple[dict[str, Floats], _Edges]:
     """Return the graph in which what repeats is one node: costs are summed, including those of edges inside
     one."""
     merged: dict[str, Floats] = {}

@@ -15,10 +15,10 @@ from tensoropt.planners.compare import asked
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import netsplit, pesto
 from tensoropt.planners.placed.exact import rounds as exact_module
-from tensoropt.planners.placed.exact import solver as solver_module
-from tensoropt.planners.placed.exact.grid import Grid, lower_bound_s
+from tensoropt.planners.placed.exact import rounds as solver_module
 from tensoropt.planners.placed.exact.place import contracted
 from tensoropt.planners.placed.exact.program import PlacementProgram
+from tensoropt.planners.placed.exact.rounds import heuristics, solve
 from tensoropt.planners.placed.exact.rules import (
     Rules,
     all_once_bytes,
@@ -27,8 +27,7 @@ from tensoropt.planners.placed.exact.rules import (
     obeys,
     unit_bytes,
 )
-from tensoropt.planners.placed.exact.solver import solve
-from tensoropt.planners.placed.exact.warm_start import heuristics
+from tensoropt.planners.placed.exact.variables import Grid, lower_bound_s
 from tensoropt.planners.placed.netsplit import NetSplit
 from tensoropt.planners.placed.pesto import Pesto
 from tests.planners.placed.exhaustive import best_play

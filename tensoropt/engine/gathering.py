@@ -1,0 +1,554 @@
+"""Parameters gathered one block ahead of their use, and gradients scattered one block after their backward.
+
+As a block begins, in forward or in backward, the engine waits for all that is under way; then it gathers the
+parameters of the next block and, in backward, scatters the gradients of the previous one, each in one
+coalesced collective per group of ranks and dtype. So at most one block of each is under way, and every rank
+issues the same collectives in the same order: that of the blocks. What was not foreseen (a block that
+backward never begins, a graph that is traversed twice) is gathered and scattered where it is needed.
+
+ZeRO: Rajbhandari et al., SC 2020, section 7.2.2. PyTorch's FSDP: Zhao et al., VLDB 2023, section 3.3.2.
+
+Collectives of several tensors at once, under way until they are waited for.
+
+Unsharded parameters: stored sharded, gathered once per step, and read whole by all its micro-batches.
+
+These are ZeRO's stages 1 and 2 (Rajbhandari et al., SC 2020, section 5): a gradient leaves in every
+micro-batch (reduced to the shard, stage 2), or accumulates unreduced beside the unsharded parameter until the
+last one (stage 1). Copies are made block by block in the first micro-batch's forward, and the gradients of
+stage 1 are reduced block by block in the last one's backward; what cannot be combined with others is moved
+before the first and after the last.
+
+An unsharded parameter stays until the next step, which makes it anew: any change of the shards in between, by
+an optimizer or a checkpoint, takes effect. It is never written in place, so a step whose backward is still to
+come keeps the one it saw.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as _  # noqa: F401
+
+from tensoropt.engine.gradients import Gradients
+from tensoropt.engine.runtime import Runtime
+from tensoropt.ops.layouts import Layout
+from tensoropt.sharding.reshard.redistribute import (
+    EdgeSpec,
+    Packed,
+    packed_gather,
+    packed_scatter,
+    run_steps,
+    travel,
+)
+from tensoropt.sharding.strategy import Strategy
+
+# Registers the coalesced collectives, and what the compiler has to know of them.
+
+
+def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """Return, for each of the given flat values, those of all ranks one after another; under way."""
+    found: list[torch.Tensor] = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
+        list(values), group.size(), group.group_name
+    )
+    return found
+
+
+def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """Return, for each of the given flat values, this rank's part of the sum over all ranks; under way.
+
+    Args:
+        values: the list of values; afterwards it holds what must stay alive until then.
+    """
+    # Gloo reduces what is coalesced one value after the other; NCCL does it together, without a copy.
+    if len(values) == 1 or values[0].device.type != "cpu":
+        return _scatter(values, group)
+    sizes = [value.numel() // group.size() for value in values]
+    packed = _packed(values, sizes, group.size())
+    values.append(packed)
+    (found,) = _scatter([packed], group)
+    # All values lie in one storage, for which it waits.
+    return list(found.split(sizes))
+
+
+def _packed(values: list[torch.Tensor], sizes: Sequence[int], ranks: int) -> torch.Tensor:
+    """Pack values side by side, rank after rank; each is released as it is packed."""
+    packed = values[0].new_empty(ranks, sum(sizes))
+    for place in packed.split(list(sizes), 1):
+        place.copy_(values.pop(0).view(place.shape))
+    return packed.flatten()
+
+
+def _scatter(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(
+        list(values), "sum", group.size(), group.group_name
+    )
+    return found
+
+
+def wait(value: torch.Tensor) -> torch.Tensor:
+    """Wait for a value, and return it."""
+    arrived: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
+    return arrived
+
+
+_Deliver = Callable[[str, torch.Tensor], None]
+"""Receives the shard of a parameter's gradient."""
+
+
+class _Copies(Protocol):
+    """Unsharded copies of parameters, which the first micro-batch's forward makes block by block."""
+
+    def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]:
+        """Return the copies that a block uses, each with the shard that it is made from."""
+        ...
+
+    def put(self, name: str, whole: torch.Tensor) -> None:
+        """Store a copy that has arrived."""
+        ...
+
+
+class _Sum(NamedTuple):
+    """A gradient that waits to be scattered.
+
+    Attributes:
+        spec: the edge of the use that was added last.
+        value: the sum over all uses so far.
+        own: whether nothing else refers to the tensor.
+    """
+
+    spec: EdgeSpec
+    value: torch.Tensor
+    own: bool
+
+
+class _UnderWay(NamedTuple):
+    """A collective for which nobody has waited yet.
+
+    Attributes:
+        specs: the edges of the parameters in it.
+        routes: the route of each parameter.
+        sent: the tensors that must stay alive until it is over.
+        arriving: the tensors that will be complete then.
+    """
+
+    specs: Sequence[EdgeSpec]
+    routes: Sequence[Packed]
+    sent: Sequence[torch.Tensor]
+    arriving: Sequence[torch.Tensor]
+
+    def wait(self) -> list[tuple[EdgeSpec, Packed, torch.Tensor]]:
+        """Wait for the collective, and return what has arrived."""
+        arrived = [wait(value) for value in self.arriving]
+        return list(zip(self.specs, self.routes, arrived, strict=True))
+
+
+def begin_block(
+    runtime: Runtime,
+    block: int,
+    own: Sequence[EdgeSpec],
+    following: Sequence[EdgeSpec],
+    *shards: torch.Tensor,
+) -> None:
+    """Node of the lowered graph: begin a block in forward, see :meth:`CallAhead.begin`."""
+    if not torch.compiler.is_compiling() and isinstance(runtime.ahead, CallAhead):
+        runtime.ahead.begin(block, own, following, shards)
+
+
+def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> None:
+    """Node of the lowered graph: begin a block's backward when autograd reaches what made ``made``."""
+    ahead = runtime.ahead
+    if torch.compiler.is_compiling() or not isinstance(ahead, CallAhead) or ahead.is_backward:
+        return
+    if isinstance(made, torch.Tensor) and made.grad_fn is not None:
+        # Not a hook of the tensor, which autograd calls when it is through with the last reader: other blocks
+        # may come in between.
+        made.grad_fn.register_prehook(lambda _: ahead.begin_backward(block))
+
+
+class CallAhead:
+    """The gathering ahead and the scattering behind in one call of the model, forward and backward.
+
+    Args:
+        behind: for each block, the one that backward begins next.
+        recomputed: the edges in recomputed regions, whose second forward needs them all.
+        deliver: receives the shards of gradients.
+        begun: collects the calls whose backward has begun.
+        copies: the unsharded copies that this call makes, by block.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        behind: Mapping[int, int],
+        recomputed: Mapping[int, Sequence[EdgeSpec]],
+        deliver: _Deliver,
+        begun: list[CallAhead],
+        copies: _Copies | None = None,
+    ):
+        self._runtime = runtime
+        self._behind = behind
+        self._recomputed = recomputed
+        self._deliver = deliver
+        self._calls = begun
+        self._copies = copies
+        self._copying: list[_UnderWay] = []
+        self._gathering: list[_UnderWay] = []
+        self._scattering: list[_UnderWay] = []
+        self._ready: dict[EdgeSpec, Callable[[], torch.Tensor]] = {}
+        # What further groups of the block will take, and how many these are.
+        self._taken: dict[EdgeSpec, tuple[torch.Tensor, int]] = {}
+        self._whole: dict[EdgeSpec, torch.Tensor] = {}
+        # For each block: what backward will ask for, how often, and the shard that it is made from.
+        self._noted: dict[int, dict[EdgeSpec, int]] = {}
+        self._shards: dict[EdgeSpec, torch.Tensor] = {}
+        # By block: gradients of uses, those added up that read a parameter alike; those that waited for the
+        # last micro-batch.
+        self._gradients: dict[int, dict[tuple[str, Layout], _Sum]] = {}
+        self._last: dict[int, list[_Sum]] = {}
+        self._begun: set[int] = set()
+        self.micro_batch = runtime.micro_batch
+
+    @property
+    def is_backward(self) -> bool:
+        """Return whether backward has begun: what runs forward now is recomputed."""
+        return bool(self._begun)
+
+    # -- forward ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def begin(
+        self,
+        block: int,
+        own: Sequence[EdgeSpec],
+        following: Sequence[EdgeSpec],
+        shards: Sequence[torch.Tensor],
+    ) -> None:
+        """Begin a block in forward.
+
+        Args:
+            own: the edges of the first block's parameters, for which it waits.
+            following: the edges of the next block's parameters.
+            shards: the shards of both.
+        """
+        self._arrive()
+        self._shards.update(zip((*own, *following), (shard.detach() for shard in shards), strict=True))
+        if block == 0:
+            self._begin_gathering(own, block)
+            self._arrive()
+        self._begin_gathering(following, block + 1)
+
+    def _begin_gathering(self, specs: Sequence[EdgeSpec], block: int) -> None:
+        self._gathering += self._sent({spec: self._shards[spec] for spec in specs})
+        self.begin_copies([block])
+
+    @torch.no_grad()
+    def begin_copies(self, blocks: Iterable[int]) -> None:
+        """Gather the copies of some blocks, block by block, if this call makes them."""
+        if self._copies is not None:
+            for block in blocks:
+                self._copying += self._sent(self._copies.of(block))
+
+    def take(self, spec: EdgeSpec) -> torch.Tensor | None:
+        """Return a parameter that was gathered ahead, at its use."""
+        if any(spec in one.specs for one in self._gathering):
+            self._arrive()
+        if (unpack := self._ready.pop(spec, None)) is not None:
+            whole, left = unpack(), spec.readers
+        elif spec in self._taken:
+            whole, left = self._taken.pop(spec)
+        else:
+            return None
+        if left > 1:
+            self._taken[spec] = whole, left - 1
+        # Each reader gets a tensor of its own, which is part of another graph.
+        return whole if spec.readers == 1 else whole.detach()
+
+    def note(self, spec: EdgeSpec) -> None:
+        """Note that autograd would have saved a gathered parameter: backward will ask for it
+        (:meth:`take_again`)."""
+        assert spec.block is not None
+        counts = self._noted.setdefault(spec.block, {})
+        counts[spec] = counts.get(spec, 0) + 1
+
+    # -- backward ---------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def begin_backward(self, block: int) -> None:
+        """Begin a block in backward; only once, however often autograd traverses it."""
+        if block in self._begun:
+            return
+        self._begun.add(block)
+        self._register()
+        self._arrive()
+        if block not in self._behind.values():
+            # Backward begins with it, so nobody has regathered its parameters.
+            self._gather_again(block)
+            self._arrive()
+        self._gather_again(self._behind.get(block, -1))
+        self._scatter_behind(block)
+
+    def _gather_again(self, block: int) -> None:
+        wanted = {*self._noted.get(block, ()), *self._recomputed.get(block, ())}
+        # In the order in which forward gathered them, which is the same on all ranks.
+        self._gathering += self._sent({spec: one for spec, one in self._shards.items() if spec in wanted})
+
+    def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
+        """Return a parameter that backward asks for, if it was gathered ahead; it is kept until backward has
+        asked as often as noted."""
+        if (whole := self._whole.get(spec)) is None:
+            if (whole := self.take(spec)) is None:
+                return None
+            # For all readers, as often as they noted.
+            self._taken.pop(spec, None)
+            self._whole[spec] = whole
+        counts = self._noted[spec.block or 0]
+        counts[spec] -= 1
+        if counts[spec] <= 0:
+            del self._whole[spec]
+        return whole
+
+    def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
+        """Take over the gradient of a use until backward has left the first block that uses the parameter in
+        this way."""
+        assert spec.behind is not None
+        self._register()
+        sums, key = self._gradients.setdefault(spec.behind, {}), (spec.name, spec.target)
+        if (known := sums.get(key)) is None:
+            sums[key] = _Sum(spec, gradient, own=False)
+        elif known.own:
+            known.value.add_(gradient)
+        else:
+            # Autograd may have given the first gradient to others, too.
+            sums[key] = _Sum(spec, known.value + gradient, own=True)
+        return True
+
+    def collect_last(self, spec: EdgeSpec, gradient: torch.Tensor) -> None:
+        """Take over a gradient to which all micro-batches have added, in the same way."""
+        assert spec.block is not None
+        self._register()
+        self._last.setdefault(spec.block, []).append(_Sum(spec, gradient, own=False))
+
+    def _register(self) -> None:
+        if not any(call is self for call in self._calls):
+            self._calls.append(self)
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        """End backward: send what is left of its gradients, which is under way until :meth:`finish`."""
+        # As at the beginning of a block: what has arrived completes buckets first.
+        self._arrive()
+        self._scatter_behind(-1)
+        self._ready.clear()
+        self._taken.clear()
+        self._whole.clear()
+
+    def finish(self) -> None:
+        """Complete backward, so that its gradients are where they belong."""
+        self.leave()
+        self.arrive()
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    def _sent(self, shards: Mapping[EdgeSpec, torch.Tensor]) -> list[_UnderWay]:
+        """Begin to gather parameters from their shards."""
+        self._runtime.micro_batch = self.micro_batch
+        sent = [
+            (spec, route := packed_gather(self._runtime, spec), route.pack(shard))
+            for spec, shard in shards.items()
+        ]
+        return _coalesced(sent, gather)
+
+    def _scatter_behind(self, block: int) -> None:
+        """Scatter the gradients of all blocks after one, whose backward is over."""
+        for behind in _above(block, self._gradients):
+            self._scatter(list(self._gradients.pop(behind).values()))
+        for behind in _above(block, self._last):
+            self._scatter(self._last.pop(behind))
+
+    def _scatter(self, gradients: list[_Sum]) -> None:
+        sent = []
+        while gradients:
+            spec, gradient = gradients.pop(0)[:2]
+            route = packed_scatter(self._runtime, spec)
+            sent.append((spec, route, route.pack(gradient)))
+            # What was packed into pieces is no longer needed as a whole.
+            del gradient
+        self._scattering += _coalesced(sent, scatter)
+
+    @torch.no_grad()
+    def arrive(self) -> None:
+        """Wait for all that is under way."""
+        self._arrive()
+
+    def _arrive(self) -> None:
+        for one in self._gathering:
+            for spec, route, flat in one.wait():
+                self._ready[spec] = _unpacking(route, flat)
+        self._gathering.clear()
+        while self._copying:
+            arrived = self._copying.pop(0).wait()
+            while arrived:
+                spec, route, flat = arrived.pop(0)
+                assert self._copies is not None
+                self._copies.put(spec.name, route.unpack(flat))
+                del flat
+        while self._scattering:
+            arrived = self._scattering.pop(0).wait()
+            for spec, route, flat in arrived:
+                self._deliver(spec.name, route.unpack(flat))
+
+
+def _above(block: int, waiting: Mapping[int, object]) -> list[int]:
+    """Return the blocks after one, in the order of backward."""
+    return [number for number in sorted(waiting, reverse=True) if number > block]
+
+
+def _unpacking(route: Packed, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: route.unpack(flat)
+
+
+def _coalesced(
+    sent: list[tuple[EdgeSpec, Packed, torch.Tensor]],
+    collective: Callable[[list[torch.Tensor], dist.ProcessGroup], list[torch.Tensor]],
+) -> list[_UnderWay]:
+    """Issue one collective for all that is sent among the same ranks in the same type, in the order of the
+    first; takes over what is sent."""
+    together: dict[tuple[int, torch.dtype], tuple[list[EdgeSpec], list[Packed], list[torch.Tensor]]] = {}
+    while sent:
+        spec, route, value = sent.pop(0)
+        specs, routes, values = together.setdefault((id(route.group), value.dtype), ([], [], []))
+        specs.append(spec)
+        routes.append(route)
+        values.append(value)
+        del value
+    found = []
+    for specs, routes, values in together.values():
+        group = routes[0].group
+        assert group is not None
+        # First: it may change what has to stay.
+        arriving = collective(values, group)
+        found.append(_UnderWay(specs, routes, values, arriving))
+    return found
+
+
+class UnshardedParameters:
+    """The unsharded parameters of a strategy on this rank, which edges find at ``runtime.unsharded``.
+
+    Attributes:
+        unreduced: the gradients that are reduced last, by parameter, in the shape of the unsharded one and
+            the type in which the parameter is stored, so that micro-batches accumulate in that type.
+        last: whether the running micro-batch is the last of several.
+    """
+
+    def __init__(self, strategy: Strategy, runtime: Runtime, leaves: Mapping[str, torch.Tensor]):
+        self.runtime = runtime
+        self.leaves = leaves
+        self.last = False
+        self.specs: dict[str, EdgeSpec] = {}
+        self.unreduced: dict[str, torch.Tensor] = {}
+        self._of_block: dict[int, list[EdgeSpec]] = {}
+        for name, edge in strategy.unsharded.items():
+            tensor = strategy.tensor(name)
+            forward, backward = strategy.steps(edge)
+            cast = getattr(torch, tensor.dtype) if tensor.master_dtype is not None else None
+            atoms, mesh = strategy.atoms(name), strategy.mesh
+            spec = self.specs[name] = EdgeSpec(
+                name, atoms, mesh, edge.source, edge.target, forward, backward, dtype=cast, block=edge.block
+            )
+            if edge.block is not None:
+                self._of_block.setdefault(edge.block, []).append(spec)
+            if strategy.reduced_last(name):
+                shape = strategy.local_shape(name, edge.target, runtime.place)
+                self.unreduced[name] = torch.zeros(
+                    shape, dtype=leaves[name].dtype, device=leaves[name].device
+                )
+
+    @property
+    def values(self) -> Mapping[str, torch.Tensor]:
+        """The unsharded parameters as the last step gathered them."""
+        return self.runtime.unsharded
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether any copy is made block by block."""
+        return bool(self._of_block)
+
+    @property
+    def blocks(self) -> list[int]:
+        """Return the blocks that use copies, in order."""
+        return sorted(self._of_block)
+
+    # -- copies -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Make unsharded parameters from the current shards, except those that forward is going to make block
+        by block."""
+        # A compiled module has no blocks, see engine/ahead.py.
+        at_once = torch.compiler.is_compiling()
+        for name, spec in self.specs.items():
+            # The old one is freed first: both at once would be one parameter more than the plan counts.
+            self.runtime.unsharded.pop(name, None)
+            if spec.block is None or at_once:
+                self.put(name, travel(self.runtime, self.leaves[name].detach(), spec))
+            elif name in self.unreduced:
+                # A buffer that will be filled before it is read: the lowered module takes it now.
+                narrow = spec.dtype or self.leaves[name].dtype
+                self.runtime.unsharded[name] = torch.empty(0, dtype=narrow, device=self.leaves[name].device)
+
+    def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]:
+        """Return the copies that a block uses and that are made for it, each with its shard."""
+        return {spec: self.leaves[spec.name].detach() for spec in self._of_block.get(block, ())}
+
+    @torch.no_grad()
+    def put(self, name: str, whole: torch.Tensor) -> None:
+        """Store a copy that has arrived."""
+        place = self.runtime.unsharded.setdefault(name, whole)
+        if place is not whole:
+            place.data = whole
+        if name in self.unreduced:
+            # A leaf of its own: autograd adds the gradients of all micro-batches into the one tensor.
+            place.requires_grad_()
+            if place.dtype == self.unreduced[name].dtype:
+                place.grad = self.unreduced[name]
+            place.register_post_accumulate_grad_hook(functools.partial(self._arrived, name))
+
+    # -- gradients --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _arrived(self, name: str, leaf: torch.Tensor) -> None:
+        """Handle the gradient that autograd has added to a copy's in a micro-batch."""
+        waiting, spec = self.unreduced[name], self.specs[name]
+        if leaf.grad is not waiting and leaf.grad is not None:
+            # For a narrow copy: sums over micro-batches are not narrow.
+            waiting.add_(leaf.grad)
+            leaf.grad = None
+        if self.last and spec.block is not None and isinstance(self.runtime.ahead, CallAhead):
+            self.runtime.ahead.collect_last(spec, waiting if spec.dtype is None else waiting.to(spec.dtype))
+
+    def clear(self) -> None:
+        """Forget the gradients of a backward that did not end."""
+        for gradient in self.unreduced.values():
+            gradient.zero_()
+
+    def scattered(self, name: str) -> None:
+        """Clear the unreduced gradient of a parameter, which has been reduced."""
+        if name in self.unreduced:
+            self.unreduced[name].zero_()
+
+    @torch.no_grad()
+    def reduce_last(self, accumulated: Gradients) -> None:
+        """Reduce the gradients that are not reduced yet, and add them to those of the shards."""
+        for name, gradient in self.unreduced.items():
+            spec = self.specs[name]
+            if self.last and spec.block is not None and not torch.compiler.is_compiling():
+                continue
+            sent = gradient if spec.dtype is None else gradient.to(spec.dtype)
+            shard = run_steps(self.runtime, sent, spec, backward=True)
+            accumulated.add_late(name, shard.to(self.leaves[name].dtype))
+            gradient.zero_()
+        self.last = False

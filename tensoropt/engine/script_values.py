@@ -1,0 +1,562 @@
+"""Operations that all ranks must do together outside of the plan's own steps, and for which no rank waits in
+vain.
+
+Parts of a plan's parameters lie on other ranks, so a whole state dict, or the value of a penalty on
+parameters, needs all of them. Scripts like to do such things only on rank 0; a collective would then wait
+forever. Here a waiting rank checks whether another one has continued without it, and says so.
+
+Numbers that scripts compute from a sharded plan's parameters: always values, never one rank's share.
+
+PyTorch's result of computing with shards is often a DTensor of shares that are still to be summed (a penalty,
+and the loss that it is added to), and reading it silently gives the rank's own share. Scalars that are to be
+differentiated are summed as soon as they are made: every rank makes them, and a single rank may then print
+them. Others are summed when they are read, which all ranks have to do; a rank that reads alone gets an error
+that says so.
+
+Parameters of plans whose ranks have different ones, as scripts compute with them.
+
+A rank has some parameters, or shards of them, and an empty tensor in place of each other one. The result of
+an element-wise computation remains such a part; sums, means and norms of all elements are taken over all
+ranks, are the same on each, and go backward into each rank's part. Anything else with a gradient would be
+right on no rank, and is refused.
+
+Gradients in plans whose ranks have different parameters: this rank's part, empty if it has none.
+
+``torch.nn.utils.clip_grad_norm_`` sees only the gradients of its own rank. Norms of these gradients remember
+that, and the norm of norms is taken over all ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import inspect
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import optimizer as optimizers
+
+from tensoropt.errors import PlanError
+
+_LOOKS_AFTER_S, _SURE_AFTER_S = 1.0, 3.0
+"""When a waiting rank begins to look for ranks that have gone on, and how long it sees one before it says so:
+what that rank did before may still be under way."""
+_alive: weakref.WeakSet[JobRanks] = weakref.WeakSet()
+
+
+class JobRanks:
+    """The ranks of a job, for what their scripts do at the same time. All ranks must make it."""
+
+    def __init__(self) -> None:
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        # On the host, and of its own: what one rank alone sends here meets nothing of the plan's.
+        # A fake rank has no others beside it, and no network that gloo could use.
+        self._fake = dist.get_backend() == "fake"
+        self._group: Any = dist.new_group(backend=None if self._fake else "gloo")
+        self._store: Any = dist.distributed_c10d._get_default_store()
+        # The same on all ranks, and no other group's.
+        self._name = f"tensoropt/{self._group.group_name}"
+        self._calls = 0
+        if not _alive:
+            atexit.register(leave)
+        _alive.add(self)
+
+    def went_on(self) -> None:
+        """Record that this rank begins another call of the model."""
+        self._calls += 1
+        if self._fake:
+            return
+        self._store.set(f"{self._name}/calls/{self.rank}", str(self._calls))
+
+    def summed(self, value: torch.Tensor, what: str, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Return a value summed over all ranks, on its device.
+
+        Args:
+            what: what the ranks do, for people, with what to do if only some of them do it.
+
+        Raises:
+            PlanError: another rank has gone on without it.
+        """
+        # A copy even on the host: the script's own value must not change.
+        found = value.detach().to("cpu", copy=True)
+        work = dist.all_reduce(found, op=op, group=self._group, async_op=True)
+        self._wait(work, what)
+        return found.to(value.device)
+
+    def meet(self, what: str) -> None:
+        """Wait until all ranks are here.
+
+        Raises:
+            PlanError: another rank has gone on without it.
+        """
+        self.summed(torch.zeros(1), what)
+
+    def _wait(self, work: Any, what: str) -> None:
+        began = looked = time.monotonic()
+        gone_since: float | None = None
+        while not work.is_completed():
+            now = time.monotonic()
+            time.sleep(0.0 if now - began < 1e-3 else 1e-4 if now - began < 0.1 else 1e-2)
+            if now - began < _LOOKS_AFTER_S or now - looked < _LOOKS_AFTER_S / 4:
+                continue
+            looked = now
+            gone = self._gone_on()
+            if gone is None:
+                gone_since = None
+            elif gone_since is None:
+                gone_since = now
+            elif now - gone_since > _SURE_AFTER_S:
+                raise PlanError(f"rank {gone[0]} {gone[1]} while rank {self.rank} waits for it in {what}")
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise PlanError(
+                f"another rank has left the job while rank {self.rank} waits in {what}"
+            ) from error
+
+    def _gone_on(self) -> tuple[int, str] | None:
+        """Return a rank that is ahead of this one, and what it does."""
+        for rank in range(self.world):
+            if rank == self.rank:
+                continue
+            if self._store.check([f"{self._name}/left/{rank}"]):
+                return rank, "has left the job"
+            key = f"{self._name}/calls/{rank}"
+            if self._store.check([key]) and int(self._store.get(key)) > self._calls:
+                return rank, "has gone on to the next call of the model"
+        return None
+
+    def left(self) -> None:
+        """Record that this rank has nothing more to do here."""
+        # A job that has ended has no store any more.
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"{self._name}/left/{self.rank}", "1")
+
+
+def leave() -> None:
+    """Tell ranks that wait for this one that it is leaving the job."""
+    for together in list(_alive):
+        together.left()
+
+
+_aten = torch.ops.aten
+_SUMS = (
+    _aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim, _aten.dot.default,
+    _aten.linalg_vector_norm.default, _aten.prod.default, _aten.max.default, _aten.min.default,
+)  # fmt: skip
+"""Operators whose result may be a scalar of shares."""
+_WHOLE = (
+    _aten.mse_loss.default, _aten.mse_loss_backward.default, _aten.smooth_l1_loss.default,
+    _aten.smooth_l1_loss_backward.default, _aten.huber_loss.default, _aten.huber_loss_backward.default,
+)  # fmt: skip
+"""Operators that divide by a count, for which PyTorch takes that of the shard where shards are unlike."""
+_of_mesh: dict[DeviceMesh, JobRanks] = {}
+
+
+def read_whole(mesh: DeviceMesh, together: JobRanks) -> None:
+    """Make numbers computed from DTensors of a mesh the same on all ranks from now on; those of other meshes
+    stay as they are."""
+    _of_mesh[mesh] = together
+    handlers: Any = DTensor._op_dispatcher._custom_op_handlers
+    if _aten._local_scalar_dense.default in handlers:
+        return
+    handlers |= dict.fromkeys(_SUMS, _summed) | dict.fromkeys(_WHOLE, _on_whole)
+    handlers[_aten._local_scalar_dense.default] = _number
+    DTensor.__format__ = _formatted(DTensor.__format__)  # type: ignore[assignment, method-assign]
+
+
+def _number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return ``item()`` of a DTensor."""
+    (value,) = args
+    together = _of_mesh.get(value.device_mesh)
+    if together is None or all(placement.is_replicate() for placement in value.placements):
+        return value._local_tensor.item()
+    together.meet(
+        "reading a sum or norm of parameters or gradients; read it on every rank, and print it on one"
+    )
+    with torch.no_grad():
+        return _replicated(value)._local_tensor.item()
+
+
+def _summed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return an operator's result, summed if it is a scalar of shares with a gradient."""
+    found = _as_pytorch(op, args, kwargs)
+    if not isinstance(found, DTensor) or found.dim() or not torch.is_grad_enabled():
+        return found
+    together = _of_mesh.get(found.device_mesh)
+    if together is None or not any(placement.is_partial() for placement in found.placements):
+        return found
+    if not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args):
+        return found
+    together.meet("a sum or norm of parameters or gradients; compute it on every rank, and print it on one")
+    return _replicated(found)
+
+
+def _on_whole(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if any(isinstance(value, DTensor) and value.device_mesh in _of_mesh for value in args):
+        args = tuple(_replicated(value) if isinstance(value, DTensor) else value for value in args)
+    return _as_pytorch(op, args, kwargs)
+
+
+def _replicated(value: DTensor) -> DTensor:
+    return value.redistribute(placements=[Replicate()] * value.device_mesh.ndim)
+
+
+def _as_pytorch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the operator's result without a handler."""
+    dispatcher: Any = DTensor._op_dispatcher
+    info = dispatcher.unwrap_to_op_info(op, args, kwargs)
+    sharding = info.output_sharding = dispatcher.sharding_propagator.propagate_op_sharding(info.schema)
+    local = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
+    return dispatcher.wrap(local, sharding.output_spec)
+
+
+def _formatted(others: Callable[[DTensor, str], str]) -> Callable[[DTensor, str], str]:
+    def formatted(value: DTensor, specification: str) -> str:
+        """Format a value as f-strings show plain scalars."""
+        if value.dim() or value.device_mesh not in _of_mesh:
+            return others(value, specification)
+        return format(value.detach().item(), specification)
+
+    return formatted
+
+
+_ELEMENTWISE = frozenset((
+    "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "rsub", "pow", "square",
+    "abs", "absolute", "neg", "negative", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "log2", "tanh",
+    "sigmoid", "relu", "softplus", "sign", "sgn", "clamp", "clamp_min", "clamp_max", "erf", "sin", "cos",
+    "reciprocal", "float", "double", "half", "bfloat16", "type_as", "clone", "detach", "contiguous",
+    "flatten", "ravel", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__",
+    "__rtruediv__", "__div__", "__rdiv__", "__pow__", "__rpow__", "__neg__", "__abs__",
+))  # fmt: skip
+_FLAT = frozenset({"view", "reshape"})
+_JOINED = frozenset({"cat", "concat", "concatenate"})
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_WHAT = "a sum or norm of parameters; compute it on every rank, and print it on one"
+
+
+class SpreadValue(torch.Tensor):
+    """This rank's part of a parameter, or of what was computed from its single elements.
+
+    Attributes:
+        together: the ranks that have the parts.
+        share: the weight of one of several ranks with the same part; by element if parts were joined.
+        count: the number of elements of the whole.
+        key: the parameters of which it is a part.
+        whole: the shape of the whole.
+        cut: returns this rank's part of a tensor of that shape.
+    """
+
+    together: JobRanks
+    share: float | torch.Tensor
+    count: int
+    key: tuple[str, ...]
+    whole: tuple[int, ...]
+    cut: Callable[[torch.Tensor], torch.Tensor] | None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in _ELEMENTWISE or (name in _FLAT and args[1:] in ((-1,), ((-1,),))) or func == _DATA:
+                return _elementwise(func, args, kwargs)
+            if name in _JOINED and not kwargs and args[1:] in ((), (0,)):
+                return _joined(func, args[0])
+            if name in _REDUCTIONS and (found := _REDUCTIONS[name](func, args, kwargs)) is not None:
+                return found
+            if name == "__deepcopy__":
+                return copy.deepcopy(_plain(args[0]).detach(), *args[1:])
+            try:
+                result = func(*args, **kwargs)
+            except (RuntimeError, IndexError) as error:
+                if torch.is_grad_enabled() and any(
+                    part.numel() < part.count for part in _parts(args, kwargs)
+                ):
+                    raise _refused(func, args, kwargs) from error
+                raise
+        for value in result if isinstance(result, (tuple, list)) else (result,):
+            # What is no result of arithmetic has none, or is the parameter itself.
+            if isinstance(value, torch.Tensor) and value.requires_grad and not isinstance(value, cls):
+                raise _refused(func, args, kwargs)
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return _plain(self).__reduce_ex__(protocol)
+
+
+# Else optimizers on GPUs would take one parameter at a time.
+optimizers._foreach_supported_types.append(SpreadValue)
+
+
+def spread_value(
+    part: torch.Tensor,
+    together: JobRanks,
+    copies: int,
+    key: str,
+    whole: Sequence[int],
+    cut: Callable[[torch.Tensor], torch.Tensor],
+) -> SpreadValue:
+    """Return a rank's part of a parameter for scripts, given the number of ranks that have the same one."""
+    found = part.as_subclass(SpreadValue)
+    count = 1
+    for size in whole:
+        count *= size
+    found.together, found.share, found.count = together, 1.0 / copies, count
+    found.key, found.whole, found.cut = (key,), tuple(whole), cut
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.as_subclass(torch.Tensor) if isinstance(value, SpreadValue) else value
+
+
+def _like(found: torch.Tensor, one: SpreadValue) -> SpreadValue:
+    value = found.as_subclass(SpreadValue)
+    value.together, value.share, value.count = one.together, one.share, one.count
+    value.key, value.whole, value.cut = one.key, one.whole, one.cut
+    return value
+
+
+def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    parts = _parts(args, kwargs)
+    one = parts[0]
+    if any(part.key != one.key for part in parts):
+        raise _refused(func, args, kwargs)
+    args = tuple(_cut(value, one) for value in args)
+    found = func(*args, **kwargs)
+    share = one.share
+    if isinstance(share, torch.Tensor) and share.shape != found.shape:
+        share = share.reshape(found.shape)
+    value = _like(found, one)
+    value.share = share
+    return value
+
+
+def _cut(value: Any, one: SpreadValue) -> Any:
+    """Return what belongs to this rank's part of a tensor that is combined with it."""
+    if not isinstance(value, torch.Tensor) or not value.dim() or value.shape == one.shape:
+        return value
+    if not isinstance(value, SpreadValue) and tuple(value.shape) == one.whole and one.cut is not None:
+        return one.cut(value)
+    raise PlanError(
+        f"{one.key[0]}, of which this rank has {tuple(one.shape)} under this plan, is combined with a tensor "
+        f"of shape {tuple(value.shape)}; tensors of the parameter's own shape {one.whole} are followed"
+    )
+
+
+def _joined(func: Any, parts: Sequence[Any]) -> Any:
+    if not all(isinstance(part, SpreadValue) and part.dim() == 1 for part in parts):
+        raise _refused(func, (parts,), {})
+    found = _like(func([_plain(part) for part in parts]), parts[0])
+    found.share = torch.cat([torch.zeros_like(_plain(p).detach()) + p.share for p in parts])
+    found.count = sum(part.count for part in parts)
+    found.key = tuple(key for part in parts for key in part.key)
+    found.whole, found.cut = (found.count,), None
+    return found
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, value: SpreadValue) -> torch.Tensor:
+        ctx.shape = part.shape
+        own = (part * value.share).sum(dtype=torch.float64)
+        return value.together.summed(own, _WHAT).to(part.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        return gradient.expand(ctx.shape), None
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, value: SpreadValue, order: float) -> torch.Tensor:
+        powers = (part.double().abs() ** order * value.share).sum()
+        total = value.together.summed(powers, _WHAT) ** (1.0 / order)
+        ctx.order = order
+        ctx.save_for_backward(part, total.to(part.dtype))
+        return total.to(part.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        part, total = ctx.saved_tensors
+        one = part if ctx.order == 2.0 else part.sign() * part.abs() ** (ctx.order - 1.0)
+        scale = total ** (ctx.order - 1.0)
+        # PyTorch's subgradient where all is zero.
+        return gradient * torch.where(scale == 0, 0.0, one / scale), None, None
+
+
+def _sum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    if len(args) != 1 or kwargs:
+        return None
+    found: torch.Tensor = _Sum.apply(_plain(args[0]), args[0])
+    return found
+
+
+def _mean(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    found = _sum(func, args, kwargs)
+    return None if found is None else found / args[0].count
+
+
+def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    asked = kwargs.pop("p", kwargs.pop("ord", args[1] if len(args) > 1 else None))
+    # Over some dims, or in another type.
+    if any(value not in (None, False) for value in (*args[2:], *kwargs.values())):
+        return None
+    # For a matrix these are norms of another kind.
+    if func is torch.linalg.norm and asked is not None and len(args[0].whole) > 1:
+        return None
+    order = 2.0 if asked in (None, "fro") else asked
+    if not isinstance(order, (int, float)) or not 0 < order < float("inf"):
+        return None
+    found: torch.Tensor = _Norm.apply(_plain(args[0]), args[0], float(order))
+    return found
+
+
+def _norms(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    found = []
+    for value in args[0]:
+        if not isinstance(value, SpreadValue):
+            return None
+        if (norm := _norm(None, (value, *args[1:]), kwargs)) is None:
+            return None
+        found.append(norm)
+    return found
+
+
+def _dot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    return _sum(None, (_elementwise(torch.mul, args, kwargs),), {})
+
+
+def _distance(power: int) -> Callable[..., torch.Tensor | None]:
+    def distance(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+        others = {name: value for name, value in kwargs.items() if value is not None}
+        reduction = others.pop("reduction", "mean")
+        if len(args) != 2 or others or reduction not in ("mean", "sum"):
+            return None
+        difference = _elementwise(torch.sub, args, {})
+        each = _elementwise(torch.abs if power == 1 else torch.square, (difference,), {})
+        return (_mean if reduction == "mean" else _sum)(None, (each,), {})
+
+    return distance
+
+
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": _sum,
+    "mean": _mean,
+    "norm": _norm,
+    "vector_norm": _norm,
+    "linalg_norm": _norm,
+    "linalg_vector_norm": _norm,
+    "_foreach_norm": _norms,
+    "dot": _dot,
+    "l1_loss": _distance(1),
+    "mse_loss": _distance(2),
+}
+
+
+def _parts(args: Any, kwargs: Any) -> list[SpreadValue]:
+    flat = torch.utils._pytree.tree_leaves((args, kwargs))
+    return [value for value in flat if isinstance(value, SpreadValue)]
+
+
+def _refused(func: Any, args: Any, kwargs: Any) -> PlanError:
+    # Of an attribute (p.T) its getter is called.
+    of = getattr(func, "__self__", None)
+    name = of.__name__ if inspect.isgetsetdescriptor(of) else getattr(func, "__name__", str(func))
+    keys = dict.fromkeys(key for part in _parts(args, kwargs) for key in part.key)
+    return PlanError(
+        f"the script computes {name} of {' and '.join([*keys][:2])}, of which ranks have parts under this "
+        "plan: outside of the model, operators on single elements of parameters are followed, and sum(), "
+        "mean() and norm() of all elements; compute the rest inside of the model's forward, or choose a "
+        "sharded plan"
+    )
+
+
+_NORMS: tuple[Callable[..., Any], ...] = (
+    torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.norm,
+)  # fmt: skip
+_KEEPS: tuple[Callable[..., Any], ...] = (torch.stack, torch.Tensor.to)
+
+
+def _order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    given = kwargs.get("ord", kwargs.get("p", args[1] if len(args) > 1 else None))
+    return 2.0 if given is None or given == "fro" else float(given)
+
+
+def _norm_over_ranks(value: torch.Tensor, order: float) -> _SpreadNorm:
+    """Return this rank's share of a norm; nothing if the gradient is elsewhere."""
+    found = torch.linalg.vector_norm(value, order) if value.numel() else value.new_zeros(())
+    copies = getattr(value, "copies", 1)
+    # The powers of all ranks are summed, so each of several copies contributes its fraction.
+    if copies > 1 and order != float("inf"):
+        found = found / copies ** (1.0 / order)
+    return found.as_subclass(_SpreadNorm)
+
+
+def spread(value: torch.Tensor, copies: int = 1) -> _SpreadGradient:
+    """Return a gradient as :class:`_SpreadGradient`, given the number of ranks that have the same one."""
+    found = value.as_subclass(_SpreadGradient)
+    found.copies = copies
+    return found
+
+
+class _SpreadGradient(torch.Tensor):
+    """A gradient, or a part of one, that is on this rank, or elsewhere and empty here.
+
+    Attributes:
+        copies: the number of ranks that have the same one.
+    """
+
+    copies: int = 1
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # Otherwise the call would come back to this very function, endlessly.
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _NORMS:
+                return _norm_over_ranks(args[0], _order(args, kwargs))
+            # clip_grad_norm_ calls this where it can.
+            if func is torch._foreach_norm:
+                return [_norm_over_ranks(value, _order(args, kwargs)) for value in args[0]]
+            return func(*args, **kwargs)
+
+
+class _SpreadNorm(torch.Tensor):
+    """Norms of this rank's gradients; their norm is that of all ranks' gradients together."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+            if func in _NORMS:
+                return _over_ranks(result, _order(args, kwargs))
+        return result.as_subclass(cls) if func in _KEEPS else result
+
+
+def _over_ranks(own: torch.Tensor, order: float) -> torch.Tensor:
+    if not dist.is_initialized():
+        return own
+    if order == float("inf"):
+        dist.all_reduce(own, op=dist.ReduceOp.MAX)
+        return own
+    # Powers of many elements are summed in float64: a narrow type overflows or loses the small ones.
+    total = own.double() ** order
+    dist.all_reduce(total)
+    return (total ** (1.0 / order)).to(own.dtype)

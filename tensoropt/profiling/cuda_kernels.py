@@ -1,0 +1,323 @@
+"""The memory behaviour of CUDA's attention kernels, queried without a GPU.
+
+``scaled_dot_product_attention`` is one operator, whose kernel PyTorch chooses when it runs: by the device,
+its compute capability, dtypes, shapes, mask and dropout. Every kernel is a separate operator, with its own
+formula for what autograd saves and its own meta kernel for the shapes of its results. These need no GPU: on
+fake tensors the kernel that CUDA would choose is called by its name, and its saved tensors are observed like
+those of any other operator.
+
+Sources, PyTorch 2.13: the order of kernels and their conditions are in
+``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (``priority_order``, ``can_use_..._attention``), the
+operations around them in ``aten/src/ATen/native/transformers/attention.cpp``
+(``scaled_dot_product_attention``).
+
+An estimate of the memory that recurrent layers keep on GPUs, made without one.
+
+On CUDA, ``lstm`` and ``gru`` are cuDNN's (``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd keeps their
+inputs, their output, a *reserve* of cuDNN's, and a buffer into which the weights are copied, because a
+lowered program has each of them separately; backward makes the gradients of all weights in one buffer of the
+same size (``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``).
+
+Only cuDNN knows the size of the reserve (``cudnnGetRNNTempSpaceSizes``). The estimate follows the sizes in
+pytorch/pytorch issue 2895 (cuDNN 7, a P100, float32): 736,000,000 bytes for an LSTM and 864,000,000 for a
+GRU; judging by their numbers of parameters, both have four layers of 320 units. The two sizes are in the
+ratio 23 to 27. This is the ratio that follows from 5 numbers for every step, unit and layer of an LSTM (its
+gates and the cell) and 6 for a GRU, plus one more for what passes between two layers; the total number of
+steps in all sequences, which the issue does not state, is then 25,000. cuDNN's workspace, 2 % of the reserve
+there, is left out, and so is its padding of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from tensoropt.ops.families.attention import ATTENTION
+from tensoropt.ops.registry import reserve_of
+from tensoropt.profiling.workload import Workload
+
+
+def has_recurrent(work: Workload) -> bool:
+    """Whether a workload has a layer whose facts on GPUs are estimated."""
+    return any(reserve_of(call.function) is not None for call, _ in work.calls)
+
+
+def reserve_bytes(
+    numbers: int, steps: int, hidden: int, layers: int, directions: int, element_bytes: int
+) -> int:
+    """The bytes of cuDNN's reserve.
+
+    Args:
+        numbers: how many are reserved for every step, unit and layer
+            (:func:`~tensoropt.ops.registry.reserve_of`).
+        steps: the total number of time steps in all sequences of the batch.
+        hidden: the units per layer and direction.
+    """
+    return steps * hidden * directions * (numbers * layers + layers - 1) * element_bytes
+
+
+class CudaRecurrent(TorchFunctionMode):
+    """A mode that uses memory in recurrent layers as GPUs do; for fake tensors, which compute nothing."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        numbers = reserve_of(str(func))
+        if numbers is not None:
+            return _layers(numbers, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _layers(
+    numbers: int,
+    x: torch.Tensor,
+    states: torch.Tensor | Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    states = [states] if isinstance(states, torch.Tensor) else list(states)
+    directions = 2 if bidirectional else 1
+    # Only the size of the reserve matters; there is none if no backward follows.
+    size = 0
+    if train and torch.is_grad_enabled():
+        steps = x.shape[0] * x.shape[1]
+        size = reserve_bytes(numbers, steps, states[0].shape[-1], num_layers, directions, x.element_size())
+    result: tuple[torch.Tensor, ...] = _Layers.apply(size, len(states), directions, x, *states, *weights)
+    return result
+
+
+class _Layers(torch.autograd.Function):
+    """The storages that cuDNN's layers create, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, size: int, count: int, directions: int, x: torch.Tensor, *rest: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        states, weights = rest[:count], rest[count:]
+        y = x.new_empty((*x.shape[:-1], states[0].shape[-1] * directions))
+        last = [state.new_empty(state.shape) for state in states]
+        copied = x.new_empty(sum(weight.numel() for weight in weights))
+        reserve = x.new_empty(size, dtype=torch.uint8)
+        ctx.count = count
+        ctx.save_for_backward(x, *rest, y, reserve, copied)
+        return y, *last
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # type: ignore[override]
+        x, *rest = ctx.saved_tensors[:-3]
+        states, weights = rest[: ctx.count], rest[ctx.count :]
+        flat = x.new_empty(sum(weight.numel() for weight in weights))
+        pieces = flat.split([weight.numel() for weight in weights])
+        of_weights = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
+        of_states = [torch.empty_like(state) for state in states]
+        return None, None, None, torch.empty_like(x), *of_states, *of_weights
+
+
+Capability = tuple[int, int]
+"""The compute capability of a GPU, such as ``(9, 0)`` for an H100."""
+
+_FLASH, _CUDNN, _EFFICIENT, _MATH = "flash", "cudnn", "efficient", "math"
+_HALF = (torch.float16, torch.bfloat16)
+_ROW = 8
+"""Multiple, in elements, to which rows of the efficient kernel's mask are padded (``preprocess_mask``)."""
+
+
+def capability_of(text: str) -> Capability:
+    """The compute capability that a device kind gives, such as ``9.0``; that of an A100 if it gives none."""
+    major, _, minor = (text or "8.0").partition(".")
+    return int(major), int(minor or 0)
+
+
+def has_attention(work: Workload) -> bool:
+    """Whether the facts of a workload depend on the attention kernel that its device chooses."""
+    return any(call.function == ATTENTION for call, _ in work.calls)
+
+
+def attention_kernel(
+    capability: Capability,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+) -> str:
+    """The kernel that CUDA chooses: ``flash``, ``cudnn``, ``efficient`` or ``math``.
+
+    Args:
+        q: ``[batch, heads, queries, head_dim]``; other shapes use the math form.
+        k, v: ``[batch, key heads, keys, head_dim]``.
+        mask: ``[..., queries, keys]``, boolean or added.
+        enable_gqa: fewer key heads than query heads mean groups; without it they are broadcast.
+
+    cuDNN's comes first on compute capabilities 9.x and 10.x, as of cuDNN 9.15.1 and CUDA 13, with which
+    PyTorch 2.13 is built; elsewhere it is used only if a user asks for it.
+    """
+    if not all(t.dim() == 4 and t.dtype == q.dtype and 0 not in t.shape for t in (q, k, v)):
+        return _MATH
+    if any(t.stride(-1) != 1 for t in (q, k, v)):
+        return _MATH
+    accepts = {_CUDNN: _cudnn_accepts, _FLASH: _flash_accepts, _EFFICIENT: _efficient_accepts}
+    order = (_CUDNN, _FLASH, _EFFICIENT) if capability[0] in (9, 10) else (_FLASH, _EFFICIENT)
+    for kernel in order:
+        heads = _heads_accepted(kernel, q, k, v, enable_gqa)
+        if heads and accepts[kernel](capability, q, k, v, mask, dropout_p, is_causal):
+            return kernel
+    return _MATH
+
+
+def _heads_accepted(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
+    """``check_batch_size_and_num_heads_dense``: nothing is broadcast, and the efficient kernel does not
+    support groups (PyTorch 2.13; the next version does)."""
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        return False
+    heads, of_keys, of_values = (t.shape[1] for t in (q, k, v))
+    if gqa and kernel != _EFFICIENT:
+        alike = of_keys == of_values or (kernel == _CUDNN and heads % of_values == 0)
+        return alike and heads % of_keys == 0
+    return heads == of_keys == of_values
+
+
+def _narrow(capability: Capability, q: torch.Tensor) -> bool:
+    """``check_dtypes_low_precision``."""
+    return q.dtype in _HALF and capability[0] >= 8
+
+
+def _cudnn_accepts(
+    capability: Capability,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+) -> bool:
+    sizes = (q.shape[-1], v.shape[-1])
+    # cuDNN represents dropout probabilities in sixteenths (``check_cudnn_dropout``).
+    known = (16.0 * dropout_p).is_integer() and not (dropout_p and q.shape[-2] == 1)
+    # Heads of up to 256 require a cuDNN newer than 9.22 (``check_cudnn_tensor_shapes``), which is not
+    # assumed.
+    small = all(size % 8 == 0 and size <= 128 for size in sizes)
+    fits = small or (capability[0] in (9, 10) and sizes == (192, 128))
+    return _narrow(capability, q) and known and fits and k.shape[-2] != 1
+
+
+def _flash_accepts(
+    capability: Capability,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+) -> bool:
+    size = q.shape[-1]
+    if mask is not None or not _narrow(capability, q) or not size == k.shape[-1] == v.shape[-1] <= 256:
+        return False
+    if is_causal and q.shape[-2] != k.shape[-2]:
+        return False
+    consumer = (8, 6) <= capability <= (8, 9) or capability[0] == 12
+    trained = any(t.requires_grad for t in (q, k, v))
+    return not (consumer and trained) or size <= 192 or (not dropout_p and size > 224)
+
+
+def _efficient_accepts(
+    capability: Capability,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+) -> bool:
+    half = q.dtype in _HALF
+    # ``minimum_gemm_alignment``: 128 bits on tensor cores, which compute floats from capability 8 on.
+    alignment = (8 if half else 4) if capability[0] >= 8 else 8 if half and capability[0] >= 7 else 1
+    known = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and capability[0] >= 8)
+    aligned = q.shape[-1] == k.shape[-1] and q.shape[-1] % alignment == 0 and v.shape[-1] % alignment == 0
+    return known and aligned
+
+
+class CudaAttention(TorchFunctionMode):
+    """A mode that runs attention as GPUs of a compute capability do: for fake tensors, on whatever device
+    they are."""
+
+    def __init__(self, capability: Capability):
+        super().__init__()
+        self.capability = capability
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _ATTENTION:
+            return func(*args, **kwargs)
+        return _attend(self.capability, *args, **kwargs)
+
+
+_ATTENTION: tuple[Any, ...] = (
+    functional.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+
+
+def _attend(
+    capability: Capability,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attention by the kernel that CUDA chooses, including PyTorch's operations around it."""
+    aten: Any = torch.ops.aten
+    kernel = attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
+    trained = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    result: torch.Tensor
+    if kernel == _FLASH:
+        size, scale = q.shape[-1], q.shape[-1] ** -0.5 if scale is None else scale
+        padded = (functional.pad(t, (0, -size % 8)) if size % 8 else t for t in (q, k, v))
+        result = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=scale)[0]
+        return result[..., :size] if size % 8 else result
+    mask = _added(attn_mask, q)
+    if kernel == _MATH:
+        by_parts = aten._scaled_dot_product_attention_math
+        result = by_parts(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+        return result
+    fused = aten._scaled_dot_product_cudnn_attention
+    if kernel == _EFFICIENT:
+        fused = aten._scaled_dot_product_efficient_attention
+        mask = None if mask is None else _aligned(mask, q, k)
+    result = fused(q, k, v, mask, trained, dropout_p, is_causal, scale=scale)[0]
+    return result
+
+
+def _added(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
+    """``convert_boolean_attn_mask``: the mask as a term that is added."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    passed, hidden = (torch.scalar_tensor(x, dtype=q.dtype, device=q.device) for x in (0.0, float("-inf")))
+    return torch.where(mask, passed, hidden)
+
+
+def _aligned(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """``preprocess_mask``: rows that begin at multiples of 8 elements, expanded to all heads."""
+    size = mask.shape[-1]
+    if mask.stride(-1) != 1 or any(stride % _ROW for stride in mask.stride()[:-1]):
+        mask = functional.pad(mask, (0, _ROW - size % _ROW))[..., :size]
+    return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])

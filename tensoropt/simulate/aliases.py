@@ -1,0 +1,471 @@
+"""Users of a storage under another name: readers of views.
+
+A group that only takes a part of its input (one step of a sequence, one of three projections) gives a view:
+its readers then keep the whole storage from which it was cut, or the copy that was brought to it. Which
+results are views depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and whether a
+reader of one finds it there depends on where it is put, so both are looked up for each strategy.
+
+The holders of gradient storages. The backward of a sum passes its gradient to both operands, that of a
+concatenation passes slices of it, and the storage lives until the last of them is used up.
+
+Which gradients share a storage depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and
+how long each keeps it depends on what is resharded, so both are looked up for each strategy. A shared storage
+is counted with one tensor: the one whose gradient is passed on, or, if a backward makes several gradients in
+one storage, the first of these. A gradient that is passed on to a single tensor simply becomes that tensor's.
+
+The moments at which new values of buffers replace the old ones.
+
+A buffer's new value exists from the moment when it is made. Buffers are not counted, so from the moment when
+the old value is released, the new one is not counted either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from tensoropt.costs.effects import BACKWARD_END, FORWARD_END, Reading, When, storage_end
+from tensoropt.costs.move_effects import MoveEffects
+from tensoropt.costs.tables import leaves_model
+from tensoropt.ops.families.stages import ARRIVE, DEPART
+from tensoropt.ops.layouts import Layout
+from tensoropt.sharding.groups import Group
+from tensoropt.simulate.candidates import Candidates
+from tensoropt.simulate.readings import Column, Readings, distinct
+from tensoropt.simulate.step_schedule import Reader, StepSchedule
+from tensoropt.simulate.tensor_effects import SOURCE, GradientStorage, StorageUser
+from tensoropt.types import Flags, Indices
+
+_Placed = Column[Reading] | Column[Layout]
+_Relation = tuple[str, tuple[str, ...]]
+"""A result in whose gradient the gradients of these reads lie; "" if they lie in a storage made for them."""
+
+
+class GradientAliases:
+    """The shared storages of gradients, for all strategies at once. Ends are positions in the step schedule;
+    -1 if there is none."""
+
+    def __init__(
+        self, candidates: Candidates, schedule: StepSchedule, moves: MoveEffects, readings: Readings
+    ):
+        self.candidates, self.schedule, self.moves, self.readings = candidates, schedule, moves, readings
+        self.graph, self.choices, self.count = candidates.graph, readings.choices, readings.count
+        self.writer = {name: group for group in self.graph.groups for name in group.writes}
+        self._relations = self._all_relations()
+        self._ends: dict[tuple[str, str, int], Indices] = {}
+        # The positions at which storages end: those of (group, read) pairs, of results whose gradient is
+        # passed on, and of storages that a backward makes for several gradients at once.
+        self._end_of: dict[tuple[str, str], Indices] = {}
+        self._own_end: dict[str, Indices] = {}
+        self._common: dict[str, list[tuple[int, Indices]]] = {}
+        self._outlasting: dict[str, Indices] = {}
+        self._found = False
+
+    def outlasting(self, group: Group) -> Indices:
+        """1 for each strategy in which the gradient of something that a group writes outlasts its
+        backward."""
+        self._find()
+        return self._outlasting.get(group.name, np.zeros(self.count, dtype=np.int64))
+
+    def storages(self, group: Group, name: str) -> tuple[tuple[int, ...], Column[GradientStorage]]:
+        """(the ends of storages that a tensor's gradients share, by number; for each strategy, the storage of
+        the gradients of the tensor, which ``group`` writes)."""
+        self._find()
+        readers = self.schedule.readers.get(name, ())
+        shared = [self._end_of.get((reader.name, name)) for reader in readers]
+        common, own = self._common.get(name, []), self._own_end.get(name)
+        outlasting = self._outlasting.get(group.name)
+        columns = [
+            *((column >= 0).astype(np.int64) for column in shared if column is not None),
+            *(column for _, column in common),
+            *((own,) if own is not None else ()),
+            *((outlasting,) if outlasting is not None else ()),
+        ]
+        known = self.readings.known.gradients
+        if not columns:
+            plain = known.of(GradientStorage())
+            return (), Column(np.full(self.count, plain, dtype=np.int64), known.values)
+        # Ends may be -1.
+        firsts, which = distinct([column + 1 for column in columns])
+        ended = [*(column for _, column in common), *((own,) if own is not None else ())]
+        ends = sorted({int(end) for column in ended for end in column[firsts] if end >= 0})
+        number = {end: i for i, end in enumerate(ends)} | {-1: -1}
+        found = [
+            GradientStorage(
+                tuple(column is not None and bool(column[row] >= 0) for column in shared),
+                tuple((i, number[int(column[row])]) for i, column in common if column[row] >= 0),
+                number[int(own[row])] if own is not None else -1,
+                bool(outlasting[row]) if outlasting is not None else False,
+            )
+            for row in firsts
+        ]
+        numbers = np.array([known.of(storage) for storage in found], dtype=np.int64)
+        return tuple(ends), Column(numbers[which], known.values)
+
+    # -- moves ------------------------------------------------------------------------------------
+
+    def _sent_back(self, name: str, reader: Group) -> Flags:
+        """Whether a reader's gradient moves to the layout in which the reader found the tensor, per
+        strategy."""
+        return self._moves_back(name, self._found_at(name), self.readings.read(reader.name, name))
+
+    def _hub_left(self, name: str) -> Flags:
+        """Whether a gradient moves from the layout in which readers found the tensor to its writer, per
+        strategy."""
+        hub = self.readings.hub(name)
+        if hub is None:
+            return np.zeros(self.count, dtype=bool)
+        return self._moves_back(name, self.readings.written(self.writer[name].name, name), hub)
+
+    def _found_at(self, name: str) -> _Placed:
+        return self.readings.hub(name) or self.readings.written(self.writer[name].name, name)
+
+    def _moves_back(self, name: str, sources: _Placed, targets: _Placed) -> Flags:
+        firsts, which = distinct([sources.which, targets.which])
+        pairs = [(_layout(sources.at(row)), _layout(targets.at(row))) for row in firsts]
+        moved = [bool(self.moves.steps(name, source, target)[1]) for source, target in pairs]
+        return np.array(moved)[which]
+
+    # -- relations --------------------------------------------------------------------------------
+
+    def _all_relations(self) -> dict[str, dict[_Relation, Flags]]:
+        """The relations of each group, by the tensors' names, and the strategies in which they hold."""
+        known = self.readings.known.once("relations", self._of_configurations)
+        return {
+            name: {relation: flags[self.choices[name]] for relation, flags in relations.items()}
+            for name, relations in known.items()
+        }
+
+    def _of_configurations(self) -> dict[str, dict[_Relation, Flags]]:
+        """The relations of each group, and the configurations in which they hold."""
+        known: dict[Hashable, dict[_Relation, Flags]] = {}
+        found = {}
+        for group in self.graph.groups:
+            alike = self.candidates.signature(group)
+            if alike not in known:
+                known[alike] = self._by_configuration(group)
+            if not known[alike]:
+                continue
+            names = {short: name for name, short in group.short_names.items()} | {"": ""}
+            found[group.name] = {
+                (names[of], tuple(names[member] for member in members)): flags
+                for (of, members), flags in known[alike].items()
+            }
+        return found
+
+    def _by_configuration(self, group: Group) -> dict[_Relation, Flags]:
+        """A group's relations by short names, and the configurations in which they hold."""
+        written = {group.short_names[name] for name in group.writes}
+        looks = self.candidates.facts(group)
+        found: dict[_Relation, Flags] = {}
+        for number, facts in enumerate(looks):
+            members: dict[str, list[str]] = {}
+            for read, of in facts.hands_on.items():
+                # If the storage was made for several reads, the first of them represents it (``hands_on``)
+                # and is itself a member.
+                members.setdefault(of, [] if of in written else [of]).append(read)
+            for of, reads in members.items():
+                relation = (of if of in written else "", tuple(reads))
+                found.setdefault(relation, np.zeros(len(looks), dtype=bool))[number] = True
+        return found
+
+    # -- lives ------------------------------------------------------------------------------------
+
+    def _find(self) -> None:
+        """Visit the groups in backward order: a group that gets a gradient comes after the one that gives
+        it."""
+        if self._found or not self._relations:
+            return
+        self._found = True
+        # Backward order is essential: _lies needs the origin of the gradient that a later group has passed
+        # on.
+        for group in reversed(self.graph.groups):
+            incoming = {name: lies for name in group.writes if (lies := self._lies(name)) is not None}
+            if group.name in self._relations or incoming:
+                self._follow(group, incoming)
+
+    def _lies(self, name: str) -> Indices | None:
+        """The end of the shared storage that contains the gradient coming to a tensor's writer."""
+        readers = self.schedule.readers.get(name, ())
+        # With several readers, or for a result of the model, the gradient is a sum: a new tensor in a
+        # separate storage.
+        if len(readers) != 1 or (readers[0].name, name) not in self._end_of or leaves_model(self.graph, name):
+            return None
+        # A gradient that was resharded on the way is in a new storage; the one that was passed on ends at the
+        # move.
+        moved = self._sent_back(name, readers[0]) | self._hub_left(name)
+        return np.where(moved, -1, self._end_of[readers[0].name, name])
+
+    def _follow(self, group: Group, incoming: Mapping[str, Indices]) -> None:
+        """Follow the gradients that come to a group's backward, and those that it makes."""
+        done = self.schedule.position("backward", "compute", group.name)
+        outlasts = np.zeros(self.count, dtype=bool)
+        for end in incoming.values():
+            outlasts |= end > done
+        for (of, members), active in self._relations.get(group.name, {}).items():
+            lies = incoming.get(of, np.full(self.count, -1))
+            ends = lies
+            # If it is passed on to a single tensor, the storage simply becomes that tensor's; only one with
+            # several members has a separate end, that of the last of them.
+            if len(members) > 1:
+                size = self._elements(of) if of else 0
+                last = np.maximum.reduce([self._end(group, member, size) for member in members])
+                ends = np.where(lies >= 0, lies, last)
+                begun = np.where(active & (lies < 0), last, -1)
+                if of:
+                    self._own_end[of] = np.maximum(self._own_end.get(of, begun), begun)
+                    outlasts |= begun >= 0
+                else:
+                    place = [r.name for r in self.schedule.readers[members[0]]].index(group.name)
+                    self._common.setdefault(members[0], []).append((place, begun))
+            ends = np.where(active, ends, -1)
+            for member in members:
+                at = group.name, member
+                self._end_of[at] = np.maximum(self._end_of.get(at, ends), ends)
+        self._outlasting[group.name] = outlasts.astype(np.int64)
+
+    def _end(self, group: Group, name: str, size: int) -> Indices:
+        """The position at which a tensor that gets its gradient from a group releases the storage.
+
+        Args:
+            size: elements of the tensor whose gradient the storage was made for; 0 if it was made for
+                several.
+        """
+        at = group.name, name, size
+        if at not in self._ends:
+            self._ends[at] = self._find_end(group, name, size)
+        return self._ends[at]
+
+    def _find_end(self, group: Group, name: str, size: int) -> Indices:
+        readers, at = (
+            self.schedule.readers[name],
+            self.schedule.position("backward", "read", group.name, name) + 1,
+        )
+        last, sent_back = at, self._sent_back(name, group)
+        if len(readers) > 1 or leaves_model(self.graph, name):
+            if len(readers) > 1 and readers[-1].name == group.name:  # the next one's sum is a new tensor
+                last = self.schedule.position("backward", "read", readers[-2].name, name) + 1
+            return np.where(sent_back, at, last)
+        writer = self.writer[name]
+        done = np.full(self.count, self.schedule.position("backward", "compute", writer.name))
+        if self._elements(name) != size:  # nobody releases a part of it
+            done += 1
+        for (of, members), active in self._relations.get(writer.name, {}).items():
+            if of == name:
+                ends = [self._end(writer, member, size) for member in members]
+                done = np.where(active, np.maximum.reduce(ends), done)
+        left = self.schedule.position("backward", "hub", writer.name, name) + 1
+        return np.where(sent_back, at, np.where(self._hub_left(name), left, done))
+
+    def _elements(self, name: str) -> int:
+        return prod(self.graph.atoms.graph.tensors[name].shape)
+
+
+def _layout(placed: Reading | Layout) -> Layout:
+    return placed.layout if isinstance(placed, Reading) else placed
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """The moment at which a tensor replaces a buffer.
+
+    Attributes:
+        ends: the positions of the backwards that may need the old value.
+        which: for each strategy, the number of the last of these that does; -1 if none does.
+        always: the moment, if it is the same in all strategies; None if it depends on ``which``.
+        never: the tensor is not a buffer's new value, or its memory is counted elsewhere.
+    """
+
+    ends: tuple[int, ...]
+    which: Indices
+    always: When | None = None
+    never: bool = False
+
+    def until(self, row: int, first: int) -> When | None:
+        """The moment in one strategy; None if it never happens.
+
+        Args:
+            first: the number of the first of ``ends`` among the tensor's.
+        """
+        if self.never or self.always is not None:
+            return self.always
+        number = int(self.which[row])
+        return FORWARD_END if number < 0 else storage_end(first + number)
+
+
+class NewBuffers:
+    """The new values of buffers, and the groups that still need the old ones."""
+
+    def __init__(
+        self, candidates: Candidates, schedule: StepSchedule, moves: MoveEffects, readings: Readings
+    ):
+        self.graph, self.schedule, self.moves, self.readings = candidates.graph, schedule, moves, readings
+        self.micro_batches = candidates.mesh[0]
+        self._buffers = {new: name for name, new in self.graph.atoms.graph.mutations.items()}
+
+    @cached_property
+    def _in_stage(self) -> bool:
+        """Whether this is a stage of a pipeline, whose place holds new values until the step is over
+        (:mod:`tensoropt.pipeline.memory`)."""
+        return any(group.anchor.target in (ARRIVE, DEPART) for group in self.graph.groups)
+
+    def taken(self, name: str) -> _Taken:
+        """The moment at which a tensor replaces a buffer."""
+        none = np.full(self.readings.count, -1, dtype=np.int64)
+        if name not in self._buffers or self._in_stage or not self.graph.atoms.graph.training:
+            return _Taken((), none, never=True)
+        if self.micro_batches > 1:  # all of them read the old value
+            return _Taken((), none, BACKWARD_END)
+        keeping = list(self._keeping(self._buffers[name]))
+        ends = tuple(self.schedule.position("backward", "compute", group.name) for group, _ in keeping)
+        for number in sorted(range(len(ends)), key=ends.__getitem__):
+            none[keeping[number][1]] = number
+        return _Taken(ends, none)
+
+    def _keeping(self, buffer: str) -> Iterator[tuple[Group, Flags]]:
+        """Yield the groups whose backward may need a buffer, each with the strategies in which it does: those
+        that read it, and those that read a view of it in place."""
+        for group in self.graph.groups:
+            if buffer not in group.free:
+                continue
+            yield group, self.readings.keeps(group.name, buffer)
+            for name in group.writes:
+                view = self.readings.keeps(group.name, buffer, name)
+                for reader in self.schedule.readers.get(name, ()) if view.any() else ():
+                    reads = self.readings.read(reader.name, name)
+                    kept = np.array([one.kept or one.again for one in reads.values], dtype=bool)[reads.which]
+                    yield reader, view & kept & ~self._moved(group.name, name, reads)
+
+    def _moved(self, maker: str, name: str, reads: Column) -> Flags:
+        """Whether a reader of a tensor has its own copy, per strategy."""
+        hub, written = self.readings.hub(name), self.readings.written(maker, name)
+        rows = range(self.readings.count)
+        sources = [hub.at(row) if hub else written.at(row).layout for row in rows]
+        found = [bool(self.moves.steps(name, sources[row], reads.at(row).layout)[0]) for row in rows]
+        return np.array(found, dtype=bool)
+
+
+@dataclass(frozen=True)
+class ViewAlias:
+    """A tensor that is a view of another tensor in some configurations.
+
+    Attributes:
+        maker: the group that writes it.
+        through: the reader of the other tensor that makes it; :data:`SOURCE` if one group writes both.
+        of: the other tensor's short name in that group.
+        first: its own number among the tensor's readers, from which its readers are numbered onwards.
+        leaves: whether it leaves the model.
+        inner: the views of it.
+    """
+
+    name: str
+    maker: Group
+    through: int
+    of: str
+    first: int
+    readers: tuple[Group, ...]
+    leaves: bool
+    inner: tuple[ViewAlias, ...]
+
+    def with_inner(self) -> Iterator[ViewAlias]:
+        """Yield the view, the views of it, and so on, depth first."""
+        yield self
+        for inner in self.inner:
+            yield from inner.with_inner()
+
+
+class ViewAliases:
+    """The views of every tensor, and their readers."""
+
+    def __init__(
+        self, candidates: Candidates, schedule: StepSchedule, moves: MoveEffects, readings: Readings
+    ):
+        self.candidates, self.schedule, self.moves = candidates, schedule, moves
+        self.readings = readings
+
+    @cached_property
+    def _views(self) -> Mapping[str, Sequence[tuple[Group, str]]]:
+        """The groups that make views of each tensor, and the views."""
+        return self.readings.known.once("views", self._all_views)
+
+    def _all_views(self) -> dict[str, tuple[tuple[Group, str], ...]]:
+        found: dict[str, dict[tuple[str, str], tuple[Group, str]]] = {}
+        for group in self.candidates.graph.groups:
+            names = {short: name for name, short in group.short_names.items()}
+            # Over all configurations, because readers must have the same numbers in every strategy, so that
+            # one schedule and one set of columns serve all of them; users() leaves out tensors that are not
+            # views in a strategy.
+            pairs = {pair for facts in self.candidates.facts(group) for pair in facts.lies_in.items()}
+            for view, of in sorted(pairs):
+                found.setdefault(names[of], {})[group.name, view] = group, names[view]
+        return {name: tuple(views.values()) for name, views in found.items()}
+
+    def of(self, name: str, first: int | None = None) -> tuple[ViewAlias, ...]:
+        """The views of a tensor; readers are numbered from ``first``, or after the tensor's own readers."""
+        readers = [group.name for group in self.schedule.readers.get(name, ())]
+        free, found = len(readers) if first is None else first, []
+        for maker, view in self._views.get(name, ()):
+            through = SOURCE if name in maker.writes else readers.index(maker.name)
+            own = self.schedule.readers.get(view, ())
+            # Numbers go depth first: the view's own (for its hub), its readers, then those of its views.
+            # places() and users() count in the same order.
+            inner = self.of(view, free + 1 + len(own))
+            leaves = self.schedule.position("forward", "output", maker.name, view) >= 0
+            made = ViewAlias(view, maker, through, maker.short_names[name], free, own, leaves, inner)
+            free += sum(1 + len(one.readers) for one in made.with_inner())
+            found.append(made)
+        return tuple(found)
+
+    def columns(self, views: Sequence[ViewAlias]) -> Iterator[Indices]:
+        """Yield everything that decides who reads the views, per strategy."""
+        for one in (one for view in views for one in view.with_inner()):
+            yield self.readings.written(one.maker.name, one.name).which
+            for group in one.readers:
+                yield self.readings.read(group.name, one.name).which
+            if (hub := self.readings.hub(one.name)) is not None:
+                yield hub.which
+
+    def places(self, views: Sequence[ViewAlias]) -> Iterator[Reader]:
+        """Yield the readers of views, in the order of their numbers; for each view, the hub in which it is
+        put comes first."""
+        for one in (one for view in views for one in view.with_inner()):
+            yield Reader(one.maker.name, one.name, materialises=True)
+            for group in one.readers:
+                yield Reader(group.name, one.name)
+
+    def users(
+        self, views: Sequence[ViewAlias], row: int, orders: Sequence[int], through: int | None = None
+    ) -> Iterator[StorageUser]:
+        """Yield the readers of the views in a strategy, if the views lie in place there.
+
+        Args:
+            orders: for each reader's number, its position in forward.
+            through: for the views of a view: the reader of the outermost tensor.
+        """
+        for one in views:
+            writing = self.readings.written(one.maker.name, one.name).at(row)
+            if writing.lies_in != one.of:
+                continue
+            outer = one.through if through is None else through
+            source, hub = writing.layout, self.readings.hub(one.name)
+            if hub is not None:
+                source = hub.at(row)
+            order = orders[one.first]
+            if self.moves.steps(one.name, writing.layout, source)[0]:  # read once, on its way to its hub
+                yield StorageUser(one.first, False, writing.again, True, True, order, through=outer)
+                continue
+            if one.leaves:
+                yield StorageUser(one.first, False, False, True, False, order, True, outer)
+            for number, group in enumerate(one.readers):
+                read, own = self.readings.read(group.name, one.name).at(row), one.first + 1 + number
+                moved = bool(self.moves.steps(one.name, source, read.layout)[0])
+                inside = self.readings.inside(one.maker.name, group.name)
+                yield StorageUser(own, read.kept, read.again, inside, moved, orders[own], through=outer)
+                # A reader with a copy makes views of its copy, in which the outer storage has no part.
+                if not moved:
+                    inner = [view for view in one.inner if view.through == number]
+                    yield from self.users(inner, row, orders, outer)

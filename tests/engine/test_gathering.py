@@ -1,0 +1,255 @@
+"""Parameters gathered one block ahead: what is issued when, and numbers in calls of all kinds."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tensoropt.capture import capture
+from tensoropt.engine import parameters
+from tensoropt.engine.engine import unsplit_strategy
+from tensoropt.engine.gathering import scatter, wait
+from tensoropt.engine.models import model_values
+from tensoropt.engine.runtime import Runtime
+from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.ranks.pool import RankPool
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.buckets import gradient_buckets
+from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.strategy import Strategy, strategy_from_dict
+from tensoropt.simulate.collectives import Collective
+from tensoropt.verify.fake_ranks import fake_job
+from tensoropt.verify.recorder import CollectiveRecorder
+from tests.engine.loops import (
+    Loop,
+    added_up,
+    kept_graph,
+    two_calls_and_one_backward,
+    usual,
+    with_calls_that_nobody_uses,
+)
+from tests.engine.threads import ThreadRuntime, on_ranks
+
+X = torch.randn(8, 8)
+
+
+class Stack(nn.Module):
+    """Four products; each is a block."""
+
+    def __init__(self, *, bias: bool = True, width: int = 8) -> None:
+        super().__init__()
+        sizes = [8, width, width, width, 8]
+        self.layers = nn.Sequential(*(nn.Linear(*two, bias=bias) for two in pairwise(sizes)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().sum()
+
+
+def captured_stack(**settings: Any) -> tuple[GroupGraph, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    captured = capture(Stack(**settings), (X,))
+    return group_operators(refine_graph(captured.graph)), model_values(captured)
+
+
+def data_parallel(
+    graph: GroupGraph, stored: str = "ahead", micro: int = 1, copies: int = 1, dim: str = "S(0)"
+) -> Strategy:
+    """Data parallel on two ranks, or on ``copies`` times two that reduce what the shards' gradients leave."""
+    further = [copies] if copies > 1 else []
+    data = {
+        "mesh": [micro, 2, *further],
+        "groups": {
+            g.name: ["none" if micro == 1 else "d0", "d0", *("d0" for _ in further)] for g in graph.groups
+        },
+        "hubs": {},
+        "stored": {t.name: [stored, dim, *("R/P" for _ in further)] for t in graph.atoms.graph.parameters},
+    }
+    return strategy_from_dict(data, graph)
+
+
+def test_a_block_is_gathered_together_as_the_one_before_begins() -> None:
+    """Weights of 256 bytes and biases of 32: alone 256 and 32, together 288."""
+    graph, values = captured_stack()
+    with fake_job(0, 2), CollectiveRecorder((1, 2)) as recorder:
+        engine = ShardedEngine(data_parallel(graph), values)
+        loss = engine(X)[0]
+        forward = len(recorder.issued)
+        loss.backward()
+    sent = [(c.kind, c.bytes) for c in recorder.issued]
+    gather, scatter = "all_gather", "reduce_scatter"
+    # The first block's own and the second's as the first begins, the others' as the one before begins.
+    assert sent[:forward] == [*[(gather, 288)] * 4, ("all_reduce", 4)]
+    # A bias is not needed again, and of the first weight nothing as nobody asks for the input's gradient. The
+    # last block's is gathered as backward begins, and the third's; gradients go one block behind.
+    assert sent[forward:] == [*[(gather, 256)] * 3, *[(scatter, 288)] * 4]
+
+
+def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hybrid sharding, each weight's shard in a bucket of its own that is reduced once the shard is there."""
+    monkeypatch.setattr(parameters, "gradient_buckets", partial(gradient_buckets, limit_bytes=1))
+    graph, values = captured_stack(bias=False)
+    strategy = data_parallel(graph, copies=2)
+    with fake_job(0, 4), CollectiveRecorder((1, 2, 2)) as recorder:
+        engine = ShardedEngine(strategy, values, runtime=Runtime((1, 2, 2)))
+        loss = engine(X)[0]
+        begin = len(recorder.issued)
+        loss.backward()
+    sent = [(c.kind, c.axes) for c in recorder.issued[begin:] if c.kind != "all_gather"]
+    scatter, reduce = ("reduce_scatter", (1,)), ("all_reduce", (2,))
+    # Each is reduced as backward begins another block, or is over, before the next one's is scattered.
+    assert sent == [scatter, reduce] * 4
+
+
+@pytest.mark.parametrize(
+    ("stored", "micro", "copies"),
+    [
+        ("ahead", 1, 1),
+        ("ahead", 2, 1),
+        ("ahead", 1, 2),
+        *((stored, micro, 1) for stored in ("held", "held/P") for micro in (1, 2)),
+        ("held/P", 2, 2),
+    ],
+)
+@pytest.mark.parametrize(
+    "loop", [usual, two_calls_and_one_backward, kept_graph, with_calls_that_nobody_uses, added_up]
+)
+def test_gradients_are_those_of_the_unsplit_model(loop: Loop, stored: str, micro: int, copies: int) -> None:
+    if micro > 1 and loop is kept_graph:
+        pytest.skip("the backward of micro-batches comes once")
+    graph, values = captured_stack()
+    whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
+    loop(whole, X)
+    strategy = data_parallel(graph, stored, micro, copies)
+    assert len(strategy.blocks.first) == 4
+
+    def work(own: ThreadRuntime) -> tuple[int, dict[str, torch.Tensor]]:
+        engine = ShardedEngine(strategy, values, runtime=own)
+        loop(engine, X)
+        return own.position[0], {n: g.clone() for n, g in engine.shards.gradients.items()}
+
+    for shard, gradients in on_ranks(strategy.mesh, work):
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, whole.shards.gradients[name].chunk(2)[shard])
+
+
+@pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("dim", ["S(0)", "S(1)"])
+def test_gradients_of_uneven_shards_are_those_of_the_unsplit_model(stored: str, micro: int, dim: str) -> None:
+    """Of 7 rows or columns one rank has 4, the other 3."""
+    graph, values = captured_stack(bias=False, width=7)
+    whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
+    usual(whole, X)
+    strategy = data_parallel(graph, stored, micro, dim=dim)
+    assert all(
+        strategy.use(name, group).block is not None or stored == "held/P"
+        for group in graph.groups
+        for name in group.parameters
+    )
+
+    def work(own: ThreadRuntime) -> tuple[int, dict[str, torch.Tensor]]:
+        engine = ShardedEngine(strategy, values, runtime=own)
+        usual(engine, X)
+        return own.position[0], {n: g.clone() for n, g in engine.shards.gradients.items()}
+
+    for shard, gradients in on_ranks(strategy.mesh, work):
+        for name, gradient in gradients.items():
+            want = whole.shards.gradients[name].chunk(2, int(dim[2]))[shard]
+            torch.testing.assert_close(gradient, want)
+
+
+def test_uneven_shards_are_sent_padded() -> None:
+    """Weights of 7x8, 7x7, 7x7 and 8x7, the first dim in two: shards of 4 rows, the last rank's with 3."""
+    graph, values = captured_stack(bias=False, width=7)
+    sent = []
+    for rank in range(2):
+        with fake_job(rank, 2), CollectiveRecorder((1, 2)) as recorder:
+            engine = ShardedEngine(data_parallel(graph), values)
+            engine(X)[0].backward()
+        sent.append([(c.kind, c.bytes) for c in recorder.issued])
+    assert sent[0] == sent[1]
+    first, second, third, last = (4 * n for n in (2 * 4 * 8, 2 * 4 * 7, 2 * 4 * 7, 8 * 7))
+    gather, scatter = "all_gather", "reduce_scatter"
+    assert sent[0] == [
+        *((gather, size) for size in (first, second, third, last)),
+        ("all_reduce", 4),
+        *((gather, size) for size in (last, third, second)),
+        *((scatter, size) for size in (last, third, second, first)),
+    ]
+
+
+def test_copies_are_gathered_in_the_first_micro_batch_and_reduced_in_the_last() -> None:
+    graph, values = captured_stack(bias=False)
+    strategy = data_parallel(graph, "held/P", micro=4)
+    with fake_job(0, 2), CollectiveRecorder((4, 2)) as recorder:
+        engine = ShardedEngine(strategy, values)
+        engine(X)[0].backward()
+    sent = [c.kind for c in recorder.issued]
+    # The loss is a sum over all ranks' rows.
+    assert sent == [*["all_gather"] * 4, *["all_reduce"] * 4, *["reduce_scatter"] * 4]
+
+
+def test_narrow_copies_add_up_wide() -> None:
+    """In mixed precision the gradients of a copy wait in the type in which the parameter is stored."""
+    torch.manual_seed(0)
+    captured = capture(Stack(bias=False), (X,), dtype="bfloat16")
+    graph, values = group_operators(refine_graph(captured.graph)), model_values(captured)
+    strategy = data_parallel(graph, "held/P", micro=4)
+
+    def work(own: ThreadRuntime) -> None:
+        engine = ShardedEngine(strategy, values, runtime=own)
+        usual(engine, X)
+        assert {g.dtype for g in engine.unsharded.unreduced.values()} == {torch.float32}
+        assert not any(g.any() for g in engine.unsharded.unreduced.values())
+        assert {w.dtype for w in engine.unsharded.values.values()} == {torch.bfloat16}
+        assert {g.dtype for g in engine.shards.gradients.values()} == {torch.float32}
+        assert all(w.grad is None for w in engine.unsharded.values.values())
+
+    on_ranks(strategy.mesh, work)
+
+
+@pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
+def test_nothing_is_left_of_a_call(stored: str) -> None:
+    """Neither gathered parameters nor whole gradients outlive backward."""
+    graph, values = captured_stack(bias=False)
+
+    def work(own: ThreadRuntime) -> None:
+        engine = ShardedEngine(data_parallel(graph, stored, micro=2), values, runtime=own)
+        usual(engine, X)
+        assert engine._calls == []
+        ahead: Any = own.ahead
+        assert not ahead._ready
+        assert not ahead._whole
+        assert not ahead._gradients
+        assert not ahead._last
+        assert not ahead._copying
+        assert not ahead._gathering
+        assert not ahead._scattering
+
+    on_ranks((1, 2), work)
+
+
+def scattered(rank: int, world: int) -> tuple[list[list[float]], list[Collective], list[int]]:
+    """What a rank gets of three values, the collectives issued, and the sizes of what has to stay."""
+    assert dist.group.WORLD is not None
+    values = [torch.arange(n, dtype=torch.float32) + 100 * rank for n in (4, 2, 6)]
+    with CollectiveRecorder((1, world)) as recorder:
+        arriving = scatter(values, dist.group.WORLD)
+    return [wait(part).tolist() for part in arriving], recorder.issued, [value.numel() for value in values]
+
+
+@pytest.mark.distributed
+def test_gloo_reduces_several_gradients_in_one_message(ranks: RankPool) -> None:
+    for rank, (parts, issued, stays) in enumerate(ranks.run(scattered)):
+        want = [torch.arange(n, dtype=torch.float32) * 2 + 100 for n in (4, 2, 6)]
+        assert parts == [value.chunk(2)[rank].tolist() for value in want]
+        assert issued == [Collective("reduce_scatter", (1,), 12 * 4)]
+        assert stays == [12]

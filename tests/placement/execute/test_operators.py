@@ -1,0 +1,51 @@
+"""Cutting and joining are inverse to each other, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tensoropt.ops.layouts import PARTIAL
+from tensoropt.placement.execute.operators import Cut, join, split
+from tensoropt.sharding.discovery.check import shard
+
+ATOMS = ((4, 3), (10,))
+
+
+@pytest.mark.parametrize(("code", "count"), [(0, 2), (0, 4), (1, 3), (2, 5), (2, 3)])
+def test_pieces_are_the_shards_of_a_mesh(code: int, count: int) -> None:
+    whole = torch.randn(12, 10, requires_grad=True)
+    cut = Cut(ATOMS, code, count)
+    pieces = split(cut, whole)
+    for index, piece in enumerate(pieces):
+        assert torch.equal(piece, shard(whole.detach(), ATOMS, (code,), (count,), (index,)))
+        assert piece.untyped_storage().nbytes() == piece.numel() * 4  # a copy: the whole may go
+    again = join(cut, *pieces)
+    assert torch.equal(again, whole)
+    upstream = torch.randn(12, 10)
+    again.backward(upstream)
+    assert torch.equal(whole.grad, upstream)
+
+
+def test_a_piece_without_a_gradient_counts_as_zero() -> None:
+    whole = torch.randn(12, 10, requires_grad=True)
+    first, _ = split(Cut(ATOMS, 0, 2), whole)
+    first.sum().backward()
+    assert whole.grad.sum() == first.numel()
+
+
+def test_terms_of_a_sum() -> None:
+    terms = [torch.randn(12, 10, requires_grad=True) for _ in range(3)]
+    total = join(Cut(ATOMS, PARTIAL, 3), *terms)
+    assert torch.allclose(total, terms[0] + terms[1] + terms[2])
+    upstream = torch.randn(12, 10)
+    total.backward(upstream)
+    assert all(torch.equal(term.grad, upstream) for term in terms)
+
+
+def test_a_piece_is_put_back() -> None:
+    whole, cut = torch.zeros(12, 10), Cut(ATOMS, 1, 3)
+    value = torch.randn(12, 10)
+    for index in range(3):
+        cut.put(whole, index, cut.piece(value, index))
+    assert torch.equal(whole, value)

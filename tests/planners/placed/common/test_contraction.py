@@ -1,0 +1,119 @@
+"""Node co-placement and the blocks it makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from tensoropt.placement import PlacedTensor, Placement, PlacementProblem, simulate_placement
+from tensoropt.planners.placed.common.contraction import (
+    Contraction,
+    GroupLimits,
+    co_place,
+    contract,
+    edge_weights,
+)
+from tests.planners.placed.placements import random_problem
+
+
+def quotient(found: Contraction) -> nx.DiGraph:
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(found.groups)))
+    for tensor in found.whole.tensors:
+        for reader in tensor.readers:
+            ends = found.block[tensor.producer], found.block[reader]
+            if ends[0] != ends[1]:
+                graph.add_edge(*ends)
+    return graph
+
+
+def diamond() -> PlacementProblem:
+    """0 -> 1 -> 3 and 0 -> 3, which is the heaviest; joining 0 and 3 alone would wait for itself."""
+    tensors = (
+        PlacedTensor(name="a", bytes=1, producer=0, readers=(1,)),
+        PlacedTensor(name="b", bytes=100, producer=0, readers=(3,)),
+        PlacedTensor(name="c", bytes=1, producer=1, readers=(3,)),
+        PlacedTensor(name="d", bytes=10, producer=2, readers=(3,)),
+    )
+    return replace(random_problem(0, 4, 2), tensors=tensors)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_limits_hold_and_no_cycle_is_closed(seed):
+    problem = random_problem(seed, 60, 3, width=8)
+    limits = GroupLimits(most_operators=2 + seed % 5, most_groups=20, most_bytes=2**30, most_seconds=0.1)
+    found = co_place(problem, limits)
+    assert sorted(o for g in found.groups for o in g) == list(range(60))
+    assert max(map(len, found.groups)) <= limits.most_operators
+    held = [sum(problem.step_bytes(o) for o in g) for g in found.groups if len(g) > 1]
+    assert max(held) <= limits.most_bytes
+    assert nx.is_directed_acyclic_graph(quotient(found))
+    assert all(a < b for a, b in quotient(found).edges)  # a topological order
+
+
+def test_the_number_of_groups_is_reached_and_not_undercut():
+    found = co_place(random_problem(1, 60, 3), GroupLimits(most_operators=60, most_groups=17))
+    assert len(found.groups) == 17
+
+
+def test_the_heaviest_edge_is_joined_first():
+    problem = random_problem(3, 30, 2)
+    weights = edge_weights(problem)
+    heaviest = max(weights, key=lambda edge: (weights[edge], -edge[0], -edge[1]))
+    if heaviest[1] - heaviest[0] == 1:  # no room for a second path
+        found = co_place(problem, GroupLimits(most_operators=2, most_groups=29))
+        assert found.block[heaviest[0]] == found.block[heaviest[1]]
+
+
+def test_an_edge_beside_a_longer_path_waits_until_the_path_is_joined():
+    two = co_place(diamond(), GroupLimits(most_operators=2, most_groups=1))
+    assert two.block[0] != two.block[3]
+    three = co_place(diamond(), GroupLimits(most_operators=3, most_groups=1))
+    assert nx.is_directed_acyclic_graph(quotient(three))
+    assert len(co_place(diamond(), GroupLimits(most_operators=4, most_groups=1)).groups) == 1
+
+
+def test_operators_without_edges_are_gathered_last():
+    lone = replace(random_problem(0, 30, 2), tensors=())
+    assert len(co_place(lone, GroupLimits(most_operators=30, most_groups=7)).groups) == 7
+    assert len(co_place(lone, GroupLimits(most_operators=5, most_groups=1)).groups) == 6
+
+
+def test_operators_pinned_apart_are_never_joined():
+    problem = replace(random_problem(0, 20, 2), pinned=tuple((o, (o % 2,)) for o in range(20)))
+    found = co_place(problem, GroupLimits(most_operators=20, most_groups=1))
+    assert all(len({o % 2 for o in g}) == 1 for g in found.groups)
+    assert len(found.problem.pinned) == len(found.groups)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_blocks_add_up_and_expand_to_a_placement_of_the_operators(seed):
+    problem = random_problem(seed, 24, 2, transfer=0.0)
+    found = co_place(problem, GroupLimits(most_operators=5, most_groups=8))
+    blocks = found.problem
+    assert np.allclose(blocks.forward_s.sum(axis=0), problem.forward_s.sum(axis=0))
+    assert np.isclose(blocks.stored_bytes.sum(), problem.stored_bytes.sum())
+    device = [i % 2 for i in range(blocks.size)]
+    simulated = simulate_placement(blocks, Placement.in_order(device, 2))
+    whole = simulate_placement(problem, found.expand(simulated.placement))
+    alone = simulate_placement(problem, found.expand(Placement.in_order([0] * blocks.size, 2)))
+    assert whole.time_s <= simulated.time_s * (1 + 1e-3)  # what a block makes leaves before it is done
+    assert np.isclose(
+        alone.time_s, simulate_placement(blocks, Placement.in_order([0] * blocks.size, 2)).time_s
+    )
+
+
+def test_every_operator_its_own_block_is_the_problem_itself():
+    problem = random_problem(0, 6, 2)
+    assert contract(problem, [[o] for o in range(6)]).problem is problem
+
+
+def test_majority_follows_the_work_and_the_pins():
+    problem = random_problem(0, 6, 2)
+    found = contract(problem, [[0, 1, 2], [3, 4, 5]])
+    assert found.majority((0, 0, 0, 1, 1, 1)) == (0, 1)
+    pinned = replace(problem, pinned=((0, (1,)),))
+    assert contract(pinned, found.groups).majority((0, 0, 0, 1, 1, 1))[0] == 1

@@ -1,0 +1,111 @@
+"""What a person reads of an exploration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tensoropt.plan.figure_rows import FigureRow, points_data
+from tensoropt.plan.frontier_table import frontier_svg, frontier_text, shown_points, split_words, ticks
+from tensoropt.report.explain import point_lines, summary_lines, timing_words
+from tests.plan.explorations import MIB, point, small_exploration
+
+
+def test_the_table_marks_ends_and_knee() -> None:
+    lines = frontier_text(small_exploration()).splitlines()
+    assert "memory/MiB" in lines[0]
+    assert "time/ms" in lines[0]
+    assert lines[1].endswith("leanest")
+    assert lines[2].endswith("knee")
+    assert lines[4].endswith("fastest")
+    assert "≤1 %" in lines[3]
+    assert "measured 75 %, data sheet 25 %" in lines[1]
+    assert len({line.index("measured") for line in lines[1:]}) == 1
+
+
+def test_many_points_are_thinned_but_ends_and_knee_stay() -> None:
+    found = small_exploration()
+    many = tuple(point((10 + i) * MIB, 1.0 / (1 + i) ** 2, 0) for i in range(300))
+    found = replace(found, points=many)
+    shown = shown_points(found)
+    assert len(shown) == 20
+    assert {0, found.index(knee_point=True), 299} <= set(shown)
+    assert shown == sorted(set(shown))
+    assert "20 of 300 points shown" in frontier_text(found)
+
+
+def test_what_is_split_in_words() -> None:
+    found = small_exploration()
+    assert split_words(found, 0) == "data 100 %"
+    assert split_words(found, 1) == "data 50 %, whole 50 %"
+    assert split_words(found, 2) == "whole 100 %"
+
+
+def test_the_summary_names_what_has_no_rule() -> None:
+    text = "\n".join(summary_lines(small_exploration()))
+    assert "aten.odd" in text
+    assert "note: a note" in text
+    assert "nothing was timed" in text
+
+
+@pytest.mark.parametrize(
+    ("report", "measure", "said"),
+    [
+        ({}, "all", "nothing was timed: T4 is not here; figures are of data sheets"),
+        ({}, "never", "nothing was timed: timing was refused (--measure never); figures are of data sheets"),
+        (
+            {"workloads_measured": 3, "timed_now": False, "fit": [{"cls": "norm"}]},
+            "never",
+            "nothing was timed: timing was refused (--measure never); figures are of the profile store, "
+            "which knows 3 distinct pieces of work and a fit to what it knows",
+        ),
+        ({"fit": [{"cls": "norm"}]}, "all", "nothing was timed: T4 is not here; figures are of a fit"),
+        (
+            {"workloads_measured": 3, "median_spread": 0.041, "failed_measurements": 1},
+            "all",
+            "timed: 3 distinct pieces of work, median spread 4 %, 1 failed, see the notes",
+        ),
+    ],
+)
+def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said) -> None:
+    found = small_exploration()
+    found = replace(
+        found,
+        report={**found.report, "device": "T4", **report},
+        settings={**found.settings, "measure": measure},
+    )
+    assert timing_words(found).startswith(said)
+
+
+def test_points_as_data_use_the_words_of_the_csv() -> None:
+    rows = points_data(small_exploration())
+    assert [r["point"] for r in rows] == [1, 2, 3, 4]
+    assert rows[0]["memory_bytes"] == 10 * MIB
+    assert rows[1]["devices"] == 2
+
+
+def test_a_point_in_words() -> None:
+    text = "\n".join(point_lines(FigureRow.of(small_exploration(), 1)))
+    assert "12 MiB per device, 200 ms per step" in text
+    assert "parameters 6 MiB" in text
+
+
+def test_the_picture_is_an_svg_with_every_point(tmp_path: Path) -> None:
+    frontier_svg(small_exploration(), tmp_path / "f.svg", title="a & b < c")
+    root = ElementTree.parse(tmp_path / "f.svg").getroot()
+    names = [element.tag.split("}")[1] for element in root.iter()]
+    assert names.count("circle") == 4 + 3
+    width, height = 720, 400
+    for circle in root.iter("{http://www.w3.org/2000/svg}circle"):
+        assert 0 < float(circle.get("cx", "")) < width
+        assert 0 < float(circle.get("cy", "")) < height
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (117.2, 186.1), (3e-3, 9e-3), (5.0, 5.0)])
+def test_ticks_are_few_and_inside(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 8
+    assert all(low - 1e-9 <= t <= high + 1e-9 for t in found)

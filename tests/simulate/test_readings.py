@@ -1,0 +1,118 @@
+"""Tied parameters that are gathered ahead: collectives in order, time and memory, worked out by hand.
+
+``a b b c d b``: five products of four weights of 7 x 7 in three blocks, cut along the batch of two ranks. Of
+a weight 8 rows are sent, as the ranks have 4 and 3.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tensoropt.costs.effects import (
+    BACK_LEFT,
+    BACK_NEXT,
+    BEGIN,
+    BEGIN_BEFORE,
+    PARAMETERS,
+)
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import workload
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.collectives import Collective, StepSends, predicted_collectives
+from tensoropt.simulate.issue_order import collectives_in_order
+from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.verify.fake_ranks import check_on_fake_ranks
+from tests.costs.models import facts_of
+from tests.engine.test_gathering import data_parallel
+from tests.engine.test_tied import SENT, W, captured_tied
+from tests.simulate.test_simulator import (
+    BESIDE,
+    Hand,
+    PerByte,
+    assert_recorded_as_scheduled,
+    evaluated_at,
+    figures,
+)
+
+B = "p_model_b_weight"
+LOSS = Collective("all_reduce", (0,), 4)
+
+
+def tied(stored: str, micro: int = 1, dtype: str = "float32") -> tuple[Strategy, dict[str, Facts]]:
+    graph, _ = captured_tied(dtype)
+    strategy = data_parallel(graph, stored, micro)
+    works = {n: workload(graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
+    return strategy, {name: facts_of(work) for name, work in works.items()}
+
+
+def gather(weights: int) -> Collective:
+    return Collective("all_gather", (0,), weights * SENT)
+
+
+def scatter(weights: int) -> Collective:
+    return Collective("reduce_scatter", (0,), weights * SENT)
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_each_block_gathers_it_once_and_one_scatter_takes_the_sum(micro: int) -> None:
+    forward = [gather(2), gather(1), gather(2), LOSS]
+    backward = [gather(2), gather(1), gather(1), scatter(1), scatter(1), scatter(2)]
+    assert list(collectives_in_order(*tied("ahead", micro))) == [*forward, *backward] * micro
+
+
+def test_a_copy_is_gathered_with_its_first_block() -> None:
+    first, other = [gather(2), gather(1), gather(1), LOSS], [LOSS]
+    back = [scatter(1), scatter(1), scatter(2)]
+    assert list(collectives_in_order(*tied("held", 2))) == [*first, *back, *other, *back]
+    # Those that wait for the last micro-batch.
+    assert list(collectives_in_order(*tied("held/P", 2))) == [*first, *other, *back]
+
+
+def test_it_takes_the_time_of_what_is_sent() -> None:
+    """Forward takes 1 s a group and backward 2 s; a weight takes 0.1 s to send."""
+    strategy, facts = tied("ahead")
+    evaluated = evaluated_at(strategy, Hand(), PerByte(0.1 / SENT), BESIDE)
+    total, compute, communication, exposed = figures(evaluated)
+    assert communication == pytest.approx(0.1 * (5 + 4 + 4) + 0.1 * 4 / SENT)
+    # What begins forward and backward, and the last scatter, are waited for.
+    assert exposed == pytest.approx(0.1 * (2 + 2 + 2) + 0.1 * 4 / SENT)
+    assert total == pytest.approx(compute + exposed)
+    assert_recorded_as_scheduled(evaluated)
+    assert sum(predicted_collectives(strategy, facts).values()) == 10
+
+
+def test_the_sum_of_gradients_stays_until_it_is_scattered() -> None:
+    """The last use in forward leaves its gradient; the first one, with which backward ends, gives it back."""
+    sends = StepSends(*tied("ahead"))
+    uses = [one for one in sends.uses if one.parameter == B]
+    effects = [[e for e in sends.effects(one) if e.transient or e.workspace_bytes] for one in uses]
+    at = [{e.when: e for e in of_use} for of_use in effects]
+    assert [of_use[PARAMETERS].transient for of_use in at] == [0, 0, W]
+    # Both gradients beside a new sum, then one beside the sum.
+    assert [of_use[PARAMETERS].workspace_bytes for of_use in at] == [W, 2 * W, 0]
+    # Pieces take its place, padded, while a shard arrives.
+    assert at[0][BACK_NEXT].transient == SENT - W + SENT // 2
+    assert at[0][BACK_LEFT].transient == -SENT - SENT // 2
+    assert not any(BACK_NEXT in of_use for of_use in at[1:])
+    # What one brings another lets go of.
+    assert sum(e.transient for of_use in effects for e in of_use) == 0
+    # The first block's copy comes as it begins, and goes after the second reader; the last block's by itself.
+    assert at[0][BEGIN].transient == SENT
+    assert BEGIN not in at[1]
+    done = [
+        [e.transient for e in of_use if (e.when.phase, e.after) == ("forward", True)] for of_use in effects
+    ]
+    assert done == [[], [-SENT], [-SENT]]
+    assert at[2][BEGIN_BEFORE].transient == SENT
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
+def test_memory_is_what_fake_ranks_keep(stored: str, micro: int, dtype: str) -> None:
+    # To less than the smallest shard.
+    loaded = load_model(ModelSpec("tests.engine.test_tied:tied", compute_dtype=dtype))
+    strategy, facts = tied(stored, micro, dtype)
+    tracked = check_on_fake_ranks(loaded, strategy, "sgd").memory_tracked["peak"]
+    assert memory_curve(strategy, facts, "sgd").peak.total == pytest.approx(tracked, abs=SENT // 2 - 1)

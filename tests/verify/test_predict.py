@@ -1,0 +1,66 @@
+"""Where strategies are verified, above all on ranks that share one GPU; here CPU ranks stand for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensoropt.cli.verify import verify_text
+from tensoropt.errors import MeasurementError, TensorOptError
+from tensoropt.ranks.local_hardware import why_no_gpu
+from tensoropt.ranks.pool import RankPool
+from tensoropt.verify import predict, real_ranks, verify_random
+from tensoropt.verify.predict import Place, place_for
+from tests.verify import gpu_jobs
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU to share, as far as the machine is asked."""
+    monkeypatch.setattr(predict, "why_no_gpu", lambda: "")
+
+
+def test_ranks_share_a_gpu_over_gloo(one_gpu: None) -> None:
+    place = place_for(2, "cuda", "two", "share-gpu")
+    assert (place.kind, place.backend, place.device, place.shared) == ("cuda", "gloo", "cuda", True)
+    assert "not timed, as their times would mean nothing" in place.text
+    with place.pool(2, 60.0) as pool:
+        assert (pool.backend, pool.world_size) == ("gloo", 2)
+        assert [pool._setup(rank)["gpu"] for rank in range(2)] == [0, 0]
+
+
+def test_each_rank_of_nccl_has_its_own_gpu() -> None:
+    with Place("cuda", "").pool(2, 60.0) as pool:
+        assert [pool._setup(rank)["gpu"] for rank in range(2)] == [0, 1]
+    with Place("cpu", "").pool(2, 60.0) as pool:
+        assert [pool._setup(rank)["gpu"] for rank in range(2)] == [None, None]
+    with pytest.raises(MeasurementError, match="one rank per GPU; give backend='gloo'"):
+        RankPool(2, backend="nccl", share_gpu=True)
+
+
+@pytest.mark.skipif(not why_no_gpu(), reason="there is a GPU here")
+def test_without_a_gpu_there_is_none_to_share() -> None:
+    with pytest.raises(TensorOptError, match=r"no GPU to share: .*--ranks"):
+        place_for(2, "cuda", "two", "share-gpu")
+
+
+def test_a_shared_gpu_has_room_for_few_ranks(one_gpu: None) -> None:
+    with pytest.raises(TensorOptError, match="are too many"):
+        place_for(1000, "cuda", "many", "share-gpu")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("placed", [False, True])
+def test_verifying_on_a_shared_gpu_times_nothing(
+    one_gpu: None, monkeypatch: pytest.MonkeyPatch, placed: bool
+) -> None:
+    monkeypatch.setattr(Place, "device", "cpu")
+    monkeypatch.setattr(RankPool, "_gpu", lambda pool, rank: None)
+    monkeypatch.setattr(real_ranks, "check_plan", gpu_jobs.check_through_host)
+    # A model with messages both ways; prices are data sheets, as nothing is timed.
+    data: dict[str, Any] = verify_random("zoo:mlp", "cpu:2", 2, where="share-gpu", placed=placed)
+    assert data["ok"], data
+    assert [plan["time_measured_s"] for plan in data["plans"]] == [None, None]
+    assert [plan["loss_difference"] < 1e-5 for plan in data["plans"]] == [True, True]
+    assert "share the first GPU" in verify_text(data)

@@ -19,10 +19,9 @@ from ..jobs.uploads import ENDINGS, MOST_BYTES
 from ..safety import MAX_UPLOAD_BYTES
 from ..views.jobs import clusters, models, presets
 from . import explore_callbacks, job_list, parts
-from . import explore_callbacks as refill
 from .wiring import Callbacks
 
-CALLBACKS = Callbacks(job_list.CALLBACKS, explore_callbacks.CALLBACKS, refill.CALLBACKS)
+CALLBACKS = Callbacks(job_list.CALLBACKS, explore_callbacks.CALLBACKS)
 
 _COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
 
@@ -46,7 +45,7 @@ def layout(context: Context) -> Any:
 
 def _model(jobs: JobManager) -> Any:
     return parts.panel(
-        refill.layout(),
+        explore_callbacks.refill_notice(),
         dmc.Select(
             id="model", label="Model", data=models(jobs.uploads.known()), value="zoo:gpt2-tiny", **_SEARCHED,
             nothingFoundMessage="no model by that name",

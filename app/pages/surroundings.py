@@ -21,7 +21,9 @@ CALLBACKS = Callbacks()
 
 
 def layout(context: Context) -> list[Any]:
-    again = [html.Div(explore_callbacks.button(), className="actions")] if context.jobs is not None else []
+    again = (
+        [html.Div(explore_callbacks.refill_button(), className="actions")] if context.jobs is not None else []
+    )
     title = "Devices × memory → time"
     return [
         panel(scrolled(title, id="profile"), title=title, names="later"),

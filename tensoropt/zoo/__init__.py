@@ -9,13 +9,6 @@ from __future__ import annotations
 
 from tensoropt.errors import MissingExtraError
 from tensoropt.zoo import convolution, decoder, hugging_face, recurrent
-from tensoropt.zoo import convolution as amoeba
-from tensoropt.zoo import convolution as inception
-from tensoropt.zoo import convolution as residual
-from tensoropt.zoo import convolution as segmentation
-from tensoropt.zoo import decoder as mixture
-from tensoropt.zoo import recurrent as perceptron
-from tensoropt.zoo import recurrent as translation
 from tensoropt.zoo.registry import (
     ZooEntry,
     ZooError,
@@ -37,16 +30,4 @@ __all__ = [
     "register",
 ]
 
-_FAMILIES = (
-    amoeba,
-    convolution,
-    decoder,
-    hugging_face,
-    inception,
-    mixture,
-    perceptron,
-    recurrent,
-    residual,
-    segmentation,
-    translation,
-)
+_FAMILIES = (convolution, decoder, hugging_face, recurrent)

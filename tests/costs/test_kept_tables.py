@@ -25,6 +25,16 @@ def store(tmp_path):
         yield opened
 
 
+@pytest.mark.parametrize("keep", ["another version of the code", "this one"])
+def test_arrays_of_other_code_are_others(store, keep):
+    made = []
+    for code in ("this one", keep):
+        arrays = TableArrays(store, repr((code, True, "prices")))
+        arrays.once("group", lambda: made.append(1) or np.ones(2))
+        arrays.save()
+    assert len(made) == (1 if keep == "this one" else 2)
+
+
 class Layers(nn.Module):
     """Two layers that look alike, and one of a width of its own; the first weight is used once more."""
 

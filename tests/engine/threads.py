@@ -22,7 +22,6 @@ from tensoropt.engine.parameters import shard_of
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.reshard import redistribute
-from tensoropt.sharding.reshard import redistribute as reductions
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.reference import difference, largest_of, outputs_difference, worst
 
@@ -133,7 +132,7 @@ class ThreadRuntime(Runtime):
 def threaded_collectives() -> Iterator[None]:
     """The executor's collectives are those of this module."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (gradients, redistribute, reductions, runtime):
+        for module in (gradients, redistribute, runtime):
             patch.setattr(module, "dist", DIST)
         patch.setattr(gathering, "gather", gather_together)
         patch.setattr(gathering, "scatter", scatter_together)

@@ -39,6 +39,7 @@ def test_the_timeline_gives_the_very_figures_of_the_frontier(loaded, details):
         assert metrics.time_s[0] == pytest.approx(point.time_s, rel=1e-12)
         assert metrics.compute_s[0] == pytest.approx(point.compute_s, rel=1e-12)
         assert metrics.exposed_s[0] == pytest.approx(point.exposed_s, rel=1e-9, abs=1e-15)
+        assert metrics.hidden_s[0] == pytest.approx(point.hidden_s, rel=1e-9, abs=1e-15)
         assert metrics.idle_s[0] == pytest.approx(point.idle_s, rel=1e-9, abs=1e-15)
         assert metrics.host_s[0] == point.host_s > 0
         assert point.compute_s + point.exposed_s + point.idle_s == pytest.approx(point.time_s)

@@ -128,6 +128,12 @@ def test_a_situation_is_explored(
     assert answer["points"]
 
 
+def test_one_of_every_module_is_explored_in_the_fast_tests() -> None:
+    there = {one.id for one in _parameters(refused=False)}
+    assert there >= EXPLORED
+    assert {id.split("-")[0] for id in there} == {id.split("-")[0] for id in EXPLORED}
+
+
 def test_every_module_has_situations() -> None:
     """A module whose functions are all called otherwise would be read by nobody."""
     found = {path for path, *_ in _situations()}

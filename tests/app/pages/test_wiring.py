@@ -20,6 +20,7 @@ def test_what_is_declared_is_registered(tmp_path: Path, with_jobs: bool) -> None
     @inner.answer(sets="a.data +b.value", when=[({"job": ALL}, "n_clicks")], given="c.data", at_start=True)
     def _always(context: Context, clicks: Any, kept: Any) -> Any:
         seen.append(context)
+        return clicks, kept
 
     @inner.answer(sets="d.data", when="e.data", jobs=True)
     def _with_jobs(context: Context, e: Any) -> Any:
@@ -31,7 +32,10 @@ def test_what_is_declared_is_registered(tmp_path: Path, with_jobs: bool) -> None
     callbacks.register(app, context)
     first, second = app._callback_list
     assert [port["id"] for port in first["inputs"]] == ['{"job":["ALL"]}']
-    assert first["prevent_initial_call"] == "initial_duplicate" or not first["prevent_initial_call"]
+    assert first["prevent_initial_call"] == "initial_duplicate"
+    assert "..a.data...b.value@" in first["output"]
+    assert app.callback_map[first["output"]]["callback"].__wrapped__(1, 2) == (1, 2)
+    assert seen == [context]
     assert [port["id"] for port in first["state"]] == ["c"]
     assert second["output"] == ("d.data" if with_jobs else "f.data")
     assert second["prevent_initial_call"] is True

@@ -18,7 +18,7 @@ from . import parts
 from .parts import view_of
 from .wiring import Callbacks
 
-_CALLBACKS = Callbacks()
+CALLBACKS = Callbacks()
 
 CLUSTER_FIELDS = ("shop-within", "shop-cost", "shop-amount", "shop-currency", "shop-prices")
 """The controls of this page whose values are the view's."""
@@ -75,7 +75,7 @@ def layout() -> Any:
     )
 
 
-@_CALLBACKS.answer(
+@CALLBACKS.answer(
     sets="clusters-empty.children clusters-body.style clusters-answer.children clusters-table.children "
     "clusters-graph.figure",
     when="clusters-pick.data scheme.data",
@@ -94,7 +94,7 @@ def _show(context: Context, kept: Any, scheme: Any, page: Any) -> Any:
     return None, {}, answer(data, view), table(data, view), clusters_figure(data, view, str(scheme))
 
 
-@_CALLBACKS.answer(sets="clusters-open.data", when="clusters-graph.clickData", given="state.data")
+@CALLBACKS.answer(sets="clusters-open.data", when="clusters-graph.clickData", given="state.data")
 def _open_point(context: Context, click: Any, kept: Any) -> Any:
     view = view_of(kept)
     data = clusters_data(context.library, view)
@@ -104,7 +104,7 @@ def _open_point(context: Context, click: Any, kept: Any) -> Any:
     return f"/frontier?{point_view(view, data.rows[hit[0]], hit[1]).to_query()}"
 
 
-_CALLBACKS.in_browser("tensoropt.follow", sets="clusters-opened.data", when="clusters-open.data")
+CALLBACKS.in_browser("tensoropt.follow", sets="clusters-opened.data", when="clusters-open.data")
 
 
 def clicked(click: Any, data: ClustersData) -> tuple[int, int] | None:

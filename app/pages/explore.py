@@ -22,7 +22,7 @@ from . import explore_callbacks, job_list, parts
 from . import explore_callbacks as refill
 from .wiring import Callbacks
 
-_CALLBACKS = Callbacks(job_list.CALLBACKS, explore_callbacks.CALLBACKS, refill.CALLBACKS)
+CALLBACKS = Callbacks(job_list.CALLBACKS, explore_callbacks.CALLBACKS, refill.CALLBACKS)
 
 _COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
 

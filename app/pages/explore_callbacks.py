@@ -31,7 +31,7 @@ from .parts import note, spoken
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
-_FORM = {
+FORM = {
     "model": "model", "batch": "batch", "dims": "dims", "loss": "loss", "outputs": "outputs",
     "cluster": "cluster", "kind": "kind", "per_node": "per-node", "nodes": "nodes", "inside": "inside",
     "between": "between", "price": "device-price", "also_on": "also-on", "devices": "devices",
@@ -43,7 +43,7 @@ _FORM = {
 
 _BESIDE = ("kind", "per_node", "nodes", "inside", "between", "price")
 """The fields that the choice of a cluster fills."""
-_FILLED = [field for field in _FORM if field not in _BESIDE]
+_FILLED = [field for field in FORM if field not in _BESIDE]
 """The fields that no other callback sets."""
 
 
@@ -67,7 +67,7 @@ def button() -> Any:
 
 @CALLBACKS.answer(
     sets=[
-        *(f"+{_FORM[field]}.value" for field in _FILLED),
+        *(f"+{FORM[field]}.value" for field in _FILLED),
         "+cluster.data",
         "refilled.data",
         "refill-said.children",
@@ -130,7 +130,7 @@ _CLUSTER = ("cluster", *_BESIDE)
 
 @CALLBACKS.answer(
     jobs=True,
-    sets=[*(f"{_FORM[n]}.value" for n in _BESIDE), *(f"{_FORM[n]}.disabled" for n in _BESIDE)],
+    sets=[*(f"{FORM[n]}.value" for n in _BESIDE), *(f"{FORM[n]}.disabled" for n in _BESIDE)],
     when="cluster.value refilled.data",
     at_start=True,
 )
@@ -153,8 +153,8 @@ def _preset(context: Context, name: Any, refilled: Any) -> Any:
 
 @CALLBACKS.answer(
     jobs=True,
-    sets=[f"{_FORM[name]}.error" for name in CHECKS],
-    when=[f"{_FORM[name]}.value" for name in CHECKS],
+    sets=[f"{FORM[name]}.error" for name in CHECKS],
+    when=[f"{FORM[name]}.value" for name in CHECKS],
     at_start=True,
 )
 def _check(context: Context, *values: Any) -> Any:
@@ -164,7 +164,7 @@ def _check(context: Context, *values: Any) -> Any:
 
 
 @CALLBACKS.answer(
-    jobs=True, sets="cluster-said.children", when=[f"{_FORM[n]}.value" for n in _CLUSTER], at_start=True
+    jobs=True, sets="cluster-said.children", when=[f"{FORM[n]}.value" for n in _CLUSTER], at_start=True
 )
 def _say(context: Context, *values: Any) -> Any:
     """Say what the fields amount to, or what is wrong with them."""
@@ -255,10 +255,7 @@ def _kept(keep: Callable[[Any, Any], str], contents: Any, name: Any) -> tuple[st
 
 
 @CALLBACKS.answer(
-    jobs=True,
-    sets="estimate.children",
-    when=[f"{control}.value" for control in _FORM.values()],
-    at_start=True,
+    jobs=True, sets="estimate.children", when=[f"{control}.value" for control in FORM.values()], at_start=True
 )
 def _estimate(context: Context, *values: Any) -> Any:
     """Say how long it will take, before it is started; nothing for a form that cannot be started."""
@@ -269,7 +266,7 @@ def _estimate(context: Context, *values: Any) -> Any:
 
 
 def _request(context: Context, values: tuple[Any, ...]) -> Request:
-    form = dict(zip(_FORM, values, strict=True))
+    form = dict(zip(FORM, values, strict=True))
     return request_from(form, context.manager.uploads.known(), context.manager.uploads.clusters())
 
 
@@ -277,7 +274,7 @@ def _request(context: Context, values: tuple[Any, ...]) -> Request:
     jobs=True,
     sets="start-said.children",
     when="start.n_clicks",
-    given=[f"{control}.value" for control in _FORM.values()],
+    given=[f"{control}.value" for control in FORM.values()],
 )
 def _start(context: Context, clicks: Any, *values: Any) -> Any:
     if not clicks:

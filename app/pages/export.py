@@ -15,7 +15,7 @@ from ..views.point import point_card
 from .parts import copyable, empty, facts, halves, heading, hint, panel, shown_point, stack
 from .wiring import Callbacks
 
-_CALLBACKS = Callbacks()
+CALLBACKS = Callbacks()
 
 
 def layout() -> Any:
@@ -57,7 +57,7 @@ def body(context: Context, data: FrontierData, view: View) -> Any:
     )
 
 
-@_CALLBACKS.answer(sets="export-body.children", when="export-pick.data")
+@CALLBACKS.answer(sets="export-body.children", when="export-pick.data")
 def _show(context: Context, pick: Any) -> Any:
     data, view = shown_point(context, pick, "export", "export")
     if data is None:

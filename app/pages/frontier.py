@@ -14,7 +14,7 @@ from ..views.frontier import TITLES
 from . import frontier_callbacks, parts, planners, points_table, surroundings
 from .wiring import Callbacks
 
-_CALLBACKS = Callbacks(
+CALLBACKS = Callbacks(
     frontier_callbacks.CALLBACKS, points_table.CALLBACKS, planners.CALLBACKS, surroundings.CALLBACKS
 )
 

@@ -13,7 +13,7 @@ from .parts import halves, heading, panel, plot, row, stack
 from .timeline import timed, timeline_panel
 from .wiring import Callbacks
 
-_CALLBACKS = Callbacks(
+CALLBACKS = Callbacks(
     measured.CALLBACKS,
     plan_callbacks.CALLBACKS,
     operators.CALLBACKS,

@@ -22,7 +22,7 @@ from ..views.units import Units
 from . import parts
 from .wiring import Callbacks
 
-_CALLBACKS = Callbacks()
+CALLBACKS = Callbacks()
 
 _CHOICES = len(RUN_COLOURS) * len(DASHES)
 """The number of styles that the table offers: every colour with every dash."""
@@ -167,33 +167,33 @@ def _table() -> Any:
     )  # fmt: skip
 
 
-_CALLBACKS.in_browser(
+CALLBACKS.in_browser(
     "runs.state",
     sets="runs-view.data runs-axes.data runs-memory.value runs-time.value runs-logs.value",
     when="url.search runs-memory.value runs-time.value runs-logs.value",
     given="runs-view.data runs-axes.data",
     at_start=True,
 )
-_CALLBACKS.in_browser(
+CALLBACKS.in_browser(
     "runs.show",
     sets="runs-said.children runs-legend.children runs-count.children",
     when="runs-view.data runs-known.data runs-drawn.data runs-table.rowData "
     "runs-table.virtualRowData scheme.data",
     at_start=True,
 )
-_CALLBACKS.in_browser("runs.rows", sets="runs-table.rowData", when="runs-rows.data")
-_CALLBACKS.in_browser("runs.search", sets="runs-searched.data", when="runs-search.value")
-_CALLBACKS.in_browser(
+CALLBACKS.in_browser("runs.rows", sets="runs-table.rowData", when="runs-rows.data")
+CALLBACKS.in_browser("runs.search", sets="runs-searched.data", when="runs-search.value")
+CALLBACKS.in_browser(
     "runs.many",
     sets="runs-clicked.data",
     when=[f"runs-{name}.n_clicks" for name in ("all", "only", "none", "csv")],
 )
-_CALLBACKS.in_browser("runs.open", sets="+runs-clicked.data", when="runs-graph.clickData")
-_CALLBACKS.in_browser("runs.hover", sets="runs-hovered.data", when="runs-graph.hoverData")
-_CALLBACKS.in_browser("runs.named", sets="+runs-hovered.data", when="runs-named.data")
+CALLBACKS.in_browser("runs.open", sets="+runs-clicked.data", when="runs-graph.clickData")
+CALLBACKS.in_browser("runs.hover", sets="runs-hovered.data", when="runs-graph.hoverData")
+CALLBACKS.in_browser("runs.named", sets="+runs-hovered.data", when="runs-named.data")
 
 
-@_CALLBACKS.answer(
+@CALLBACKS.answer(
     sets="runs-rows.data runs-table.columnDefs runs-table.style runs-known.data",
     when="page.data finished.data runs-edited.data",
     given="runs-known.data",
@@ -221,7 +221,7 @@ def _fill(context: Context, page: Any, *rest: Any) -> Any:
     return rows, columns, {"height": _HEAD_PX + _ROW_PX * min(max(len(rows), 3), _MOST_ROWS)}, known
 
 
-@_CALLBACKS.answer(
+@CALLBACKS.answer(
     sets="runs-graph.figure runs-drawn.data runs-notes.children",
     when="runs-known.data runs-axes.data scheme.data",
     given="runs-view.data",
@@ -238,7 +238,7 @@ def _draw(context: Context, known: Any, axes: Any, scheme: Any, kept: Any) -> An
     return figure, [known.get("of"), axes, scheme, [run.key for run in found]], said
 
 
-@_CALLBACKS.answer(sets="runs-named.data", when="runs-asked.data")
+@CALLBACKS.answer(sets="runs-named.data", when="runs-asked.data")
 def _name_plans(context: Context, key: Any) -> Any:
     """Return the names of an exploration's plans, requested when a person looks at one of its points."""
     try:
@@ -248,7 +248,7 @@ def _name_plans(context: Context, key: Any) -> Any:
     return {"key": str(key), "names": list(found.names[: len(found.points)])}
 
 
-@_CALLBACKS.answer(sets="runs-edited.data runs-told.children", when="runs-table.cellValueChanged")
+@CALLBACKS.answer(sets="runs-edited.data runs-told.children", when="runs-table.cellValueChanged")
 def _edit(context: Context, changes: Any) -> Any:
     said = ""
     kind = "info"

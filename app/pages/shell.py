@@ -14,7 +14,7 @@ from . import clusters, explore, export, frontier, plan, runs
 from .parts import aria, button, stores
 from .wiring import Callbacks
 
-_CALLBACKS = Callbacks()
+CALLBACKS = Callbacks()
 
 _DARK_SCALE = (
     "#e6ecf2", "#a3b1bf", "#8795a3", "#5d6b78", "#43505d", "#34414e", "#26313c", "#1a222b", "#151c23",
@@ -125,48 +125,48 @@ def _header() -> html.Header:
     )  # fmt: skip
 
 
-_CALLBACKS.in_browser(
+CALLBACKS.in_browser(
     "tensoropt.scheme",
     sets="mantine.forceColorScheme scheme.data scheme-button.children chosen-scheme.data",
     when="scheme-button.n_clicks",
     given="chosen-scheme.data",
     at_start=True,
 )
-_CALLBACKS.in_browser("tensoropt.page", sets="page.data narrow.data", when="url.pathname", at_start=True)
-_CALLBACKS.in_browser("pulse.heard", sets="waited.data", when="heard.data")
-_CALLBACKS.in_browser(
+CALLBACKS.in_browser("tensoropt.page", sets="page.data narrow.data", when="url.pathname", at_start=True)
+CALLBACKS.in_browser("pulse.heard", sets="waited.data", when="heard.data")
+CALLBACKS.in_browser(
     "tensoropt.title",
     sets="titled.data",
     when="page.data exploration.value exploration.data notice.children",
     at_start=True,
 )
-_CALLBACKS.in_browser("tensoropt.closed", sets="+notice.children", when="notice-close.n_clicks")
-_CALLBACKS.in_browser("tensoropt.answered", sets="queued.data", when="answered.data")
-_CALLBACKS.in_browser(
+CALLBACKS.in_browser("tensoropt.closed", sets="+notice.children", when="notice-close.n_clicks")
+CALLBACKS.in_browser("tensoropt.answered", sets="queued.data", when="answered.data")
+CALLBACKS.in_browser(
     "tensoropt.split",
     sets=[f"{name}.data" for name in PARTS],
     when="state.data renewed.data",
     given=[*(f"{name}.data" for name in PARTS), "drawn.data"],
     at_start=True,
 )
-_CALLBACKS.in_browser(
+CALLBACKS.in_browser(
     "tensoropt.shown", sets="plan-pick.data export-pick.data clusters-pick.data", when="page.data pick.data"
 )
-_CALLBACKS.in_browser(
+CALLBACKS.in_browser(
     "tensoropt.write",
     sets=["written.data", *(f"nav-{name}.href" for name in PAGES)],
     when="state.data runs-view.data",
     given="page.data",
     at_start=True,
 )
-_CALLBACKS.in_browser(
+CALLBACKS.in_browser(
     "tensoropt.making", sets="waiting.data", when="page.data drawn.data", given="made.data", at_start=True
 )
 
-_CALLBACKS.in_browser("tensoropt.made", sets="looked.data", when="made.data", at_start=True)
+CALLBACKS.in_browser("tensoropt.made", sets="looked.data", when="made.data", at_start=True)
 
 
-@_CALLBACKS.answer(
+@CALLBACKS.answer(
     sets=[*(f"page-{name}.children" for name in LATER), "made.data"], when="making.data", given="made.data"
 )
 def _make(context: Context, _: Any, made: Any) -> Any:
@@ -178,5 +178,5 @@ def _make(context: Context, _: Any, made: Any) -> Any:
 def register(app: Dash, context: Context) -> None:
     """Register the callbacks of all pages; those that run in the browser come first."""
     pages = (frontier, runs, plan, clusters, export, explore)
-    for callbacks in (_CALLBACKS, *(page.CALLBACKS for page in pages)):
+    for callbacks in (CALLBACKS, *(page.CALLBACKS for page in pages)):
         callbacks.register(app, context)

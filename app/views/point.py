@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tensoropt.costs.prices import CONSTANTS
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, Point
 from tensoropt.plan.facts import LISTED_NAMES, rate_facts

@@ -9,7 +9,7 @@ out in time, and derives a strategy's step time, memory curve, collectives and t
 
 All ranks do the same; the description is of the rank with the largest shards. Inputs, constants and buffers,
 which are the same for every strategy, are left out; constants are a term of the reported memory
-(:mod:`tensoropt.costs.prices`).
+(:mod:`tensoropt.costs.process_memory`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ from tensoropt.costs.compute import (
     samples_of,
 )
 from tensoropt.costs.kept_tables import TableArrays
-from tensoropt.costs.prices import ComputeCosts, Prices, ProcessMemory, process_memory, runs_beside
+from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
+from tensoropt.costs.process_memory import ProcessMemory, process_memory
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import (
     FACTS_S,
@@ -47,7 +48,7 @@ from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.links import load_links, measure_links
 from tensoropt.profiling.measure import measure_workloads
-from tensoropt.profiling.optimizers import measure_optimizer
+from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.overheads import (
     Overheads,
     data_sheet_overheads,

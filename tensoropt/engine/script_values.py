@@ -45,7 +45,7 @@ from torch.optim import optimizer as optimizers
 
 from tensoropt.errors import PlanError
 
-_LOOKS_AFTER_S, _SURE_AFTER_S = 1.0, 3.0
+LOOKS_AFTER_S, SURE_AFTER_S = 1.0, 3.0
 """When a waiting rank begins to look for ranks that have gone on, and how long it sees one before it says so:
 what that rank did before may still be under way."""
 _alive: weakref.WeakSet[JobRanks] = weakref.WeakSet()
@@ -104,7 +104,7 @@ class JobRanks:
         while not work.is_completed():
             now = time.monotonic()
             time.sleep(0.0 if now - began < 1e-3 else 1e-4 if now - began < 0.1 else 1e-2)
-            if now - began < _LOOKS_AFTER_S or now - looked < _LOOKS_AFTER_S / 4:
+            if now - began < LOOKS_AFTER_S or now - looked < LOOKS_AFTER_S / 4:
                 continue
             looked = now
             gone = self._gone_on()
@@ -112,7 +112,7 @@ class JobRanks:
                 gone_since = None
             elif gone_since is None:
                 gone_since = now
-            elif now - gone_since > _SURE_AFTER_S:
+            elif now - gone_since > SURE_AFTER_S:
                 raise PlanError(f"rank {gone[0]} {gone[1]} while rank {self.rank} waits for it in {what}")
         try:
             work.wait()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.prices import CONSTANTS
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import layout_names
 from tensoropt.pipeline.evaluate import PipelineEvaluation

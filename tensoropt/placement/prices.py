@@ -22,7 +22,8 @@ import numpy as np
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.prices import ComputeCosts, named_terms
+from tensoropt.costs.prices import ComputeCosts
+from tensoropt.costs.process_memory import named_terms
 from tensoropt.costs.source import CostSource
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL

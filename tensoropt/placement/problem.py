@@ -70,7 +70,7 @@ class DeviceSet:
         latency_s, seconds_per_byte: (d, d), 0 on the diagonal; a message of b bytes from i to j takes
             ``latency_s[i, j] + b * seconds_per_byte[i, j]``.
         terms: the bytes that a process takes of each device beside tensors, by name
-            (:mod:`tensoropt.costs.prices`); the capacity is already without them.
+            (:mod:`tensoropt.costs.process_memory`); the capacity is already without them.
         lanes: for each ordered pair (i, j), the names of what the message occupies; messages that share a
             lane queue. Pairs without an entry occupy a lane of their own.
     """

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.prices import Prices, named_terms
+from tensoropt.costs.prices import Prices
+from tensoropt.costs.process_memory import named_terms
 from tensoropt.costs.source import real_shape
 from tensoropt.costs.tables import CostTables, Variable
 from tensoropt.ops.layouts import layout_names

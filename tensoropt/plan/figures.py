@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.costs.prices import TERMS
+from tensoropt.costs.process_memory import TERMS
 from tensoropt.simulate.recording import ALLOCATOR, MEMORY_KINDS
 from tensoropt.types import SOURCES
 from tensoropt.units import format_bytes, format_number, format_seconds

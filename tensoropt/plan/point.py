@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tensoropt.costs.prices import CONSTANTS
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import InfeasibleError
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import Shown

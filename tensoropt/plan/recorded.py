@@ -17,7 +17,8 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.prices import Prices, process_memory
+from tensoropt.costs.prices import Prices
+from tensoropt.costs.process_memory import process_memory
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.files import unpacked

@@ -216,7 +216,7 @@ def _constraints(value: Any) -> Any:
 
 
 STEP = "what a step does"
-_SEARCH = "what is searched"
+SEARCH = "what is searched"
 COSTS = "where costs come from"
 
 
@@ -271,7 +271,7 @@ class Settings:
     memory_bytes: Annotated[
         int | float | None,
         Setting(
-            "fail if no plan fits this much per device", "Fail unless it fits", _SEARCH, flag="memory",
+            "fail if no plan fits this much per device", "Fail unless it fits", SEARCH, flag="memory",
             metavar="24GiB", none="no limit", read=read_size, write=write_size, width=150,
         ),
     ] = None  # fmt: skip
@@ -279,7 +279,7 @@ class Settings:
         int | float,
         AfterValidator(_gap),
         Setting(
-            "allowed gap of the frontier, 0 for exact", "Allowed gap", _SEARCH, metavar="E", title="gap {}",
+            "allowed gap of the frontier, 0 for exact", "Allowed gap", SEARCH, metavar="E", title="gap {}",
             words=share_words, assumed=True, percent=True, read=read_number, write="{:g}".format,
             rule="between 0 and 100; 0.1 is the usual one, 0 is exact",
         ),
@@ -288,7 +288,7 @@ class Settings:
         int | None,
         AfterValidator(_enough),
         Setting(
-            "keep at most N points per table while searching", "Points kept", _SEARCH, metavar="N",
+            "keep at most N points per table while searching", "Points kept", SEARCH, metavar="N",
             none="no limit", title="{} points kept", read=read_whole,
         ),
     ] = None  # fmt: skip
@@ -318,7 +318,7 @@ class Settings:
         BeforeValidator(_constraints),
         Setting(
             "YAML or JSON: pins of operators and parameters, what belongs together, device kinds",
-            "Constraints", _SEARCH, metavar="FILE", none="none", title="with constraints",
+            "Constraints", SEARCH, metavar="FILE", none="none", title="with constraints",
             write=lambda _: "given",
         ),
     ] = None  # fmt: skip
@@ -340,14 +340,14 @@ class Settings:
         Literal["auto", "always", "never"],
         Setting(
             "plans that cut the model into stages, by a heuristic: auto: a first look on clusters of several "
-            "nodes or device kinds; always: a closer one, on any", "Pipelines", _SEARCH, width=120,
+            "nodes or device kinds; always: a closer one, on any", "Pipelines", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
     placements: Annotated[
         Literal["auto", "always", "never"],
         Setting(
             "plans that put each operator on one device, by published planners: auto: where these are quick; "
-            "always: on any number of devices", "Placements", _SEARCH, width=120,
+            "always: on any number of devices", "Placements", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
 

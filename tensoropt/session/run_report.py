@@ -24,7 +24,7 @@ from tensoropt.capture.lines import frames_of
 from tensoropt.capture.unsupported import of_error
 from tensoropt.cluster import Cluster
 from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY
-from tensoropt.costs.prices import process_notes
+from tensoropt.costs.process_memory import process_notes
 from tensoropt.errors import TensorOptError, UnsupportedError
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.calls import LocalCall

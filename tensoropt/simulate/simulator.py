@@ -23,7 +23,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from tensoropt.costs.prices import Sending
+from tensoropt.costs.process_memory import Sending
 from tensoropt.simulate.batch import Batch, Stack
 from tensoropt.simulate.coalesced import coalesced
 from tensoropt.simulate.collectives import turns
@@ -45,7 +45,7 @@ class StepMetrics:
     Attributes:
         memory: (n, 5) the peak of tensors by kind, as in :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
         terms: (n, 6) what a process uses in addition to tensors, and constants, as in
-            :data:`~tensoropt.costs.prices.TERMS`.
+            :data:`~tensoropt.costs.process_memory.TERMS`.
         time_s: the whole step; the slower of device and host.
         compute_s: device seconds: operators, copies, additions, optimizer.
         communication_s: seconds of all collectives.

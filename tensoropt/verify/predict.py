@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tensoropt.cluster import Mesh, available_cores
-from tensoropt.costs.prices import CONSTANTS, Prices
+from tensoropt.costs.prices import Prices
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
 from tensoropt.pipeline.costs import PipelinePrices, sources_at

@@ -15,7 +15,7 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
-from tensoropt.costs.prices import CONSTANTS
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
 from tensoropt.placement import Placement, simulate_placement

@@ -15,7 +15,7 @@ import pytest
 
 import tensoropt
 from tensoropt.cluster.files import cluster_from
-from tensoropt.costs.prices import TERMS
+from tensoropt.costs.process_memory import TERMS
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.export import (
     COMPARISON_COLUMNS,

@@ -16,7 +16,8 @@ from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling import workload_timing
 from tensoropt.profiling.measure import LEAST_LEFT, START_S, Remaining, measure_workloads, without_eta
-from tensoropt.profiling.optimizers import OPTIMIZERS, measure_optimizer
+from tensoropt.profiling.optimizer_timing import measure_optimizer
+from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, Span, WallTimer
 from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload

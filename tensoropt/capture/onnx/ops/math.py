@@ -329,7 +329,7 @@ def prelu(call: Call) -> Traced:
 
 
 @converter("Elu")
-def _elu(call: Call) -> Traced:
+def elu(call: Call) -> Traced:
     return F.elu(call[0], call.attribute("alpha", 1.0))
 
 

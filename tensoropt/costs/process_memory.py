@@ -1,0 +1,185 @@
+"""Process memory: the GPU memory that a process uses besides its step's tensors, each term with its source.
+
+The figures are data (``cluster/presets/memory.yaml``). A term is in bytes of one rank, and is the same for
+all strategies of an exploration except for NCCL's: a communicator's buffers are allocated once for all ranks,
+and once for every further set of mesh axes over which a strategy communicates, with as many bytes as its
+kinds of collectives connect. The reported memory is tensors plus these terms; the search, which only compares
+strategies by their tensors, knows nothing about them. CPU ranks have no terms except constants, which every
+rank stores whole (masks of sliding windows, tables of positions) and which are always counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensoropt.cluster import Cluster
+from tensoropt.cluster.catalog import process_memory_figures
+from tensoropt.cluster.hardware import DeviceKind
+from tensoropt.cluster.quantities import MEMORY
+from tensoropt.graph import OperatorGraph
+from tensoropt.types import Flags, Floats
+from tensoropt.units import format_bytes
+
+CONSTANTS = "constants"
+TERMS = ("context", "workspaces", "segments", "communicators", "inputs", CONSTANTS)
+"""CUDA's context with the loaded kernels; cuBLAS's workspaces; the unused end of the allocator's last
+segments; NCCL's buffers; the step's inputs and the model's buffers; the graph's constants."""
+
+
+def named_terms(terms: Sequence[float]) -> dict[str, float]:
+    """The terms that are not zero, by name."""
+    return {name: float(size) for name, size in zip(TERMS, terms, strict=True) if size}
+
+
+class Communicator(NamedTuple):
+    """The buffers that NCCL allocates when a collective is first used on a communicator.
+
+    Attributes:
+        ring, tree: bytes of all channels to a ring's neighbours, and to a tree's, which sums use as well.
+        peer: bytes of the channels to one other rank; an all-to-all sends to each of them.
+    """
+
+    ring: float
+    tree: float
+    peer: float
+
+    def bytes(self, kinds: Collection[str], ranks: int) -> float:
+        """The bytes of a communicator of ``ranks`` ranks that is used for collectives of these kinds."""
+        found = self.ring if set(kinds) - {"all_to_all"} else 0.0
+        found += self.tree if "all_reduce" in kinds else 0.0
+        return found + (self.peer * (ranks - 1) if "all_to_all" in kinds else 0.0)
+
+
+class Sending(NamedTuple):
+    """The ranks of some mesh axes, and the strategies (out of many) that communicate over them.
+
+    Attributes:
+        levels: the link levels that they cross.
+        kinds: per kind of collective, which strategies use it.
+    """
+
+    levels: tuple[str, ...]
+    ranks: int
+    kinds: Mapping[str, Flags]
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """The terms of one cluster and model, in bytes of one rank.
+
+    Attributes:
+        context, workspaces, segments, inputs, constants: the same for all strategies.
+        communicator: by the name of the link level that it crosses.
+    """
+
+    context: float = 0.0
+    workspaces: float = 0.0
+    segments: float = 0.0
+    inputs: float = 0.0
+    communicator: Mapping[str, Communicator] = field(default_factory=dict)
+    constants: float = 0.0
+
+    @property
+    def of_process(self) -> bool:
+        """Whether it contains more than constants."""
+        return self.context > 0
+
+    @property
+    def counts_communicators(self) -> bool:
+        """Whether the axes of a strategy's communication matter."""
+        return bool(self.communicator)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The bytes of those parts that PyTorch's allocator serves, block by block."""
+        # Autograd's thread has its own workspace.
+        sizes = (self.workspaces / 2, self.workspaces / 2, self.inputs, self.constants)
+        return tuple(int(size) for size in sizes if size)
+
+    def communicator_bytes(self, levels: Sequence[str], kinds: Collection[str], ranks: int) -> float:
+        """Bytes of a communicator that crosses these link levels; for unknown levels, the largest figure."""
+        known = [self.communicator[level] for level in levels if level in self.communicator]
+        return max((one.bytes(kinds, ranks) for one in known or self.communicator.values()), default=0.0)
+
+    def constant(self, communicators: float = 0.0) -> tuple[float, ...]:
+        """The terms, in the order of :data:`TERMS`, with ``communicators`` bytes of communicators."""
+        return (self.context, self.workspaces, self.segments, communicators, self.inputs, self.constants)
+
+    def terms(self, count: int, sending: Sequence[Sending]) -> Floats:
+        """The terms (n, 6) of many strategies, in the order of :data:`TERMS`."""
+        found = np.tile(np.array(self.constant()), (count, 1))
+        column = found[:, TERMS.index("communicators")]
+        for one in sending:
+            kinds = list(one.kinds)
+            flags = np.stack([one.kinds[kind] for kind in kinds])
+            # Strategies differ little in what they send over a set of axes.
+            for pattern in np.unique(flags, axis=1).T:
+                used = [kind for kind, sends in zip(kinds, pattern.tolist(), strict=True) if sends]
+                same = (flags == pattern[:, None]).all(axis=0)
+                column[same] += self.communicator_bytes(one.levels, used, one.ranks)
+        return found
+
+
+NO_PROCESS = ProcessMemory()
+"""The process memory of CPU ranks, or if only tensors are counted."""
+
+
+def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = True) -> ProcessMemory:
+    """The terms on a cluster of GPUs; constants only on CPU ranks, or if a process is not ``counted``."""
+    if cluster.device_type != "cuda" or not counted:
+        return ProcessMemory(constants=graph.constant_bytes)
+    figures = process_memory_figures()
+    of = figures["communicators"]
+    each = int(MEMORY.read(of["connection"], "buffers of a channel's connection"))
+    return ProcessMemory(
+        context=int(MEMORY.read(figures["context"]["bytes"], "context")),
+        workspaces=max(_workspaces(kind, figures["workspaces"]["by_capability"]) for kind in cluster.devices),
+        segments=int(MEMORY.read(figures["segments"]["bytes"], "segments")),
+        inputs=sum(t.bytes for t in graph.tensors.values() if t.kind in ("input", "buffer")),
+        constants=graph.constant_bytes,
+        communicator={level.name: _communicator(level.link.name, each, of) for level in cluster.levels},
+    )
+
+
+def process_notes(cluster: Cluster, graph: OperatorGraph, *, counted: bool) -> tuple[str, ...]:
+    """Notes on what a process uses besides tensors, and whether memory counts it; empty for CPU ranks."""
+    found = process_memory(cluster, graph)
+    if not found.of_process:
+        return ()
+    said = f"{format_bytes(sum(found.constant()) - found.constants)} of a GPU"
+    if cluster.device_count > 1:
+        rings = [one.ring for one in found.communicator.values()]
+        sums = [one.ring + one.tree for one in found.communicator.values()]
+        said += (
+            f", and NCCL {format_bytes(min(rings))} to {format_bytes(max(sums))} for every set of mesh axes "
+            "that a plan sends over, more for all-to-alls"
+        )
+    if counted:
+        return (
+            f"memory counts what a process is estimated to take beside tensors: {said}; no card was compared "
+            "with it",
+        )
+    return (
+        f"memory counts tensors only; beside them a process is estimated to take {said}: --process-memory "
+        "counts that",
+    )
+
+
+def _communicator(link: str, connection: int, of: Mapping[str, Any]) -> Communicator:
+    each = float(connection * _of_link(link, of["channels"]))
+    connections = of["connections"]
+    peer = float(connection * _of_link(link, of["peer_channels"]))
+    return Communicator(each * connections["ring"], each * connections["tree"], peer)
+
+
+def _of_link(link: str, figures: Mapping[str, int]) -> int:
+    return next((n for name, n in figures.items() if link.startswith(name)), figures["other"])
+
+
+def _workspaces(kind: DeviceKind, by_capability: Mapping[int, str]) -> int:
+    major = int((kind.capability or "0").partition(".")[0])
+    return int(MEMORY.read(by_capability[max(m for m in by_capability if m <= major)], "workspaces"))

@@ -1,0 +1,239 @@
+"""What a process takes beside tensors: terms by hand, none on CPU ranks; how the parts of memory add up."""
+
+from __future__ import annotations
+
+import csv
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tensoropt
+from tensoropt.capture import capture
+from tensoropt.cluster import load_cluster
+from tensoropt.cluster.catalog import process_memory_figures
+from tensoropt.costs.process_memory import (
+    CONSTANTS,
+    NO_PROCESS,
+    TERMS,
+    Communicator,
+    ProcessMemory,
+    Sending,
+    named_terms,
+    process_memory,
+)
+from tensoropt.errors import InfeasibleError
+from tensoropt.plan.figures import BREAKDOWNS
+from tensoropt.simulate.recording import ALLOCATOR
+
+MIB = 2**20
+RECEIVING = 4 * MIB + 640 * 120 * 8 * 8 + 512 * 8 * 8 * 16
+"""Bytes of one channel's buffers where data is received, as NCCL's source adds them up."""
+CHANNEL = -(-RECEIVING // (2 * MIB)) * 2 * MIB + 2 * MIB
+"""In multiples of 2 MiB, with those where it is sent."""
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x)).square().mean()
+
+
+def graph():
+    return capture(Normed(), (torch.randn(32, 16),)).graph
+
+
+@pytest.mark.parametrize(
+    ("cluster", "workspaces", "levels"),
+    [
+        ("dgx-v100", 2 * (4096 * 2 + 16 * 8) * 1024, {"gpu": (16, 32)}),
+        ("dgx-a100x2", 2 * (4096 * 2 + 16 * 8) * 1024, {"node": (4, 4), "gpu": (16, 32)}),
+        ("dgx-h100x2", 2 * 4096 * 8 * 1024, {"node": (4, 4), "gpu": (16, 32)}),
+    ],
+)
+def test_terms_by_hand(cluster, workspaces, levels):
+    found = process_memory(load_cluster(cluster), graph())
+    assert found.context == 500 * MIB
+    assert found.workspaces == workspaces
+    assert found.segments == 22 * MIB
+    # The batch, a mean and a variance of eight features, and the count of batches.
+    assert found.inputs == 4 * (32 * 16 + 2 * 8) + 8
+    assert CHANNEL == 12 * MIB
+    assert found.communicator == {
+        name: Communicator(channels * CHANNEL, 2 * channels * CHANNEL, of_peer * CHANNEL)
+        for name, (channels, of_peer) in levels.items()
+    }
+    assert found.blocks == (workspaces // 2, workspaces // 2, found.inputs)
+
+
+def test_cpu_ranks_have_none():
+    assert process_memory(load_cluster("local:2"), graph()) == NO_PROCESS
+    assert named_terms(NO_PROCESS.constant()) == {}
+    assert not NO_PROCESS.terms(3, [Sending(("gpu",), 2, {"all_reduce": np.ones(3, dtype=bool)})]).any()
+
+
+def test_every_figure_has_its_source():
+    for name, figures in process_memory_figures().items():
+        assert figures["source"], name
+
+
+def test_a_communicator_has_what_its_collectives_connect():
+    one = Communicator(ring=16.0, tree=32.0, peer=5.0)
+    assert one.bytes((), 8) == 0
+    assert one.bytes(("all_gather", "reduce_scatter"), 8) == 16
+    assert one.bytes(("all_gather", "all_reduce"), 8) == 48
+    assert one.bytes(("all_to_all",), 8) == 35
+    assert one.bytes(("all_to_all", "all_reduce"), 2) == 53
+
+
+def test_a_communicator_counts_for_who_sends_and_by_the_dearest_level():
+    near, far = Communicator(100.0, 200.0, 10.0), Communicator(10.0, 20.0, 1.0)
+    process = ProcessMemory(1.0, 2.0, 3.0, 5.0, {"node": far, "gpu": near})
+    first, second = np.array([True, False]), np.array([True, True])
+    sending = [
+        Sending(("node", "gpu"), 4, {"all_gather": first}),
+        Sending(("node",), 2, {"all_gather": second, "all_reduce": first}),
+        Sending(("unknown",), 3, {"all_to_all": first}),
+    ]
+    found = process.terms(2, sending)
+    assert found.tolist() == [[1, 2, 3, 100 + 30 + 20, 5, 0], [1, 2, 3, 10, 5, 0]]
+    named = dict(zip(TERMS, found[1].tolist(), strict=True))
+    assert {name: size for name, size in named.items() if size} == named_terms(process.constant(10.0))
+
+
+def explored(cluster: str, **more):
+    return tensoropt.explore(
+        Normed(), (torch.randn(32, 16),), cluster=cluster, measure="never", micro_batches=(1,), **more
+    )
+
+
+def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
+    found = explored("dgx-h100x2[4]", epsilon=0.0, process_memory=True)
+    of = process_memory(load_cluster("dgx-h100x2[4]"), graph())
+    assert {point.placed is None for point in found.points} == {True, False}
+    for index, point in enumerate(found.points):
+        assert set(point.terms) == set(TERMS) - {CONSTANTS}
+        assert point.tensor_bytes == sum(point.memory)
+        assert point.memory_bytes == pytest.approx(point.tensor_bytes + sum(point.terms.values()), rel=1e-12)
+        predicted = found.plan(index).predicted
+        assert predicted.memory_bytes == point.memory_bytes
+        assert predicted.terms == point.terms
+        assert predicted.tensor_bytes == pytest.approx(point.tensor_bytes, rel=1e-9)
+        if point.placed is not None:
+            # Its messages go between pairs of devices, through the communicator of all ranks.
+            assert point.terms["communicators"] == of.communicator["gpu"].bytes(("all_reduce",), 4)
+            assert point.allocator == predicted.allocator == {}
+            continue
+        # One of all ranks, which ends with a sum, and one for every other set of axes that is sent over.
+        shape = found.spaces[point.space].mesh.shape
+        kinds = {tuple(range(len(shape))): {"all_reduce"}}
+        for kind, axes, _, _ in point.collectives:
+            kinds.setdefault(tuple(axes), set()).add(kind)
+        near = of.communicator["gpu"]
+        sent = sum(near.bytes(k, prod(shape[a] for a in axes)) for axes, k in kinds.items())
+        assert point.terms["communicators"] == sent
+        # The allocator serves the process's own blocks as well, and takes no less than it is asked for.
+        peaks = point.allocator
+        assert set(peaks) == set(ALLOCATOR)
+        assert peaks["requested"] == pytest.approx(point.tensor_bytes + sum(of.blocks))
+        assert peaks["requested"] <= peaks["allocated"] <= peaks["reserved"]
+        assert peaks["reserved_expandable"] % (2 * MIB) == 0
+        assert predicted.allocator == peaks
+    memory = [point.memory_bytes for point in found.points]
+    assert memory == sorted(memory)
+    found.save(tmp_path)
+    again = tensoropt.load(tmp_path)
+    assert [p.terms for p in again.points] == [p.terms for p in found.points]
+    assert [p.allocator for p in again.points] == [p.allocator for p in found.points]
+    with open(tmp_path / "frontier.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row[name] for row in rows for name in BREAKDOWNS["allocator"].values()] == [
+        str(round(p.allocator[name])) if p.allocator else "" for p in found.points for name in ALLOCATOR
+    ]
+
+
+def test_cpu_results_name_no_terms_and_one_device_has_no_communicator():
+    (cpu, *_), (gpu, *_) = (explored(name, process_memory=True).points for name in ("local:1", "dgx-h100[1]"))
+    assert cpu.terms == cpu.allocator == {}
+    assert cpu.memory_bytes == cpu.tensor_bytes
+    assert set(gpu.terms) == set(TERMS) - {"communicators", CONSTANTS}
+    assert gpu.changed(terms={}).tensor_bytes == gpu.tensor_bytes
+
+
+def test_constants_are_counted_everywhere(tmp_path):
+    """A table of 32 rows in each of two layers, which lies in memory once."""
+
+    class Added(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x) + torch.arange(32.0)[:, None] * torch.arange(16.0)
+            return x.square().mean()
+
+    for cluster, counted in (("cpu:2", False), ("dgx-h100[2]", False), ("dgx-h100[2]", True)):
+        settings = {"measure": "never", "process_memory": counted}
+        found = tensoropt.explore(Added(), (torch.randn(8, 32, 16),), cluster=cluster, **settings)
+        assert {point.terms[CONSTANTS] for point in found.points} == {32 * 16 * 4}
+        point = found.points[0]
+        assert point.memory_bytes == pytest.approx(sum(point.memory) + sum(point.terms.values()))
+    found.save(tmp_path)
+    assert tensoropt.load(tmp_path).points[0].terms == point.terms
+    assert tensoropt.recost(found)[1][0].memory_bytes == pytest.approx(point.memory_bytes)
+
+
+def test_unless_asked_for_tensors_alone_are_counted():
+    for point in explored("dgx-h100[2]").points:
+        assert point.terms == point.allocator == {}
+        assert point.memory_bytes == point.tensor_bytes
+
+
+def test_a_point_is_told_with_what_its_exploration_counts():
+    for counted in (False, True):
+        found = explored("dgx-h100[2]", process_memory=counted)
+        told = tensoropt.recost(found)[1]
+        searched = [point.placed is None for point in found.points]
+        assert any(searched)
+        assert [one.memory_bytes for one, is_searched in zip(told, searched, strict=True) if is_searched] == (
+            pytest.approx([point.memory_bytes for point in found.points if point.placed is None])
+        )
+        # Quick planners' placements are theirs to make again, which is said of them.
+        assert {one.reason for one, is_searched in zip(told, searched, strict=True) if not is_searched} <= {
+            "placed plans are made anew, by their planners"
+        }
+
+
+def test_explorations_of_gpus_say_what_processes_take_and_whether_it_counts():
+    def noted(cluster: str, counted: bool) -> list[str]:
+        notes = explored(cluster, process_memory=counted).report["notes"]
+        return [note for note in notes if note.startswith("memory counts")]
+
+    assert noted("local:1", True) == []
+    (only,) = noted("dgx-h100[1]", False)
+    assert only.startswith("memory counts tensors only; beside them a process is estimated to take 586 MiB")
+    assert "--process-memory counts that" in only
+    assert "NCCL" not in only
+    (with_them,) = noted("dgx-h100[2]", True)
+    assert "NCCL 192 MiB to 576 MiB for every set of mesh axes" in with_them
+
+
+def test_strategies_that_are_left_out_for_their_communicators_are_counted():
+    found = explored("dgx-h100x2[4]", process_memory=True)
+    plain = explored("dgx-h100x2[4]")
+    notes = [note for note in found.report["notes"] if "where NCCL's buffers count" in note]
+    assert len(notes) == (len(plain.points) > len(found.points))
+    assert len(plain.points) >= len(found.points) > 0
+
+
+def test_a_budget_that_estimates_exceed_says_so():
+    with pytest.raises(
+        InfeasibleError, match=r"586 MiB are estimates of what a process takes beside tensors"
+    ):
+        explored("dgx-h100[1]", process_memory=True, memory_bytes=100 * MIB)

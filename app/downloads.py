@@ -37,7 +37,7 @@ from .views.points_table import table_columns, table_rows
 
 _SHOWN_ROWS = 500
 """The most rows of the table; the plot has every point."""
-_TEMPLATE = Path(__file__).with_suffix(".html")
+_TEMPLATE = Path(__file__).with_name("page_file.html")
 
 
 def _standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()) -> str:

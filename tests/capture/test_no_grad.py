@@ -54,12 +54,12 @@ def in_inference_mode(h):
 def test_the_line_is_named(cut, how):
     line = cut.__code__.co_firstlineno
     with pytest.raises(
-        CaptureError, match=rf"cut off from the parameters at .*test_detaching\.py:\d+ \({how}"
+        CaptureError, match=rf"cut off from the parameters at .*test_no_grad\.py:\d+ \({how}"
     ) as e:
         capture(Cut(cut), (X,))
-    found = int(str(e.value).split("test_detaching.py:")[1].split(" ")[0])
+    found = int(str(e.value).split("test_no_grad.py:")[1].split(" ")[0])
     assert line <= found <= line + 2
-    with pytest.raises(CaptureError, match=r"loss= returns has no gradient: it is cut off .*test_detaching"):
+    with pytest.raises(CaptureError, match=r"loss= returns has no gradient: it is cut off .*test_no_grad"):
         capture(Cut(cut), (X,), loss=lambda out: out * 2)
 
 

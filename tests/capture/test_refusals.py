@@ -50,7 +50,7 @@ def test_a_hook_is_refused_by_name(name, pattern):
 def test_hooks_of_all_modules_are_found():
     handle = register_module_full_backward_hook(lambda module, inner, outer: None)
     try:
-        with pytest.raises(CaptureError, match=r"all modules have the backward hook .*test_hooks\.py"):
+        with pytest.raises(CaptureError, match=r"all modules have the backward hook .*test_refusals\.py"):
             capture(nn.Linear(4, 4), (torch.randn(2, 4),), loss=torch.sum)
     finally:
         handle.remove()
@@ -88,13 +88,13 @@ def seen(grads):
 
 @pytest.mark.parametrize("mode", ["all", "any"])
 def test_a_hook_that_pytorch_wraps_is_named_as_it_was_written(mode):
-    with pytest.raises(CaptureError, match=r"the tensor hook seen \(.*test_hooks\.py:\d+\)"):
+    with pytest.raises(CaptureError, match=r"the tensor hook seen \(.*test_refusals\.py:\d+\)"):
         capture(SeveralByName(mode), (torch.randn(2, 4),))
 
 
 def test_a_hook_on_several_tensors_is_refused():
     with pytest.raises(
-        CaptureError, match=r"forward registers, at .*test_hooks\.py:\d+, the multi-grad hook"
+        CaptureError, match=r"forward registers, at .*test_refusals\.py:\d+, the multi-grad hook"
     ):
         capture(Several(), (torch.randn(2, 4),))
 
@@ -131,7 +131,7 @@ class _Asks(nn.Module):
 @pytest.mark.parametrize(("how", "said"), [("retain", "retain_grad"), ("offload", "save_on_cpu")])
 def test_what_forward_asks_of_backward_is_noted_with_its_line(how, said):
     (note,) = capture(_Asks(how), (torch.randn(2, 4),)).graph.notes
-    assert re.search(rf"test_hooks\.py:\d+ .*{said}", note)
+    assert re.search(rf"test_refusals\.py:\d+ .*{said}", note)
     assert torch.Tensor.retain_grad.__name__ == "retain_grad"
 
 

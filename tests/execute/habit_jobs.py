@@ -449,7 +449,7 @@ def alone(rank: int, world: int, mesh: Mesh, what: str) -> str:
     parameter = next(model.parameters())
     said = ""
     if rank == 0:
-        with mock.patch.multiple(script_values, _LOOKS_AFTER_S=0.1, _SURE_AFTER_S=0.2):
+        with mock.patch.multiple(script_values, LOOKS_AFTER_S=0.1, SURE_AFTER_S=0.2):
             if what in ("state", "buffers"):
                 said = refusal(model.state_dict)
             elif what == "norm":

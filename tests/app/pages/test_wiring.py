@@ -32,7 +32,7 @@ def test_what_is_declared_is_registered(tmp_path: Path, with_jobs: bool) -> None
     callbacks.register(app, context)
     first, second = app._callback_list
     assert [port["id"] for port in first["inputs"]] == ['{"job":["ALL"]}']
-    assert first["prevent_initial_call"] == "initial_duplicate"
+    assert not first["prevent_initial_call"]
     assert "..a.data...b.value@" in first["output"]
     assert app.callback_map[first["output"]]["callback"].__wrapped__(1, 2) == (1, 2)
     assert seen == [context]

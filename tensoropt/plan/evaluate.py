@@ -30,7 +30,7 @@ from tensoropt.simulate.caching_allocator import replayed
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates
 from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
 from tensoropt.simulate.readings import Known
-from tensoropt.simulate.recording import StepRecorder
+from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.simulator import StepMetrics, simulate
 from tensoropt.simulate.step_schedule import step_schedule
 from tensoropt.types import SOURCES, Indices

@@ -51,13 +51,13 @@ from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy, strategy_from_dict
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, overlap_of
+from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.recording import (
     COMPUTE,
     MEMORY_KINDS,
     EdgeRow,
     MemoryAt,
     OperatorRow,
-    StepRecorder,
     TimelineEvent,
 )
 

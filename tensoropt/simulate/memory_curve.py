@@ -10,7 +10,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates
-from tensoropt.simulate.recording import StepRecorder
+from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.simulator import StepSimulator
 
 

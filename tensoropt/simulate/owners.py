@@ -16,7 +16,8 @@ from math import prod
 from tensoropt.costs.effects import Effect
 from tensoropt.simulate.batch import Batch, Owner
 from tensoropt.simulate.coalesced import coalesced
-from tensoropt.simulate.recording import OwnerRow, StepRecorder
+from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.recording import OwnerRow
 
 _PACKED = "gradients that are scattered together"
 """The owner of packed gradients, which belong to no single operator."""

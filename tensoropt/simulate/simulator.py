@@ -29,7 +29,7 @@ from tensoropt.simulate.coalesced import coalesced
 from tensoropt.simulate.collectives import turns
 from tensoropt.simulate.kernels import add_all, add_rows, peaks, sum_up
 from tensoropt.simulate.readings import Axes, Cells, MomentPlace
-from tensoropt.simulate.recording import StepRecorder
+from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.reductions import Reductions, reductions
 from tensoropt.types import SOURCES, Flags, Floats
 

@@ -13,7 +13,7 @@ from tensoropt.sharding.strategy import Strategy, strategy_from_dict
 from tensoropt.simulate.candidates import BLOCKING
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.memory_curve import memory_curve
-from tensoropt.simulate.recording import AHEAD
+from tensoropt.simulate.recorder import AHEAD
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.costs.models import facts_of, four, problem
 from tests.simulate.test_simulator import (

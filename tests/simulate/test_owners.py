@@ -12,7 +12,8 @@ from tensoropt.profiling.workload import workload
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates
 from tensoropt.simulate.owners import StepOwners
-from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow, StepRecorder
+from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
 from tensoropt.simulate.simulator import simulate
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import facts_of

@@ -19,7 +19,7 @@ from tensoropt.simulate.candidates import BLOCKING, Overlap, link_levels, overla
 from tensoropt.simulate.coalesced import coalesced
 from tensoropt.simulate.collectives import predicted_collectives
 from tensoropt.simulate.memory_curve import memory_curve
-from tensoropt.simulate.recording import AHEAD, REDUCTION, StepRecorder
+from tensoropt.simulate.recorder import AHEAD, REDUCTION, StepRecorder
 from tensoropt.simulate.reductions import reductions_of
 from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.timeline import Task, Timeline, schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensoropt.simulate.recording import StepRecorder
+from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.step_schedule import Moment
 
 

@@ -1,11 +1,10 @@
-"""The protection of the server and the person: who may ask, what a page may load, what a request may hold.
+"""Who may ask the server what, and how its answers are delivered.
 
 There is no login. The server listens only on this machine unless told otherwise, answers only under the names
 it was started for (so that a web site cannot reach it by pointing its own name here), accepts changes only
 from its own pages, and refuses what is not a callback of this application before Dash sees it.
 
-The delivery of answers: compressed if the browser accepts that, and cached by it as long as they can't
-change.
+Answers are compressed if the browser accepts that, and cached by it as long as they can't change.
 
 Dash's own way to do this is Flask-Compress, which compresses a script again for every request and brings
 two more codecs along; gzip of the standard library is enough, here and through a tunnel to another machine.

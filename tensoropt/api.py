@@ -75,7 +75,7 @@ def explore(
         planners: published methods to run on the same tables, by name, or ``all``; their points and a row
             each are in ``others`` and ``comparison``.
         limits: memory per device they are given, bytes; None for all trade-offs they know.
-        keep: keep the exploration beside the profile store, and return one that was kept, with a note, where
+        keep: keep the exploration in the profile store, and return one that was kept, with a note, where
             nothing has changed that decides its points: the operators, the cluster, the settings, what the
             store knows, this package. Explorations with planners are not kept, their tables and frontiers of
             single spaces are.
@@ -158,7 +158,8 @@ def answer(
     """
     keep, captured, source = not question.anew, None, None
     if known is not None and known.recorded is not None:
-        captured = KeptCapture(known.model, known.recorded.graph)
+        imported = tuple(known.report.get("imported", ()))
+        captured = KeptCapture(known.model, known.recorded.graph, imported)
     elif keep and not question.planners:
         source = source_key(question.model, question.capture_facts)
     if source is not None:
@@ -234,7 +235,7 @@ def recost(
     Args:
         cluster: another one; by default the one that was saved.
         store, progress, planners: as in :func:`explore`.
-        keep: keep tables and frontiers of single spaces beside the profile store, and use those that were
+        keep: keep tables and frontiers of single spaces in the profile store, and use those that were
             kept: where nothing has changed since, nothing is searched.
         old_points: simulate the old strategies too, which takes about as long as they are many.
 
@@ -338,8 +339,9 @@ def _evaluated(
     if wants_pipelines(session):
         found = with_pipelines(session, searched, found)
     found = with_quick_plans(session, searched, found)
+    imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
     notes = [*notes, *implausible(session.cluster, found.points), *found.report["notes"]]
-    return replace(found, report={**found.report, "notes": notes})
+    return replace(found, report={**found.report, **imported, "notes": notes})
 
 
 def _prepared(

@@ -94,7 +94,10 @@ def _ended(
         number = running.pop(connection)
         try:
             answer = connection.recv()
-        except EOFError:  # it was ended or failed: what is wrong is said here
+        except (
+            EOFError,
+            OSError,
+        ):  # it was ended, perhaps in mid-answer, or failed: what is wrong is said here
             answer = work(items[number])
         yield number, answer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +28,11 @@ from tensoropt.plan.cluster_offers import (
 )
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.model_source import ModelSourceError
-from tensoropt.plan.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
+from tensoropt.plan.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff, made_for
+from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Progress, silent
+
+_logger = logging.getLogger(__name__)
 
 _REFUSED = "refused.json"
 """In a folder of explorations on several clusters: where the model could not be explored, and why."""
@@ -59,8 +63,8 @@ class OnClusters:
 
     @property
     def profile(self) -> Profile:
-        """The table devices x memory -> time."""
-        return profile([ClusterCurve.of(found) for found in self.explorations])
+        """The table devices x memory -> time, without explorations that were saved without their cluster."""
+        return profile([ClusterCurve.of(found) for found in self.explorations if made_for(found.cluster)])
 
 
 SavedOnClusters = OnClusters | str | os.PathLike[str] | Sequence[Exploration]
@@ -150,11 +154,12 @@ def over_clusters(
                     Path(out) / name if named else _folder(Path(out), cluster.name, explorations)
                 )
             explorations.append(exploration)
-        except (CaptureError, ModelSourceError):
+        except (CaptureError, ModelSourceError, ConstraintError):
             raise  # no cluster mends it
         except TensorOptError as error:
             refused[name] = " ".join(str(error).split())
         except Exception as error:  # one cluster's fault must not cost the others' results
+            _logger.debug("exploring on %s failed", name, exc_info=True)
             refused[name] = (
                 f"TensorOpt itself failed with {type(error).__name__}: {' '.join(str(error).split())}"
             )

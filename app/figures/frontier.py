@@ -152,7 +152,7 @@ def frontier_figure(
         view: the choices, and how to draw them.
         scheme: the colour scheme.
         window: the zoomed part, if the axes are those that it belongs to.
-        thinned: whether to draw only one of the points that cover each other (:mod:`.thinning`), for a
+        thinned: whether to draw only one of the points that cover each other, for a
             browser that requests more when it zooms. Otherwise all are drawn.
         narrow: whether the plot is on a phone, where fewer names of marks find room.
     """

@@ -1,7 +1,7 @@
 """Uploaded files: limited in size and kept under generated names.
 
 Model files are never opened by the server itself. Cluster files are small text: they are read once, at the
-upload, and kept as the plain values that were found in them (:mod:`.clusters`).
+upload, and kept as the plain values that were found in them.
 
 Cluster files that a person uploads: read as data, checked at once, and bounded.
 """

@@ -1,10 +1,7 @@
-"""The plan page as data: memory by kind, and the step's time.
+"""The plan page as data: memory by kind, the step's time, lanes of the timeline, owners, measurements.
 
-The rows of a timeline: streams of a device, links, and the stages of a pipeline, each in its own row.
-
-The owners of a plan's memory at a moment, as rows of a table and words above it.
-
-A prediction beside measurements, in words and rows.
+Streams of a device, links and the stages of a pipeline have a lane each. Owners are those of the memory at one
+moment.
 """
 
 from __future__ import annotations

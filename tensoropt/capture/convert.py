@@ -90,7 +90,7 @@ class Converter:
         prefix: the prefix of the model's own names among those of ``model``.
         mode: the purpose of the graph.
         model: the exported module.
-        stored: the model's stored tensors by name, if it was exported without them (``shadow.py``).
+        stored: the model's stored tensors by name, if it was exported without them (``fidelity.py``).
         read_stored: whether attention masks that the model stores may determine the graph.
     """
 

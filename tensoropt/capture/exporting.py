@@ -340,9 +340,12 @@ def _functional(
 def _composites_listed_once() -> Iterator[None]:
     """List PyTorch's composite operators once, not anew for each namespace of operators: that takes an eighth
     of the time of capturing a small model."""
-    utils, name = _export_utils, "_materialize_cpp_cia_ops"
-    listed = functools.cache(getattr(utils, name, lambda: None))
-    with mock.patch.object(utils, name, listed, create=True):
+    name = "_materialize_cpp_cia_ops"
+    original = getattr(_export_utils, name, lambda: None)
+    if hasattr(original, "cache_info"):  # another capture's, in another thread
+        yield
+        return
+    with mock.patch.object(_export_utils, name, functools.cache(original), create=True):
         yield
 
 

@@ -3,7 +3,7 @@
 A graph gives buffers their new values, and nothing else. Export would silently lose anything that is assigned
 to buffers (except the outermost module's), anything that is changed through ``.data``, and whatever a module
 keeps outside its buffers (parameters, plain tensors, lists, Python numbers): every step of a plan sees it as
-it was at capture. ``inner_changes.py`` detects changes that operators make internally.
+it was at capture. ``exporting.py`` detects changes that operators make internally.
 """
 
 from __future__ import annotations

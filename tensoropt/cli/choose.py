@@ -11,10 +11,12 @@ from tensoropt.cli.arguments import (
     add_folder,
     add_headroom,
     add_point,
+    amount_option,
     budget,
     limits,
     point_index,
     rated_point,
+    tariff_option,
 )
 from tensoropt.cli.shop import offers_answer
 from tensoropt.console import ProgressDisplay
@@ -44,7 +46,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     if options.headroom is not None and options.memory is None:
         raise TensorOptError("--headroom says what a budget leaves free; give --memory with it")
     if options.profile:
-        return offers_answer(options.dir, {})
+        from tensoropt.plan.rates import THOUSAND_STEPS
+
+        wanted = {"amount": amount_option(options) or THOUSAND_STEPS, "tariff": tariff_option(options)}
+        return offers_answer(options.dir, wanted)
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
     from tensoropt.plan.figure_rows import points_data

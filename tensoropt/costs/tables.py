@@ -4,11 +4,9 @@ Variables are groups, hubs (tensors with several readers: where they are materia
 (tied weights: how they are stored). Costs are additive: a step's memory is the sum of what is kept, its time
 the sum of compute and communication over all micro-batches.
 
-The search variables: one for every group, hub and shared parameter.
+Beside them: estimates of how long making and searching them takes, and what the math form of attention keeps.
 
-Estimates of how long tables, and searches of them, will take: the remaining time that people are shown.
-
-The seconds are those of one machine with two cores; another machine's pace is learned while work goes on
+The estimated seconds are those of one machine with two cores; another machine's pace is learned while work goes on
 (:class:`tensoropt.profiling.measure.Remaining`). No figure of a plan depends on them.
 
 The cost of running attention with dropout in its math form.

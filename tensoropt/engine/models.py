@@ -157,7 +157,7 @@ class _Opened:
         args, kwargs, values = self.args, self.kwargs, self.values
         if spec.dtype == "float64":
             # Only the graph is widened: capturing a model converted to double would give another graph
-            # (`double.py`).
+            # (`rebuild.py`).
             graph = in_double(graph)
             args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
             values = {name: doubled(value) for name, value in values.items()}

@@ -1,4 +1,6 @@
-"""Operations that all ranks must do together outside of the plan's own steps, and for which no rank waits in
+"""What scripts compute of a plan's parameters, and what all ranks have to do together for it.
+
+Operations that all ranks must do together outside of the plan's own steps, and for which no rank waits in
 vain.
 
 Parts of a plan's parameters lie on other ranks, so a whole state dict, or the value of a penalty on

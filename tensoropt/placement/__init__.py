@@ -1,8 +1,8 @@
 """Placed plans: every operator on one device, in an order.
 
 This package exports what a placing planner needs, which is numbers only: the question, the answer, and the
-simulator for both. :mod:`.graph` and :mod:`.prices` turn a model into such a question, :mod:`.plans` and
-:mod:`.points` turn an answer into a plan, and :mod:`.execute` runs it.
+simulator for both. :mod:`.graph` and :mod:`.prices` turn a model into such a question, :mod:`.points` turns
+an answer into a plan, and :mod:`.execute` runs it.
 """
 
 from tensoropt.placement.problem import DeviceSet, PlacedTensor, Placement, PlacementProblem

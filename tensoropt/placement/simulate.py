@@ -4,7 +4,7 @@ use.
 A device runs its forward operators in the plan's order, then its backward operators in theirs, then its
 optimizer step. A tensor read on another device is sent there once, as soon as it is made; the gradients of
 all its readers there are summed on their device and sent back once. Sending occupies lanes, not devices.
-Several micro-batches are a step in which every operator occurs several times (:mod:`.micro_batches`).
+Several micro-batches are a step in which every operator occurs several times (:mod:`.problem`).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,8 +40,9 @@ def load_constraints(path: str | os.PathLike[str]) -> Constraints:
         ConstraintError: it cannot be read, or an entry is malformed; names the file and the entry.
     """
     file = Path(path)
-    if file.is_file() and file.stat().st_size > LARGEST_BYTES and file.name != DESCRIBED:
-        raise ConstraintError(f"constraints file '{file}' is larger than 1 MiB; use patterns (*)")
+    with contextlib.suppress(OSError):  # which reading it says in words
+        if file.is_file() and file.stat().st_size > LARGEST_BYTES and file.name != DESCRIBED:
+            raise ConstraintError(f"constraints file '{file}' is larger than 1 MiB; use patterns (*)")
     data = read_document(file, "constraints", ConstraintError)
     if isinstance(data, dict) and isinstance(settings := data.get("settings"), dict) and "cluster" in data:
         if not settings.get("constraints"):

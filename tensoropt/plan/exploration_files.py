@@ -144,6 +144,7 @@ def read_costs(folder: Path) -> Costs:
 
 def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     """The points, the others and the spaces."""
+    check_size(folder / STRATEGIES)
     strategies = json.loads(unpacked((folder / STRATEGIES).read_bytes(), folder / STRATEGIES))
     spaces = tuple(_space_from_dict(space) for space in strategies["spaces"])
     carried = {int(row): plan for row, plan in strategies["carried"].items()}

@@ -6,6 +6,7 @@ A class that derives from :class:`Shown` is described by the function registered
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
@@ -49,8 +50,16 @@ def named(facts: Mapping[str, Fact], *names: str) -> list[Fact]:
 
 @singledispatch
 def described(thing: object) -> tuple[str, Sequence[Fact]]:
-    """Return the title and the facts of something that is shown."""
-    return type(thing).__name__, ()
+    """Return the title and the facts of something that is shown.
+
+    Raises:
+        TypeError: nobody said what its facts are.
+    """
+    importlib.import_module("tensoropt.plan.facts")  # which says it of points, plans and spaces
+    words = described.dispatch(type(thing))
+    if words is described.dispatch(object):
+        raise TypeError(f"{type(thing).__name__} has no facts")
+    return words(thing)
 
 
 class Shown:

@@ -21,7 +21,7 @@ from tensoropt.costs.prices import Prices
 from tensoropt.costs.process_memory import process_memory
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
-from tensoropt.files import unpacked
+from tensoropt.files import check_size, unpacked
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.ir import graph_from_dict, graph_to_dict
 from tensoropt.profiling.facts import Facts
@@ -174,6 +174,7 @@ def load_recorded(path: Path) -> Recorded:
         TensorOptError: it is of another version, or damaged.
     """
     try:
+        check_size(path)
         data = json.loads(unpacked(path.read_bytes(), path))
         if data.get("schema") != SCHEMA:
             raise TensorOptError(f"{path} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")

@@ -1,17 +1,13 @@
 """The profile store: all measurements, and what was computed and can be again, in one SQLite file.
 
 Every ``put`` is one transaction: an interruption loses at most that batch, never anything saved before. A
-store that cannot be read or is of another version is moved aside, with what can be read taken along, and one
-that cannot be written is replaced by memory; both with a warning, never a crash, because measurements can be
-repeated. Nothing that is read is ever run.
+damaged store is moved aside, with the measurements that can be read taken along; so is one of another
+version, of which nothing is. One that cannot be written is replaced by memory. All with a warning, never a
+crash, because measurements can be repeated. Damage among what can be computed again costs that alone.
+Nothing that is read is ever run. Write-ahead logging lets many processes read while one writes.
 
-The SQLite file of the profile store: opening it, recognising it as ours, reading and writing its rows.
-
-Write-ahead logging lets many processes read while one writes.
-
-Profiles as a file of JSON lines, for transfer from one machine's store to another's.
-
-The first line names the schema; each further line is a record with its kind and key.
+Profiles can also be a file of JSON lines, for transfer from one machine's store to another's: the first line
+names the schema; each further line is a record with its kind and key.
 """
 
 from __future__ import annotations
@@ -38,8 +34,10 @@ from tensoropt.files import pack, unpack, written_whole
 
 _SCHEMA_VERSION = 1
 _BUSY_TIMEOUT_S = 30.0
-"""How long a process waits for another one's transaction; a transaction takes milliseconds, so this is an
-assumption on the safe side."""
+"""How long a process waits for another one's transaction: milliseconds for measurements, seconds for the
+largest value; an assumption on the safe side."""
+MOST_VALUE_BYTES = 256 << 20
+"""The most bytes of one value, compressed, so that no other process waits long; an assumption."""
 MOST_CACHED_BYTES = 2 << 30
 """The most bytes of values that can be computed again; an assumption."""
 MOST_UNUSED_S = 90 * 86400.0
@@ -199,8 +197,10 @@ def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: flo
     ).fetchone()
     # Not at every use, as SQLite writes the whole row; and whether it can be written decides nothing here.
     if row is not None and row[1] < now_s - USED_WITHIN_S:
+        connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.OperationalError):
             connection.execute("UPDATE cache SET used_s = ? WHERE kind = ? AND key = ?", (now_s, kind, key))
+        connection.execute(f"PRAGMA busy_timeout = {int(_BUSY_TIMEOUT_S * 1000)}")
     return None if row is None else row[0]
 
 
@@ -208,6 +208,7 @@ def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: by
     """Save a value, and remove what is more than may be cached: what was unused for longest."""
     with _transaction(connection):
         connection.execute("INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)", (kind, key, now_s, value))
+    with _transaction(connection):  # one of its own, so that others may write in between
         connection.execute(
             "DELETE FROM cache WHERE used_s < ? OR rowid IN (SELECT rowid FROM (SELECT rowid,"
             " SUM(LENGTH(value)) OVER (ORDER BY used_s DESC, rowid DESC) AS bytes FROM cache)"
@@ -337,6 +338,7 @@ class ProfileStore:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path: Path | None = default_path() if path is None else Path(path)
         self._lock = threading.RLock()
+        self._opened: tuple[int, int] | None = None
         self._connection = self._open()
 
     @property
@@ -348,7 +350,14 @@ class ProfileStore:
         """The record, or the cached value with lists for tuples; None if there is none."""
         if kind not in CACHED:
             return self.get_many([key], kind).get(key)
-        content = self._do(lambda connection: _read_cached(connection, kind, key, time.time()))
+
+        def read(connection: sqlite3.Connection) -> bytes | None:
+            # Nothing that is cached is worth moving the measurements aside, or waiting for.
+            with contextlib.suppress(sqlite3.DatabaseError):
+                return _read_cached(connection, kind, key, time.time())
+            return None
+
+        content = self._do(read)
         # A damaged value is as good as none, and damage may surface as any error.
         with contextlib.suppress(Exception):
             return None if content is None else unpack(content)
@@ -388,19 +397,24 @@ class ProfileStore:
         memory caches nothing.
 
         Raises:
-            TensorOptError: a record is not JSON, or a value is too large or cannot be written.
+            TensorOptError: a record or value is not data, or a value is too large or cannot be written.
         """
         if kind not in CACHED:
             return self.put_many({key: record}, kind)
         if not self.persistent:
             return None
-        content = pack(record)
+        try:
+            content = pack(record)
+        except (TypeError, ValueError) as error:
+            raise MeasurementError(f"the value of {key} is not data: {error}") from error
+        if len(content) > MOST_VALUE_BYTES:
+            raise MeasurementError(f"{len(content) >> 20} MiB are more than is cached of one value")
 
         def write(connection: sqlite3.Connection) -> None:
             # No reason to keep measurements, which are small, in memory only.
             try:
                 _write_cached(connection, kind, key, content, time.time())
-            except (sqlite3.OperationalError, sqlite3.DataError) as error:  # a full disk, a value too large
+            except sqlite3.DatabaseError as error:  # a full disk, damage among what is cached
                 raise MeasurementError(f"{self.path} cannot be written ({error})") from error
 
         return self._do(write)
@@ -516,7 +530,7 @@ class ProfileStore:
             return connect(None)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return connect(self.path)
+            return self._connected()
         except NotOursError as error:
             reason = str(error)
         except sqlite3.DatabaseError as error:
@@ -530,19 +544,39 @@ class ProfileStore:
             return self._fall_back(error.strerror or str(error))
         return self._replace(reason)
 
-    def _replace(self, reason: str) -> sqlite3.Connection:
-        """Move the file aside and begin an empty one."""
+    def _connected(self) -> sqlite3.Connection:
         assert self.path is not None
-        aside = self.path.with_name(f"{self.path.name}.aside-{time.time_ns()}")
+        connection = connect(self.path)
+        self._opened = self._identity()
+        return connection
+
+    def _identity(self) -> tuple[int, int] | None:
+        """The file that the path names now; None if there is none."""
+        assert self.path is not None
         try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _replace(self, reason: str) -> sqlite3.Connection:
+        """Begin a file with what can be read of this one, and move this one aside."""
+        assert self.path is not None
+        moment = time.time_ns()
+        aside = self.path.with_name(f"{self.path.name}.aside-{moment}")
+        begun = self.path.with_name(f"{self.path.name}.new-{moment}")
+        try:
+            rows = _readable_rows(self.path)
+            # Whole before it takes the place of the other: an interruption leaves one of them there.
+            with contextlib.closing(connect(begun)) as connection:
+                _insert(connection, rows)
             os.replace(self.path, aside)
             # The log belongs to the old file; SQLite could take it for the new one's.
             for ending in ("-wal", "-shm"):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{ending}", f"{aside}{ending}")
-            connection = connect(self.path)
-            rows = _readable_rows(aside)
-            _insert(connection, rows)
+            os.replace(begun, self.path)
+            connection = self._connected()
         except (OSError, sqlite3.DatabaseError, NotOursError) as error:
             return self._fall_back(f"{reason}; it could not be moved aside either: {error}")
         _logger.warning(
@@ -574,6 +608,11 @@ class ProfileStore:
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
         """Run one action; if the file turns out corrupt or read-only, replace it and retry the action."""
         with self._lock:
+            # Another process has moved a damaged file aside and begun another: what is written to the old
+            # one would be lost.
+            if self.path is not None and self._identity() != self._opened:
+                self._connection.close()
+                self._connection = self._open()
             try:
                 return action(self._connection)
             except sqlite3.DatabaseError as error:

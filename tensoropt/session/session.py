@@ -75,7 +75,7 @@ class Session:
         progress: called with (stage, done, total, what).
         clock: the seconds per stage so far.
         remaining: the remaining seconds, as far as they can be estimated.
-        keep: whether tables and frontiers of single spaces are kept beside the profile store, and reused from
+        keep: whether tables and frontiers of single spaces are kept in the profile store, and reused from
             there.
     """
 

@@ -1,4 +1,6 @@
-"""Plain convolutional chains: LeNet, AlexNet, VGG.
+"""Networks for images, from LeNet to AmoebaNet-D, U-Net and DeepLab-V3.
+
+Plain convolutional chains: LeNet, AlexNet, VGG.
 
 Each takes ``x (batch, channels, size, size)`` and ``labels (batch,)`` and returns the mean cross
 entropy. Written without adaptive pooling: the classifier's input is sized for the given image.

@@ -1,4 +1,4 @@
-"""Recurrent networks: LSTM language models and GNMT.
+"""Sequence models and perceptrons: LSTM language models, GNMT, the first Transformer, MLPs.
 
 There are two ways to write an LSTM, and both are here because they are different graphs:
 

@@ -188,7 +188,7 @@ def test_a_value_that_does_not_fit_leaves_all_as_it_is(path):
         store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)
         with pytest.raises(MeasurementError, match=r"cannot be written .*too big"):
             store.put("large", {"array": np.random.default_rng(0).random(10**4)}, "tables")
-        with pytest.raises(TypeError, match="set is not data"):
+        with pytest.raises(MeasurementError, match="set is not data"):
             store.put("small", {"x": {1}}, "tables")
         assert (store.get("a"), store.get("small", "tables")) == (RECORD, {"x": 1})
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -393,3 +393,55 @@ def test_the_default_place_can_be_set(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
     if sys.platform != "darwin":
         assert default_path() == tmp_path / "x" / "tensoropt" / "profiles.sqlite"
+
+
+def _damaged(path: Path) -> None:
+    """Break the pages of what is cached, and nothing else."""
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        root, size = (
+            connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'cache'").fetchone()[0],
+            connection.execute("PRAGMA page_size").fetchone()[0],
+        )
+    connection.close()
+    with open(path, "r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(b"\xff" * size)
+
+
+def test_damage_among_what_is_cached_costs_no_measurement(path):
+    with ProfileStore(path) as store:
+        store.put("measured", {"seconds": 1.0})
+        store.put("computed", {"a": np.ones(3)}, "tables")
+    _damaged(path)
+    with ProfileStore(path) as store:
+        assert store.get("computed", "tables") is None
+        with pytest.raises(MeasurementError, match="cannot be written"):
+            store.put("computed", {"a": np.ones(3)}, "tables")
+        assert store.get("measured") == {"seconds": 1.0}
+        store.put("another", {"seconds": 2.0})
+    assert not list(path.parent.glob("*.aside-*"))
+    with ProfileStore(path) as store:
+        assert store.get("another") == {"seconds": 2.0}
+
+
+def test_a_store_that_another_process_has_begun_anew_is_followed(path):
+    with ProfileStore(path) as first:
+        first.put("before", {"seconds": 1.0})
+        first.close()
+        path.write_bytes(b"this is no database, and it is longer than a header of one " * 9)
+        with ProfileStore(path) as second:
+            second.put("of the second", {"seconds": 2.0})
+            first._connection = sqlite3.connect(next(path.parent.glob("*.aside-*")))
+            first.put("of the first", {"seconds": 3.0})
+            assert second.get("of the first") == {"seconds": 3.0}
+        assert first.get("of the second") == {"seconds": 2.0}
+
+
+def test_a_value_that_is_no_data_or_too_large_is_refused_in_words(path, monkeypatch):
+    with ProfileStore(path) as store:
+        with pytest.raises(MeasurementError, match="is not data"):
+            store.put("a", {"a": object()}, "tables")
+        monkeypatch.setattr("tensoropt.profiling.store.MOST_VALUE_BYTES", 10)
+        with pytest.raises(MeasurementError, match="more than is cached of one value"):
+            store.put("a", {"a": np.arange(100.0)}, "tables")

@@ -127,7 +127,7 @@ def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[Inner
     """The collective that counts targets, or adds up their weights, for a mean; with micro-batches, every
     rank does this beforehand for the whole batch."""
     # If one of the axes is that of micro-batches, the engine has counted everything before the step
-    # (engine/counts.py).
+    # (engine/engine.py).
     if shard.argument(3, "reduction", _MEAN) != _MEAN or not axes or MICRO_AXIS in axes:
         return ()
     weight = shard.argument(2, "weight", None)

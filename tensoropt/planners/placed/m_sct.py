@@ -5,7 +5,7 @@ communication delays*, Discrete Applied Mathematics 108(3), 2001 (SCT); B. Jeon 
 Placement of Machine Learning Graphs*, SoCC 2020, section 3.1 (m-SCT). With unlimited devices each operator
 would be followed on its device by at most one child, its favourite, for which nothing is sent. A linear
 program chooses favourites; then operators start as in ETF, while devices stay awake for favourites
-(:mod:`.earliest`).
+(``common/earliest.py``).
 
 Its guarantee needs every message to be shorter than every operator. If that does not hold, the notes say so.
 """

@@ -152,7 +152,7 @@ def earliest_first(
     """Schedule forward. Ties go to the operator made first, then to the first device.
 
     Args:
-        favourite: the favourite child of each operator or -1, for SCT (see :mod:`.m_sct`); None for ETF.
+        favourite: the favourite child of each operator or -1, for SCT (see ``m_sct.py``); None for ETF.
 
     Raises:
         NoRoomError: no ready operator fits on any device.

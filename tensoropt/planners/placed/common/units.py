@@ -3,7 +3,7 @@
 The memory of devices while a method places operators: the additive count of the papers.
 
 Baechi (Jeon et al., SoCC 2020, section 4) sums what lasts for a step, and counts the largest of what is
-transient. The simulator follows every tensor instead; :mod:`.retry` reconciles the two.
+transient. The simulator follows every tensor instead; a second run with less room reconciles the two.
 
 The answer of a placing method: a placement, and notes about it.
 

@@ -1,7 +1,7 @@
 """The procedure that the exact planners share: a warm start, a program, and the simulator to check both.
 
 1. The heuristics place the problem; the best of them when simulated is the warm start.
-2. A graph too large for the program is contracted by node co-placement (:mod:`.coplacement`).
+2. A graph too large for the program is contracted by node co-placement (``common/contraction.py``).
 3. The program starts from the best known schedule; the better placements it finds are simulated.
 4. If the simulator disagrees with a proven optimum, that placement is forbidden (few operators) or the
    device that overflowed gets less room, and the program is solved once more while there is effort left

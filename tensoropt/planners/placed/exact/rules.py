@@ -32,7 +32,7 @@ class Rules:
             published.
         balance: the largest share of all stored and kept bytes that one device may hold; None for no rule.
         alpha: the optimizer's state in sizes of the parameters, for the memory rule; None for the problem's.
-        lifetimes: whether memory is limited over time, beside what is stored and kept; see :mod:`.lifetimes`.
+        lifetimes: whether memory is limited over time, beside what is stored and kept; see :mod:`.variables`.
     """
 
     exclusive: bool = True

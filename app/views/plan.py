@@ -1,7 +1,7 @@
 """The plan page as data: memory by kind, the step's time, lanes of the timeline, owners, measurements.
 
-Streams of a device, links and the stages of a pipeline have a lane each. Owners are those of the memory at one
-moment.
+Streams of a device, links and the stages of a pipeline have a lane each. Owners are those of the memory at
+one moment.
 """
 
 from __future__ import annotations

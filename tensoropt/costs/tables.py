@@ -6,8 +6,8 @@ the sum of compute and communication over all micro-batches.
 
 Beside them: estimates of how long making and searching them takes, and what the math form of attention keeps.
 
-The estimated seconds are those of one machine with two cores; another machine's pace is learned while work goes on
-(:class:`tensoropt.profiling.measure.Remaining`). No figure of a plan depends on them.
+The estimated seconds are those of one machine with two cores; another machine's pace is learned while work
+goes on (:class:`tensoropt.profiling.measure.Remaining`). No figure of a plan depends on them.
 
 The cost of running attention with dropout in its math form.
 

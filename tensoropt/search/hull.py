@@ -1,5 +1,5 @@
-"""The scalar problem for many weights at once, and with it the lower convex hull of the frontier: its lines are
-bounds, its vertices strategies.
+"""The scalar problem for many weights at once, and with it the lower convex hull of the frontier: its lines
+are bounds, its vertices strategies.
 
 It is found chord by chord (dichotomic search; Aneja and Nair 1979): between two neighbouring vertices, the
 weights normal to their chord either prove that nothing lies below it or give a new vertex between them.

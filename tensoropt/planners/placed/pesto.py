@@ -7,9 +7,9 @@ congestion constraints), and memory is balanced between the devices. Large graph
 edge, where that closes no cycle, to about two hundred vertices.
 
 This version uses CP-SAT, so that an ordering is one no-overlap constraint instead of a binary and two big-M
-rows for every pair of operators; the coarsening is that of ``common/contraction.py``; and the answer is never slower when
-simulated than the best heuristic's placement that is balanced as well. How uneven memory may be is a setting,
-with a default of our own. If nothing found is balanced enough, pesto refuses and says why.
+rows for every pair of operators; the coarsening is that of ``common/contraction.py``; and the answer is never
+slower when simulated than the best heuristic's placement that is balanced as well. How uneven memory may be
+is a setting, with a default of our own. If nothing found is balanced enough, pesto refuses and says why.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Tofu: recursive partitioning with the least communication, every tensor split at every step.
 
-M. Wang, C. Huang, J. Li, *Supporting Very Large Models using Automatic Dataflow Graph Partitioning*,
-EuroSys 2019, section 5: the devices are divided step by step (by two where their number is a power of two);
-each step splits every operator and every tensor once, by the dynamic program that needs the least
-communication for it (section 5.2), and the next step starts from the halves (theorem 1: the steps' costs do
-not grow). Before that the graph is coarsened (section 5.1): forward and backward are one here anyway, what is
-element-wise mostly belongs to a group, and timesteps of recurrent networks are coalesced (``common/timesteps.py``).
-Here a step is a mesh axis, outermost first. An operator or parameter that cannot be split on an axis stays
-whole there; the plan's notes say so.
+M. Wang, C. Huang, J. Li, *Supporting Very Large Models using Automatic Dataflow Graph Partitioning*, EuroSys
+2019, section 5: the devices are divided step by step (by two where their number is a power of two); each step
+splits every operator and every tensor once, by the dynamic program that needs the least communication for it
+(section 5.2), and the next step starts from the halves (theorem 1: the steps' costs do not grow). Before that
+the graph is coarsened (section 5.1): forward and backward are one here anyway, what is element-wise mostly
+belongs to a group, and timesteps of recurrent networks are coalesced (``common/timesteps.py``). Here a step
+is a mesh axis, outermost first. An operator or parameter that cannot be split on an axis stays whole there;
+the plan's notes say so.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Our method if operators have to be fixed: bound, then search around one assignment after another.
 
-The relaxation (``relaxation.py``) gives bounds and rules out configurations, after which the
-search is often exact. To find strategies, the graph is cut finely, so that one assignment of the fixed
-operators takes milliseconds: first the assignments that look-alikes (``fixing.py``) and the relaxation choose,
-then large neighbourhoods of the known strategies (Shaw, CP 1998), in which some of the fixed operators are
-freed and the others stay as in a point of the frontier. Every search is pruned by all that is known.
+The relaxation (``relaxation.py``) gives bounds and rules out configurations, after which the search is often
+exact. To find strategies, the graph is cut finely, so that one assignment of the fixed operators takes
+milliseconds: first the assignments that look-alikes (``fixing.py``) and the relaxation choose, then large
+neighbourhoods of the known strategies (Shaw, CP 1998), in which some of the fixed operators are freed and the
+others stay as in a point of the frontier. Every search is pruned by all that is known.
 """
 
 from __future__ import annotations

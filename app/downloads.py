@@ -45,7 +45,7 @@ def _standalone(data: FrontierData, point: int, verified: Sequence[Verified] = (
     view = View(exploration="file", point=point, lines=True)
     title = f"{data.model} on {data.exploration.cluster['name']}"
     # A name that contains `</script>` would end the script that it stands in.
-    figure = json.dumps(frontier_figure(data, view, "light", thinned=False)).replace("</", "<\\/")
+    figure = json.dumps(frontier_figure(data, view, "light", thinned=False)).replace("<", "\\u003c")
     table = table_columns(data, view)
     size, time = data.units.memory.name, data.units.time.name
     columns = {

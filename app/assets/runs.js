@@ -179,7 +179,7 @@ window.dash_clientside = window.dash_clientside || {};
       const values = [...new Set(keys.map((key) => known.facts[key][field] ?? ""))];
       if (values.length > 1) differ.push([field, title]);
       // A model's shapes, and settings that are not set, say nothing by themselves.
-      else if (values[0] !== "" && field !== "graph" && values[0] !== "None") alike.push(title + " " + values[0]);
+      else if (values[0] !== "" && field !== "graph") alike.push(title + " " + values[0]);
     });
     if (keys.length === 1) return ["One run: " + alike.join(", ") + ".", []];
     const other = differ.filter(([field]) => field !== "graph" || !differ.some(([f]) => f === "model" || f === "batch"));

@@ -282,9 +282,9 @@ CALLBACKS.in_browser("tensoropt.zoom", sets="zoom.data", when="graph.relayoutDat
     given="state.data drawn.data zoom.data points-count.children points.filterModel narrow.data",
     at_start=True,
 )
-def _draw(context: Context, 
-    frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, zoom: Any, counted: Any, kept_rows: Any,
-    narrow: Any,
+def _draw(
+    context: Context, frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, zoom: Any, counted: Any,
+    kept_rows: Any, narrow: Any,
 ) -> Any:  # fmt: skip
     view = view_of(kept)
     key = [frame, scheme]
